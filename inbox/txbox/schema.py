@@ -1,4 +1,4 @@
-"""The tables of txbox, as SQLAlchemy metadata: the one description that statements, migrations' tests and drift share.
+"""The tables of txbox, as SQLAlchemy metadata: the one description that everything else is held against.
 
 ``tables(schema, prefix)`` gives the tables for one place in one database. The columns of
 ``processed_message`` are a contract: Spark jobs, reports and people's own SQL read them.
@@ -116,7 +116,7 @@ def _dead_letter(metadata: MetaData, prefix: str) -> Table:
             name=f"{prefix}dead_letter_reason_check",
         ),
     )
-    # A worker may die between parking and ack; the redelivery then parks the same letter again, and finds it here.
+    # A worker may die between parking and ack; the redelivery then parks the letter again, and finds it here.
     Index(
         f"{prefix}dead_letter_parked_once",
         table.c.subscriber_id,
