@@ -1,0 +1,219 @@
+"""Dead letters: messages parked after their last attempt, whole, until a person decides.
+
+Parking is a short transaction of its own, and it comes before the ack: a worker that dies in between parks the
+same letter again after the redelivery, and finds it there.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Engine
+
+from txbox.errors import TxboxError
+from txbox.failures import MAX_ERROR_CHARACTERS, storable
+from txbox.statements import Statements, statements
+
+__all__ = ["DeadLetter", "DeadLetters", "LetterNotFound", "Reason"]
+
+
+class Reason(StrEnum):
+    """Why a message was parked."""
+
+    FAILED = "failed"
+    """Its handler raised, ``max_attempts`` times."""
+    MISMATCH = "mismatch"
+    """Its id had been processed with another body."""
+    MALFORMED = "malformed"
+    """It could not be read as what its envelope promises."""
+    CRASHED = "crashed"
+    """The process ended each time that it handled this message."""
+
+
+class LetterNotFound(TxboxError):
+    """No dead letter of that number waits.
+
+    Attributes:
+        dead_letter_id: the number.
+    """
+
+    def __init__(self, dead_letter_id: int, why: str = "does not exist") -> None:
+        self.dead_letter_id = dead_letter_id
+        super().__init__(f"dead letter {dead_letter_id} {why}; see `txbox dead-letters list`")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A parked message.
+
+    Attributes:
+        subscriber_id: whose attempts failed.
+        message_id: the message's id.
+        reason: why it was parked.
+        error: the last error, as text.
+        attempts: how often it was tried.
+        source: where it came from, such as a queue's URL; a redrive sends it there.
+        body: as the broker delivered it, envelopes and all.
+        headers: the message's headers.
+        envelope: what the broker needs to send it again, such as attributes and the FIFO group.
+        dead_letter_id: its number; None before it is parked.
+        parked_at: by the database's clock.
+        redriven_at: when it was sent through again; None while it waits.
+    """
+
+    subscriber_id: str
+    message_id: str
+    reason: Reason
+    error: str
+    attempts: int
+    source: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    envelope: Mapping[str, Any] = field(default_factory=dict)
+    dead_letter_id: int | None = None
+    parked_at: datetime | None = None
+    redriven_at: datetime | None = None
+
+
+class DeadLetters:
+    """The dead letters of a database, of every subscriber."""
+
+    def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
+        """Name the place of the table.
+
+        Args:
+            engine: where to open the short transactions.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+        """
+        self._engine = engine
+        self._statements: Statements = statements(schema, prefix)
+
+    def park(self, letter: DeadLetter) -> int:
+        """Park a message and forget its failures, in one transaction. Parking it twice is parking it once.
+
+        Returns:
+            The letter's number.
+        """
+        parameters = (
+            letter.subscriber_id,
+            letter.message_id,
+            letter.reason.value,
+            storable(letter.error)[:MAX_ERROR_CHARACTERS],
+            letter.attempts,
+            letter.source,
+            letter.body,
+            hashlib.sha256(letter.body).digest(),
+            _json(letter.headers),
+            _json(letter.envelope),
+        )
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(self._statements.park, parameters).one()
+            connection.exec_driver_sql(self._statements.forget_failure, (letter.subscriber_id, letter.message_id))
+        return int(row[0])
+
+    def list(
+        self, subscriber_id: str | None = None, *, redriven: bool = False, after: int = 0, limit: int = 100
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters, oldest first.
+
+        Args:
+            subscriber_id: only this subscriber's; None for all.
+            redriven: also those that were sent through again.
+            after: only numbers greater than this; the last one of the page before.
+            limit: how many, at most.
+        """
+        parameters = (subscriber_id, subscriber_id, redriven, after, limit)
+        with self._engine.connect() as connection:
+            return [_letter(row) for row in connection.exec_driver_sql(self._statements.letters, parameters)]
+
+    def get(self, dead_letter_id: int) -> DeadLetter:
+        """Return one dead letter.
+
+        Raises:
+            LetterNotFound: there is none of that number.
+        """
+        with self._engine.connect() as connection:
+            row = connection.exec_driver_sql(self._statements.letter, (dead_letter_id,)).fetchone()
+        if row is None:
+            raise LetterNotFound(dead_letter_id)
+        return _letter(row)
+
+    def redrive(self, dead_letter_id: int, send: Callable[[DeadLetter], None]) -> DeadLetter:
+        """Send a parked message through again.
+
+        A crash between the send and the commit leaves the letter waiting although it was sent. Sending it once more
+        is harmless: it keeps its message id, and the inbox knows it.
+
+        Args:
+            dead_letter_id: the letter's number.
+            send: gives the message back to its source, under the same message id; raises if it cannot.
+
+        Returns:
+            The letter that was sent.
+
+        Raises:
+            LetterNotFound: there is none of that number, or it was redriven before.
+        """
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(self._statements.lock_letter, (dead_letter_id,)).fetchone()
+            if row is None:
+                raise LetterNotFound(dead_letter_id)
+            letter = _letter(row)
+            if letter.redriven_at is not None:
+                raise LetterNotFound(
+                    dead_letter_id, f"was redriven before, at {letter.redriven_at:%Y-%m-%d %H:%M:%S%z}"
+                )
+            send(letter)
+            connection.exec_driver_sql(self._statements.mark_redriven, (dead_letter_id,))
+        return letter
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(_storable(value))
+
+
+def _storable(value: Any) -> Any:
+    """Return a JSON value without what jsonb cannot hold."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, Mapping):
+        return {storable(name): _storable(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(inner) for inner in value]
+    return value
+
+
+def _letter(row: Any) -> DeadLetter:
+    (
+        number,
+        subscriber,
+        message,
+        reason,
+        error,
+        attempts,
+        source,
+        body,
+        headers,
+        envelope,
+        parked,
+        redriven,
+    ) = row
+    return DeadLetter(
+        subscriber_id=subscriber,
+        message_id=message,
+        reason=Reason(reason),
+        error=error,
+        attempts=attempts,
+        source=source,
+        body=bytes(body),
+        headers=headers,
+        envelope=envelope,
+        dead_letter_id=number,
+        parked_at=parked,
+        redriven_at=redriven,
+    )

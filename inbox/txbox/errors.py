@@ -1,0 +1,138 @@
+"""Everything that txbox raises.
+
+::
+
+    TxboxError
+    ├── NotInTransaction     the connection commits every statement by itself
+    ├── SchemaMissing        our tables are not in this database
+    ├── InvalidMessageId     an id that the inbox cannot keep
+    ├── InFlight             another transaction is processing this message right now
+    ├── Mismatch             the same message id came with another body
+    ├── MalformedMessage     a body that is not what its envelope promises
+    ├── TransactionEnded     a handler ended the transaction that was lent to it
+    ├── InvalidConfiguration an argument or a setting that cannot work
+    └── BrokerError          the broker could not be reached, or refused
+
+Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not
+wrapped: they pass through as SQLAlchemy raises them. ``txbox.sqlstates`` tells which of them to retry.
+"""
+
+from collections.abc import Iterable
+
+__all__ = [
+    "BrokerError",
+    "InFlight",
+    "InvalidConfiguration",
+    "InvalidMessageId",
+    "MalformedMessage",
+    "Mismatch",
+    "NotInTransaction",
+    "SchemaMissing",
+    "TransactionEnded",
+    "TxboxError",
+]
+
+
+class TxboxError(Exception):
+    """The root of all errors of txbox."""
+
+
+class NotInTransaction(TxboxError):
+    """The connection is in autocommit mode, so a record and its business update would not be one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the connection is in autocommit mode: the record would commit without the business update; "
+            "use a connection or session whose isolation level is not AUTOCOMMIT"
+        )
+
+
+class SchemaMissing(TxboxError):
+    """A table of txbox is not there.
+
+    Attributes:
+        table: the table's name as the statement gave it.
+    """
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        super().__init__(f"table {table} does not exist; create it with `txbox db upgrade`")
+
+
+class InvalidMessageId(TxboxError):
+    """A message id that is empty, too long, or holds a NUL character.
+
+    Attributes:
+        message_id: the id, whole.
+    """
+
+    def __init__(self, message_id: str, why: str) -> None:
+        self.message_id = message_id
+        super().__init__(f"message id {message_id[:80]!r} {why}")
+
+
+class InFlight(TxboxError):
+    """Another transaction has recorded the same id and has not ended within the bounded wait.
+
+    The transaction is aborted: roll back, and hand the delivery back to the broker.
+
+    Attributes:
+        subscriber_id: who was about to process.
+        message_ids: the ids of the statement; one of them, at least, is in flight.
+    """
+
+    def __init__(self, subscriber_id: str, message_ids: Iterable[str]) -> None:
+        self.subscriber_id = subscriber_id
+        self.message_ids = tuple(message_ids)
+        what = self.message_ids[0] if len(self.message_ids) == 1 else f"one of {len(self.message_ids)} messages"
+        super().__init__(
+            f"{what} is being processed by another transaction of subscriber {subscriber_id}; "
+            "roll back and let the broker deliver it again"
+        )
+
+
+class Mismatch(TxboxError):
+    """A message id that was processed before has come with another body.
+
+    Attributes:
+        subscriber_id: who was about to process.
+        message_ids: the ids whose bodies differ, sorted.
+    """
+
+    def __init__(self, subscriber_id: str, message_ids: Iterable[str]) -> None:
+        self.subscriber_id = subscriber_id
+        self.message_ids = tuple(sorted(message_ids))
+        super().__init__(
+            f"subscriber {subscriber_id} has already processed {', '.join(self.message_ids[:5])} with another body; "
+            "two different messages share one id: repair the producer, or choose another id with identify"
+        )
+
+
+class MalformedMessage(TxboxError):
+    """A body that cannot be read as what it should be."""
+
+
+class TransactionEnded(TxboxError):
+    """A handler has committed or rolled back the transaction that was lent to it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the handler ended the worker's transaction; leave commit and rollback to the worker, "
+            "and raise an exception to have everything rolled back"
+        )
+
+
+class InvalidConfiguration(TxboxError):
+    """An argument or a setting that cannot work; the message names it and says what would."""
+
+
+class BrokerError(TxboxError):
+    """The broker could not be reached or refused a call.
+
+    Attributes:
+        permanent: trying again cannot help (no such queue, no permission).
+    """
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        self.permanent = permanent
+        super().__init__(message)

@@ -1,0 +1,104 @@
+"""Failed attempts: how often a message was tried, kept where a rollback of its handler cannot reach.
+
+Each method is a short transaction of its own. The broker's receive count is not good enough for this: it also
+counts deliveries that were handed back, or that died beside another message's fault.
+"""
+
+from sqlalchemy import Connection, Engine
+
+from txbox.statements import statements
+
+__all__ = ["Failures"]
+
+MAX_ERROR_CHARACTERS = 4_000
+"""What is kept of an error's text; the rest is in the log."""
+
+
+class Failures:
+    """The failed attempts of one subscriber's messages."""
+
+    def __init__(self, engine: Engine, subscriber_id: str, *, schema: str | None = None, prefix: str = "") -> None:
+        """Name the subscriber and the place of the table.
+
+        Args:
+            engine: where to open the short transactions.
+            subscriber_id: whose messages.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+        """
+        self._engine = engine
+        self._subscriber_id = subscriber_id
+        self._statements = statements(schema, prefix)
+
+    def begin_attempt(self, message_id: str) -> int | None:
+        """Count an attempt before it is made, for a message that may take the whole process down.
+
+        Returns:
+            The number of attempts, this one included; None if the message is already processed.
+        """
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(
+                self._statements.begin_attempt, (self._subscriber_id, message_id, NO_OUTCOME)
+            ).fetchone()
+        return None if row is None else int(row[0])
+
+    def fail(self, message_id: str, error: BaseException, *, counted: bool = False) -> int:
+        """Keep a failure.
+
+        Args:
+            message_id: the message that failed.
+            error: why.
+            counted: ``begin_attempt`` has counted this attempt already.
+
+        Returns:
+            The number of attempts so far.
+        """
+        text = describe(error)
+        with self._engine.begin() as connection:
+            row = None
+            if counted:
+                row = connection.exec_driver_sql(
+                    self._statements.explain_failure, (text, self._subscriber_id, message_id)
+                ).fetchone()
+            if row is None:
+                row = connection.exec_driver_sql(
+                    self._statements.count_failure, (self._subscriber_id, message_id, text)
+                ).fetchone()
+        return int(row[0]) if row else 1
+
+    def take_back(self, message_id: str) -> None:
+        """Take back an attempt that ``begin_attempt`` counted, but that was not made after all."""
+        key = (self._subscriber_id, message_id)
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(self._statements.uncount_attempt, (*key, *key))
+
+    def attempts(self, message_id: str) -> int:
+        """Return the number of attempts so far."""
+        with self._engine.connect() as connection:
+            row = connection.exec_driver_sql(self._statements.attempts, (self._subscriber_id, message_id)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def forget(self, connection: Connection, message_id: str) -> None:
+        """Forget the failures of a message, in the caller's transaction: the one in which it succeeds."""
+        connection.exec_driver_sql(self._statements.forget_failure, (self._subscriber_id, message_id))
+
+
+NO_OUTCOME = "no outcome was recorded: the process ended while it handled this message"
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as text that Postgres can keep: its type, its message, its causes in short."""
+    parts: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(parts) < _MAX_CAUSES:
+        parts.append(f"{type(current).__name__}: {current}".strip())
+        current = current.__cause__
+    return storable("\ncaused by ".join(parts))[:MAX_ERROR_CHARACTERS]
+
+
+def storable(text: str) -> str:
+    """Return text without what Postgres's text and jsonb cannot hold."""
+    return text.replace("\0", "�").encode("utf-8", "replace").decode()
+
+
+_MAX_CAUSES = 4

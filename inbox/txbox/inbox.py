@@ -1,0 +1,244 @@
+"""The inbox: record a message in the transaction that applies it, and the primary key rejects duplicates.
+
+The pattern is Idempotent Consumer (C. Richardson, "Microservices Patterns", 2018, section 3.3.6): insert
+(subscriber, message id) into PROCESSED_MESSAGE in the same transaction as the business update. Whatever is
+redelivered, only one of the transactions can commit that row.
+
+What happens when two transactions, A and B, record the same id::
+
+    A records ──────────────── A commits       B: duplicate     (at READ COMMITTED)
+         B records … waits for A ┘             B: 40001, retry  (at REPEATABLE READ and SERIALIZABLE,
+                                                                 if B's snapshot is older than A's commit)
+    A records ──────────────── A rolls back    B: first
+         B records … waits for A ┘
+    A records ─────────────────────────────…   B: InFlight, after ``wait_seconds``
+         B records … waits ┘
+
+A serialization failure is never read as "duplicate": it passes through, and the transaction is to be run again.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from txbox.errors import InFlight, InvalidConfiguration, Mismatch, NotInTransaction, SchemaMissing
+from txbox.message import fingerprint, valid_message_id
+from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
+from txbox.statements import statements
+
+__all__ = ["WAIT_SECONDS", "Inbox", "Recorded"]
+
+WAIT_SECONDS = 1.0
+"""How long to wait for another transaction that is processing the same message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a batch of ids turned out to be. An id in neither set is a duplicate.
+
+    Attributes:
+        first: ids recorded now, for the first time: go on with these.
+        mismatched: ids processed before with another body: never run these.
+    """
+
+    first: frozenset[str]
+    mismatched: frozenset[str]
+
+
+class Inbox:
+    """What one subscriber has already processed."""
+
+    def __init__(
+        self,
+        subscriber_id: str,
+        *,
+        schema: str | None = None,
+        prefix: str = "",
+        fingerprint: bool = False,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """Name the subscriber and the place of its inbox; nothing is connected.
+
+        Args:
+            subscriber_id: the consumer's name; each subscriber processes a message once.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            fingerprint: keep the SHA-256 of each body, and refuse an id that comes again with another body.
+            wait_seconds: how long to wait for another transaction that is processing the same message; more than 0.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        if not subscriber_id or "\0" in subscriber_id or len(subscriber_id.encode()) > _MAX_SUBSCRIBER_BYTES:
+            raise InvalidConfiguration(
+                f"Inbox.subscriber_id must be 1 to {_MAX_SUBSCRIBER_BYTES} bytes of text, not {subscriber_id!r}"
+            )
+        if not 0.001 <= wait_seconds <= _MAX_WAIT_SECONDS:
+            raise InvalidConfiguration(
+                f"Inbox.wait_seconds must be from 0.001 to {_MAX_WAIT_SECONDS}, not {wait_seconds!r}"
+            )
+        self.subscriber_id = subscriber_id
+        self.schema = schema
+        self.prefix = prefix
+        self.fingerprint = fingerprint
+        self.wait_seconds = wait_seconds
+        self._lock_timeout = f"{round(wait_seconds * 1000)}ms"
+        self._statements = statements(schema, prefix)
+
+    def __repr__(self) -> str:
+        where = f", schema={self.schema!r}" if self.schema else ""
+        return f"Inbox({self.subscriber_id!r}{where})"
+
+    def record(
+        self, connection_or_session: Connection | Session, message_id: str, body: bytes | str | None = None
+    ) -> bool:
+        """Record one message in the caller's transaction; one INSERT, one round trip.
+
+        The transaction is never begun, committed or rolled back here. Do the business update on the same connection
+        or session, then commit: both or neither.
+
+        Args:
+            connection_or_session: where the business update happens too.
+            message_id: the id of the message.
+            body: its payload; needed if the inbox keeps fingerprints, otherwise ignored.
+
+        Returns:
+            True: the first time, go on. False: a duplicate, its effects have committed before.
+
+        Raises:
+            NotInTransaction: the connection is in autocommit mode.
+            InFlight: another transaction is processing the message; roll back, and take it up again later.
+            Mismatch: the id was processed before with another body.
+            InvalidMessageId: the id cannot be kept.
+            SchemaMissing: the inbox's table does not exist.
+            sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
+        """
+        digest = self._digest(message_id, body)
+        connection = _in_transaction(connection_or_session)
+        parameters = (self._lock_timeout, self.subscriber_id, valid_message_id(message_id), digest)
+        row = self._execute(connection, self._statements.record_one, parameters, (message_id,))
+        if row[0] == 1:
+            return True
+        if digest is not None and self._differing(connection, {message_id: digest}):
+            raise Mismatch(self.subscriber_id, (message_id,))
+        return False
+
+    def record_many(
+        self, connection_or_session: Connection | Session, ids: Iterable[str] | Mapping[str, bytes | str]
+    ) -> set[str]:
+        """Record many messages in the caller's transaction, in one round trip.
+
+        Args:
+            connection_or_session: where the business updates happen too.
+            ids: the ids, in any order; for an inbox that keeps fingerprints, a mapping from id to body.
+
+        Returns:
+            The ids that are first: go on with these.
+
+        Raises:
+            Mismatch: some ids were processed before with other bodies. The others are recorded nevertheless; roll
+                back, or use ``sort_out``, which tells them apart.
+            NotInTransaction, InFlight, InvalidMessageId, SchemaMissing: as ``record``.
+        """
+        recorded = self.sort_out(connection_or_session, ids)
+        if recorded.mismatched:
+            raise Mismatch(self.subscriber_id, recorded.mismatched)
+        return set(recorded.first)
+
+    def sort_out(
+        self, connection_or_session: Connection | Session, ids: Iterable[str] | Mapping[str, bytes | str]
+    ) -> Recorded:
+        """Record many messages as ``record_many`` does, and report mismatches instead of raising."""
+        bodies = ids if isinstance(ids, Mapping) else None
+        # Sorted, so that two batches that overlap wait for each other in one order, never in a circle; as bytes,
+        # because that is how Postgres sorts this column (COLLATE "C").
+        ordered = sorted({valid_message_id(message_id) for message_id in ids}, key=str.encode)
+        digests = [self._digest(message_id, bodies.get(message_id) if bodies else None) for message_id in ordered]
+        connection = _in_transaction(connection_or_session)
+        if not ordered:
+            return Recorded(frozenset(), frozenset())
+        parameters = (self._lock_timeout, self.subscriber_id, ordered, digests)
+        row = self._execute(connection, self._statements.record_many, parameters, ordered)
+        first = frozenset(row[0] or ())
+        mismatched: frozenset[str] = frozenset()
+        if self.fingerprint and len(first) < len(ordered):
+            mismatched = self._differing(
+                connection,
+                {
+                    message_id: digest
+                    for message_id, digest in zip(ordered, digests, strict=True)
+                    if message_id not in first and digest is not None
+                },
+            )
+        return Recorded(first, mismatched)
+
+    def check(self, connection: Connection) -> None:
+        """See that the inbox can be used over this connection, before any message is taken.
+
+        Raises:
+            NotInTransaction: the connection is in autocommit mode.
+            SchemaMissing: the table does not exist.
+        """
+        _in_transaction(connection)
+        try:
+            connection.exec_driver_sql(self._statements.inbox_exists)
+        except DBAPIError as error:
+            raise self._translated(error, ()) from error
+
+    def _digest(self, message_id: str, body: bytes | str | None) -> bytes | None:
+        if not self.fingerprint:
+            return None
+        if body is None:
+            raise TypeError(f"this inbox keeps fingerprints: the body of message {message_id!r} is needed too")
+        return fingerprint(body)
+
+    def _execute(
+        self, connection: Connection, statement: str, parameters: tuple[Any, ...], ids: Collection[str]
+    ) -> Any:
+        # The driver's SQL through SQLAlchemy's connection: 18 µs more than psycopg's own cursor, and in return the
+        # host's event hooks, its AsyncSession.run_sync and SQLAlchemy's handling of lost connections work.
+        try:
+            return connection.exec_driver_sql(statement, parameters).fetchone()
+        except DBAPIError as error:
+            raise self._translated(error, ids) from error
+
+    def _translated(self, error: DBAPIError, ids: Collection[str]) -> Exception:
+        code = sqlstate(error)
+        if code == LOCK_NOT_AVAILABLE:
+            return InFlight(self.subscriber_id, ids)
+        if code == UNDEFINED_TABLE:
+            return SchemaMissing(self._statements.processed_message)
+        return error
+
+    def _differing(self, connection: Connection, digests: Mapping[str, bytes]) -> frozenset[str]:
+        # A second statement, for duplicates only: at READ COMMITTED the snapshot of the first may be older than the
+        # commit it ran into. A row without a fingerprint was recorded by someone who kept none: nothing to compare.
+        rows = connection.exec_driver_sql(self._statements.fingerprints, (self.subscriber_id, list(digests))).fetchall()
+        return frozenset(
+            message_id for message_id, known in rows if known is not None and bytes(known) != digests[message_id]
+        )
+
+
+def _in_transaction(connection_or_session: Connection | Session) -> Connection:
+    """Return the connection, or refuse one that commits every statement by itself."""
+    if isinstance(connection_or_session, Session):
+        connection = connection_or_session.connection()
+    elif isinstance(connection_or_session, Connection):
+        connection = connection_or_session
+    else:
+        raise TypeError(
+            "an SQLAlchemy Connection or Session is needed (for an AsyncSession: await session.run_sync(...)), "
+            f"not {type(connection_or_session).__name__}"
+        )
+    dbapi_connection = connection.connection.dbapi_connection
+    if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
+        raise NotInTransaction
+    return connection
+
+
+_MAX_SUBSCRIBER_BYTES = 200
+_MAX_WAIT_SECONDS = 3600

@@ -1,0 +1,144 @@
+"""A message, and how its id is chosen."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import quote
+
+from txbox.errors import InvalidMessageId, MalformedMessage
+
+__all__ = [
+    "HEADER_CLOUDEVENTS_ID",
+    "HEADER_CLOUDEVENTS_SOURCE",
+    "HEADER_DEDUPLICATION_ID",
+    "HEADER_EVENTBRIDGE_ID",
+    "HEADER_MESSAGE_ID",
+    "HEADER_SNS_MESSAGE_ID",
+    "MAX_MESSAGE_ID_BYTES",
+    "Identify",
+    "Message",
+    "fingerprint",
+    "identify",
+    "valid_message_id",
+]
+
+HEADER_MESSAGE_ID = "message-id"
+"""The id a producer gives a message and keeps through every re-send; txbox's outbox always does."""
+HEADER_CLOUDEVENTS_ID = "ce-id"
+HEADER_CLOUDEVENTS_SOURCE = "ce-source"
+HEADER_EVENTBRIDGE_ID = "eventbridge-id"
+HEADER_SNS_MESSAGE_ID = "sns-message-id"
+HEADER_DEDUPLICATION_ID = "sqs-deduplication-id"
+
+MAX_MESSAGE_ID_BYTES = 1_000
+"""In UTF-8. A B-tree entry of Postgres holds 2,704 bytes, and the subscriber's name is in it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An immutable envelope: what a handler is given.
+
+    Attributes:
+        id: what makes this message the same message when it comes again.
+        body: the payload, as it came out of its envelopes.
+        headers: what travelled beside the payload; names in lower case.
+        source: where it was received from, such as a queue's URL.
+    """
+
+    id: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    source: str = ""
+
+    @property
+    def text(self) -> str:
+        """The body as text.
+
+        Raises:
+            MalformedMessage: it is not UTF-8.
+        """
+        try:
+            return self.body.decode()
+        except UnicodeDecodeError as error:
+            raise MalformedMessage(f"the body of message {self.id} is not UTF-8: {error}") from error
+
+    def json(self) -> Any:
+        """Return the body parsed as JSON.
+
+        Raises:
+            MalformedMessage: it is not JSON.
+        """
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise MalformedMessage(f"the body of message {self.id} is not JSON: {error}") from error
+
+
+Identify = Callable[[Message], str]
+"""Chooses the id of a message. It is given the message with the broker's own id in ``id``."""
+
+
+def identify(message: Message) -> str:
+    """Choose the id of a message by the first of these that it carries.
+
+    1. our own ``message-id`` header,
+    2. CloudEvents ``source`` and ``id`` together (an id is unique within its source only),
+    3. EventBridge's event id,
+    4. SNS's MessageId,
+    5. the deduplication id that the producer gave a FIFO message. The one that SQS derives from the body does
+       not count: two purchases of equal content, an hour apart, are two purchases.
+    6. the broker's own id of the delivery, such as SQS's MessageId. A producer that sends again gets a new one, so
+       this last resort does not detect a producer's re-send: have the producer set ``message-id``.
+
+    Args:
+        message: the message as received; its ``id`` is the broker's.
+
+    Returns:
+        The id to record in the inbox.
+    """
+    headers = message.headers
+    if own := headers.get(HEADER_MESSAGE_ID):
+        return own
+    source, event_id = headers.get(HEADER_CLOUDEVENTS_SOURCE), headers.get(HEADER_CLOUDEVENTS_ID)
+    if source and event_id:
+        # A URI holds no blank, so one blank between the two keeps "a b" + "c" and "a" + "b c" apart.
+        return f"{quote(source, safe=_URI_CHARACTERS)} {event_id}"
+    if upstream := headers.get(HEADER_EVENTBRIDGE_ID) or headers.get(HEADER_SNS_MESSAGE_ID):
+        return upstream
+    deduplication_id = headers.get(HEADER_DEDUPLICATION_ID)
+    if deduplication_id and deduplication_id != hashlib.sha256(message.body).hexdigest():
+        return deduplication_id
+    return message.id
+
+
+_URI_CHARACTERS = "".join(chr(code) for code in range(0x21, 0x7F))
+
+
+def valid_message_id(message_id: str) -> str:
+    """Return the id if the inbox can keep it.
+
+    Raises:
+        InvalidMessageId: it is empty, longer than ``MAX_MESSAGE_ID_BYTES``, or not text for Postgres.
+        TypeError: it is not a string.
+    """
+    if not isinstance(message_id, str):
+        raise TypeError(f"a message id is a string, not {type(message_id).__name__}: {message_id!r}")
+    if not message_id:
+        raise InvalidMessageId(message_id, "is empty")
+    if "\0" in message_id:
+        raise InvalidMessageId(message_id, "holds a NUL character")
+    try:
+        size = len(message_id.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidMessageId(message_id, "is not valid Unicode") from error
+    if size > MAX_MESSAGE_ID_BYTES:
+        raise InvalidMessageId(message_id, f"has {size} bytes; at most {MAX_MESSAGE_ID_BYTES} are allowed")
+    return message_id
+
+
+def fingerprint(body: bytes | str) -> bytes:
+    """Return the SHA-256 of a body: 32 bytes that tell whether two bodies are the same."""
+    return hashlib.sha256(body.encode() if isinstance(body, str) else body).digest()

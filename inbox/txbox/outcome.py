@@ -1,0 +1,31 @@
+"""What became of one delivery."""
+
+from enum import StrEnum
+
+__all__ = ["Outcome"]
+
+
+class Outcome(StrEnum):
+    """What became of one delivery of a message.
+
+    A delivery is acked after PROCESSED, DUPLICATE, DEAD and MISMATCH, and handed back to the broker after
+    IN_FLIGHT and FAILED.
+    """
+
+    PROCESSED = "processed"
+    """The handler's effects have committed, for the first and only time."""
+    DUPLICATE = "duplicate"
+    """They had committed before; the handler did not run."""
+    IN_FLIGHT = "in_flight"
+    """Not known yet: another transaction is at it, or the answer to our own commit was lost."""
+    FAILED = "failed"
+    """The handler raised; everything was rolled back, and the message will be tried again."""
+    DEAD = "dead"
+    """It failed for the last time, and is parked as a dead letter."""
+    MISMATCH = "mismatch"
+    """Its id had come with another body; the handler did not run, and the message is parked."""
+
+    @property
+    def acked(self) -> bool:
+        """Whether the broker may forget the delivery."""
+        return self not in (Outcome.IN_FLIGHT, Outcome.FAILED)

@@ -1,0 +1,178 @@
+"""Every SQL statement of the library: named, pure, in one place.
+
+A statement is built once for one set of tables and then only executed: building it costs Python more time than
+running it costs Postgres. Values are always bound (``%s`` is psycopg's placeholder); names are quoted by
+SQLAlchemy.
+"""
+
+from functools import lru_cache
+
+from sqlalchemy import Table
+from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+
+from txbox.schema import tables
+
+__all__ = ["Statements", "statements"]
+
+
+class Statements:
+    """The statements for the tables in one schema, under one prefix."""
+
+    def __init__(self, schema: str | None, prefix: str) -> None:
+        described = tables(schema, prefix)
+        processed = _quoted(described.processed_message)
+        failure = _quoted(described.message_failure)
+        letter = _quoted(described.dead_letter)
+
+        # -- inbox ------------------------------------------------------------------------------------------------
+        #
+        # One statement does three things, in an order that the data flow forces:
+        #
+        #   bound     remembers the transaction's lock_timeout and sets ours;
+        #   recorded  needs a row of bound, so it inserts under our timeout. Against a row of a transaction that
+        #             has not ended, ON CONFLICT waits for that transaction: this is the wait that is bounded;
+        #   SELECT    needs the count of recorded, so it puts the old lock_timeout back last, whatever was inserted.
+        #
+        # set_config(…, true) is local to the transaction, so nothing leaks through a transaction-mode pooler, and a
+        # timeout (55P03) aborts the transaction, which undoes the setting as well.
+
+        self.record_one = f"""
+WITH bound AS MATERIALIZED (
+  SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %s, true)
+), recorded AS (
+  INSERT INTO {processed} (subscriber_id, message_id, fingerprint)
+  SELECT %s::text, %s::text, %s::bytea FROM bound
+  ON CONFLICT DO NOTHING
+  RETURNING message_id
+)
+SELECT found.first, set_config('lock_timeout', bound.before, true)
+FROM bound, (SELECT count(*) AS first FROM recorded) AS found"""
+        """Record one id: (lock timeout, subscriber, id, fingerprint) → 1 if it is first, else 0."""
+
+        self.record_many = f"""
+WITH bound AS MATERIALIZED (
+  SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %s, true)
+), recorded AS (
+  INSERT INTO {processed} (subscriber_id, message_id, fingerprint)
+  SELECT %s::text, message.id, message.fingerprint
+  FROM bound, unnest(%s::text[], %s::bytea[]) AS message (id, fingerprint)
+  ON CONFLICT DO NOTHING
+  RETURNING message_id
+)
+SELECT found.first, set_config('lock_timeout', bound.before, true)
+FROM bound, (SELECT array_agg(message_id) AS first FROM recorded) AS found"""
+        """Record many ids, given sorted: (lock timeout, subscriber, ids, fingerprints) → the ids that are first."""
+
+        self.fingerprints = f"""
+SELECT message_id, fingerprint FROM {processed}
+WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"""
+        """The fingerprints of ids that were found to be duplicates: (subscriber, ids) → rows."""
+
+        self.inbox_exists = f"SELECT FROM {processed} LIMIT 0"
+        """Fails if the inbox is not there, or not ours to read."""
+
+        # -- failures ---------------------------------------------------------------------------------------------
+
+        self.begin_attempt = f"""
+INSERT INTO {failure} AS failure (subscriber_id, message_id, attempts, error)
+SELECT candidate.subscriber_id, candidate.message_id, 1, candidate.error
+FROM (SELECT %s::text, %s::text, %s::text) AS candidate (subscriber_id, message_id, error)
+WHERE NOT EXISTS (
+  SELECT FROM {processed} AS processed
+  WHERE processed.subscriber_id = candidate.subscriber_id AND processed.message_id = candidate.message_id
+)
+ON CONFLICT (subscriber_id, message_id) DO UPDATE
+SET attempts = failure.attempts + 1, error = excluded.error, last_failed_at = now()
+RETURNING attempts"""
+        """Count an attempt before it is made: (subscriber, id, error) → attempts; no row if already processed."""
+
+        self.count_failure = f"""
+INSERT INTO {failure} AS failure (subscriber_id, message_id, attempts, error) VALUES (%s, %s, 1, %s)
+ON CONFLICT (subscriber_id, message_id) DO UPDATE
+SET attempts = failure.attempts + 1, error = excluded.error, last_failed_at = now()
+RETURNING attempts"""
+        """Count an attempt that has failed: (subscriber, id, error) → attempts."""
+
+        self.explain_failure = f"""
+UPDATE {failure} SET error = %s, last_failed_at = now()
+WHERE subscriber_id = %s AND message_id = %s
+RETURNING attempts"""
+        """Say why an attempt that was counted before it was made has failed: (error, subscriber, id) → attempts."""
+
+        self.attempts = f"SELECT attempts FROM {failure} WHERE subscriber_id = %s AND message_id = %s"
+        """Attempts so far: (subscriber, id) → attempts; no row if there were none."""
+
+        self.uncount_attempt = f"""
+WITH one_less AS (
+  UPDATE {failure} SET attempts = attempts - 1 WHERE subscriber_id = %s AND message_id = %s AND attempts > 1
+)
+DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = %s AND attempts = 1"""
+        """Take back an attempt that was counted but not made: (subscriber, id, subscriber, id)."""
+
+        self.forget_failure = f"DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = %s"
+        """Forget the failures of a message that has succeeded or is parked: (subscriber, id)."""
+
+        # -- dead letters -----------------------------------------------------------------------------------------
+
+        self.park = f"""
+INSERT INTO {letter} AS parked
+  (subscriber_id, message_id, reason, error, attempts, source, body, body_hash, headers, envelope)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb)
+ON CONFLICT (subscriber_id, message_id, body_hash) WHERE redriven_at IS NULL
+DO UPDATE SET error = excluded.error
+RETURNING dead_letter_id"""
+        """Park a dead letter, once: every column in order → its id, also when it was parked before."""
+
+        columns = (
+            "dead_letter_id, subscriber_id, message_id, reason, error, attempts, source, body, headers, envelope, "
+            "parked_at, redriven_at"
+        )
+        self.letters = f"""
+SELECT {columns} FROM {letter}
+WHERE (%s::text IS NULL OR subscriber_id = %s) AND (%s OR redriven_at IS NULL) AND dead_letter_id > %s
+ORDER BY dead_letter_id LIMIT %s"""
+        """A page of dead letters: (subscriber or null, the same, with redriven ones, after id, limit) → rows."""
+
+        self.letter = f"SELECT {columns} FROM {letter} WHERE dead_letter_id = %s"
+        """One dead letter: (id) → row."""
+
+        self.lock_letter = f"{self.letter} FOR UPDATE"
+        """One dead letter, locked until the transaction ends, so that two redrives do not both send it."""
+
+        self.mark_redriven = f"UPDATE {letter} SET redriven_at = now() WHERE dead_letter_id = %s"
+        """Say that a dead letter was sent through again: (id)."""
+
+        # -- status -----------------------------------------------------------------------------------------------
+
+        self.inbox_estimate = "SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = %s::regclass"
+        """How many rows the inbox has, by the planner's figures: (quoted table name) → rows."""
+
+        self.inbox_counts = f"""
+SELECT subscriber_id, count(*), max(processed_at) FROM {processed} GROUP BY subscriber_id ORDER BY subscriber_id"""
+        """Exact figures per subscriber, by reading the whole inbox."""
+
+        self.failure_counts = f"""
+SELECT subscriber_id, count(*), max(attempts) FROM {failure} GROUP BY subscriber_id ORDER BY subscriber_id"""
+        """Messages that wait for another attempt, per subscriber."""
+
+        self.letter_counts = f"""
+SELECT subscriber_id, reason, count(*), min(parked_at) FROM {letter} WHERE redriven_at IS NULL
+GROUP BY subscriber_id, reason ORDER BY subscriber_id, reason"""
+        """Dead letters that wait for a person, per subscriber and reason."""
+
+        self.processed_message = processed.replace("%%", "%")
+        """The inbox's name, quoted, with its schema: for messages, and to look it up in the catalogue."""
+
+
+@lru_cache(maxsize=64)
+def statements(schema: str | None = None, prefix: str = "") -> Statements:
+    """Return the statements for one place; the same object for the same arguments."""
+    return Statements(schema, prefix)
+
+
+def _quoted(table: Table) -> str:
+    """Return the table's name, quoted as Postgres and psycopg's placeholders need it."""
+    return str(_PREPARER.format_table(table))
+
+
+_PREPARER = psycopg_dialect().identifier_preparer  # type: ignore[no-untyped-call]
