@@ -90,7 +90,8 @@ class DeadLetters:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
         """
-        self._engine = engine
+        # Whatever the host prefers: these statements settle their races by row locks.
+        self._engine = engine.execution_options(isolation_level="READ COMMITTED")
         self._statements: Statements = statements(schema, prefix)
 
     def park(self, letter: DeadLetter) -> int:
@@ -113,7 +114,7 @@ class DeadLetters:
         )
         with self._engine.begin() as connection:
             row = connection.exec_driver_sql(self._statements.park, parameters).one()
-            connection.exec_driver_sql(self._statements.forget_failure, (letter.subscriber_id, letter.message_id))
+            connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
         return int(row[0])
 
     def list(

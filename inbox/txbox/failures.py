@@ -4,6 +4,8 @@ Each method is a short transaction of its own. The broker's receive count is not
 counts deliveries that were handed back, or that died beside another message's fault.
 """
 
+from collections.abc import Iterable
+
 from sqlalchemy import Connection, Engine
 
 from txbox.statements import statements
@@ -26,7 +28,8 @@ class Failures:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
         """
-        self._engine = engine
+        # Whatever the host prefers: these statements settle their races by row locks.
+        self._engine = engine.execution_options(isolation_level="READ COMMITTED")
         self._subscriber_id = subscriber_id
         self._statements = statements(schema, prefix)
 
@@ -78,9 +81,9 @@ class Failures:
             row = connection.exec_driver_sql(self._statements.attempts, (self._subscriber_id, message_id)).fetchone()
         return 0 if row is None else int(row[0])
 
-    def forget(self, connection: Connection, message_id: str) -> None:
-        """Forget the failures of a message, in the caller's transaction: the one in which it succeeds."""
-        connection.exec_driver_sql(self._statements.forget_failure, (self._subscriber_id, message_id))
+    def forget(self, connection: Connection, message_ids: Iterable[str]) -> None:
+        """Forget the failures of messages, in the caller's transaction: the one in which they succeed."""
+        connection.exec_driver_sql(self._statements.forget_failures, (self._subscriber_id, sorted(message_ids)))
 
 
 NO_OUTCOME = "no outcome was recorded: the process ended while it handled this message"

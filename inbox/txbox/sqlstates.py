@@ -3,11 +3,15 @@
 Codes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
 
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
 __all__ = [
     "DEADLOCK_DETECTED",
     "LOCK_NOT_AVAILABLE",
     "SERIALIZATION_FAILURE",
     "UNDEFINED_TABLE",
+    "is_outage",
     "is_retryable",
     "sqlstate",
 ]
@@ -38,3 +42,30 @@ def sqlstate(error: BaseException) -> str | None:
 def is_retryable(error: BaseException) -> bool:
     """Whether the same transaction, run again from its start, may well succeed."""
     return sqlstate(error) in (SERIALIZATION_FAILURE, DEADLOCK_DETECTED)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether an error says that the database cannot be worked with for now, whatever is asked of it.
+
+    A lost or refused connection, a server that starts, stops or is full of connections, a pool that is exhausted.
+    """
+    if isinstance(error, PoolTimeoutError):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    code = sqlstate(error)
+    if error.connection_invalidated:
+        return True
+    if code is None:
+        return isinstance(error, OperationalError)
+    return code.startswith("08") or code in _OUTAGES
+
+
+_OUTAGES = frozenset(
+    {
+        "57P01",  # admin_shutdown
+        "57P02",  # crash_shutdown
+        "57P03",  # cannot_connect_now
+        "53300",  # too_many_connections
+    }
+)

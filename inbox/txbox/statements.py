@@ -109,8 +109,8 @@ WITH one_less AS (
 DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = %s AND attempts = 1"""
         """Take back an attempt that was counted but not made: (subscriber, id, subscriber, id)."""
 
-        self.forget_failure = f"DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = %s"
-        """Forget the failures of a message that has succeeded or is parked: (subscriber, id)."""
+        self.forget_failures = f"DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"
+        """Forget the failures of messages that have succeeded or are parked: (subscriber, ids)."""
 
         # -- dead letters -----------------------------------------------------------------------------------------
 
@@ -152,8 +152,13 @@ SELECT subscriber_id, count(*), max(processed_at) FROM {processed} GROUP BY subs
         """Exact figures per subscriber, by reading the whole inbox."""
 
         self.failure_counts = f"""
-SELECT subscriber_id, count(*), max(attempts) FROM {failure} GROUP BY subscriber_id ORDER BY subscriber_id"""
-        """Messages that wait for another attempt, per subscriber."""
+SELECT subscriber_id, count(*), max(attempts) FROM {failure} AS failure
+WHERE NOT EXISTS (
+  SELECT FROM {processed} AS processed
+  WHERE processed.subscriber_id = failure.subscriber_id AND processed.message_id = failure.message_id
+)
+GROUP BY subscriber_id ORDER BY subscriber_id"""
+        """Messages that wait for another attempt, per subscriber; one that a re-send has brought home does not."""
 
         self.letter_counts = f"""
 SELECT subscriber_id, reason, count(*), min(parked_at) FROM {letter} WHERE redriven_at IS NULL

@@ -1,1 +1,1 @@
-"""txbox."""
+"""Programs around the inbox: workers, the command line, the demo."""

@@ -1,0 +1,33 @@
+"""Events of txbox, and small optional exporters for them: each in a file of its own."""
+
+from txbox.instrumentation.events import (
+    BrokerLost,
+    BrokerRestored,
+    Committed,
+    DatabaseLost,
+    DatabaseRestored,
+    Event,
+    HeartbeatFailed,
+    Hook,
+    Received,
+    Retried,
+    Settled,
+    Stopped,
+    emit,
+)
+
+__all__ = [
+    "BrokerLost",
+    "BrokerRestored",
+    "Committed",
+    "DatabaseLost",
+    "DatabaseRestored",
+    "Event",
+    "HeartbeatFailed",
+    "Hook",
+    "Received",
+    "Retried",
+    "Settled",
+    "Stopped",
+    "emit",
+]

@@ -1,0 +1,181 @@
+"""What happens inside txbox, told to whoever wants to know.
+
+An event is a frozen dataclass; a hook is any callable that takes one. Hooks are called in the thread where the event
+happens, so they must be quick; an exception in a hook is logged and goes no further.
+
+The life of a batch::
+
+    Received → (Retried)* → Committed → Settled for each delivery
+                                 ↑            ↑
+                  the database has it         the broker knows
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from txbox.outcome import Outcome
+
+__all__ = [
+    "BrokerLost",
+    "BrokerRestored",
+    "Committed",
+    "DatabaseLost",
+    "DatabaseRestored",
+    "Event",
+    "HeartbeatFailed",
+    "Hook",
+    "Received",
+    "Retried",
+    "Settled",
+    "Stopped",
+    "emit",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The root of all events.
+
+    Attributes:
+        subscriber_id: whose worker it is.
+        source: where its messages come from, such as a queue's URL.
+    """
+
+    subscriber_id: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Event):
+    """Messages were delivered; nothing has been done with them yet.
+
+    Attributes:
+        message_ids: one for each delivery, in the order of the broker.
+        delivery_ids: names these deliveries, and no other delivery of the same messages.
+    """
+
+    message_ids: tuple[str, ...]
+    delivery_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retried(Event):
+    """A transaction was rolled back by the database and is run again from its start.
+
+    Attributes:
+        sqlstate: why: 40001 (serialization failure) or 40P01 (deadlock).
+        attempt: which run has failed, from 1.
+        messages: how many messages the transaction holds.
+    """
+
+    sqlstate: str
+    attempt: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Event):
+    """A transaction has committed; its deliveries are not acked yet.
+
+    Attributes:
+        first: how many messages were processed in it.
+        duplicates: how many deliveries were found to be duplicates.
+        seconds: from its begin to its commit.
+    """
+
+    first: int
+    duplicates: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Event):
+    """The outcome of a delivery stands, and the broker was told.
+
+    Attributes:
+        message_id: the message.
+        delivery_id: as in ``Received``.
+        outcome: what became of it.
+        acked: the broker has confirmed that it forgot the delivery.
+        attempts: how often the message has been delivered, this time included.
+        error: what went wrong; None if nothing did.
+    """
+
+    message_id: str
+    delivery_id: str
+    outcome: Outcome
+    acked: bool
+    attempts: int
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatFailed(Event):
+    """The right to work on a delivery could not be prolonged: it may be delivered again while its handler runs."""
+
+    message_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLost(Event):
+    """The broker cannot be reached; polling pauses.
+
+    Attributes:
+        error: what the last call said.
+        pause_seconds: until the next try.
+    """
+
+    error: BaseException
+    pause_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRestored(Event):
+    """The broker answers again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLost(Event):
+    """The database cannot be reached; polling pauses, and deliveries go back to the broker.
+
+    Attributes:
+        error: what the last call said.
+        pause_seconds: until the next try.
+    """
+
+    error: BaseException
+    pause_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseRestored(Event):
+    """The database answers again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped(Event):
+    """The worker has stopped.
+
+    Attributes:
+        drained: everything it had taken was settled first.
+    """
+
+    drained: bool
+
+
+Hook = Callable[[Event], None]
+"""Is told of every event."""
+
+
+def emit(hooks: Iterable[Hook], event: Event) -> None:
+    """Tell every hook of an event; what a hook raises is logged and goes no further."""
+    for hook in hooks:
+        try:
+            hook(event)
+        except Exception:  # noqa: BLE001 - a hook is the host's code, and must not stop a worker
+            _log.exception("the hook %r failed on %s", hook, type(event).__name__)
+
+
+_log = logging.getLogger("txbox")

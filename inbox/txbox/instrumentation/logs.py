@@ -1,0 +1,69 @@
+"""Events as lines of Python's own logging, under the logger ``txbox``."""
+
+import logging
+
+from txbox.instrumentation.events import (
+    BrokerLost,
+    BrokerRestored,
+    Committed,
+    DatabaseLost,
+    DatabaseRestored,
+    Event,
+    HeartbeatFailed,
+    Received,
+    Retried,
+    Settled,
+    Stopped,
+)
+from txbox.outcome import Outcome
+
+__all__ = ["log_event"]
+
+_log = logging.getLogger("txbox")
+
+_SETTLED_LEVEL = {
+    Outcome.PROCESSED: logging.DEBUG,
+    Outcome.DUPLICATE: logging.DEBUG,
+    Outcome.IN_FLIGHT: logging.INFO,
+    Outcome.FAILED: logging.WARNING,
+    Outcome.DEAD: logging.ERROR,
+    Outcome.MISMATCH: logging.ERROR,
+}
+
+
+def log_event(event: Event) -> None:
+    """Write one event to the log: the usual ones at DEBUG, what a person should see higher up.
+
+    Bodies and headers are never logged: they may hold what nobody should read there.
+    """
+    who = event.subscriber_id
+    match event:
+        case Received():
+            _log.debug("%s received %d messages", who, len(event.message_ids))
+        case Committed():
+            _log.debug(
+                "%s committed %d messages, %d duplicates, in %.3f s", who, event.first, event.duplicates, event.seconds
+            )
+        case Settled():
+            level = _SETTLED_LEVEL[event.outcome]
+            because = f": {type(event.error).__name__}: {event.error}" if event.error else ""
+            _log.log(level, "%s %s %s (delivery %d)%s", who, event.outcome, event.message_id, event.attempts, because)
+            if not event.acked and event.outcome.acked:
+                _log.warning("%s could not ack %s; it comes again, as a duplicate", who, event.message_id)
+
+        case Retried():
+            _log.info("%s retries %d messages after %s, run %d", who, event.messages, event.sqlstate, event.attempt)
+        case HeartbeatFailed():
+            _log.warning("%s could not prolong its right to %s: %s", who, event.message_id, event.why)
+        case BrokerLost():
+            _log.warning("%s lost the broker, next try in %.1f s: %s", who, event.pause_seconds, event.error)
+        case DatabaseLost():
+            _log.warning("%s lost the database, next try in %.1f s: %s", who, event.pause_seconds, event.error)
+        case BrokerRestored():
+            _log.info("%s has the broker again", who)
+        case DatabaseRestored():
+            _log.info("%s has the database again", who)
+        case Stopped():
+            _log.info("%s stopped%s", who, "" if event.drained else ", leaving deliveries to come again")
+        case _:
+            _log.debug("%s %r", who, event)

@@ -1,0 +1,138 @@
+"""Servers for the tests: one Postgres and one SQS per run, one schema and one queue per test.
+
+Which Postgres: ``TXBOX_TEST_DATABASE_URL`` names one; ``TXBOX_TEST_POSTGRES_IMAGE`` starts a container of that image;
+otherwise an embedded one is started.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy.schema import CreateSchema, DropSchema
+
+from txbox.schema import tables
+from txbox_workers.embedded import EmbeddedPostgres, LocalAws
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+_servers_used: list[str] = []
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def database_url() -> Iterator[str]:
+    """The URL of a Postgres on which tests may create databases and schemas."""
+    if url := os.environ.get("TXBOX_TEST_DATABASE_URL"):
+        yield _noted(url, "TXBOX_TEST_DATABASE_URL")
+    elif image := os.environ.get("TXBOX_TEST_POSTGRES_IMAGE"):
+        from testcontainers.postgres import PostgresContainer
+
+        with PostgresContainer(image, driver="psycopg") as container:
+            yield _noted(container.get_connection_url(), f"container of {image}")
+    else:
+        with EmbeddedPostgres(durable=False) as server:
+            yield _noted(server.url, "embedded")
+
+
+@pytest.fixture
+def fresh_database(database_url: str) -> Iterator[str]:
+    """The URL of an empty database, made for one test."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    admin = create_engine(database_url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    yield make_url(database_url).set(database=name).render_as_string(hide_password=False)
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    admin.dispose()
+
+
+@pytest.fixture
+def schema_url(database_url: str) -> Iterator[str]:
+    """The URL of a database whose search path is a schema made for one test, with txbox's tables in it."""
+    name = f"test_{next(_numbers)}_{uuid.uuid4().hex[:8]}"
+    admin = create_engine(database_url)
+    with admin.begin() as connection:
+        connection.execute(CreateSchema(name))
+        tables(name).metadata.create_all(connection)
+    yield (
+        make_url(database_url)
+        .update_query_dict({"options": f"-csearch_path={name}"})
+        .render_as_string(hide_password=False)
+    )
+    with admin.begin() as connection:
+        # What a test left open must not keep the next one waiting.
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_class ON pg_class.oid = relation "
+            "WHERE relnamespace = %s::regnamespace AND pid <> pg_backend_pid()",
+            (name,),
+        )
+        connection.execute(DropSchema(name, cascade=True))
+    admin.dispose()
+
+
+@pytest.fixture
+def engine(schema_url: str) -> Iterator[Engine]:
+    """An engine on the test's own schema."""
+    engine = create_engine(schema_url, pool_size=20)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def aws() -> Iterator[LocalAws]:
+    """A local SQS over real HTTP; boto3's variables point to it for the whole run."""
+    with LocalAws() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sqs(aws: LocalAws) -> Iterator[SQSClient]:
+    """A client of the local SQS."""
+    client = boto3.client("sqs")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def make_queue(sqs: SQSClient) -> Callable[..., str]:
+    """Make a queue and return its URL: make_queue(fifo=False, **attributes)."""
+
+    def make(*, fifo: bool = False, **attributes: Any) -> str:
+        name = f"test-{uuid.uuid4().hex[:12]}{'.fifo' if fifo else ''}"
+        if fifo:
+            attributes["FifoQueue"] = "true"
+        return sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]
+
+    return make
+
+
+@pytest.fixture
+def queue(make_queue: Callable[..., str]) -> str:
+    """The URL of a standard queue, made for one test."""
+    return make_queue()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say on the last lines which servers were used."""
+    for line in _servers_used:
+        terminalreporter.write_line(line)
+
+
+def _noted(url: str, origin: str) -> str:
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        version = connection.exec_driver_sql("SHOW server_version").scalar_one()
+    engine.dispose()
+    _servers_used.append(f"Postgres used: {version} ({origin})")
+    return url

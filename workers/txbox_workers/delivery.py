@@ -1,0 +1,91 @@
+"""A delivery, and the source it comes from: what a worker needs a broker to be able to do."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from txbox import Message, Outcome
+
+__all__ = ["Delivery", "Settlement", "Source"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One handing-over of a message by a broker. The same message may be delivered many times.
+
+    Attributes:
+        message: what was delivered.
+        receipt: names this delivery to the broker, and no other delivery.
+        receive_count: how often the broker has delivered this message, this time included.
+        group: deliveries of one group keep their order; None where there is no order.
+        body: as the broker delivered it, envelopes and all.
+        envelope: what the broker needs to send the message again.
+        problem: why the message cannot be read; None if it can.
+    """
+
+    message: Message
+    receipt: str
+    receive_count: int = 1
+    group: str | None = None
+    body: bytes = b""
+    envelope: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    problem: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What is to be told to the broker about a delivery.
+
+    Attributes:
+        delivery: which one.
+        outcome: what became of it; decides between ack and hand back.
+        error: what went wrong, if anything did.
+        delay_seconds: when handed back: how long the broker should wait before it delivers again.
+    """
+
+    delivery: Delivery
+    outcome: Outcome
+    error: BaseException | None = None
+    delay_seconds: float = 0.0
+
+
+class Source(Protocol):
+    """A broker, seen from a worker. Every method may be called by several threads at once.
+
+    Each method raises ``txbox.BrokerError`` when the broker cannot be reached or refuses the call as a whole.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages and dead letters name as their source, such as the queue's URL."""
+
+    @property
+    def visibility_seconds(self) -> float | None:
+        """How long a delivery is ours before the broker delivers it again; None: for ever."""
+
+    def open(self) -> None:
+        """See that the source exists and may be used, before a worker starts."""
+
+    def receive(self) -> Sequence[Delivery]:
+        """Return the next deliveries, in order; wait for them a bounded time, and return none after it."""
+
+    def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
+        """Have the broker forget deliveries.
+
+        Returns:
+            The receipts that it has confirmed. The others will be delivered again.
+        """
+
+    def hand_back(self, settlements: Sequence[Settlement]) -> None:
+        """Have the broker deliver again, each after its ``delay_seconds``."""
+
+    def extend(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
+        """Keep deliveries ours for that long from now on.
+
+        Returns:
+            For each receipt that was refused: why.
+        """
+
+    def close(self) -> None:
+        """Give back connections."""

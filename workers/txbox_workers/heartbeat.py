@@ -1,0 +1,123 @@
+"""The heartbeat: keeps deliveries ours while their handlers run."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from txbox import BrokerError
+from txbox_workers.delivery import Delivery, Source
+
+__all__ = ["Heartbeat"]
+
+
+@dataclass(slots=True)
+class _Watched:
+    delivery: Delivery
+    due: float
+
+
+class Heartbeat:
+    """Extends the visibility of every watched delivery, from one thread, well before it ends.
+
+    A delivery is extended when half of its time has passed, so that one failed call does not lose it. Time is
+    measured by the monotonic clock.
+    """
+
+    def __init__(self, source: Source, on_failure: Callable[[Delivery, str], None]) -> None:
+        """Prepare; ``start`` starts the thread.
+
+        Args:
+            source: where the deliveries come from.
+            on_failure: is told of a delivery that could not be extended, and why.
+        """
+        self._source = source
+        self._on_failure = on_failure
+        self._watched: dict[str, _Watched] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless deliveries of this source never end."""
+        if self._source.visibility_seconds is None:
+            return
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="txbox-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and wait for it."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(_JOIN_SECONDS)
+            self._thread = None
+
+    def watch(self, deliveries: Iterable[Delivery], received_at: float) -> None:
+        """Begin to extend deliveries.
+
+        Args:
+            deliveries: which ones.
+            received_at: a reading of ``time.monotonic`` when they arrived.
+        """
+        seconds = self._source.visibility_seconds
+        if seconds is None:
+            return
+        with self._changed:
+            for delivery in deliveries:
+                self._watched[delivery.receipt] = _Watched(delivery, received_at + seconds / 2)
+            self._changed.notify()
+
+    def forget(self, deliveries: Iterable[Delivery]) -> None:
+        """Leave deliveries alone from now on; a call that is under way may still extend them once."""
+        with self._changed:
+            for delivery in deliveries:
+                self._watched.pop(delivery.receipt, None)
+
+    def _run(self) -> None:
+        while True:
+            due = self._wait_for_due()
+            if due is None:
+                return
+            self._extend(due)
+
+    def _wait_for_due(self) -> list[Delivery] | None:
+        with self._changed:
+            while not self._stopping:
+                now = time.monotonic()
+                due = [watched.delivery for watched in self._watched.values() if watched.due <= now]
+                if due:
+                    return due
+                soonest = min((watched.due for watched in self._watched.values()), default=None)
+                self._changed.wait(None if soonest is None else soonest - now)
+        return None
+
+    def _extend(self, deliveries: list[Delivery]) -> None:
+        seconds = self._source.visibility_seconds or 0.0
+        asked_at = time.monotonic()
+        refused: Mapping[str, str] = {}
+        try:
+            refused = self._source.extend(deliveries, seconds)
+        except BrokerError as error:
+            # Half of the time is still left: enough for a few more tries.
+            next_due = time.monotonic() + min(_RETRY_SECONDS, seconds / 10)
+            failures = [(delivery, str(error)) for delivery in deliveries]
+        else:
+            next_due = asked_at + seconds / 2
+            failures = [(delivery, refused[delivery.receipt]) for delivery in deliveries if delivery.receipt in refused]
+        with self._changed:
+            # One that was settled meanwhile is not watched any more, and its refusal is no news.
+            failures = [(delivery, why) for delivery, why in failures if delivery.receipt in self._watched]
+            for receipt in refused:
+                self._watched.pop(receipt, None)
+            for delivery in deliveries:
+                if watched := self._watched.get(delivery.receipt):
+                    watched.due = next_due
+        for delivery, why in failures:
+            self._on_failure(delivery, why)
+
+
+_RETRY_SECONDS = 1.0
+_JOIN_SECONDS = 10.0

@@ -1,0 +1,392 @@
+"""What becomes of a batch of deliveries in the database: the transactions, and nothing of the broker.
+
+A batch is one transaction when all goes well::
+
+    BEGIN
+      INSERT … ON CONFLICT DO NOTHING RETURNING      one statement finds the messages that come for the first time
+      handler(session, message)                      for each of those, in the broker's order
+    COMMIT
+
+When anything in it fails, all of it is rolled back and its deliveries are processed one by one, each in a transaction
+of its own: the good ones commit, and only the bad one is handed back. So a handler may run twice, but only one of its
+runs can commit.
+
+A message that takes the whole process down leaves no trace in a transaction that was never committed. So a delivery
+whose receive count says that it was lost before (*suspect*) is processed alone, and its attempt is counted, in a
+transaction of its own, **before** it is made. The receive count alone does not condemn: innocent messages that were
+delivered beside a deadly one have the same count.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.orm import Session
+
+from txbox import (
+    DeadLetter,
+    DeadLetters,
+    Failures,
+    Inbox,
+    InFlight,
+    InvalidMessageId,
+    MalformedMessage,
+    Message,
+    Mismatch,
+    Outcome,
+    Reason,
+    TransactionEnded,
+)
+from txbox.failures import NO_OUTCOME, describe
+from txbox.instrumentation import Committed, Hook, Retried, emit
+from txbox.sqlstates import is_outage, is_retryable, sqlstate
+from txbox_workers.backoff import Backoff
+from txbox_workers.delivery import Delivery, Settlement
+
+__all__ = ["BatchHandler", "DatabaseUnavailable", "Handler", "Processor", "SessionFactory"]
+
+Handler = Callable[[Any, Message], object]
+"""handler(session, message): applies one message in the session's transaction; raises to have it rolled back."""
+
+BatchHandler = Callable[[Any, Sequence[Message]], object]
+"""batch_handler(session, messages): applies all the messages that are first, in one transaction."""
+
+
+T = TypeVar("T")
+
+
+class SessionFactory(Protocol):
+    """Makes the session that a handler is given: ``Session`` itself, a subclass, or a ``sessionmaker``."""
+
+    def __call__(self, *, bind: Connection, join_transaction_mode: Any) -> Session:
+        """Make a session that works in the transaction of this connection."""
+
+
+class DatabaseUnavailable(Exception):
+    """The database cannot be worked with now, or did not answer a commit; it is no message's fault."""
+
+
+class Processor:
+    """Runs deliveries of one worker through the inbox and the handler."""
+
+    def __init__(
+        self,
+        *,
+        inbox: Inbox,
+        engine: Engine,
+        handler: Handler | None,
+        batch_handler: BatchHandler | None,
+        session_factory: SessionFactory,
+        one_transaction_per_message: bool,
+        max_attempts: int | None,
+        backoff: Backoff,
+        source_name: str,
+        hooks: Sequence[Hook],
+    ) -> None:
+        """Take what ``Worker`` was given; it has validated all of it."""
+        # A copy of the engine, same pool: our event listener must not be heard by the host's other connections.
+        self._engine = engine.execution_options()
+        event.listen(self._engine, "commit", _refuse_foreign_commit)
+        self._inbox = inbox
+        self._handler = handler
+        self._batch_handler = batch_handler
+        self._session_factory = session_factory
+        self._singly = one_transaction_per_message
+        self._max_attempts = max_attempts
+        self._backoff = backoff
+        self._source_name = source_name
+        self._hooks = hooks
+        self._suspect_after = SUSPECT_AFTER if max_attempts is None else min(SUSPECT_AFTER, max_attempts - 1)
+        place = {"schema": inbox.schema, "prefix": inbox.prefix}
+        self._failures = Failures(engine, inbox.subscriber_id, **place)  # type: ignore[arg-type]
+        self._dead_letters = DeadLetters(engine, **place)  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """See that the database answers and has the tables.
+
+        Raises:
+            DatabaseUnavailable: it does not answer.
+            SchemaMissing, NotInTransaction: it cannot be used like this.
+        """
+        with self._outages(), self._engine.connect() as connection:
+            self._inbox.check(connection)
+
+    def process(self, deliveries: Sequence[Delivery], stopping: Callable[[], bool]) -> Iterator[list[Settlement]]:
+        """Process deliveries, and yield what is to be told to the broker as soon as it stands.
+
+        Args:
+            deliveries: in the broker's order.
+            stopping: asked between transactions; once it says yes, the rest is handed back untouched.
+
+        Raises:
+            DatabaseUnavailable: whatever was not yielded before has no known outcome.
+        """
+        blocked: set[str] = set()
+        for unique in _without_repeats(deliveries):
+            settled = None if self._needs_care(unique) or stopping() else self._process_batch(unique)
+            if settled is not None:
+                yield settled
+            else:
+                yield from self._process_singly(unique, blocked, stopping)
+
+    def _needs_care(self, deliveries: Sequence[Delivery]) -> bool:
+        return self._singly or len(deliveries) == 1 or any(self._suspect(d) or d.problem for d in deliveries)
+
+    def _suspect(self, delivery: Delivery) -> bool:
+        return delivery.receive_count > self._suspect_after
+
+    # --- a batch in one transaction ----------------------------------------------------------------------------------
+
+    def _process_batch(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
+        """Process a batch in one transaction; None if it has to be processed singly instead."""
+        try:
+            recorded, mismatched = self._with_retries(deliveries, lambda: self._batch_transaction(deliveries))
+        except DatabaseUnavailable:
+            raise
+        except (Exception, SystemExit):  # noqa: BLE001 - each one is met again, alone, with its own message
+            return None
+        settlements = []
+        for delivery in deliveries:
+            if delivery.message.id in mismatched:
+                settlements.append(self._mismatch(delivery))
+            elif delivery.message.id in recorded:
+                settlements.append(Settlement(delivery, Outcome.PROCESSED))
+            else:
+                settlements.append(Settlement(delivery, Outcome.DUPLICATE))
+        return settlements
+
+    def _batch_transaction(self, deliveries: Sequence[Delivery]) -> tuple[frozenset[str], frozenset[str]]:
+        begun = time.monotonic()
+        with self._transaction() as connection:
+            with _our_own_trouble():
+                recorded = self._inbox.sort_out(connection, {d.message.id: d.message.body for d in deliveries})
+            first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
+            if first:
+                self._handle(connection, first)
+        self._emit_committed(len(first), len(deliveries) - len(first) - len(recorded.mismatched), begun)
+        return recorded.first, recorded.mismatched
+
+    # --- one by one --------------------------------------------------------------------------------------------------
+
+    def _process_singly(
+        self, deliveries: Sequence[Delivery], blocked: set[str], stopping: Callable[[], bool]
+    ) -> Iterator[list[Settlement]]:
+        for delivery in deliveries:
+            if stopping() or delivery.group in blocked:
+                settlement = Settlement(delivery, Outcome.IN_FLIGHT)
+            else:
+                settlement = self._process_one(delivery)
+            if delivery.group is not None and not settlement.outcome.acked:
+                # What follows in the same group must not overtake it.
+                blocked.add(delivery.group)
+            yield [settlement]
+
+    def _process_one(self, delivery: Delivery) -> Settlement:
+        if delivery.problem is not None:
+            return self._failed(delivery, delivery.problem, Reason.MALFORMED)
+        counted = False
+        if self._suspect(delivery):
+            with self._outages():
+                attempts = self._failures.begin_attempt(delivery.message.id)
+            counted = attempts is not None
+            if attempts is not None and self._has_crashed_too_often(delivery, attempts - 1):
+                return self._park(delivery, Reason.CRASHED, NO_OUTCOME, attempts - 1)
+        try:
+            first = self._with_retries([delivery], lambda: self._single_transaction(delivery))
+        except InFlight as error:
+            if counted:
+                with self._outages():
+                    self._failures.take_back(delivery.message.id)
+            return Settlement(delivery, Outcome.IN_FLIGHT, error, IN_FLIGHT_BACKOFF.seconds(delivery.receive_count))
+        except Mismatch as error:
+            return self._mismatch(delivery, error)
+        except DatabaseUnavailable:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises has failed its message
+            return self._failed(delivery, error, Reason.FAILED, counted=counted)
+        return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
+
+    def _single_transaction(self, delivery: Delivery) -> bool:
+        begun = time.monotonic()
+        message = delivery.message
+        with self._transaction() as connection:
+            with _our_own_trouble():
+                first = self._inbox.record(connection, message.id, message.body)
+            if first:
+                self._handle(connection, [delivery])
+        self._emit_committed(int(first), int(not first), begun)
+        return first
+
+    # --- inside a transaction ----------------------------------------------------------------------------------------
+
+    def _handle(self, connection: Connection, deliveries: Sequence[Delivery]) -> None:
+        """Run the handler for messages that are first, in the transaction that has recorded them."""
+        # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
+        # transaction, which is then found inactive.
+        session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
+        try:
+            if self._batch_handler is not None:
+                self._batch_handler(session, [delivery.message for delivery in deliveries])
+                session.flush()
+            elif self._handler is not None:
+                for delivery in deliveries:
+                    self._handler(session, delivery.message)
+                    session.flush()
+        finally:
+            session.close()
+        redelivered = [delivery.message.id for delivery in deliveries if delivery.receive_count > 1]
+        if redelivered:
+            self._failures.forget(connection, redelivered)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """One transaction; whatever breaks the connection on the way, COMMIT included, is DatabaseUnavailable.
+
+        A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
+        goes back to the broker, and when it comes again the inbox knows.
+        """
+        with self._outages():
+            lent = self._engine.connect()
+        with lent as connection:
+            transaction = connection.begin()
+            try:
+                yield connection
+                if not transaction.is_active or connection.get_transaction() is not transaction:
+                    raise TransactionEnded
+                connection.info[_COMMITTING] = True
+                try:
+                    transaction.commit()
+                finally:
+                    if not connection.invalidated:
+                        connection.info.pop(_COMMITTING, None)
+            except BaseException as error:
+                if _is_broken(connection):
+                    raise DatabaseUnavailable(str(error)) from error
+                transaction.rollback()
+                raise
+
+    def _with_retries(self, deliveries: Sequence[Delivery], run: Callable[[], T]) -> T:
+        for attempt in range(1, TRANSACTION_RUNS):
+            try:
+                return run()
+            except Exception as error:
+                if not is_retryable(error):
+                    raise
+                code = sqlstate(error) or ""
+                emit(self._hooks, Retried(self._inbox.subscriber_id, self._source_name, code, attempt, len(deliveries)))
+                time.sleep(RETRY_BACKOFF.seconds(attempt))
+        return run()
+
+    @contextmanager
+    def _outages(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if is_outage(error):
+                raise DatabaseUnavailable(str(error)) from error
+            raise
+
+    # --- what did not go well ----------------------------------------------------------------------------------------
+
+    def _has_crashed_too_often(self, delivery: Delivery, attempts_before: int) -> bool:
+        if self._max_attempts is None:
+            return False
+        if attempts_before >= self._max_attempts:
+            return True
+        # The first ``_suspect_after`` deliveries were not counted beforehand, so as many attempts may be missing.
+        return (
+            delivery.receive_count > self._max_attempts and attempts_before >= self._max_attempts - self._suspect_after
+        )
+
+    def _failed(self, delivery: Delivery, error: BaseException, reason: Reason, *, counted: bool = False) -> Settlement:
+        with self._outages():
+            attempts = self._failures.fail(delivery.message.id, error, counted=counted)
+        if self._max_attempts is not None and attempts >= self._max_attempts:
+            return self._park(delivery, reason, describe(error), attempts, error)
+        return Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(attempts))
+
+    def _mismatch(self, delivery: Delivery, error: Mismatch | None = None) -> Settlement:
+        error = error or Mismatch(self._inbox.subscriber_id, [delivery.message.id])
+        self._park(delivery, Reason.MISMATCH, str(error), delivery.receive_count)
+        return Settlement(delivery, Outcome.MISMATCH, error)
+
+    def _park(
+        self, delivery: Delivery, reason: Reason, text: str, attempts: int, error: BaseException | None = None
+    ) -> Settlement:
+        letter = DeadLetter(
+            subscriber_id=self._inbox.subscriber_id,
+            message_id=delivery.message.id,
+            reason=reason,
+            error=text,
+            attempts=attempts,
+            source=self._source_name,
+            body=delivery.body,
+            headers=dict(delivery.message.headers),
+            envelope=dict(delivery.envelope),
+        )
+        with self._outages():
+            self._dead_letters.park(letter)
+        return Settlement(delivery, Outcome.DEAD, error)
+
+    def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
+        seconds = time.monotonic() - begun
+        emit(self._hooks, Committed(self._inbox.subscriber_id, self._source_name, first, duplicates, seconds))
+
+
+SUSPECT_AFTER = 2
+"""Deliveries of a message before its attempts are counted in advance."""
+
+TRANSACTION_RUNS = 6
+"""How often a transaction is run before a deadlock or serialization failure counts as a failure of its messages."""
+
+RETRY_BACKOFF = Backoff(first_seconds=0.02, longest_seconds=1.0)
+"""Between the runs of a transaction that the database rolled back."""
+
+IN_FLIGHT_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=60.0)
+"""Until a delivery comes again whose message another transaction was processing."""
+
+_COMMITTING = "txbox_committing"
+
+
+def _refuse_foreign_commit(connection: Connection) -> None:
+    """Stop a handler that commits the worker's transaction, before it happens.
+
+    In a batch, it would commit the records of messages whose handlers have not run yet: they would be lost.
+    """
+    if _COMMITTING not in connection.info:
+        raise TransactionEnded
+
+
+@contextmanager
+def _our_own_trouble() -> Iterator[None]:
+    """An error of our own statement (no permission, disk full, read-only server) is no message's fault.
+
+    Were it counted as an attempt, a full disk would turn a whole queue into dead letters.
+    """
+    try:
+        yield
+    except (InFlight, Mismatch, InvalidMessageId, MalformedMessage):
+        raise
+    except Exception as error:
+        if is_retryable(error):
+            raise
+        raise DatabaseUnavailable(str(error)) from error
+
+
+def _is_broken(connection: Connection) -> bool:
+    """Whether the connection to the server is gone, so that nothing is known about what it was asked last."""
+    if connection.closed or connection.invalidated:
+        return True
+    dbapi_connection = connection.connection.dbapi_connection
+    return dbapi_connection is None or bool(getattr(dbapi_connection, "closed", False))
+
+
+def _without_repeats(deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+    """Split deliveries so that no message comes twice in one list; later ones find the first one's outcome."""
+    rest = list(deliveries)
+    while rest:
+        unique: dict[str, Delivery] = {}
+        rest = [d for d in rest if unique.setdefault(d.message.id, d) is not d]
+        yield list(unique.values())

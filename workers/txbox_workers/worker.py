@@ -1,0 +1,343 @@
+"""The worker: takes deliveries from a source, has them processed, and tells the source.
+
+Several polling threads, if asked for, share one source and one heartbeat. Each repeats::
+
+    receive → process (transactions) → ack what has committed, hand back what has not
+
+The ack comes after the commit, so whatever dies in between leads to a redelivery, and the inbox rejects that.
+"""
+
+import logging
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Literal
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from txbox import BrokerError, Inbox, InvalidConfiguration, Outcome, TxboxError
+from txbox.instrumentation import (
+    BrokerLost,
+    BrokerRestored,
+    DatabaseLost,
+    DatabaseRestored,
+    Event,
+    HeartbeatFailed,
+    Hook,
+    Received,
+    Settled,
+    Stopped,
+    emit,
+)
+from txbox.instrumentation.logs import log_event
+from txbox_workers.backoff import Backoff
+from txbox_workers.delivery import Delivery, Settlement, Source
+from txbox_workers.heartbeat import Heartbeat
+from txbox_workers.processor import BatchHandler, DatabaseUnavailable, Handler, Processor, SessionFactory
+
+__all__ = ["Worker"]
+
+STOP_SECONDS = 30.0
+"""How long a stop waits for what is being processed: what Kubernetes grants by default."""
+
+MAX_ATTEMPTS = 10
+"""With the default backoff, about 15 minutes from a message's first failure to its dead letter."""
+
+OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
+"""Between tries while the broker or the database cannot be reached."""
+
+ACK_AFTER_SECONDS = 1.0
+"""Outcomes of a batch that is processed one by one are told to the broker at least this often."""
+
+
+class Worker:
+    """Processes the messages of one source, each exactly once in effect."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        inbox: Inbox,
+        engine: Engine,
+        handler: Handler | None = None,
+        batch_handler: BatchHandler | None = None,
+        transactions: Literal["batch", "message"] = "batch",
+        threads: int = 1,
+        max_attempts: int | None = MAX_ATTEMPTS,
+        backoff: Backoff | None = None,
+        session_factory: SessionFactory = Session,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        """Put a worker together; nothing is connected before ``start`` or ``run``.
+
+        Args:
+            source: where deliveries come from.
+            inbox: what the subscriber has processed; its table is in the engine's database.
+            engine: the database of the inbox and of the handler's effects.
+            handler: ``handler(session, message)``, called for each message that comes for the first time. It works in
+                the transaction that records the message, leaves commit and rollback alone, and raises to fail.
+            batch_handler: ``batch_handler(session, messages)``, in its place: one call for all the first-timers of a
+                batch. Faster by far where the effect is one set-based statement.
+            transactions: "batch": one transaction for a batch, and one for each message only when something in it
+                fails. "message": always one for each.
+            threads: polling threads; each needs a connection of the engine's pool.
+            max_attempts: failed attempts after which a message is parked as a dead letter; None leaves that to the
+                broker's own redrive policy.
+            backoff: the delay before a failed message is delivered again, by attempt.
+            session_factory: makes the handler's session: ``Session``, a subclass, or a ``sessionmaker``.
+            hooks: told of every event; the log is told in any case.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        if (handler is None) == (batch_handler is None):
+            raise InvalidConfiguration("Worker needs either handler or batch_handler, and not both")
+        if transactions not in ("batch", "message"):
+            raise InvalidConfiguration(f"Worker.transactions must be 'batch' or 'message', not {transactions!r}")
+        if threads < 1:
+            raise InvalidConfiguration(f"Worker.threads must be at least 1, not {threads!r}")
+        if max_attempts is not None and max_attempts < 1:
+            raise InvalidConfiguration(f"Worker.max_attempts must be at least 1, or None, not {max_attempts!r}")
+        self.inbox = inbox
+        self.source = source
+        self._threads_wanted = threads
+        self._hooks: tuple[Hook, ...] = (log_event, self._count, *hooks)
+        self._processor = Processor(
+            inbox=inbox,
+            engine=engine,
+            handler=handler,
+            batch_handler=batch_handler,
+            session_factory=session_factory,
+            one_transaction_per_message=transactions == "message",
+            max_attempts=max_attempts,
+            backoff=backoff or Backoff(),
+            source_name=source.name,
+            hooks=self._hooks,
+        )
+        self._heartbeat = Heartbeat(source, self._heartbeat_failed)
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._counts: Counter[Outcome] = Counter()
+
+    @property
+    def counts(self) -> Mapping[Outcome, int]:
+        """How many deliveries came to which outcome since the worker was made."""
+        with self._lock:
+            return dict(self._counts)
+
+    @property
+    def running(self) -> bool:
+        """Whether polling threads are at work."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def start(self) -> None:
+        """Check database and source, then start the threads and return.
+
+        Raises:
+            SchemaMissing, NotInTransaction: the database cannot be used like this.
+            TxboxError: the database does not answer.
+            BrokerError: the source does not exist, cannot be reached, or refuses.
+            InvalidConfiguration: it is running already.
+        """
+        if self.running:
+            raise InvalidConfiguration("this worker is running already; make another one, or ask for more threads")
+        try:
+            self._processor.check()
+        except DatabaseUnavailable as error:
+            raise TxboxError(f"the database cannot be used: {error}") from error
+        self.source.open()
+        self._stopping.clear()
+        self._heartbeat.start()
+        self._threads = [
+            threading.Thread(target=self._poll, name=f"txbox-{self.inbox.subscriber_id}-{number}", daemon=True)
+            for number in range(1, self._threads_wanted + 1)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        """Stop polling and drain: finish the transactions under way, hand back what was not begun.
+
+        Args:
+            timeout: seconds to wait for it.
+
+        Returns:
+            True: everything taken was settled. False: time ran out; the rest will be delivered again.
+        """
+        self._stopping.set()
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        drained = not self.running
+        if self._threads:
+            if drained:
+                self._heartbeat.stop()
+                self.source.close()
+                self._threads = []
+            emit(self._hooks, Stopped(self.inbox.subscriber_id, self.source.name, drained))
+        return drained
+
+    def run(self, timeout: float = STOP_SECONDS) -> bool:
+        """Start, work until SIGTERM or SIGINT (or ``stop`` from another thread), then drain.
+
+        Signals are handled when this is the main thread; a second signal ends the process at once.
+
+        Args:
+            timeout: seconds that draining may take.
+
+        Returns:
+            Whether everything was drained, as ``stop``.
+        """
+        with _SignalsStop(self._stopping):
+            self.start()
+            self._stopping.wait()
+            return self.stop(timeout)
+
+    # --- a polling thread --------------------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                deliveries = self.source.receive()
+            except BrokerError as error:
+                failures += 1
+                pause = OUTAGE_BACKOFF.seconds(failures)
+                self._emit(BrokerLost, error=error, pause_seconds=pause)
+                self._stopping.wait(pause)
+                continue
+            except Exception:  # noqa: BLE001 - a polling thread that ends silently is the worst outcome
+                failures += 1
+                _log.exception("%s: receiving failed in a way that was not foreseen", self.inbox.subscriber_id)
+                self._stopping.wait(OUTAGE_BACKOFF.seconds(failures))
+                continue
+            if failures:
+                failures = 0
+                self._emit(BrokerRestored)
+            if deliveries:
+                self._take(deliveries)
+
+    def _take(self, deliveries: Sequence[Delivery]) -> None:
+        """Process one batch of deliveries, to the end."""
+        self._emit(
+            Received,
+            message_ids=tuple(delivery.message.id for delivery in deliveries),
+            delivery_ids=tuple(delivery.receipt for delivery in deliveries),
+        )
+        self._heartbeat.watch(deliveries, time.monotonic())
+        unsettled = {delivery.receipt: delivery for delivery in deliveries}
+        waiting: list[Settlement] = []
+        told_at = time.monotonic()
+        trouble: Exception | None = None
+        try:
+            for settlements in self._processor.process(deliveries, self._stopping.is_set):
+                waiting.extend(settlements)
+                for settlement in settlements:
+                    unsettled.pop(settlement.delivery.receipt, None)
+                if unsettled and time.monotonic() - told_at > ACK_AFTER_SECONDS:
+                    self._tell(waiting)
+                    waiting, told_at = [], time.monotonic()
+        except DatabaseUnavailable as error:
+            trouble = error
+        except Exception as error:  # noqa: BLE001 - hand back, say so, and go on
+            _log.exception("%s: processing failed in a way that was not foreseen", self.inbox.subscriber_id)
+            trouble = error
+        waiting.extend(
+            Settlement(delivery, Outcome.IN_FLIGHT, trouble, OUTAGE_BACKOFF.seconds(delivery.receive_count))
+            for delivery in unsettled.values()
+        )
+        self._tell(waiting)
+        if trouble is not None:
+            self._await_database(trouble)
+
+    def _tell(self, settlements: Sequence[Settlement]) -> None:
+        """Ack and hand back, as the outcomes say."""
+        if not settlements:
+            return
+        self._heartbeat.forget(settlement.delivery for settlement in settlements)
+        to_ack = [settlement.delivery for settlement in settlements if settlement.outcome.acked]
+        to_hand_back = [settlement for settlement in settlements if not settlement.outcome.acked]
+        acked: set[str] = set()
+        try:
+            if to_ack:
+                acked = set(self.source.ack(to_ack))
+            if to_hand_back:
+                self.source.hand_back(to_hand_back)
+        except BrokerError as error:
+            # Nothing is lost: what was not acked or handed back comes again when its visibility ends.
+            _log.warning("%s could not tell the broker about a batch: %s", self.inbox.subscriber_id, error)
+        for settlement in settlements:
+            delivery = settlement.delivery
+            self._emit(
+                Settled,
+                message_id=delivery.message.id,
+                delivery_id=delivery.receipt,
+                outcome=settlement.outcome,
+                acked=delivery.receipt in acked,
+                attempts=delivery.receive_count,
+                error=settlement.error,
+            )
+
+    def _await_database(self, trouble: Exception) -> None:
+        """Take nothing more from the broker until the database can be used again."""
+        attempt = 1
+        while not self._stopping.is_set():
+            pause = OUTAGE_BACKOFF.seconds(attempt)
+            self._emit(DatabaseLost, error=trouble, pause_seconds=pause)
+            if self._stopping.wait(pause):
+                return
+            try:
+                self._processor.check()
+            except (DatabaseUnavailable, TxboxError) as error:
+                trouble = error
+                attempt += 1
+            else:
+                self._emit(DatabaseRestored)
+                return
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def _emit(self, kind: Callable[..., Event], **attributes: object) -> None:
+        emit(self._hooks, kind(self.inbox.subscriber_id, self.source.name, **attributes))
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, Settled):
+            with self._lock:
+                self._counts[event.outcome] += 1
+
+    def _heartbeat_failed(self, delivery: Delivery, why: str) -> None:
+        self._emit(HeartbeatFailed, message_id=delivery.message.id, why=why)
+
+
+class _SignalsStop:
+    """While entered: the first SIGTERM or SIGINT sets an event, the second one does what it did before."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._on_signal)
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        _log.info("%s: finishing what was taken; once more to leave at once", signal.Signals(number).name)
+        self._stopping.set()
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._before:
+            number, before = self._before.popitem()
+            signal.signal(number, before if callable(before) or isinstance(before, int) else signal.SIG_DFL)
+
+
+_log = logging.getLogger("txbox")
