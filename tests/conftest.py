@@ -33,9 +33,10 @@ def database_url() -> Iterator[str]:
     if url := os.environ.get("TXBOX_TEST_DATABASE_URL"):
         yield _noted(url, "TXBOX_TEST_DATABASE_URL")
     elif image := os.environ.get("TXBOX_TEST_POSTGRES_IMAGE"):
-        from testcontainers.postgres import PostgresContainer
+        from testcontainers.community.postgres import PostgresContainer
 
-        with PostgresContainer(image, driver="psycopg") as container:
+        container = PostgresContainer(image, driver="psycopg")
+        with container.with_command("postgres -c fsync=off -c max_connections=200"):
             yield _noted(container.get_connection_url(), f"container of {image}")
     else:
         with EmbeddedPostgres(durable=False) as server:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from txbox.errors import TxboxError
+from txbox.errors import LetterNotFound
 from txbox.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.statements import Statements, statements
 
@@ -32,18 +32,6 @@ class Reason(StrEnum):
     """It could not be read as what its envelope promises."""
     CRASHED = "crashed"
     """The process ended each time that it handled this message."""
-
-
-class LetterNotFound(TxboxError):
-    """No dead letter of that number waits.
-
-    Attributes:
-        dead_letter_id: the number.
-    """
-
-    def __init__(self, dead_letter_id: int, why: str = "does not exist") -> None:
-        self.dead_letter_id = dead_letter_id
-        super().__init__(f"dead letter {dead_letter_id} {why}; see `txbox dead-letters list`")
 
 
 @dataclass(frozen=True, slots=True)

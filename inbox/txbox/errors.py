@@ -11,6 +11,7 @@
     ├── MalformedMessage     a body that is not what its envelope promises
     ├── TransactionEnded     a handler ended the transaction that was lent to it
     ├── InvalidConfiguration an argument or a setting that cannot work
+    ├── LetterNotFound       no dead letter of that number waits
     └── BrokerError          the broker could not be reached, or refused
 
 Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not
@@ -18,12 +19,14 @@ wrapped: they pass through as SQLAlchemy raises them. ``txbox.sqlstates`` tells 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "BrokerError",
     "InFlight",
     "InvalidConfiguration",
     "InvalidMessageId",
+    "LetterNotFound",
     "MalformedMessage",
     "Mismatch",
     "NotInTransaction",
@@ -34,7 +37,10 @@ __all__ = [
 
 
 class TxboxError(Exception):
-    """The root of all errors of txbox."""
+    """The root of all errors of txbox. All of them can be pickled, so they cross from process to process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args), self.__dict__
 
 
 class NotInTransaction(TxboxError):
@@ -126,6 +132,18 @@ class InvalidConfiguration(TxboxError):
     """An argument or a setting that cannot work; the message names it and says what would."""
 
 
+class LetterNotFound(TxboxError):
+    """No dead letter of that number waits.
+
+    Attributes:
+        dead_letter_id: the number.
+    """
+
+    def __init__(self, dead_letter_id: int, why: str = "does not exist") -> None:
+        self.dead_letter_id = dead_letter_id
+        super().__init__(f"dead letter {dead_letter_id} {why}; see `txbox dead-letters list`")
+
+
 class BrokerError(TxboxError):
     """The broker could not be reached or refused a call.
 
@@ -136,3 +154,8 @@ class BrokerError(TxboxError):
     def __init__(self, message: str, *, permanent: bool = False) -> None:
         self.permanent = permanent
         super().__init__(message)
+
+
+def _again(kind: type[TxboxError], arguments: tuple[Any, ...]) -> TxboxError:
+    # Not by the constructor: it takes the data, and what is kept in args is the text made of them.
+    return kind.__new__(kind, *arguments)

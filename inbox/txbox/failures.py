@@ -94,9 +94,16 @@ def describe(error: BaseException) -> str:
     parts: list[str] = []
     current: BaseException | None = error
     while current is not None and len(parts) < _MAX_CAUSES:
-        parts.append(f"{type(current).__name__}: {current}".strip())
+        parts.append(f"{type(current).__name__}: {_message(current)}".strip())
         current = current.__cause__
     return storable("\ncaused by ".join(parts))[:MAX_ERROR_CHARACTERS]
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - an error that cannot be printed has still failed its message
+        return f"(str() of it raised {type(broken).__name__})"
 
 
 def storable(text: str) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import InFlight, InvalidConfiguration, Mismatch, NotInTransaction, SchemaMissing
 from txbox.message import fingerprint, valid_message_id
@@ -34,6 +34,10 @@ __all__ = ["WAIT_SECONDS", "Inbox", "Recorded"]
 
 WAIT_SECONDS = 1.0
 """How long to wait for another transaction that is processing the same message."""
+
+
+ConnectionOrSession = Connection | Session | scoped_session[Any]
+"""What holds the caller's transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Inbox:
         Raises:
             InvalidConfiguration: an argument cannot work.
         """
-        if not subscriber_id or "\0" in subscriber_id or len(subscriber_id.encode()) > _MAX_SUBSCRIBER_BYTES:
+        if not _is_text(subscriber_id, _MAX_SUBSCRIBER_BYTES):
             raise InvalidConfiguration(
                 f"Inbox.subscriber_id must be 1 to {_MAX_SUBSCRIBER_BYTES} bytes of text, not {subscriber_id!r}"
             )
@@ -94,7 +98,7 @@ class Inbox:
         return f"Inbox({self.subscriber_id!r}{where})"
 
     def record(
-        self, connection_or_session: Connection | Session, message_id: str, body: bytes | str | None = None
+        self, connection_or_session: ConnectionOrSession, message_id: str, body: bytes | str | None = None
     ) -> bool:
         """Record one message in the caller's transaction; one INSERT, one round trip.
 
@@ -128,7 +132,7 @@ class Inbox:
         return False
 
     def record_many(
-        self, connection_or_session: Connection | Session, ids: Iterable[str] | Mapping[str, bytes | str]
+        self, connection_or_session: ConnectionOrSession, ids: Iterable[str] | Mapping[str, bytes | str]
     ) -> set[str]:
         """Record many messages in the caller's transaction, in one round trip.
 
@@ -142,6 +146,7 @@ class Inbox:
         Raises:
             Mismatch: some ids were processed before with other bodies. The others are recorded nevertheless; roll
                 back, or use ``sort_out``, which tells them apart.
+            TypeError: one id was given instead of many, or no body where fingerprints are kept.
             NotInTransaction, InFlight, InvalidMessageId, SchemaMissing: as ``record``.
         """
         recorded = self.sort_out(connection_or_session, ids)
@@ -150,9 +155,11 @@ class Inbox:
         return set(recorded.first)
 
     def sort_out(
-        self, connection_or_session: Connection | Session, ids: Iterable[str] | Mapping[str, bytes | str]
+        self, connection_or_session: ConnectionOrSession, ids: Iterable[str] | Mapping[str, bytes | str]
     ) -> Recorded:
         """Record many messages as ``record_many`` does, and report mismatches instead of raising."""
+        if isinstance(ids, str):
+            raise TypeError(f"many ids are needed, not the characters of one: {ids!r}; record takes a single id")
         bodies = ids if isinstance(ids, Mapping) else None
         # Sorted, so that two batches that overlap wait for each other in one order, never in a circle; as bytes,
         # because that is how Postgres sorts this column (COLLATE "C").
@@ -184,10 +191,7 @@ class Inbox:
             SchemaMissing: the table does not exist.
         """
         _in_transaction(connection)
-        try:
-            connection.exec_driver_sql(self._statements.inbox_exists)
-        except DBAPIError as error:
-            raise self._translated(error, ()) from error
+        self._execute(connection, self._statements.inbox_exists, (), ())
 
     def _digest(self, message_id: str, body: bytes | str | None) -> bytes | None:
         if not self.fingerprint:
@@ -204,15 +208,12 @@ class Inbox:
         try:
             return connection.exec_driver_sql(statement, parameters).fetchone()
         except DBAPIError as error:
-            raise self._translated(error, ids) from error
-
-    def _translated(self, error: DBAPIError, ids: Collection[str]) -> Exception:
-        code = sqlstate(error)
-        if code == LOCK_NOT_AVAILABLE:
-            return InFlight(self.subscriber_id, ids)
-        if code == UNDEFINED_TABLE:
-            return SchemaMissing(self._statements.processed_message)
-        return error
+            code = sqlstate(error)
+            if code == LOCK_NOT_AVAILABLE:
+                raise InFlight(self.subscriber_id, ids) from error
+            if code == UNDEFINED_TABLE:
+                raise SchemaMissing(self._statements.processed_message) from error
+            raise
 
     def _differing(self, connection: Connection, digests: Mapping[str, bytes]) -> frozenset[str]:
         # A second statement, for duplicates only: at READ COMMITTED the snapshot of the first may be older than the
@@ -223,9 +224,9 @@ class Inbox:
         )
 
 
-def _in_transaction(connection_or_session: Connection | Session) -> Connection:
+def _in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
     """Return the connection, or refuse one that commits every statement by itself."""
-    if isinstance(connection_or_session, Session):
+    if isinstance(connection_or_session, Session | scoped_session):
         connection = connection_or_session.connection()
     elif isinstance(connection_or_session, Connection):
         connection = connection_or_session
@@ -238,6 +239,14 @@ def _in_transaction(connection_or_session: Connection | Session) -> Connection:
     if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
         raise NotInTransaction
     return connection
+
+
+def _is_text(value: str, max_bytes: int) -> bool:
+    """Whether Postgres can hold the value as text of 1 to ``max_bytes`` bytes."""
+    try:
+        return 0 < len(value.encode()) <= max_bytes and "\0" not in value
+    except (AttributeError, UnicodeEncodeError):
+        return False
 
 
 _MAX_SUBSCRIBER_BYTES = 200

@@ -73,7 +73,7 @@ class Message:
         """
         try:
             return json.loads(self.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MalformedMessage(f"the body of message {self.id} is not JSON: {error}") from error
 
 

@@ -144,6 +144,9 @@ ORDER BY dead_letter_id LIMIT %s"""
 
         # -- status -----------------------------------------------------------------------------------------------
 
+        self.inbox_oid = "SELECT to_regclass(%s)"
+        """The inbox in the catalogue: (quoted table name) → its oid, or null."""
+
         self.inbox_estimate = "SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = %s::regclass"
         """How many rows the inbox has, by the planner's figures: (quoted table name) → rows."""
 

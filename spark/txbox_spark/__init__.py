@@ -1,1 +1,8 @@
-"""txbox."""
+"""Spark beside the inbox: sessions that can reach Postgres over JDBC.
+
+The bulk load through the inbox rests on these sessions.
+"""
+
+from txbox_spark.session import JDBC_DRIVER, SparkSetupError, require_jdk, spark_session
+
+__all__ = ["JDBC_DRIVER", "SparkSetupError", "require_jdk", "spark_session"]

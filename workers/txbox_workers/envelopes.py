@@ -70,7 +70,7 @@ def open_envelope(
     headers = _attribute_headers(attributes)
     if "MessageDeduplicationId" in system:
         headers[HEADER_DEDUPLICATION_ID] = system["MessageDeduplicationId"]
-    raw = Message(broker_id, text.encode(), MappingProxyType(headers), source)
+    raw = Message(broker_id, text.encode("utf-8", "surrogatepass"), MappingProxyType(headers), source)
     problem: Exception | None = None
     message = raw
     try:
@@ -228,12 +228,12 @@ def _from_cloudevent(message: Message, document: Mapping[str, Any]) -> Message:
             body = base64.b64decode(document["data_base64"], validate=True)
         except (ValueError, TypeError) as error:
             raise MalformedMessage(f"data_base64 of CloudEvent {document['id']} is not base64: {error}") from error
-    elif isinstance(document.get("data"), str) and "json" not in str(document.get("datacontenttype", "json")):
+    elif isinstance(document.get("data"), str) and "json" not in str(document.get("datacontenttype") or "json"):
         body = document["data"].encode()
     else:
         body = _compact(document["data"]) if "data" in document else b""
     context = {
-        f"ce-{name}": value
+        f"ce-{name}": str(value).lower() if isinstance(value, bool) else value
         for name, value in document.items()
         if name not in ("data", "data_base64") and isinstance(value, str | int | bool)
     }

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from txbox import BrokerError
 from txbox_workers.delivery import Delivery, Source
 
 __all__ = ["Heartbeat"]
@@ -42,6 +41,8 @@ class Heartbeat:
         """Start the thread, unless deliveries of this source never end."""
         if self._source.visibility_seconds is None:
             return
+        if self._thread is not None and self._thread.is_alive():
+            return  # of a run that did not drain in time
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="txbox-heartbeat", daemon=True)
         self._thread.start()
@@ -100,7 +101,7 @@ class Heartbeat:
         refused: Mapping[str, str] = {}
         try:
             refused = self._source.extend(deliveries, seconds)
-        except BrokerError as error:
+        except Exception as error:  # noqa: BLE001 - a heartbeat that ends silently loses every delivery it watches
             # Half of the time is still left: enough for a few more tries.
             next_due = time.monotonic() + min(_RETRY_SECONDS, seconds / 10)
             failures = [(delivery, str(error)) for delivery in deliveries]

@@ -58,7 +58,7 @@ class MemorySource:
         """Add a message."""
         with self._condition:
             self._ready.append(Delivery(message, receipt=str(next(self._numbers)), body=message.body))
-            self._condition.notify()
+            self._condition.notify_all()
 
     def wait_until_empty(self, timeout: float) -> bool:
         """Wait until every message is acked.

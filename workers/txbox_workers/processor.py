@@ -17,12 +17,15 @@ transaction of its own, **before** it is made. The receive count alone does not 
 delivered beside a deadly one have the same count.
 """
 
+import re
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, event
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.orm import Session
 
 from txbox import (
@@ -38,6 +41,7 @@ from txbox import (
     Outcome,
     Reason,
     TransactionEnded,
+    TxboxError,
 )
 from txbox.failures import NO_OUTCOME, describe
 from txbox.instrumentation import Committed, Hook, Retried, emit
@@ -65,7 +69,26 @@ class SessionFactory(Protocol):
 
 
 class DatabaseUnavailable(Exception):
-    """The database cannot be worked with now, or did not answer a commit; it is no message's fault."""
+    """The database cannot be worked with now, or did not answer a commit; it is no message's fault.
+
+    Attributes:
+        before_handler: the trouble came before any handler was run, so no handler can have made it.
+    """
+
+    def __init__(self, message: str, *, before_handler: bool = False) -> None:
+        self.before_handler = before_handler
+        super().__init__(message)
+
+
+class TransactionAborted(TransactionEnded):
+    """A handler has swallowed the error of a statement, and with it Postgres has undone everything."""
+
+    def __init__(self) -> None:
+        TxboxError.__init__(
+            self,
+            "a statement failed and the handler went on, but Postgres has already undone everything; let the error "
+            "out, or run the statement within session.begin_nested()",
+        )
 
 
 class Processor:
@@ -89,6 +112,7 @@ class Processor:
         # A copy of the engine, same pool: our event listener must not be heard by the host's other connections.
         self._engine = engine.execution_options()
         event.listen(self._engine, "commit", _refuse_foreign_commit)
+        event.listen(self._engine, "before_cursor_execute", _refuse_commit_as_sql)
         self._inbox = inbox
         self._handler = handler
         self._batch_handler = batch_handler
@@ -110,8 +134,21 @@ class Processor:
             DatabaseUnavailable: it does not answer.
             SchemaMissing, NotInTransaction: it cannot be used like this.
         """
-        with self._outages(), self._engine.connect() as connection:
+        with _outages(), self._engine.connect() as connection:
             self._inbox.check(connection)
+
+    def check_recording(self) -> None:
+        """See that a message could be recorded, by recording one and rolling back.
+
+        Reading is not enough after trouble: a server that is read-only, full or short of a permission can be read, and
+        a worker that took that for recovery would take deliveries and hand them back, over and over.
+
+        Raises:
+            DatabaseUnavailable, SchemaMissing: it could not.
+        """
+        with _outages(), self._engine.connect() as connection, _our_own_trouble():
+            self._inbox.record(connection, f"check {uuid.uuid4()}", b"")
+            connection.rollback()
 
     def process(self, deliveries: Sequence[Delivery], stopping: Callable[[], bool]) -> Iterator[list[Settlement]]:
         """Process deliveries, and yield what is to be told to the broker as soon as it stands.
@@ -125,7 +162,9 @@ class Processor:
         """
         blocked: set[str] = set()
         for unique in _without_repeats(deliveries):
-            settled = None if self._needs_care(unique) or stopping() else self._process_batch(unique)
+            # After a failure in some group, one by one: what comes next in that group is not to be run.
+            together = not (blocked or self._needs_care(unique) or stopping())
+            settled = self._process_batch(unique) if together else None
             if settled is not None:
                 yield settled
             else:
@@ -143,9 +182,9 @@ class Processor:
         """Process a batch in one transaction; None if it has to be processed singly instead."""
         try:
             recorded, mismatched = self._with_retries(deliveries, lambda: self._batch_transaction(deliveries))
-        except DatabaseUnavailable:
+        except (DatabaseUnavailable, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit):  # noqa: BLE001 - each one is met again, alone, with its own message
+        except BaseException:  # noqa: BLE001 - each one is met again, alone, with its own message
             return None
         settlements = []
         for delivery in deliveries:
@@ -188,7 +227,7 @@ class Processor:
             return self._failed(delivery, delivery.problem, Reason.MALFORMED)
         counted = False
         if self._suspect(delivery):
-            with self._outages():
+            with _bookkeeping():
                 attempts = self._failures.begin_attempt(delivery.message.id)
             counted = attempts is not None
             if attempts is not None and self._has_crashed_too_often(delivery, attempts - 1):
@@ -197,14 +236,21 @@ class Processor:
             first = self._with_retries([delivery], lambda: self._single_transaction(delivery))
         except InFlight as error:
             if counted:
-                with self._outages():
+                with _bookkeeping():
                     self._failures.take_back(delivery.message.id)
             return Settlement(delivery, Outcome.IN_FLIGHT, error, IN_FLIGHT_BACKOFF.seconds(delivery.receive_count))
         except Mismatch as error:
             return self._mismatch(delivery, error)
-        except DatabaseUnavailable:
+        except DatabaseUnavailable as error:
+            if counted and error.before_handler:
+                # Not an attempt: it must not bring the message nearer to its dead letter. If this fails too, one
+                # outage has cost one attempt.
+                with suppress(Exception):
+                    self._failures.take_back(delivery.message.id)
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises has failed its message
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler's SystemExit or CancelledError fails its message too
             return self._failed(delivery, error, Reason.FAILED, counted=counted)
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
 
@@ -229,11 +275,13 @@ class Processor:
         try:
             if self._batch_handler is not None:
                 self._batch_handler(session, [delivery.message for delivery in deliveries])
-                session.flush()
+                _finish(session)
+                _refuse_aborted(connection)
             elif self._handler is not None:
                 for delivery in deliveries:
                     self._handler(session, delivery.message)
-                    session.flush()
+                    _finish(session)
+                    _refuse_aborted(connection)
         finally:
             session.close()
         redelivered = [delivery.message.id for delivery in deliveries if delivery.receive_count > 1]
@@ -247,7 +295,7 @@ class Processor:
         A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
         goes back to the broker, and when it comes again the inbox knows.
         """
-        with self._outages():
+        with _outages():
             lent = self._engine.connect()
         with lent as connection:
             transaction = connection.begin()
@@ -262,9 +310,9 @@ class Processor:
                     if not connection.invalidated:
                         connection.info.pop(_COMMITTING, None)
             except BaseException as error:
-                if _is_broken(connection):
+                broken = _is_broken(connection) or not _rolled_back(connection, transaction)
+                if broken and not isinstance(error, DatabaseUnavailable):
                     raise DatabaseUnavailable(str(error)) from error
-                transaction.rollback()
                 raise
 
     def _with_retries(self, deliveries: Sequence[Delivery], run: Callable[[], T]) -> T:
@@ -279,15 +327,6 @@ class Processor:
                 time.sleep(RETRY_BACKOFF.seconds(attempt))
         return run()
 
-    @contextmanager
-    def _outages(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if is_outage(error):
-                raise DatabaseUnavailable(str(error)) from error
-            raise
-
     # --- what did not go well ----------------------------------------------------------------------------------------
 
     def _has_crashed_too_often(self, delivery: Delivery, attempts_before: int) -> bool:
@@ -301,7 +340,7 @@ class Processor:
         )
 
     def _failed(self, delivery: Delivery, error: BaseException, reason: Reason, *, counted: bool = False) -> Settlement:
-        with self._outages():
+        with _bookkeeping():
             attempts = self._failures.fail(delivery.message.id, error, counted=counted)
         if self._max_attempts is not None and attempts >= self._max_attempts:
             return self._park(delivery, reason, describe(error), attempts, error)
@@ -326,7 +365,7 @@ class Processor:
             headers=dict(delivery.message.headers),
             envelope=dict(delivery.envelope),
         )
-        with self._outages():
+        with _bookkeeping():
             self._dead_letters.park(letter)
         return Settlement(delivery, Outcome.DEAD, error)
 
@@ -359,6 +398,39 @@ def _refuse_foreign_commit(connection: Connection) -> None:
         raise TransactionEnded
 
 
+def _refuse_commit_as_sql(
+    _connection: Connection, _cursor: object, statement: str, _parameters: object, _context: object, _many: bool
+) -> None:
+    """Stop a handler that ends the worker's transaction by SQL, for the same reason."""
+    if _ENDS_TRANSACTION.match(statement):
+        raise TransactionEnded
+
+
+_ENDS_TRANSACTION = re.compile(
+    r"\s*(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b", re.IGNORECASE
+)
+
+
+@contextmanager
+def _outages() -> Iterator[None]:
+    """While no handler runs: what says that the database cannot be reached becomes DatabaseUnavailable."""
+    try:
+        yield
+    except Exception as error:
+        if is_outage(error):
+            raise DatabaseUnavailable(str(error), before_handler=True) from error
+        raise
+
+
+@contextmanager
+def _bookkeeping() -> Iterator[None]:
+    """Around our own short transactions: whatever fails there is no message's fault."""
+    try:
+        yield
+    except Exception as error:
+        raise DatabaseUnavailable(str(error), before_handler=True) from error
+
+
 @contextmanager
 def _our_own_trouble() -> Iterator[None]:
     """An error of our own statement (no permission, disk full, read-only server) is no message's fault.
@@ -372,7 +444,53 @@ def _our_own_trouble() -> Iterator[None]:
     except Exception as error:
         if is_retryable(error):
             raise
-        raise DatabaseUnavailable(str(error)) from error
+        raise DatabaseUnavailable(str(error), before_handler=True) from error
+
+
+def _finish(session: Session) -> None:
+    """Bring everything that a handler did through its session into the transaction."""
+    if session.in_nested_transaction():
+        # Closing the session would roll an open savepoint back, and the message would count as processed. A commit
+        # releases savepoints, as it does for every session; the transaction itself stays the worker's.
+        session.commit()
+    else:
+        session.flush()
+
+
+def _refuse_aborted(connection: Connection) -> None:
+    """Refuse to commit a transaction in which a statement has failed, or which SQL has ended.
+
+    Postgres answers COMMIT in an aborted transaction with ROLLBACK, and drivers take that for success: a handler that
+    swallows the error of a statement would have its message acked with nothing done. The driver knows the state from
+    the last answer, so asking it costs no round trip.
+    """
+    match _transaction_status(connection):
+        case TransactionStatus.INERROR:
+            raise TransactionAborted
+        case TransactionStatus.IDLE:
+            raise TransactionEnded
+
+
+def _transaction_status(connection: Connection) -> int:
+    """Return libpq's transaction status of a connection; psycopg 3 and psycopg2 spell it alike."""
+    info = getattr(connection.connection.dbapi_connection, "info", None)
+    return int(getattr(info, "transaction_status", TransactionStatus.INTRANS))
+
+
+def _rolled_back(connection: Connection, transaction: RootTransaction) -> bool:
+    """Roll back, and return whether the server has confirmed it."""
+    try:
+        transaction.rollback()
+        # For SQLAlchemy, a transaction that a handler has ended is over, and it sends no ROLLBACK. Where the pool does
+        # not roll back either (pool_reset_on_return), records without their handlers would wait in the connection for
+        # the next commit. Costs nothing where there is nothing left to roll back.
+        dbapi_connection = connection.connection.dbapi_connection
+        if dbapi_connection is not None:
+            dbapi_connection.rollback()
+    except Exception:  # noqa: BLE001 - the error that led here is what gets reported
+        connection.invalidate()
+        return False
+    return True
 
 
 def _is_broken(connection: Connection) -> bool:

@@ -30,7 +30,7 @@ from txbox_workers.worker import MAX_ATTEMPTS, Worker
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["SqsSource", "SqsWorker", "redrive_to_queue", "sqs_client"]
+__all__ = ["SqsSource", "SqsWorker", "create_queue", "delete_queue", "queue_backlog", "redrive_to_queue", "sqs_client"]
 
 MAX_BATCH = 10
 """Messages in one call, for SQS's part."""
@@ -61,9 +61,9 @@ def sqs_client(queue_url: str, *, wait_seconds: float = WAIT_SECONDS, connection
         wait_seconds: the longest long poll.
         connections: how many calls may be under way at once.
     """
-    session = boto3.session.Session()
     in_url = re.match(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com", queue_url)
     with _translated():
+        session = boto3.session.Session()
         return session.client(
             "sqs",
             region_name=session.region_name or (in_url.group(1) if in_url else None),
@@ -168,19 +168,24 @@ class SqsSource:
 
     def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
         """Delete messages, in batches; an entry that failed by the broker's fault is tried again."""
-        refused = self._in_batches(
-            deliveries,
-            lambda entries: self._client.delete_message_batch(QueueUrl=self._queue_url, Entries=entries),  # type: ignore[arg-type]
-            lambda delivery: {"ReceiptHandle": delivery.receipt},
-        )
-        self._forget(deliveries)
+        try:
+            refused = self._in_batches(
+                deliveries,
+                lambda entries: self._client.delete_message_batch(QueueUrl=self._queue_url, Entries=entries),  # type: ignore[arg-type]
+                lambda delivery: {"ReceiptHandle": delivery.receipt},
+            )
+        finally:
+            self._forget(deliveries)
         return [delivery.receipt for delivery in deliveries if delivery.receipt not in refused]
 
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
         """Make messages visible again, each after its delay."""
         delays = {settlement.delivery.receipt: settlement.delay_seconds for settlement in settlements}
-        self._change_visibility([settlement.delivery for settlement in settlements], delays)
-        self._forget([settlement.delivery for settlement in settlements])
+        deliveries = [settlement.delivery for settlement in settlements]
+        try:
+            self._change_visibility(deliveries, delays)
+        finally:
+            self._forget(deliveries)
 
     def extend(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
         """Extend the visibility of deliveries, as far as SQS's 12 hours allow."""
@@ -372,6 +377,49 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
             MessageAttributes=attributes,  # type: ignore[arg-type]
             **(fifo if target.endswith(".fifo") else {}),
         )
+
+
+def create_queue(name: str, *, client: "SQSClient | None" = None) -> str:
+    """Create a queue, FIFO if its name says so, and return its URL; one that exists is returned as it is.
+
+    Raises:
+        BrokerError: SQS cannot be reached, or refuses.
+    """
+    with _translated(name), contextlib.ExitStack() as cleanup:
+        if client is None:
+            client = sqs_client("")
+            cleanup.callback(client.close)
+        attributes = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
+        return client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]  # type: ignore[arg-type]
+
+
+def delete_queue(queue_url: str, *, client: "SQSClient") -> None:
+    """Delete a queue and what is in it.
+
+    Raises:
+        BrokerError: SQS cannot be reached, or refuses.
+    """
+    with _translated(queue_url):
+        client.delete_queue(QueueUrl=queue_url)
+
+
+def queue_backlog(queue_url: str, *, client: "SQSClient | None" = None) -> dict[str, int]:
+    """Return how many messages a queue holds, by SQS's own approximate figures.
+
+    Raises:
+        BrokerError: the queue cannot be reached.
+    """
+    names = {
+        "waiting": "ApproximateNumberOfMessages",
+        "delivered": "ApproximateNumberOfMessagesNotVisible",
+        "delayed": "ApproximateNumberOfMessagesDelayed",
+    }
+    with _translated(queue_url), contextlib.ExitStack() as cleanup:
+        if client is None:
+            client = sqs_client(queue_url)
+            cleanup.callback(client.close)
+        answer = client.get_queue_attributes(QueueUrl=queue_url, AttributeNames=list(names.values()))  # type: ignore[arg-type]
+    return {what: int(answer["Attributes"][name]) for what, name in names.items()}  # type: ignore[index]
 
 
 @contextlib.contextmanager

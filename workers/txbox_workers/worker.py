@@ -8,11 +8,13 @@ The ack comes after the commit, so whatever dies in between leads to a redeliver
 """
 
 import logging
+import queue
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
 
@@ -120,6 +122,7 @@ class Worker:
         )
         self._heartbeat = Heartbeat(source, self._heartbeat_failed)
         self._stopping = threading.Event()
+        self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._counts: Counter[Outcome] = Counter()
@@ -144,14 +147,21 @@ class Worker:
             BrokerError: the source does not exist, cannot be reached, or refuses.
             InvalidConfiguration: it is running already.
         """
+        self._make_ready()
+        self._start()
+
+    def _make_ready(self) -> None:
         if self.running:
             raise InvalidConfiguration("this worker is running already; make another one, or ask for more threads")
+        self._stopping.clear()
+        self._wake = queue.SimpleQueue()
+
+    def _start(self) -> None:
         try:
             self._processor.check()
         except DatabaseUnavailable as error:
             raise TxboxError(f"the database cannot be used: {error}") from error
         self.source.open()
-        self._stopping.clear()
         self._heartbeat.start()
         self._threads = [
             threading.Thread(target=self._poll, name=f"txbox-{self.inbox.subscriber_id}-{number}", daemon=True)
@@ -170,9 +180,12 @@ class Worker:
             True: everything taken was settled. False: time ran out; the rest will be delivered again.
         """
         self._stopping.set()
+        self._wake.put(None)
         deadline = time.monotonic() + timeout
         for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0.0))
+            # A handler or a hook may stop its own worker; its thread then ends after it, not before.
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0.0))
         drained = not self.running
         if self._threads:
             if drained:
@@ -193,9 +206,13 @@ class Worker:
         Returns:
             Whether everything was drained, as ``stop``.
         """
-        with _SignalsStop(self._stopping):
-            self.start()
-            self._stopping.wait()
+        # Before signals are ours, so that one which comes during the start is not forgotten.
+        self._make_ready()
+        with _SignalsStop(self._wake):
+            self._start()
+            number = self._wake.get()
+            if number is not None:
+                _log.info("%s: finishing what was taken; once more to leave at once", number.name)
             return self.stop(timeout)
 
     # --- a polling thread --------------------------------------------------------------------------------------------
@@ -204,23 +221,27 @@ class Worker:
         failures = 0
         while not self._stopping.is_set():
             try:
-                deliveries = self.source.receive()
-            except BrokerError as error:
+                failures = self._poll_once(failures)
+            except BaseException:  # noqa: BLE001 - a polling thread that ends silently is the worst outcome
                 failures += 1
-                pause = OUTAGE_BACKOFF.seconds(failures)
-                self._emit(BrokerLost, error=error, pause_seconds=pause)
-                self._stopping.wait(pause)
-                continue
-            except Exception:  # noqa: BLE001 - a polling thread that ends silently is the worst outcome
-                failures += 1
-                _log.exception("%s: receiving failed in a way that was not foreseen", self.inbox.subscriber_id)
+                _log.exception("%s: polling failed in a way that was not foreseen", self.inbox.subscriber_id)
                 self._stopping.wait(OUTAGE_BACKOFF.seconds(failures))
-                continue
-            if failures:
-                failures = 0
-                self._emit(BrokerRestored)
-            if deliveries:
-                self._take(deliveries)
+
+    def _poll_once(self, failures: int) -> int:
+        """Receive, and process what there is; return how often in a row the broker has failed."""
+        try:
+            deliveries = self.source.receive()
+        except BrokerError as error:
+            failures += 1
+            pause = OUTAGE_BACKOFF.seconds(failures)
+            self._emit(BrokerLost, error=error, pause_seconds=pause)
+            self._stopping.wait(pause)
+            return failures
+        if failures:
+            self._emit(BrokerRestored)
+        if deliveries:
+            self._take(deliveries)
+        return 0
 
     def _take(self, deliveries: Sequence[Delivery]) -> None:
         """Process one batch of deliveries, to the end."""
@@ -233,7 +254,7 @@ class Worker:
         unsettled = {delivery.receipt: delivery for delivery in deliveries}
         waiting: list[Settlement] = []
         told_at = time.monotonic()
-        trouble: Exception | None = None
+        trouble: BaseException | None = None
         try:
             for settlements in self._processor.process(deliveries, self._stopping.is_set):
                 waiting.extend(settlements)
@@ -244,7 +265,7 @@ class Worker:
                     waiting, told_at = [], time.monotonic()
         except DatabaseUnavailable as error:
             trouble = error
-        except Exception as error:  # noqa: BLE001 - hand back, say so, and go on
+        except BaseException as error:  # noqa: BLE001 - hand back, say so, and go on
             _log.exception("%s: processing failed in a way that was not foreseen", self.inbox.subscriber_id)
             trouble = error
         waiting.extend(
@@ -263,14 +284,13 @@ class Worker:
         to_ack = [settlement.delivery for settlement in settlements if settlement.outcome.acked]
         to_hand_back = [settlement for settlement in settlements if not settlement.outcome.acked]
         acked: set[str] = set()
-        try:
-            if to_ack:
+        # Nothing is lost: what was not acked or handed back comes again when its visibility ends.
+        if to_ack:
+            with self._told_or_logged("ack"):
                 acked = set(self.source.ack(to_ack))
-            if to_hand_back:
+        if to_hand_back:
+            with self._told_or_logged("hand back"):
                 self.source.hand_back(to_hand_back)
-        except BrokerError as error:
-            # Nothing is lost: what was not acked or handed back comes again when its visibility ends.
-            _log.warning("%s could not tell the broker about a batch: %s", self.inbox.subscriber_id, error)
         for settlement in settlements:
             delivery = settlement.delivery
             self._emit(
@@ -283,7 +303,16 @@ class Worker:
                 error=settlement.error,
             )
 
-    def _await_database(self, trouble: Exception) -> None:
+    @contextmanager
+    def _told_or_logged(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except BrokerError as error:
+            _log.warning("%s could not %s a batch: %s", self.inbox.subscriber_id, what, error)
+        except Exception:  # noqa: BLE001 - a source is replaceable code, and must not take the thread with it
+            _log.exception("%s could not %s a batch, in a way that was not foreseen", self.inbox.subscriber_id, what)
+
+    def _await_database(self, trouble: BaseException) -> None:
         """Take nothing more from the broker until the database can be used again."""
         attempt = 1
         while not self._stopping.is_set():
@@ -292,8 +321,8 @@ class Worker:
             if self._stopping.wait(pause):
                 return
             try:
-                self._processor.check()
-            except (DatabaseUnavailable, TxboxError) as error:
+                self._processor.check_recording()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it has not recovered
                 trouble = error
                 attempt += 1
             else:
@@ -315,10 +344,14 @@ class Worker:
 
 
 class _SignalsStop:
-    """While entered: the first SIGTERM or SIGINT sets an event, the second one does what it did before."""
+    """While entered: the first SIGTERM or SIGINT wakes who waits, the second one does what it did before.
 
-    def __init__(self, stopping: threading.Event) -> None:
-        self._stopping = stopping
+    A handler interrupts the main thread anywhere, also where it holds a lock: setting a ``threading.Event``, or
+    logging, could wait for that lock for ever. ``SimpleQueue.put`` may be called there; its documentation says so.
+    """
+
+    def __init__(self, wake: "queue.SimpleQueue[signal.Signals | None]") -> None:
+        self._wake = wake
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> None:
@@ -330,8 +363,7 @@ class _SignalsStop:
         self._restore()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        _log.info("%s: finishing what was taken; once more to leave at once", signal.Signals(number).name)
-        self._stopping.set()
+        self._wake.put(signal.Signals(number))
         self._restore()
 
     def _restore(self) -> None:

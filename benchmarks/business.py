@@ -1,0 +1,141 @@
+"""The business that every benchmark does: money onto one of 10,000 accounts, beside an inbox of its own.
+
+Everything lives in a schema of its own, which is dropped at the end, so a benchmark can run in any database.
+"""
+
+import psycopg
+from sqlalchemy import create_engine
+from sqlalchemy.engine import make_url
+
+from txbox.schema import tables
+
+__all__ = ["ACCOUNTS", "AMOUNT", "INSERT_MANY", "INSERT_ONE", "SCHEMA", "SUBSCRIBER", "UPDATE_MANY", "UPDATE_ONE"]
+__all__ += ["Business", "WrongResult", "conninfo"]
+
+SCHEMA = "txbox_benchmark"
+SUBSCRIBER = "benchmark"
+ACCOUNTS = 10_000
+AMOUNT = 3
+"""What each message adds to its account."""
+
+INSERT_ONE = f"""
+INSERT INTO {SCHEMA}.processed_message (subscriber_id, message_id) VALUES ('{SUBSCRIBER}', %s)
+ON CONFLICT DO NOTHING"""
+"""A record written by hand: (id); the row count says whether it is first."""
+
+INSERT_MANY = f"""
+INSERT INTO {SCHEMA}.processed_message (subscriber_id, message_id) SELECT '{SUBSCRIBER}', unnest(%s::text[])
+ON CONFLICT DO NOTHING RETURNING message_id"""
+"""The same for many, given sorted: (ids) → the ids that are first."""
+
+UPDATE_ONE = f"UPDATE {SCHEMA}.account SET balance = balance + %s WHERE account_id = %s"
+"""The effect of one message: (amount, account)."""
+
+UPDATE_MANY = f"""
+UPDATE {SCHEMA}.account SET balance = balance + change.amount
+FROM (
+  SELECT * FROM unnest(%s::int[], %s::bigint[]) AS given (account_id, amount) ORDER BY account_id
+) AS change
+WHERE account.account_id = change.account_id"""
+"""The effect of many messages, locking in one order: (accounts, amounts)."""
+
+
+class WrongResult(Exception):
+    """A measurement left other balances than its messages add up to: its figure is worth nothing."""
+
+
+class Business:
+    """The accounts and the inbox: made once, made empty before each measurement, checked after it."""
+
+    def __init__(self, url: str) -> None:
+        """Name the database; nothing is connected."""
+        self._url = url
+        self._connection: psycopg.Connection | None = None
+
+    def __enter__(self) -> "Business":
+        connection = psycopg.connect(conninfo(self._url), autocommit=True)
+        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        connection.execute(f"CREATE SCHEMA {SCHEMA}")
+        engine = create_engine(self._url)
+        tables(SCHEMA).metadata.create_all(engine)
+        engine.dispose()
+        connection.execute(
+            # Room on each page, so that updates stay on it and none of the sides is slowed down by its own speed.
+            f"CREATE TABLE {SCHEMA}.account (account_id int PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor=50)"
+        )
+        self._connection = connection
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._execute(f"DROP SCHEMA {SCHEMA} CASCADE")
+        if self._connection is not None:
+            self._connection.close()
+
+    def reset(self) -> None:
+        """Start over: no growth, no dead rows, no pending checkpoint that the next measurement would pay for."""
+        self._execute(f"TRUNCATE {SCHEMA}.processed_message, {SCHEMA}.account")
+        self._execute(f"INSERT INTO {SCHEMA}.account SELECT number, 0 FROM generate_series(1, {ACCOUNTS}) AS number")
+        self._execute(f"VACUUM ANALYZE {SCHEMA}.processed_message, {SCHEMA}.account")
+        try:
+            self._execute("CHECKPOINT")
+        except psycopg.errors.InsufficientPrivilege:
+            return
+
+    def recorded(self) -> int:
+        """How many messages the inbox holds."""
+        return self._number(f"SELECT count(*) FROM {SCHEMA}.processed_message")
+
+    def wal_syncs(self) -> tuple[int, float]:
+        """How often the write-ahead log was synced so far, and how long that took, in milliseconds.
+
+        The time is 0 unless the server has track_wal_io_timing.
+        """
+        if self._connection is None:
+            raise RuntimeError("not entered")
+        try:
+            row = self._connection.execute(
+                "SELECT sum(fsyncs), sum(fsync_time) FROM pg_stat_io WHERE object = 'wal'"
+            ).fetchone()
+        except psycopg.Error:  # before PostgreSQL 18
+            row = None
+        return (int(row[0] or 0), float(row[1] or 0)) if row else (0, 0.0)
+
+    def check(self, applied: int, what: str) -> None:
+        """See that this many messages have been applied, no more and no fewer.
+
+        Raises:
+            WrongResult: they have not.
+        """
+        balance = self._number(f"SELECT sum(balance) FROM {SCHEMA}.account")
+        if balance != applied * AMOUNT:
+            raise WrongResult(f"{what}: the balances add up to {balance}, not to {applied} x {AMOUNT}")
+
+    def server_version(self) -> str:
+        """The server's version, such as 18.1."""
+        if self._connection is None:
+            raise RuntimeError("not entered")
+        return self._connection.info.parameter_status("server_version") or ""
+
+    def settings(self) -> dict[str, str]:
+        """The server's settings that decide what a commit costs."""
+        names = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_sync_method")
+        return {name: str(self._value(f"SHOW {name}")) for name in names}
+
+    def _execute(self, statement: str) -> None:
+        if self._connection is None:
+            raise RuntimeError("not entered")
+        self._connection.execute(statement.encode())
+
+    def _value(self, query: str) -> object:
+        if self._connection is None:
+            raise RuntimeError("not entered")
+        row = self._connection.execute(query.encode()).fetchone()
+        return row[0] if row else None
+
+    def _number(self, query: str) -> int:
+        return int(str(self._value(query)))
+
+
+def conninfo(url: str) -> str:
+    """Return an SQLAlchemy URL as psycopg's own connection string."""
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)

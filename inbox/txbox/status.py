@@ -1,0 +1,91 @@
+"""How things stand in a database: what is processed, what waits, what is parked."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Engine
+
+from txbox.errors import SchemaMissing
+from txbox.statements import statements
+
+__all__ = ["EXACT_UP_TO_ROWS", "Status", "SubscriberStatus", "read_status"]
+
+EXACT_UP_TO_ROWS = 1_000_000
+"""A larger inbox is estimated unless asked otherwise: counting reads every row of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberStatus:
+    """How one subscriber stands.
+
+    Attributes:
+        subscriber_id: its name.
+        processed: messages in its inbox; None if they were not counted.
+        last_processed_at: when the last one was, by the database's clock; None if there is none or it was not asked.
+        retrying: messages that have failed and wait for another attempt.
+        dead_letters: parked messages that wait for a person, by reason.
+        oldest_dead_letter_at: since when the oldest of them has waited.
+    """
+
+    subscriber_id: str
+    processed: int | None = None
+    last_processed_at: datetime | None = None
+    retrying: int = 0
+    dead_letters: Mapping[str, int] = field(default_factory=dict)
+    oldest_dead_letter_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How things stand.
+
+    Attributes:
+        inbox_rows: rows of the inbox, of all subscribers.
+        exact: they were counted; otherwise they are the planner's estimate.
+        subscribers: one for each that has left a trace, by name.
+    """
+
+    inbox_rows: int
+    exact: bool
+    subscribers: tuple[SubscriberStatus, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return asdict(self)
+
+
+def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", exact: bool = False) -> Status:
+    """Read how things stand.
+
+    Args:
+        engine: the database.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+        exact: count the inbox even if it has more than ``EXACT_UP_TO_ROWS`` rows.
+
+    Raises:
+        SchemaMissing: the tables do not exist.
+    """
+    sql = statements(schema, prefix)
+    found: dict[str, dict[str, Any]] = {}
+    with engine.connect() as connection:
+        if connection.exec_driver_sql(sql.inbox_oid, (sql.processed_message,)).scalar() is None:
+            raise SchemaMissing(sql.processed_message)
+        rows = int(connection.exec_driver_sql(sql.inbox_estimate, (sql.processed_message,)).scalar_one())
+        exact = exact or rows <= EXACT_UP_TO_ROWS
+        if exact:
+            rows = 0
+            for subscriber, count, last in connection.exec_driver_sql(sql.inbox_counts):
+                rows += count
+                found.setdefault(subscriber, {}).update(processed=count, last_processed_at=last)
+        for subscriber, count, _attempts in connection.exec_driver_sql(sql.failure_counts):
+            found.setdefault(subscriber, {})["retrying"] = count
+        for subscriber, reason, count, oldest in connection.exec_driver_sql(sql.letter_counts):
+            line = found.setdefault(subscriber, {})
+            line.setdefault("dead_letters", {})[reason] = count
+            line["oldest_dead_letter_at"] = min(oldest, line.get("oldest_dead_letter_at") or oldest)
+    unknown = {"processed": 0} if exact else {}
+    lines = tuple(SubscriberStatus(name, **{**unknown, **found[name]}) for name in sorted(found))
+    return Status(rows, exact, lines)

@@ -1,0 +1,45 @@
+"""Keep a host's ``alembic revision --autogenerate`` away from our tables."""
+
+from alembic import context
+from alembic.runtime.environment import IncludeObjectFn, NameFilterType
+from sqlalchemy.schema import SchemaItem, Table
+
+from txbox.schema import TABLE_NAMES
+from txbox_migrations.environment import VERSION_TABLE
+
+__all__ = ["include_object"]
+
+
+def include_object(schema: str | None = None, prefix: str = "", also: IncludeObjectFn | None = None) -> IncludeObjectFn:
+    """Make the filter for ``context.configure(include_object=…)`` in a host's env.py.
+
+    With it autogenerate neither drops nor alters our tables, ``txbox_version`` included.
+
+    Args:
+        schema: the schema of our tables; None: the connection's default one.
+        prefix: the prefix of their names.
+        also: the host's own filter, asked about everything that is not ours.
+
+    Returns:
+        The filter.
+    """
+    ours = {f"{prefix}{name}" for name in (*TABLE_NAMES, VERSION_TABLE)}
+
+    def include(
+        item: SchemaItem, name: str | None, type_: NameFilterType, reflected: bool, compare_to: SchemaItem | None
+    ) -> bool:
+        table = item if isinstance(item, Table) else getattr(item, "table", None)
+        if table is not None and table.name in ours and _same_schema(table.schema, schema):
+            return False
+        return also is None or also(item, name, type_, reflected, compare_to)
+
+    return include
+
+
+def _same_schema(found: str | None, wanted: str | None) -> bool:
+    """Compare two schemas, either of which may name the connection's default one or leave it out."""
+    try:
+        default = context.get_context().dialect.default_schema_name
+    except NameError:  # alembic's way to say that no env.py is running, as under compare_metadata()
+        default = None
+    return (found or default) == (wanted or default)

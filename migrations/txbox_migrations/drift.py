@@ -1,0 +1,233 @@
+"""Compare our tables in a live database with the metadata of ``txbox.schema``.
+
+What is expected is asked of the same server: the metadata's tables are created as temporary ones in a transaction
+that is rolled back, and Postgres describes both. So expressions are compared as Postgres writes them, and nothing
+has to be parsed. Needs the right to create temporary tables, and a server that is not a read-only replica.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from txbox.errors import NotInTransaction
+from txbox.schema import TABLE_NAMES, tables
+
+__all__ = ["Difference", "Severity", "find_drift"]
+
+
+class Severity(StrEnum):
+    """How much a difference matters."""
+
+    DRIFT = "drift"
+    """Something of ours is missing or different, or something was added that can refuse our rows."""
+    EXTRA = "extra"
+    """Something harmless was added, such as an index for a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference between a live table and the metadata.
+
+    Attributes:
+        table: the table's name, with its prefix.
+        what: the part of the table, such as ``column body: type`` or ``index dead_letter_parked_once``.
+        expected: how the metadata describes it; None: it does not know it.
+        found: how the database describes it; None: it is not there.
+        severity: whether a check fails because of it.
+    """
+
+    table: str
+    what: str
+    expected: str | None
+    found: str | None
+    severity: Severity = Severity.DRIFT
+
+    @property
+    def sentence(self) -> str:
+        """The difference in words."""
+        if self.found is None:
+            return f"{self.table}: {self.what} is missing; expected {self.expected}"
+        if self.expected is None:
+            return f"{self.table}: {self.what} was added: {self.found}"
+        return f"{self.table}: {self.what} is {self.found}; expected {self.expected}"
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+Part = tuple[str, str]
+"""A part of a table: its kind (table, column, constraint, index) and its name."""
+Properties = dict[str, str]
+"""How Postgres describes one part."""
+NONE: Final = "none"
+"""The value of a property that a part does not have."""
+
+_FIND_TABLES: Final = sa.text("""
+    SELECT t.relname, t.oid
+    FROM pg_catalog.pg_class AS t
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = t.relnamespace
+    WHERE t.relname IN :names AND t.relkind IN ('r', 'p')
+      AND CASE WHEN CAST(:schema AS text) IS NULL THEN pg_catalog.pg_table_is_visible(t.oid)
+               ELSE n.nspname = CAST(:schema AS text) END
+""").bindparams(sa.bindparam("names", expanding=True))
+
+_FIND_TEMPORARY_TABLES: Final = sa.text("""
+    SELECT t.relname, t.oid
+    FROM pg_catalog.pg_class AS t
+    WHERE t.relname IN :names AND t.relnamespace = pg_catalog.pg_my_temp_schema()
+""").bindparams(sa.bindparam("names", expanding=True))
+
+_DESCRIBE_TABLE: Final = sa.text("""
+    SELECT t.relpersistence = 'u' AS unlogged FROM pg_catalog.pg_class AS t WHERE t.oid = :oid
+""")
+
+_DESCRIBE_COLUMNS: Final = sa.text("""
+    SELECT a.attname AS name,
+           pg_catalog.format_type(a.atttypid, a.atttypmod) AS type,
+           a.attnotnull AS not_null,
+           c.collname AS collation,
+           pg_catalog.pg_get_expr(d.adbin, d.adrelid) AS expression,
+           a.attidentity AS identity,
+           a.attgenerated AS generated
+    FROM pg_catalog.pg_attribute AS a
+    LEFT JOIN pg_catalog.pg_collation AS c ON c.oid = a.attcollation
+    LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = :oid AND a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attnum
+""")
+
+# NOT NULL constraints (contype 'n', since Postgres 18) are compared as a property of their columns.
+_DESCRIBE_CONSTRAINTS: Final = sa.text("""
+    SELECT k.conname AS name, pg_catalog.pg_get_constraintdef(k.oid) AS definition
+    FROM pg_catalog.pg_constraint AS k
+    WHERE k.conrelid = :oid AND k.contype IN ('p', 'u', 'c', 'x', 'f')
+    ORDER BY k.conname
+""")
+
+# The index behind a constraint is compared as that constraint.
+_DESCRIBE_INDEXES: Final = sa.text("""
+    SELECT x.relname AS name, pg_catalog.pg_get_indexdef(x.oid) AS definition,
+           i.indisunique AS is_unique, i.indisvalid AS valid
+    FROM pg_catalog.pg_index AS i
+    JOIN pg_catalog.pg_class AS x ON x.oid = i.indexrelid
+    WHERE i.indrelid = :oid
+      AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint AS k
+                      WHERE k.conindid = i.indexrelid AND k.conrelid = i.indrelid)
+    ORDER BY x.relname
+""")
+
+_QUOTED_NAME: Final = r'(?:"(?:[^"]|"")+"|[^\s".]+)'
+_INDEX_HEAD: Final = re.compile(
+    rf"CREATE (?:UNIQUE )?INDEX {_QUOTED_NAME} ON (?:ONLY )?(?:{_QUOTED_NAME}\.)?{_QUOTED_NAME} "
+)
+
+
+def find_drift(connection: Connection, *, schema: str | None = None, prefix: str = "") -> list[Difference]:
+    """Compare our tables in a database with the metadata of this release.
+
+    Tables, columns (type, nullability, collation, default, identity), primary keys, CHECK constraints and indexes
+    with their uniqueness and predicates are compared; comments and the order of columns are not. Additions are
+    differences too: harmless ones (a nullable column, an index that is not unique) have ``Severity.EXTRA``.
+
+    Args:
+        connection: a connection that is not in autocommit mode. In a transaction a savepoint is used; otherwise a
+            transaction is begun. Either is rolled back.
+        schema: the schema that holds the tables; None: the connection's search path.
+        prefix: the prefix of every name.
+
+    Returns:
+        The differences; empty when the database is as it should be.
+
+    Raises:
+        NotInTransaction: the connection is in autocommit mode.
+    """
+    driver_connection = connection.connection.dbapi_connection
+    if driver_connection is not None and connection.dialect.detect_autocommit_setting(driver_connection):
+        raise NotInTransaction
+    names = [f"{prefix}{name}" for name in TABLE_NAMES]
+    transaction = connection.begin_nested() if connection.in_transaction() else connection.begin()
+    try:
+        # Before the temporary tables are there: on the search path those come first.
+        live = _find_tables(connection, _FIND_TABLES, {"names": names, "schema": schema})
+        tables("pg_temp", prefix).metadata.create_all(connection, checkfirst=False)
+        model = _find_tables(connection, _FIND_TEMPORARY_TABLES, {"names": names})
+        differences: list[Difference] = []
+        for name in names:
+            if name in live:
+                differences += _compare(name, _describe(connection, model[name]), _describe(connection, live[name]))
+            else:
+                differences.append(Difference(name, "the table", "a table", None))
+        return differences
+    finally:
+        transaction.rollback()
+
+
+def _find_tables(connection: Connection, statement: sa.TextClause, parameters: Mapping[str, object]) -> dict[str, int]:
+    return {row.relname: row.oid for row in connection.execute(statement, parameters)}
+
+
+def _describe(connection: Connection, oid: int) -> dict[Part, Properties]:
+    """Have Postgres describe every part of one table."""
+    parameters = {"oid": oid}
+    unlogged = connection.execute(_DESCRIBE_TABLE, parameters).scalar_one()
+    parts: dict[Part, Properties] = {("table", ""): {"durability": "unlogged" if unlogged else "logged"}}
+    for row in connection.execute(_DESCRIBE_COLUMNS, parameters):
+        parts["column", row.name] = {
+            "type": row.type,
+            "nullability": "NOT NULL" if row.not_null else "NULL",
+            "collation": row.collation or NONE,
+            "default": row.expression or NONE,
+            "identity": {"a": "ALWAYS", "d": "BY DEFAULT"}.get(_text(row.identity), NONE),
+            "generated": {"s": "STORED", "v": "VIRTUAL"}.get(_text(row.generated), NONE),
+        }
+    for row in connection.execute(_DESCRIBE_CONSTRAINTS, parameters):
+        parts["constraint", row.name] = {"definition": row.definition}
+    for row in connection.execute(_DESCRIBE_INDEXES, parameters):
+        parts["index", row.name] = {
+            "uniqueness": "UNIQUE" if row.is_unique else "not unique",
+            "definition": _INDEX_HEAD.sub("", row.definition, count=1),
+            "state": "valid" if row.valid else "INVALID",
+        }
+    return parts
+
+
+def _compare(table: str, expected: Mapping[Part, Properties], found: Mapping[Part, Properties]) -> Iterator[Difference]:
+    for part, properties in expected.items():
+        if part not in found:
+            yield Difference(table, _label(part), _phrase(properties), None)
+            continue
+        for key, value in properties.items():
+            if found[part][key] != value:
+                yield Difference(table, f"{_label(part)}: {key}", value, found[part][key])
+    for part, properties in found.items():
+        if part not in expected:
+            severity = Severity.DRIFT if _can_refuse_rows(part, properties) else Severity.EXTRA
+            yield Difference(table, _label(part), None, _phrase(properties), severity)
+
+
+def _can_refuse_rows(part: Part, properties: Properties) -> bool:
+    """Whether an addition can make an INSERT of ours fail, which knows nothing of it."""
+    kind, _ = part
+    if kind == "column":
+        fills_itself = any(properties[key] != NONE for key in ("default", "identity", "generated"))
+        return properties["nullability"] == "NOT NULL" and not fills_itself
+    return kind == "constraint" or properties["uniqueness"] == "UNIQUE"
+
+
+def _label(part: Part) -> str:
+    kind, name = part
+    return f"{kind} {name}" if name else kind
+
+
+def _phrase(properties: Properties) -> str:
+    return ", ".join(f"{key} {value}" for key, value in properties.items() if value != NONE)
+
+
+def _text(value: str | bytes) -> str:
+    """Read a value of Postgres's type "char", which some drivers give as bytes."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,135 @@
+"""Run our alembic history: a version table of its own, one transaction, and never two runs at once.
+
+Both env.py files lead here: ``history/env.py`` behind ``upgrade_database`` and ``migrations/env.py`` behind
+``alembic upgrade`` in the repository.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+from alembic import context
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.engine import Connection
+from sqlalchemy.schema import CreateSchema, DropTable
+
+from txbox.schema import TABLE_NAMES
+from txbox_migrations.errors import MigrationError
+from txbox_migrations.steps import LATEST
+from txbox_migrations.version_mark import current_version
+
+__all__ = ["VERSION_TABLE", "VersionChange", "run_offline", "run_online"]
+
+VERSION_TABLE: Final = "txbox_version"
+"""Where our alembic history keeps its revision, in the schema of our tables; the prefix goes before it."""
+
+_MIGRATION_LOCK: Final = 0x7478626F78
+"""The advisory lock of a run ("txbox" in ASCII). One for the whole database: runs are rare and short."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionChange:
+    """What a run has done.
+
+    Attributes:
+        before: the version of the tables before the run; 0: there were none.
+        after: the version after it; equal to ``before`` when there was nothing to do.
+    """
+
+    before: int
+    after: int
+
+
+def run_online(connection: Connection, *, schema: str | None, prefix: str) -> VersionChange:
+    """Run the pending alembic command on a connection, in one transaction of its own.
+
+    Args:
+        connection: READ COMMITTED and not in a transaction. Behind the lock it must see what the run before it
+            committed, and a snapshot taken while waiting would not.
+        schema: the schema of the tables, created if it does not exist; None: the connection's search path.
+        prefix: the prefix of every name.
+
+    Returns:
+        The version before and after.
+
+    Raises:
+        MigrationError: the tables are managed by somebody else, or were made by a newer release.
+    """
+    with connection.begin():
+        context.configure(connection=connection, version_table=f"{prefix}{VERSION_TABLE}", version_table_schema=schema)
+        migration = context.get_context()
+        if "destination_rev" not in migration.opts:  # a command that only looks, such as `alembic current`
+            before = _recorded_version(migration)
+            context.run_migrations(schema=schema, prefix=prefix)
+            return VersionChange(before, before)
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.cast(_MIGRATION_LOCK, sa.BigInteger))))
+        if schema is not None and not sa.inspect(connection).has_schema(schema):
+            if context.get_revision_argument() is None:  # down to nothing, where there is nothing
+                return VersionChange(0, 0)
+            connection.execute(CreateSchema(schema))
+        before = _recorded_version(migration)
+        _require_ours(before, connection, schema, prefix)
+        context.run_migrations(schema=schema, prefix=prefix)
+        after = _recorded_version(migration)
+        if not after:
+            connection.execute(_drop_version_table(schema, prefix))
+        return VersionChange(before, after)
+
+
+def run_offline(*, schema: str | None, prefix: str) -> None:
+    """Write the SQL of the pending alembic command instead of running it; needs no database.
+
+    Args:
+        schema: the schema of the tables, created if it does not exist; None: the search path of whoever runs it.
+        prefix: the prefix of every name.
+    """
+    context.configure(
+        dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},  # or a % in a name would be doubled, as drivers want it
+        literal_binds=True,
+        version_table=f"{prefix}{VERSION_TABLE}",
+        version_table_schema=schema,
+    )
+    to_nothing = context.get_revision_argument() is None
+    with context.begin_transaction():
+        context.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+        if schema is not None and not to_nothing:
+            context.execute(CreateSchema(schema, if_not_exists=True))
+        context.run_migrations(schema=schema, prefix=prefix)
+        if to_nothing:
+            context.execute(_drop_version_table(schema, prefix))
+
+
+def _recorded_version(migration: MigrationContext) -> int:
+    """Read the version table; 0 when it is not there, or empty."""
+    return int(migration.get_current_revision() or 0)
+
+
+def _require_ours(recorded: int, connection: Connection, schema: str | None, prefix: str) -> None:
+    """Refuse to touch tables whose version and our version table disagree: somebody else moves them."""
+    version_table = f"{prefix}{VERSION_TABLE}"
+    if not recorded:
+        inspector = sa.inspect(connection)
+        strangers = [f"{prefix}{name}" for name in TABLE_NAMES if inspector.has_table(f"{prefix}{name}", schema=schema)]
+        if strangers:
+            raise MigrationError(
+                f"found {', '.join(strangers)} but no {version_table}: another alembic history manages "
+                "txbox's tables. Upgrade them there, in a new revision that calls "
+                f"txbox_migrations.upgrade(op, to={LATEST}, …); or name another schema or prefix"
+            )
+        return
+    if recorded > LATEST:
+        raise MigrationError(
+            f"{version_table} says version {recorded}, and this release of txbox knows versions up to {LATEST}; "
+            "install the release that made it, or a newer one"
+        )
+    present = current_version(connection, schema=schema, prefix=prefix)
+    if recorded != present:
+        raise MigrationError(
+            f"{version_table} says version {recorded}, but the tables are at version {present}: something else has "
+            "moved them. Find out with `txbox db check`, and let one alembic history manage them"
+        )
+
+
+def _drop_version_table(schema: str | None, prefix: str) -> DropTable:
+    return DropTable(sa.Table(f"{prefix}{VERSION_TABLE}", sa.MetaData(), schema=schema), if_exists=True)

@@ -1,0 +1,9 @@
+"""What the migrations raise."""
+
+from txbox.errors import TxboxError
+
+__all__ = ["MigrationError"]
+
+
+class MigrationError(TxboxError):
+    """The tables cannot be moved to the version asked for; the message says why and what to do."""

@@ -1,0 +1,1 @@
+"""Our alembic history: one revision per step, run by ``upgrade_database``."""

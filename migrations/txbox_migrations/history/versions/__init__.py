@@ -1,0 +1,1 @@
+"""The revisions; revision N runs step N."""

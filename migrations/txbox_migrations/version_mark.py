@@ -1,0 +1,86 @@
+"""The mark that says which version the tables are at: a comment on the inbox's primary key.
+
+It lies on the constraint and not on the table because autogenerate compares table comments with the metadata, and
+would propose to drop it; and because a table's comment belongs to whoever documents the database.
+"""
+
+import re
+from typing import Final
+
+import sqlalchemy as sa
+from alembic.operations import Operations
+from sqlalchemy.engine import Connection
+from sqlalchemy.schema import SetConstraintComment
+
+from txbox_migrations.errors import MigrationError
+from txbox_migrations.steps import LATEST
+
+__all__ = ["current_version", "require_version", "write_version"]
+
+_MARK: Final = re.compile(r"txbox schema (\d+)")
+
+# A null schema means what it means to an unqualified name: the first match on the search path.
+_READ_MARK: Final = sa.text("""
+    SELECT n.nspname AS schema, pg_catalog.obj_description(k.oid, 'pg_constraint') AS mark
+    FROM pg_catalog.pg_class AS t
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = t.relnamespace
+    LEFT JOIN pg_catalog.pg_constraint AS k ON k.conrelid = t.oid AND k.contype = 'p'
+    WHERE t.relname = :table AND t.relkind IN ('r', 'p')
+      AND CASE WHEN CAST(:schema AS text) IS NULL THEN pg_catalog.pg_table_is_visible(t.oid)
+               ELSE n.nspname = CAST(:schema AS text) END
+""")
+
+
+def current_version(connection: Connection, *, schema: str | None = None, prefix: str = "") -> int:
+    """Tell which version the tables in a database are at.
+
+    Args:
+        connection: any connection to the database; one query runs on it.
+        schema: the schema that holds the tables; None: the connection's search path.
+        prefix: the prefix of every table name.
+
+    Returns:
+        The number of the last step that was run; 0 when there is no inbox.
+
+    Raises:
+        MigrationError: the inbox has no mark, or the mark of a release newer than this one.
+    """
+    table = f"{prefix}processed_message"
+    found = connection.execute(_READ_MARK, {"table": table, "schema": schema}).one_or_none()
+    if found is None:
+        return 0
+    mark = _MARK.fullmatch(found.mark or "")
+    if mark is None:
+        raise MigrationError(
+            f"table {found.schema}.{table} exists, but its primary key has no comment 'txbox schema N' to say its "
+            "version; if it is ours, pass since=N, the last step it has had"
+        )
+    version = int(mark[1])
+    if version > LATEST:
+        raise MigrationError(
+            f"table {found.schema}.{table} is at version {version}, and this release of txbox knows versions up to "
+            f"{LATEST}; install the release that made it, or a newer one"
+        )
+    return version
+
+
+def write_version(op: Operations, version: int, *, schema: str | None, prefix: str) -> None:
+    """Mark the inbox as being at a version, 1 or higher."""
+    key = sa.PrimaryKeyConstraint(
+        "subscriber_id", "message_id", name=op.f(f"{prefix}processed_message_pkey"), comment=f"txbox schema {version}"
+    )
+    sa.Table(
+        f"{prefix}processed_message",
+        sa.MetaData(),
+        sa.Column("subscriber_id", sa.Text),
+        sa.Column("message_id", sa.Text),
+        key,
+        schema=schema,
+    )
+    op.execute(SetConstraintComment(key))
+
+
+def require_version(argument: str, version: int, *, lowest: int = 0) -> None:
+    """Refuse an argument that names no version of the tables, by raising MigrationError."""
+    if not lowest <= version <= LATEST:
+        raise MigrationError(f"{argument}={version}: this release of txbox knows versions {lowest} to {LATEST}")

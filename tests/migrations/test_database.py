@@ -1,0 +1,249 @@
+"""``upgrade_database`` and ``downgrade_database``: our own history, behind ``txbox db upgrade``."""
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypedDict
+
+import pytest
+import sqlalchemy as sa
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.schema import CreateSchema
+
+import txbox_migrations
+from support.waiting import wait_until
+from txbox_migrations import (
+    LATEST,
+    MigrationError,
+    VersionChange,
+    current_version,
+    downgrade_database,
+    find_drift,
+    migration_sql,
+    upgrade_database,
+)
+
+PLACES = [(None, ""), ("billing", ""), ("Odd schema-%", "Odd%_")]
+LOCK = 0x7478626F78
+
+
+class Place(TypedDict):
+    schema: str | None
+    prefix: str
+
+
+def relations(engine: sa.Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(
+            connection.execute(
+                sa.text("""
+                    SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                    WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema' ORDER BY 1
+                """)
+            ).scalars()
+        )
+
+
+@pytest.mark.parametrize(("schema", "prefix"), PLACES)
+def test_up_and_down_by_url(fresh_database: str, engine: sa.Engine, schema: str | None, prefix: str) -> None:
+    place: Place = {"schema": schema, "prefix": prefix}
+    assert upgrade_database(fresh_database, **place, to=1) == VersionChange(0, 1)
+    assert upgrade_database(fresh_database, **place) == VersionChange(1, LATEST)
+    assert upgrade_database(fresh_database, **place) == VersionChange(LATEST, LATEST)
+    assert upgrade_database(fresh_database, **place, to=1) == VersionChange(LATEST, LATEST)
+    with engine.connect() as connection:
+        assert find_drift(connection, **place) == []
+        assert current_version(connection, **place) == LATEST
+    assert f"{prefix}txbox_version" in relations(engine)
+    assert downgrade_database(fresh_database, **place, to=1) == VersionChange(LATEST, 1)
+    assert downgrade_database(fresh_database, **place) == VersionChange(1, 0)
+    assert relations(engine) == []
+    assert downgrade_database(fresh_database, **place) == VersionChange(0, 0)
+    assert relations(engine) == []
+    assert upgrade_database(fresh_database, **place) == VersionChange(0, LATEST)
+
+
+@pytest.mark.parametrize("isolation_level", ["READ COMMITTED", "SERIALIZABLE", "AUTOCOMMIT"])
+def test_an_engine_of_any_isolation_level_will_do(engine: sa.Engine, isolation_level: str) -> None:
+    upgrade_database(engine.execution_options(isolation_level=isolation_level))
+    with engine.connect() as connection:
+        assert find_drift(connection) == []
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_the_usual_spellings_of_a_url_will_do(fresh_database: str, scheme: str) -> None:
+    url = scheme + "://" + fresh_database.split("://", 1)[1]
+    assert upgrade_database(url) == VersionChange(0, LATEST)
+
+
+@pytest.mark.parametrize("url", ["not a url", "sqlite://", "mysql://root@localhost/x"])
+def test_any_other_url_is_refused(url: str) -> None:
+    with pytest.raises(MigrationError, match="write postgresql://"):
+        upgrade_database(url)
+
+
+def test_the_hosts_history_is_not_touched(fresh_database: str, engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE alembic_version (version_num varchar(32) PRIMARY KEY)"))
+        connection.execute(sa.text("INSERT INTO alembic_version VALUES ('1')"))
+    upgrade_database(fresh_database)
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all() == ["1"]
+        assert connection.execute(sa.text("SELECT version_num FROM txbox_version")).scalars().all() == ["2"]
+
+
+@pytest.mark.parametrize("isolation_level", ["READ COMMITTED", "AUTOCOMMIT"])
+def test_a_failed_run_leaves_nothing(engine: sa.Engine, isolation_level: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE SCHEMA billing CREATE VIEW dead_letter_parked_once AS SELECT 1"))
+    options = engine.execution_options(isolation_level=isolation_level)
+    with pytest.raises(sa.exc.ProgrammingError, match="already exists"):
+        upgrade_database(options, schema="billing")
+    assert relations(engine) == ["dead_letter_parked_once"]
+    with pytest.raises(MigrationError, match="not a valid downgrade target"):
+        downgrade_database(options, schema="not_there", to=1)
+    with engine.connect() as connection:
+        assert not sa.inspect(connection).has_schema("not_there")
+
+
+def test_an_existing_schema_needs_no_right_to_create_schemas(fresh_database: str, engine: sa.Engine) -> None:
+    role = f"tenant_{engine.url.database}"
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE ROLE {role} LOGIN"))
+        connection.execute(sa.text(f"CREATE SCHEMA billing AUTHORIZATION {role}"))
+    limited = sa.create_engine(engine.url, poolclass=sa.NullPool, connect_args={"options": f"-c role={role}"})
+    try:
+        assert upgrade_database(limited, schema="billing").after == LATEST
+        with limited.connect() as connection:
+            assert find_drift(connection, schema="billing") == []
+        with pytest.raises(sa.exc.ProgrammingError, match="permission denied"):
+            upgrade_database(limited, schema="shipping")
+    finally:
+        with engine.begin() as connection:
+            connection.execute(sa.text(f"DROP OWNED BY {role}"))
+            connection.execute(sa.text(f"DROP ROLE {role}"))
+
+
+@pytest.mark.parametrize("schema", [None, "billing"])
+def test_tables_managed_by_the_host_are_refused(fresh_database: str, engine: sa.Engine, schema: str | None) -> None:
+    with engine.begin() as connection:
+        if schema:
+            connection.execute(CreateSchema(schema))
+        txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), to=1, schema=schema)
+    before = relations(engine)
+    for run in (upgrade_database, downgrade_database):
+        with pytest.raises(
+            MigrationError, match=r"another alembic history manages .* txbox_migrations\.upgrade\(op, to=2"
+        ):
+            run(fresh_database, schema=schema)
+    assert relations(engine) == before
+
+
+def test_tables_moved_behind_our_back_are_refused(fresh_database: str, engine: sa.Engine) -> None:
+    upgrade_database(fresh_database, to=1)
+    with engine.begin() as connection:
+        txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), to=2)
+    with pytest.raises(MigrationError, match="says version 1, but the tables are at version 2"):
+        upgrade_database(fresh_database)
+
+
+def test_a_database_of_a_newer_release_is_refused(fresh_database: str, engine: sa.Engine) -> None:
+    upgrade_database(fresh_database)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE txbox_version SET version_num = '99'"))
+    with pytest.raises(MigrationError, match=r"version 99.*install the release"):
+        upgrade_database(fresh_database)
+
+
+def test_an_unknown_version_is_refused(fresh_database: str) -> None:
+    with pytest.raises(MigrationError, match="to=0"):
+        upgrade_database(fresh_database, to=0)
+    with pytest.raises(MigrationError, match="to=3"):
+        upgrade_database(fresh_database, to=LATEST + 1)
+    with pytest.raises(MigrationError, match="to=-1"):
+        downgrade_database(fresh_database, to=-1)
+
+
+def waiting_for_the_lock(connection: sa.Connection) -> int:
+    waiting = sa.text("""
+        SELECT count(*) FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
+        WHERE l.locktype = 'advisory' AND NOT l.granted AND d.datname = current_database()
+    """)
+    return int(connection.execute(waiting).scalar_one())
+
+
+def test_processes_that_upgrade_at_once_wait_for_each_other(fresh_database: str, engine: sa.Engine) -> None:
+    # The worst default for runs that wait: a snapshot taken before the wait shows an empty database after it.
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"ALTER DATABASE {engine.url.database} SET default_transaction_isolation TO 'repeatable read'"
+        )
+    program = "import sys, txbox_migrations as m; print(m.upgrade_database(sys.argv[1], schema='billing'))"
+    with engine.connect() as holder:
+        holder.execute(sa.text(f"SELECT pg_advisory_xact_lock({LOCK})"))
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, fresh_database],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(3)
+        ]
+        wait_until(lambda: waiting_for_the_lock(holder) == 3, "three runs waiting for the lock")
+        holder.rollback()
+    results = [(*process.communicate(timeout=60), process.returncode) for process in processes]
+    assert sorted(results) == [
+        ("VersionChange(before=0, after=2)\n", "", 0),
+        ("VersionChange(before=2, after=2)\n", "", 0),
+        ("VersionChange(before=2, after=2)\n", "", 0),
+    ]
+    with engine.connect() as connection:
+        assert find_drift(connection, schema="billing") == []
+
+
+def test_threads_that_upgrade_at_once_wait_for_each_other(engine: sa.Engine) -> None:
+    schemas = [None, "billing", "shipping", "billing"]
+    together = threading.Barrier(len(schemas))
+    # Runs that mix each other up can wait for their own locks: fail then, instead of hanging.
+    impatient = sa.create_engine(engine.url, poolclass=sa.NullPool, connect_args={"options": "-c lock_timeout=20s"})
+
+    def run(schema: str | None) -> VersionChange:
+        together.wait()
+        return upgrade_database(impatient, schema=schema)
+
+    with ThreadPoolExecutor(len(schemas)) as pool:
+        results = list(pool.map(run, schemas))
+    assert sorted(result.before for result in results) == [0, 0, 0, 2]
+    assert {result.after for result in results} == {2}
+    with engine.connect() as connection:
+        assert all(find_drift(connection, schema=schema) == [] for schema in schemas)
+
+
+@pytest.mark.parametrize(("schema", "prefix"), PLACES)
+def test_the_script_does_what_the_run_does(
+    fresh_database: str, engine: sa.Engine, schema: str | None, prefix: str
+) -> None:
+    place: Place = {"schema": schema, "prefix": prefix}
+
+    def run(script: str) -> None:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            driver_connection: Any = connection.connection.dbapi_connection
+            driver_connection.execute(script)
+
+    run(migration_sql(**place, to=1))
+    run(migration_sql(**place, since=1))
+    with engine.connect() as connection:
+        assert find_drift(connection, **place) == []
+    assert upgrade_database(fresh_database, **place) == VersionChange(LATEST, LATEST)
+    run(migration_sql(**place, since=LATEST, to=0))
+    assert relations(engine) == []
+
+
+def test_a_script_for_nothing_is_refused() -> None:
+    with pytest.raises(MigrationError, match="nothing to do"):
+        migration_sql(since=1, to=1)
+    with pytest.raises(MigrationError, match="since=9"):
+        migration_sql(since=9)

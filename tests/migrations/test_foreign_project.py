@@ -1,0 +1,219 @@
+"""A host with an alembic history of its own, made and run by alembic's own commands."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.script import Script
+
+from txbox.schema import tables
+from txbox_migrations import MigrationError, find_drift, include_object, upgrade_database
+
+ENV = """
+from alembic import context
+
+options = context.config.attributes["options"]
+if context.is_offline_mode():
+    context.configure(dialect_name="postgresql", literal_binds=True, **options)
+    with context.begin_transaction():
+        context.run_migrations()
+else:
+    with context.config.attributes["engine"].connect() as connection:
+        context.configure(connection=connection, compare_server_default=True, **options)
+        with context.begin_transaction():
+            context.run_migrations()
+"""
+
+REVISION = """
+import sqlalchemy as sa
+import txbox_migrations
+from alembic import op
+
+revision = {revision!r}
+down_revision = {down_revision!r}
+
+def upgrade():
+    {upgrade}
+
+def downgrade():
+    {downgrade}
+"""
+
+# Names every constraint in a way of its own; ours must keep their names all the same.
+CONVENTION = {"pk": "pk_%(table_name)s", "ck": "ck_%(table_name)s_%(constraint_name)s", "ix": "ix_%(column_0_label)s"}
+
+
+class Host:
+    """A project with one table of its own, and revisions that call ours."""
+
+    def __init__(self, folder: Path, engine: sa.Engine, schema: str | None, prefix: str) -> None:
+        self.metadata = sa.MetaData(naming_convention=CONVENTION)
+        sa.Table("purchase", self.metadata, sa.Column("purchase_id", sa.BigInteger, primary_key=True))
+        self.place: dict[str, Any] = {"schema": schema, "prefix": prefix}
+        self.folder = folder
+        self.engine = engine
+        self.output = io.StringIO()
+        command.init(Config(folder.parent / "alembic.ini", stdout=self.output), str(folder))
+        (folder / "env.py").write_text(ENV)
+        where = f"schema={schema!r}, prefix={prefix!r}"
+        create = f"op.execute(sa.schema.CreateSchema({schema!r}, if_not_exists=True)); " if schema else ""
+        self.write(
+            "h1",
+            None,
+            f"{create}op.create_table('purchase', sa.Column('purchase_id', sa.BigInteger, primary_key=True)); "
+            f"txbox_migrations.upgrade(op, to=1, {where})",
+            f"txbox_migrations.downgrade(op, to=0, {where}); op.drop_table('purchase')",
+        )
+        self.write(
+            "h2",
+            "h1",
+            f"txbox_migrations.upgrade(op, to=2, {where})",
+            f"txbox_migrations.downgrade(op, to=1, {where})",
+        )
+
+    def config(self, **options: Any) -> Config:
+        options.setdefault("target_metadata", self.metadata)
+        config = Config(
+            output_buffer=self.output, stdout=self.output, attributes={"engine": self.engine, "options": options}
+        )
+        config.set_main_option("script_location", str(self.folder).replace("%", "%%"))
+        config.set_main_option("path_separator", "newline")
+        return config
+
+    def write(self, revision: str, down_revision: str | None, upgrade: str, downgrade: str) -> None:
+        text = REVISION.format(revision=revision, down_revision=down_revision, upgrade=upgrade, downgrade=downgrade)
+        (self.folder / "versions" / f"{revision}.py").write_text(text)
+
+    def upgrade(self, revision: str = "head") -> None:
+        command.upgrade(self.config(), revision)
+
+    def autogenerate(self, **options: Any) -> str:
+        """Run ``alembic revision --autogenerate`` and return what the new revision would do, then forget it."""
+        script = command.revision(self.config(**options), autogenerate=True)
+        assert isinstance(script, Script)
+        path = Path(script.path)
+        text = path.read_text()
+        path.unlink()
+        return text.split("def upgrade()")[1].split("def downgrade()")[0]
+
+
+@pytest.fixture(params=[(None, ""), ("billing", ""), ("public", "txbox_"), ("Odd schema-%", "Odd%_")], ids=str)
+def host(request: pytest.FixtureRequest, tmp_path: Path, engine: sa.Engine) -> Host:
+    schema, prefix = request.param
+    return Host(tmp_path / "host", engine, schema, prefix)
+
+
+def test_revisions_bring_the_tables_step_by_step(host: Host) -> None:
+    host.upgrade("h1")
+    with host.engine.connect() as connection:
+        found = [difference.table for difference in find_drift(connection, **host.place)]
+    prefix = host.place["prefix"]
+    assert found == [f"{prefix}message_failure", f"{prefix}dead_letter"]
+    host.upgrade()
+    with host.engine.connect() as connection:
+        assert find_drift(connection, **host.place) == []
+    command.downgrade(host.config(), "base")
+    with host.engine.connect() as connection:
+        inspector = sa.inspect(connection)
+        assert inspector.get_table_names() == ["alembic_version"]
+        assert inspector.get_table_names(schema=host.place["schema"]) in ([], ["alembic_version"])
+
+
+def test_autogenerate_would_drop_our_tables(host: Host) -> None:
+    host.upgrade()
+    proposed = host.autogenerate(include_schemas=True)
+    for name in ("processed_message", "message_failure", "dead_letter"):
+        assert f"op.drop_table('{host.place['prefix']}{name}'" in proposed
+
+
+def test_autogenerate_proposes_nothing_with_the_filter(host: Host) -> None:
+    host.upgrade()
+    proposed = host.autogenerate(include_schemas=True, include_object=include_object(**host.place))
+    assert "op." not in proposed
+
+
+def test_autogenerate_proposes_nothing_with_our_metadata(host: Host) -> None:
+    host.upgrade()
+    both = [host.metadata, tables(**host.place).metadata]
+    assert "op." not in host.autogenerate(include_schemas=True, target_metadata=both)
+
+
+def test_autogenerate_proposes_nothing_with_filter_and_metadata(host: Host) -> None:
+    host.upgrade()
+    both = [host.metadata, tables(**host.place).metadata]
+    ours = include_object(**host.place)
+    assert "op." not in host.autogenerate(include_schemas=True, target_metadata=both, include_object=ours)
+
+
+def test_what_was_changed_in_our_tables_is_left_alone(host: Host) -> None:
+    host.upgrade()
+    name = f"{host.place['prefix']}processed_message"
+    with host.engine.begin() as connection:
+        live = sa.Table(name, sa.MetaData(), schema=host.place["schema"], autoload_with=connection)
+        sa.Index("report", live.c.processed_at).create(connection)
+    both = [host.metadata, tables(**host.place).metadata]
+    ours = include_object(**host.place)
+    assert "op." not in host.autogenerate(include_schemas=True, target_metadata=both, include_object=ours)
+
+
+def test_the_hosts_own_changes_are_still_proposed(host: Host) -> None:
+    host.upgrade()
+    host.metadata.tables["purchase"].append_column(sa.Column("amount", sa.BigInteger))
+    proposed = host.autogenerate(include_schemas=True, include_object=include_object(**host.place))
+    assert "op.add_column('purchase'" in proposed
+    assert "drop" not in proposed
+
+
+def test_the_version_table_of_our_history_is_filtered_too(tmp_path: Path, engine: sa.Engine) -> None:
+    host = Host(tmp_path / "host", engine, None, "")
+    host.write(
+        "h1", None, "op.create_table('purchase', sa.Column('purchase_id', sa.BigInteger, primary_key=True))", "pass"
+    )
+    host.write("h2", "h1", "pass", "pass")
+    upgrade_database(engine)
+    host.upgrade()
+    assert "op.drop_table('txbox_version'" in host.autogenerate()
+    assert "op." not in host.autogenerate(include_object=include_object())
+
+
+def test_the_hosts_own_filter_is_asked_about_the_rest(tmp_path: Path, engine: sa.Engine) -> None:
+    host = Host(tmp_path / "host", engine, None, "")
+    host.upgrade()
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE spatial_ref_sys ()"))
+    asked = set()
+
+    def also(item: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+        asked.add(name)
+        return name != "spatial_ref_sys"
+
+    assert "op.drop_table('spatial_ref_sys'" in host.autogenerate(include_object=include_object())
+    assert "op." not in host.autogenerate(include_object=include_object(also=also))
+    assert {"purchase", "spatial_ref_sys"} <= asked
+    assert "dead_letter" not in asked
+
+
+def test_a_table_of_the_host_with_one_of_our_names_elsewhere_is_not_hidden(tmp_path: Path, engine: sa.Engine) -> None:
+    host = Host(tmp_path / "host", engine, "billing", "")
+    host.upgrade()
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE dead_letter ()"))
+    proposed = host.autogenerate(include_schemas=True, include_object=include_object("billing"))
+    assert proposed.count("op.") == 1
+    assert "op.drop_table('dead_letter')" in proposed
+
+
+def test_offline_the_host_must_say_since(tmp_path: Path, engine: sa.Engine) -> None:
+    host = Host(tmp_path / "host", engine, None, "")
+    with pytest.raises(MigrationError, match="pass since=N"):
+        command.upgrade(host.config(), "head", sql=True)
+    host.write("h1", None, "txbox_migrations.upgrade(op, to=1, since=0)", "pass")
+    host.write("h2", "h1", "txbox_migrations.upgrade(op, to=2, since=1)", "pass")
+    host.output.truncate(0)
+    command.upgrade(host.config(), "head", sql=True)
+    assert "CREATE TABLE processed_message" in host.output.getvalue()
+    assert "IS 'txbox schema 2'" in host.output.getvalue()

@@ -1,0 +1,153 @@
+"""The steps, run one by one through alembic's operations: the host's door."""
+
+import io
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.schema import CreateSchema
+
+import txbox_migrations
+from txbox.schema import tables
+from txbox_migrations import LATEST, MigrationError, current_version, find_drift
+
+PLACES = [(None, ""), ("migrated", ""), ("Odd steps-%", "Odd%_"), ('a"b:c', "p_")]
+
+# Every relation, column, constraint and comment outside the system schemas, as one sorted list.
+SNAPSHOT = sa.text("""
+    WITH ours AS (
+      SELECT c.oid, c.relname, c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+      WHERE n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema')
+    SELECT format('relation %s %s', relname, relkind) AS line FROM ours
+    UNION ALL SELECT format('column %s.%s %s %s %s', relname, attname, format_type(atttypid, atttypmod), attnotnull,
+                            attcollation::regcollation)
+              FROM ours JOIN pg_attribute ON attrelid = ours.oid AND attnum > 0
+    UNION ALL SELECT format('constraint %s %s', relname, pg_get_constraintdef(k.oid))
+              FROM ours JOIN pg_constraint k ON conrelid = ours.oid
+    UNION ALL SELECT format('index %s', pg_get_indexdef(ours.oid)) FROM ours WHERE relkind = 'i'
+    UNION ALL SELECT format('comment %s', description) FROM pg_description d
+              JOIN pg_class k ON k.oid = d.classoid AND k.relname IN ('pg_class', 'pg_constraint')
+              WHERE d.objoid >= 16384
+    ORDER BY line
+""")
+
+
+def operations(connection: sa.Connection) -> Operations:
+    return Operations(MigrationContext.configure(connection))
+
+
+def snapshot(connection: sa.Connection) -> list[str]:
+    return list(connection.execute(SNAPSHOT).scalars())
+
+
+@pytest.mark.parametrize(("schema", "prefix"), PLACES)
+def test_upgraded_database_has_no_drift(connection: sa.Connection, schema: str | None, prefix: str) -> None:
+    if schema:
+        connection.execute(CreateSchema(schema))
+    txbox_migrations.upgrade(operations(connection), schema=schema, prefix=prefix)
+    assert find_drift(connection, schema=schema, prefix=prefix) == []
+    assert current_version(connection, schema=schema, prefix=prefix) == LATEST
+
+
+def test_steps_and_metadata_agree_for_alembic_comments_included(connection: sa.Connection) -> None:
+    txbox_migrations.upgrade(operations(connection))
+    context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+    assert compare_metadata(context, tables().metadata) == []
+
+
+@pytest.mark.parametrize("version", range(1, LATEST + 1))
+@pytest.mark.parametrize(("schema", "prefix"), PLACES)
+def test_each_step_goes_up_and_down_and_up_again(
+    connection: sa.Connection, schema: str | None, prefix: str, version: int
+) -> None:
+    if schema:
+        connection.execute(CreateSchema(schema))
+    op = operations(connection)
+    txbox_migrations.upgrade(op, to=version - 1, schema=schema, prefix=prefix)
+    below = snapshot(connection)
+    txbox_migrations.upgrade(op, to=version, schema=schema, prefix=prefix)
+    above = snapshot(connection)
+    assert above != below
+    txbox_migrations.downgrade(op, to=version - 1, schema=schema, prefix=prefix)
+    assert snapshot(connection) == below
+    txbox_migrations.upgrade(op, to=version, schema=schema, prefix=prefix)
+    assert snapshot(connection) == above
+
+
+def test_downgrade_to_nothing_leaves_nothing(connection: sa.Connection) -> None:
+    before = snapshot(connection)
+    txbox_migrations.upgrade(operations(connection))
+    assert len(snapshot(connection)) > len(before)
+    txbox_migrations.downgrade(operations(connection))
+    assert snapshot(connection) == before
+
+
+def test_steps_that_are_there_already_are_skipped(connection: sa.Connection) -> None:
+    op = operations(connection)
+    txbox_migrations.upgrade(op, to=2)
+    txbox_migrations.upgrade(op, to=1)
+    assert current_version(connection) == 2
+    txbox_migrations.downgrade(op, to=1)
+    txbox_migrations.downgrade(op, to=2)
+    assert current_version(connection) == 1
+
+
+def test_two_places_in_one_database_have_versions_of_their_own(connection: sa.Connection) -> None:
+    op = operations(connection)
+    txbox_migrations.upgrade(op, to=1)
+    txbox_migrations.upgrade(op, to=2, prefix="other_")
+    assert current_version(connection) == 1
+    assert current_version(connection, prefix="other_") == 2
+
+
+def test_without_a_schema_the_search_path_decides(connection: sa.Connection) -> None:
+    connection.execute(CreateSchema("first"))
+    connection.execute(CreateSchema("second"))
+    txbox_migrations.upgrade(operations(connection), schema="second")
+    connection.execute(sa.text("SET LOCAL search_path TO first, second"))
+    assert current_version(connection) == LATEST
+    assert find_drift(connection) == []
+    connection.execute(sa.text("SET LOCAL search_path TO first"))
+    assert current_version(connection) == 0
+
+
+def test_since_overrides_the_mark(connection: sa.Connection) -> None:
+    tables().metadata.create_all(connection)
+    with pytest.raises(MigrationError, match=r"processed_message exists.*pass since=N"):
+        txbox_migrations.upgrade(operations(connection))
+    txbox_migrations.downgrade(operations(connection), to=1, since=2)
+    assert current_version(connection) == 1
+
+
+def test_tables_of_a_newer_release_are_refused(connection: sa.Connection) -> None:
+    txbox_migrations.upgrade(operations(connection))
+    connection.execute(
+        sa.text("COMMENT ON CONSTRAINT processed_message_pkey ON processed_message IS 'txbox schema 99'")
+    )
+    with pytest.raises(MigrationError, match=r"version 99.*install the release"):
+        txbox_migrations.upgrade(operations(connection))
+
+
+@pytest.mark.parametrize("version", [-1, LATEST + 1])
+def test_an_unknown_version_is_refused(connection: sa.Connection, version: int) -> None:
+    op = operations(connection)
+    for run in (txbox_migrations.upgrade, txbox_migrations.downgrade):
+        with pytest.raises(MigrationError, match=f"to={version}"):
+            run(op, to=version)
+        with pytest.raises(MigrationError, match=f"since={version}"):
+            run(op, to=1, since=version)
+
+
+def test_offline_needs_since_and_then_writes_the_same_statements() -> None:
+    script = io.StringIO()
+    context = MigrationContext.configure(
+        dialect_name="postgresql", opts={"as_sql": True, "output_buffer": script, "literal_binds": True}
+    )
+    with pytest.raises(MigrationError, match="pass since=N"):
+        txbox_migrations.upgrade(Operations(context), to=1)
+    txbox_migrations.upgrade(Operations(context), to=2, since=1, schema="billing")
+    assert "CREATE TABLE billing.dead_letter" in script.getvalue()
+    assert "IS 'txbox schema 2'" in script.getvalue()
+    assert "CREATE TABLE billing.processed_message" not in script.getvalue()

@@ -1,0 +1,74 @@
+"""Business tables for tests of the worker: the truth about what was applied, told by nothing of the worker's own.
+
+``effect`` has no unique key, so that an effect applied twice is two rows; ``position`` tells the order.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from txbox import Message
+
+APPLY = text("INSERT INTO effect (message_id, body) VALUES (:id, :body)")
+ADD = text("UPDATE account SET balance = balance + :amount WHERE account_id = :account")
+
+
+class Business:
+    """The tables ``effect`` and ``account`` in the engine's search path."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                "CREATE TABLE IF NOT EXISTS effect (position bigserial, message_id text NOT NULL, body text NOT NULL)"
+            )
+            connection.exec_driver_sql(
+                "CREATE TABLE IF NOT EXISTS account (account_id int PRIMARY KEY, balance bigint NOT NULL)"
+            )
+            connection.exec_driver_sql("INSERT INTO account VALUES (1, 0), (2, 0) ON CONFLICT DO NOTHING")
+
+    def applied(self) -> Counter[str]:
+        """How often each message was applied."""
+        return Counter(self.order())
+
+    def order(self, column: str = "message_id") -> list[str]:
+        """What was applied, in order."""
+        return list(self.rows(f"SELECT {column} FROM effect ORDER BY position"))
+
+    def balance(self, account: int = 1) -> int:
+        """What an account holds."""
+        return int(self.rows(f"SELECT balance FROM account WHERE account_id = {account}")[0])
+
+    def recorded(self, subscriber: str = "billing") -> set[str]:
+        """The ids in the inbox."""
+        return set(self.rows(f"SELECT message_id FROM processed_message WHERE subscriber_id = '{subscriber}'"))
+
+    def failing(self) -> dict[str, int]:
+        """The attempts of messages that have failed and are not forgotten."""
+        with self._engine.connect() as connection:
+            rows = connection.exec_driver_sql("SELECT message_id, attempts FROM message_failure").fetchall()
+        return {message_id: attempts for message_id, attempts in rows}
+
+    def letters(self) -> dict[str, str]:
+        """Why each dead letter was parked."""
+        with self._engine.connect() as connection:
+            rows = connection.exec_driver_sql("SELECT message_id, reason FROM dead_letter").fetchall()
+        assert len(rows) == len({row[0] for row in rows}), "a message was parked twice"
+        return {message_id: reason for message_id, reason in rows}
+
+    def rows(self, sql: str) -> list:
+        """The first column of a query."""
+        with self._engine.connect() as connection:
+            return [row[0] for row in connection.exec_driver_sql(sql)]
+
+
+def apply(session: Session, message: Message) -> None:
+    """Apply a message, as a handler does."""
+    session.execute(APPLY, {"id": message.id, "body": message.text})
+
+
+def once(ids: Iterable[str]) -> Counter[str]:
+    """What ``Business.applied`` says when each of these was applied once, and nothing else."""
+    return Counter(set(ids))

@@ -1,0 +1,162 @@
+"""A TCP proxy on 127.0.0.1 that loses what it is told to lose: for tests of outages.
+
+It understands one thing of what passes through: the COMMIT of a client of Postgres.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Self
+
+COMMIT = b"COMMIT\0"
+"""As psycopg sends it, in a simple query."""
+
+CHUNK_BYTES = 65536
+
+
+class TcpProxy:
+    """Passes connections on to a server, until told otherwise.
+
+    ::
+
+        with TcpProxy("127.0.0.1", 5432) as proxy:
+            connect(port=proxy.port)
+            proxy.cut()
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port: int = self._listener.getsockname()[1]
+        self._lock = threading.Lock()
+        self._pairs: set[_Pair] = set()
+        self._threads: list[threading.Thread] = []
+        self._refusing = False
+        self._swallowing = False
+        self._commit_rule: str | None = None
+        self._closed = False
+        self.commits_lost = 0
+        self.connections = 0
+
+    # --- controls ----------------------------------------------------------------------------------------------------
+
+    def cut(self) -> int:
+        """Cut every connection there is; return how many."""
+        with self._lock:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            pair.close()
+        return len(pairs)
+
+    def refuse(self) -> None:
+        """From now on, close new connections at once."""
+        self._refusing = True
+
+    def accept(self) -> None:
+        """Pass connections and answers on again."""
+        self._refusing = False
+        self._swallowing = False
+
+    def swallow_replies(self) -> None:
+        """From now on, let requests through and lose the answers."""
+        self._swallowing = True
+
+    def lose_next_commit(self, *, reaches_server: bool) -> None:
+        """Lose the answer to the next COMMIT, or the COMMIT itself, and cut that connection."""
+        self._commit_rule = "answer" if reaches_server else "request"
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._start(self._accept_all)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _start(self, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name="tcp-proxy", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept_all(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._refusing:
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:
+                client.close()
+                continue
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            pair = _Pair(client, server)
+            with self._lock:
+                self._pairs.add(pair)
+                self.connections += 1
+            self._start(lambda pair=pair: self._pump(pair, self._requests))
+            self._start(lambda pair=pair: self._pump(pair, self._answers))
+
+    def _pump(self, pair: "_Pair", pump: "Callable[[_Pair], None]") -> None:
+        try:
+            pump(pair)
+        except OSError:
+            pass
+        finally:
+            pair.close()
+            with self._lock:
+                self._pairs.discard(pair)
+
+    def _requests(self, pair: "_Pair") -> None:
+        before = b""
+        while data := pair.client.recv(CHUNK_BYTES):
+            if self._commit_rule and COMMIT in before + data:
+                rule = self._take_commit_rule()
+                if rule == "request":
+                    return
+                if rule == "answer":
+                    pair.loses_answer = True
+            before = data[-len(COMMIT) :]
+            pair.server.sendall(data)
+
+    def _answers(self, pair: "_Pair") -> None:
+        while data := pair.server.recv(CHUNK_BYTES):
+            if pair.loses_answer:
+                # The server has answered, so the commit has happened.
+                return
+            if not self._swallowing:
+                pair.client.sendall(data)
+
+    def _take_commit_rule(self) -> str | None:
+        with self._lock:
+            rule, self._commit_rule = self._commit_rule, None
+            self.commits_lost += rule is not None
+            return rule
+
+
+class _Pair:
+    """The two ends of one connection."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+        self.loses_answer = False
+
+    def close(self) -> None:
+        for end in (self.client, self.server):
+            # Closing alone does not wake a thread that waits in recv.
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()

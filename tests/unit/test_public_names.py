@@ -1,0 +1,84 @@
+"""The public names: what people import is not changed by accident."""
+
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+import txbox
+
+PUBLIC = {
+    "txbox": [
+        "BrokerError",
+        "DeadLetter",
+        "DeadLetters",
+        "Failures",
+        "Identify",
+        "InFlight",
+        "Inbox",
+        "InvalidConfiguration",
+        "InvalidMessageId",
+        "LetterNotFound",
+        "MalformedMessage",
+        "Message",
+        "Mismatch",
+        "NotInTransaction",
+        "Outcome",
+        "Reason",
+        "Recorded",
+        "SchemaMissing",
+        "TransactionEnded",
+        "TxboxError",
+        "identify",
+    ],
+    "txbox.testing": ["kill_at"],
+    "txbox.instrumentation": [
+        "BrokerLost",
+        "BrokerRestored",
+        "Committed",
+        "DatabaseLost",
+        "DatabaseRestored",
+        "Event",
+        "HeartbeatFailed",
+        "Hook",
+        "Received",
+        "Retried",
+        "Settled",
+        "Stopped",
+        "emit",
+    ],
+    "txbox_workers.backoff": ["Backoff"],
+    "txbox_workers.delivery": ["Delivery", "Settlement", "Source"],
+    "txbox_workers.envelopes": ["Envelope", "open_envelope"],
+    "txbox_workers.heartbeat": ["Heartbeat"],
+    "txbox_workers.memory": ["MemorySource"],
+    "txbox_workers.sqs": [
+        "SqsSource",
+        "SqsWorker",
+        "create_queue",
+        "queue_backlog",
+        "redrive_to_queue",
+        "sqs_client",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_module_offers_these_names_and_no_others(name: str) -> None:
+    module = importlib.import_module(name)
+    assert sorted(module.__all__) == PUBLIC[name]
+    assert [public for public in module.__all__ if not hasattr(module, public)] == []
+
+
+def test_the_library_imports_nothing_that_a_service_did_not_ask_for() -> None:
+    program = "import sys, txbox; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(ended.stdout.split())
+    assert "sqlalchemy" in loaded
+    assert loaded.isdisjoint({"boto3", "botocore", "pyspark", "typer", "rich", "moto", "txbox_workers", "txbox_spark"})
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert txbox.__version__ == importlib.metadata.version("txbox")

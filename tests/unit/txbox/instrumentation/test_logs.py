@@ -1,0 +1,82 @@
+"""Events as log lines: what a person should see, and how loud."""
+
+import logging
+
+import pytest
+
+from txbox import Outcome
+from txbox.instrumentation import (
+    BrokerLost,
+    BrokerRestored,
+    Committed,
+    DatabaseLost,
+    DatabaseRestored,
+    Event,
+    HeartbeatFailed,
+    Received,
+    Retried,
+    Settled,
+    Stopped,
+)
+from txbox.instrumentation.logs import log_event
+
+WHO = ("billing", "queue")
+
+
+def settled(outcome: Outcome, *, acked: bool, error: Exception | None = None) -> Settled:
+    return Settled(*WHO, "m-1", "receipt", outcome, acked, 3, error)
+
+
+LINES: list[tuple[Event, int, str]] = [
+    (Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2")), logging.DEBUG, "billing received 2 messages"),
+    (Committed(*WHO, 3, 1, 0.25), logging.DEBUG, "billing committed 3 messages, 1 duplicates, in 0.250 s"),
+    (Retried(*WHO, "40001", 2, 10), logging.INFO, "billing retries 10 messages after 40001, run 2"),
+    (settled(Outcome.PROCESSED, acked=True), logging.DEBUG, "billing processed m-1 (delivery 3)"),
+    (settled(Outcome.DUPLICATE, acked=True), logging.DEBUG, "billing duplicate m-1 (delivery 3)"),
+    (settled(Outcome.IN_FLIGHT, acked=False), logging.INFO, "billing in_flight m-1 (delivery 3)"),
+    (
+        settled(Outcome.FAILED, acked=False, error=ValueError("no stock")),
+        logging.WARNING,
+        "billing failed m-1 (delivery 3): ValueError: no stock",
+    ),
+    (settled(Outcome.DEAD, acked=True), logging.ERROR, "billing dead m-1 (delivery 3)"),
+    (settled(Outcome.MISMATCH, acked=True), logging.ERROR, "billing mismatch m-1 (delivery 3)"),
+    (
+        HeartbeatFailed(*WHO, "m-1", "expired"),
+        logging.WARNING,
+        "billing could not prolong its right to m-1: expired",
+    ),
+    (BrokerLost(*WHO, OSError("gone"), 1.5), logging.WARNING, "billing lost the broker, next try in 1.5 s: gone"),
+    (BrokerRestored(*WHO), logging.INFO, "billing has the broker again"),
+    (DatabaseLost(*WHO, OSError("gone"), 2.0), logging.WARNING, "billing lost the database, next try in 2.0 s: gone"),
+    (DatabaseRestored(*WHO), logging.INFO, "billing has the database again"),
+    (Stopped(*WHO, True), logging.INFO, "billing stopped"),
+    (Stopped(*WHO, False), logging.INFO, "billing stopped, leaving deliveries to come again"),
+]
+
+
+@pytest.mark.parametrize(("event", "level", "line"), LINES, ids=lambda value: type(value).__name__)
+def test_an_event_is_one_line(event: Event, level: int, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "txbox"):
+        log_event(event)
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(level, line)]
+
+
+def test_an_ack_that_failed_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "txbox"):
+        log_event(settled(Outcome.PROCESSED, acked=False))
+    assert caplog.messages == ["billing could not ack m-1; it comes again, as a duplicate"]
+
+
+def test_every_outcome_has_a_level() -> None:
+    outcomes = {event.outcome for event, _, _ in LINES if isinstance(event, Settled)}
+    assert outcomes == set(Outcome)
+
+
+def test_an_event_that_is_not_known_here_is_written_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    class Rebalanced(Event):
+        pass
+
+    with caplog.at_level(logging.DEBUG, "txbox"):
+        log_event(Rebalanced(*WHO))
+    assert "Rebalanced" in caplog.text

@@ -1,0 +1,108 @@
+"""What txbox raises: the drawn tree, the data, the texts."""
+
+import copy
+import pickle
+import re
+
+import pytest
+
+from txbox import errors
+from txbox.errors import (
+    BrokerError,
+    InFlight,
+    InvalidConfiguration,
+    InvalidMessageId,
+    LetterNotFound,
+    MalformedMessage,
+    Mismatch,
+    NotInTransaction,
+    SchemaMissing,
+    TransactionEnded,
+    TxboxError,
+)
+
+EXAMPLES = [
+    BrokerError("SQS is away", permanent=True),
+    InFlight("billing", ["m-1", "m-2"]),
+    InvalidConfiguration("Worker.threads must be at least 1, not 0"),
+    InvalidMessageId("a\0b", "holds a NUL character"),
+    LetterNotFound(7),
+    MalformedMessage("not JSON"),
+    Mismatch("billing", ["m-2", "m-1"]),
+    NotInTransaction(),
+    SchemaMissing('"Odd schema-%".processed_message'),
+    TransactionEnded(),
+]
+
+
+def all_below(kind: type[Exception]) -> set[type[Exception]]:
+    below = set(kind.__subclasses__())
+    return below.union(*(all_below(one) for one in below))
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
+    drawn = re.findall(r"[├└]── (\w+) ", errors.__doc__ or "")
+    ours = {kind.__name__ for kind in all_below(TxboxError) if kind.__module__.startswith("txbox.")}
+    assert sorted(drawn) == sorted(ours)
+    assert sorted([*drawn, "TxboxError"]) == sorted(errors.__all__)
+    for name in drawn:
+        assert getattr(errors, name).__bases__ == (TxboxError,), "the tree is drawn with one level"
+
+
+def test_every_error_has_an_example_here() -> None:
+    assert {type(example) for example in EXAMPLES} == {getattr(errors, name) for name in errors.__all__} - {TxboxError}
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_survives_a_journey_to_another_process(error: TxboxError) -> None:
+    for arrived in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(arrived) is type(error)
+        assert str(arrived) == str(error)
+        assert vars(arrived) == vars(error)
+
+
+def test_in_flight_names_one_message_and_counts_many() -> None:
+    one, many = InFlight("billing", ["m-1"]), InFlight("billing", iter(["m-1", "m-2"]))
+    assert (one.subscriber_id, one.message_ids) == ("billing", ("m-1",))
+    assert many.message_ids == ("m-1", "m-2")
+    assert str(one).startswith("m-1 is being processed by another transaction of subscriber billing")
+    assert str(many).startswith("one of 2 messages is being processed")
+    assert "roll back" in str(one)
+
+
+def test_mismatch_sorts_its_ids_and_shows_the_first_five() -> None:
+    error = Mismatch("billing", {f"m-{number}" for number in range(9)})
+    assert error.message_ids == tuple(f"m-{number}" for number in range(9))
+    assert "m-4" in str(error)
+    assert "m-5" not in str(error)
+
+
+def test_an_invalid_id_is_kept_whole_and_shown_in_part() -> None:
+    error = InvalidMessageId("x" * 500, "is too long")
+    assert error.message_id == "x" * 500
+    assert "x" * 80 in str(error)
+    assert "x" * 81 not in str(error)
+
+
+def test_a_broker_error_is_transient_unless_told_otherwise() -> None:
+    assert BrokerError("away").permanent is False
+    assert BrokerError("no such queue", permanent=True).permanent is True
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (NotInTransaction(), "isolation level is not AUTOCOMMIT"),
+        (
+            SchemaMissing("processed_message"),
+            "table processed_message does not exist; create it with `txbox db upgrade`",
+        ),
+        (InFlight("billing", ["m-1"]), "let the broker deliver it again"),
+        (Mismatch("billing", ["m-1"]), "choose another id with identify"),
+        (TransactionEnded(), "leave commit and rollback to the worker"),
+        (LetterNotFound(7), "dead letter 7 does not exist; see `txbox dead-letters list`"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_text_says_what_to_do_next(error: TxboxError, remedy: str) -> None:
+    assert remedy in str(error)

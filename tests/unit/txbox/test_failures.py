@@ -1,0 +1,51 @@
+"""How an error becomes text that Postgres can keep."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txbox.failures import MAX_ERROR_CHARACTERS, describe, storable
+
+
+def chained(*errors: Exception) -> Exception:
+    for outer, cause in itertools.pairwise(errors):
+        outer.__cause__ = cause
+    return errors[0]
+
+
+def test_an_error_is_told_with_its_type_and_its_causes() -> None:
+    error = chained(RuntimeError("no stock"), KeyError("sku-1"))
+    assert describe(error) == "RuntimeError: no stock\ncaused by KeyError: 'sku-1'"
+
+
+def test_a_long_chain_is_cut_and_a_circle_ends() -> None:
+    assert describe(chained(*(ValueError(str(number)) for number in range(9)))).count("caused by") == 3
+    circle = ValueError("again")
+    circle.__cause__ = circle
+    assert describe(circle).count("caused by") == 3
+
+
+def test_a_long_text_is_cut() -> None:
+    assert len(describe(ValueError("x" * 100_000))) == MAX_ERROR_CHARACTERS
+
+
+def test_an_error_that_cannot_be_printed_is_told_nevertheless() -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    assert describe(Unprintable()) == "Unprintable: (str() of it raised LookupError)"
+
+
+@given(st.text())
+def test_storable_text_is_what_postgres_can_hold(text: str) -> None:
+    kept = storable(text)
+    kept.encode()
+    assert "\0" not in kept
+    assert len(kept) == len(text)
+
+
+@given(st.text(st.characters(exclude_characters="\0", codec="utf-8")))
+def test_text_that_postgres_can_hold_is_left_alone(text: str) -> None:
+    assert storable(text) == text

@@ -1,0 +1,32 @@
+"""The tables as metadata. That the database agrees is tested with the migrations."""
+
+import pytest
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+from txbox.schema import TABLE_NAMES, tables
+
+
+def test_the_inbox_is_the_contract_that_other_peoples_sql_relies_on() -> None:
+    inbox = tables().processed_message
+    assert inbox.name == "processed_message"
+    assert [(column.name, str(column.type), column.nullable) for column in inbox.columns] == [
+        ("subscriber_id", 'TEXT COLLATE "C"', False),
+        ("message_id", 'TEXT COLLATE "C"', False),
+        ("processed_at", "DATETIME", False),
+        ("fingerprint", "BLOB", True),
+    ]
+    assert [column.name for column in inbox.primary_key] == ["subscriber_id", "message_id"]
+    created = str(CreateTable(inbox).compile(dialect=postgresql.dialect()))
+    assert "processed_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL" in created
+    assert "fingerprint BYTEA" in created
+
+
+@pytest.mark.parametrize(("schema", "prefix"), [(None, ""), ("billing", ""), (None, "txbox_"), ("Odd schema-%", "P_")])
+def test_schema_and_prefix_reach_every_table_index_and_constraint(schema: str | None, prefix: str) -> None:
+    metadata = tables(schema, prefix).metadata
+    assert {table.name for table in metadata.tables.values()} == {f"{prefix}{name}" for name in TABLE_NAMES}
+    for table in metadata.tables.values():
+        assert table.schema == schema
+        for named in (*table.indexes, *table.constraints):
+            assert named.name is None or str(named.name).startswith(prefix)

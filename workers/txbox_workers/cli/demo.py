@@ -1,0 +1,184 @@
+"""``txbox demo``: the main job, from nothing, in one command."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from txbox_workers.cli.errors import UsageError
+from txbox_workers.settings import database_url
+
+if TYPE_CHECKING:
+    from txbox_workers.demo.run import Plan, Report
+    from txbox_workers.demo.run import Progress as RunProgress
+
+__all__ = ["demo"]
+
+DEFAULT_PURCHASES = 7_000
+DEFAULT_KILLS = 24
+PURCHASES_PER_KILL = 50
+"""A run too small for the default number of kills has fewer."""
+
+
+def demo(
+    purchases: Annotated[int, typer.Option(help="How many of the file's 69,659 purchases.", min=1, max=69_659)] = (
+        DEFAULT_PURCHASES
+    ),
+    workers: Annotated[int, typer.Option(help="Worker processes at a time.", min=2, max=32)] = 3,
+    kills: Annotated[
+        int | None,
+        typer.Option(help=f"How many workers to kill; {DEFAULT_KILLS} unless the run is small.", min=0, max=1000),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random choices: duplicates, and when workers die.")] = 1997,
+    url: Annotated[
+        str | None, typer.Option("--url", help="A Postgres of yours; without it, an embedded one. Uses its own schema.")
+    ] = None,
+    aws: Annotated[
+        bool,
+        typer.Option(
+            "--aws", help="Your AWS account's SQS, by boto3's own settings. AWS_ENDPOINT_URL is used as it is."
+        ),
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave schema and queue behind, to look at them.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+) -> int:
+    """Send real purchases through a broker that duplicates and workers that are killed, and count to the cent.
+
+    Purchases go to SQS, some twice, some again later, and some acks get lost. Workers add each purchase to its
+    customer's account; they are killed with SIGKILL again and again, some between commit and ack. At the end every
+    customer's account is compared with the file.
+
+    Exit status 0 only if every customer is right to the cent and every delivery is accounted for.
+    """
+    from txbox_workers.demo.run import Plan, run_demo
+
+    if url is not None:
+        try:
+            database_url(url)
+        except Exception as error:
+            raise UsageError(str(error)) from error
+    if keep and url is None:
+        raise UsageError("--keep needs --url: the embedded database goes when the demo ends")
+    plan = Plan(
+        purchases=purchases,
+        workers=workers,
+        kills=min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL) if kills is None else kills,
+        seed=seed,
+        database_url=url,
+        own_broker=not (aws or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_SQS")),
+        keep=keep,
+    )
+    console = Console(stderr=True)
+    with _terminated_as_interrupt(), _bars(console, plan) as on_progress:
+        report = run_demo(plan, on_progress)
+    if json_file is not None:
+        json_file.write_text(f"{json.dumps(report.as_dict(), indent=2)}\n")
+    _print(Console(), report)
+    return 0 if report.exact else 1
+
+
+@contextmanager
+def _bars(console: Console, plan: "Plan") -> Iterator["_Bars"]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield _Bars(progress, plan)
+
+
+class _Bars:
+    """Three bars: sent, processed, killed."""
+
+    def __init__(self, progress: Progress, plan: "Plan") -> None:
+        self._progress = progress
+        self._sent = progress.add_task("sent", total=plan.purchases)
+        self._processed = progress.add_task("processed", total=plan.purchases)
+        self._kills = progress.add_task("workers killed", total=plan.kills)
+        self._stage = ""
+
+    def __call__(self, run: "RunProgress") -> None:
+        self._progress.update(self._sent, completed=run.sent)
+        self._progress.update(self._processed, completed=run.processed)
+        self._progress.update(self._kills, completed=run.kills)
+        if run.stage != self._stage:
+            self._stage = run.stage
+            self._progress.console.print(f"{self._stage} …", style="dim", highlight=False)
+
+
+def _print(console: Console, report: "Report") -> None:
+    figures = report.as_dict()
+    kills, sent = figures["kills"], figures["sent"]
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    redelivered = max(figures["delivered"] - sent["messages"], 0)
+    where_killed = (
+        f"{kills['committed']} between commit and ack, {kills['handling']} between insert and commit, "
+        f"{kills['received']} before the transaction, {kills['anywhere']} anywhere"
+    )
+    rows = [
+        (
+            "sent",
+            sent["messages"],
+            f"{sent['resent']:,} again later, {sent['in_batches_sent_twice']:,} in a batch twice",
+        ),
+        ("delivered", figures["delivered"], f"{redelivered:,} again by the broker: lost acks, killed workers"),
+        ("processed", figures["processed"], "messages in the inbox"),
+        ("duplicates rejected", figures["duplicates_rejected"], f"{figures['duplicate_share']:.0%} of the purchases"),
+        ("failed", figures["failed"], ""),
+        ("in flight", figures["in_flight"], "in the hands of killed workers"),
+        ("kills", kills["total"], where_killed),
+        ("dead", figures["dead"], "dead letters"),
+        ("customers", figures["customers"], f"{len(report.comparison.wrong)} wrong"),
+    ]
+    for name, value, remark in rows:
+        table.add_row(name, f"{value:,}", remark)
+    table.add_row("by the file", f"${_grouped(figures['expected_dollars'])}", "added up without a database")
+    table.add_row("in the accounts", f"${_grouped(figures['found_dollars'])}", "added up by the workers")
+    table.add_row("difference", f"${_grouped(figures['difference_dollars'])}", "over all customers, without signs")
+    console.print(table)
+    balance = (
+        f"deliveries {figures['delivered']:,} = {figures['processed']:,} processed + "
+        f"{figures['duplicates_rejected']:,} duplicates + {figures['failed']:,} failed + "
+        f"{figures['in_flight']:,} in flight"
+    )
+    console.print(balance if report.deliveries.adds_up else f"DOES NOT ADD UP: {balance}", highlight=False)
+    for contradiction in report.deliveries.contradictions:
+        console.print(f"CONTRADICTION: {contradiction}", highlight=False)
+    verdict = "every customer is right to the cent" if report.comparison.exact else "THE ACCOUNTS ARE WRONG"
+    console.print(f"{verdict}; {report.seconds:.0f} s, {report.workers_started} workers started", style="bold")
+    if report.plan.keep:
+        console.print(f"kept: schema {report.schema}, queue {report.queue_url}", highlight=False)
+
+
+def _grouped(dollars: str) -> str:
+    whole, _, cents = dollars.partition(".")
+    return f"{int(whole):,}.{cents}"
+
+
+@contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """Have SIGTERM unwind as Ctrl-C does, so that every server and worker is stopped."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
