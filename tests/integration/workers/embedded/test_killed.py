@@ -1,0 +1,110 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+from txbox_workers.embedded import keeper
+
+Gone = Callable[[list[psutil.Process]], bool]
+
+
+def connect(owner: Any) -> "psycopg.Connection[tuple[Any, ...]]":
+    return psycopg.connect(owner.report["postgres"]["url"].replace("+psycopg", ""), autocommit=True)
+
+
+def test_killing_the_parent_leaves_nothing_running(
+    start_owner: Callable[..., Any], gone: Gone, reachable: Path
+) -> None:
+    directory = reachable / "kept"
+    owner = start_owner(directory, "postgres,aws")
+    with connect(owner) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 1 AS n")
+    processes = owner.servers()
+    assert len(processes) > 4
+    owner.process.kill()
+    assert gone(processes)
+
+    again = start_owner(directory)
+    with connect(again) as connection:
+        assert connection.execute("SELECT n FROM kept").fetchone() == (1,)
+
+
+def test_the_directory_can_be_used_again_at_once(start_owner: Callable[..., Any], gone: Gone, reachable: Path) -> None:
+    for _ in range(3):
+        owner = start_owner(reachable / "kept")
+        processes = owner.servers()
+        owner.process.kill()
+        owner.process.wait()
+    assert gone(processes)
+
+
+def test_killing_the_parent_removes_a_temporary_directory(start_owner: Callable[..., Any], gone: Gone) -> None:
+    owner = start_owner(None)
+    directory = Path(owner.report["postgres"]["directory"])
+    assert directory.exists()
+    processes = owner.servers()
+    owner.process.kill()
+    assert gone(processes)
+    assert not directory.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+@pytest.mark.parametrize("kind", ["postgres", "aws"])
+def test_killing_the_keeper_ends_the_server(start_owner: Callable[..., Any], gone: Gone, kind: str) -> None:
+    owner = start_owner(None, kind)
+    processes = owner.servers()
+    os.kill(owner.report[kind]["keeper"], signal.SIGKILL)
+    assert gone(processes[1:])
+    owner.process.stdin.close()
+    assert owner.process.wait() == 0
+
+
+def test_killing_everything_at_once(start_owner: Callable[..., Any], reachable: Path) -> None:
+    owner = start_owner(reachable / "kept")
+    processes = owner.servers()
+    for one in [owner.process.pid, processes[0].pid, owner.report["postgres"]["pid"]]:
+        os.kill(one, signal.SIGKILL)
+    owner.process.wait()
+    again = start_owner(reachable / "kept")
+    with connect(again) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_an_interrupt_from_the_terminal_reaches_only_the_parent(start_owner: Callable[..., Any]) -> None:
+    owner = start_owner(None, start_new_session=True)
+    assert os.getpgid(owner.report["postgres"]["keeper"]) != os.getpgid(owner.process.pid)
+    assert os.getpgid(owner.report["postgres"]["pid"]) != os.getpgid(owner.process.pid)
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize("by_signal", [True, False])
+def test_a_server_that_ignores_its_stop_signal_is_killed(by_signal: bool) -> None:
+    command = [sys.executable, keeper.__file__, "--stop-timeout=0.2", "--share-stdout", "--"]
+    command += [sys.executable, "-c", STUBBORN]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert {process.stdout.readline().split()[0] for _ in range(2)} == {"pid", "up"}
+        started = time.monotonic()
+        if by_signal:
+            process.send_signal(signal.SIGTERM)
+        else:
+            process.stdin.close()
+        assert process.wait(timeout=20) == 128 + signal.SIGKILL
+        assert time.monotonic() - started >= 0.2
+
+
+def test_the_keeper_passes_on_the_exit_status() -> None:
+    command = [sys.executable, keeper.__file__, "--", sys.executable, "-c", "raise SystemExit(7)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.wait(timeout=20) == 7

@@ -1,0 +1,153 @@
+import os
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from txbox_workers.embedded import EmbeddedPostgres, EmbeddedServerError, postgres
+from txbox_workers.embedded.installation import service_user
+from txbox_workers.embedded.keeper import STOP_TIMEOUT_S
+
+
+def query(url: str, statement: str) -> object:
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        result = connection.exec_driver_sql(statement)
+        return result.scalar() if result.returns_rows else None
+
+
+def test_it_serves_and_leaves_nothing_behind(gone: Callable[[list[psutil.Process]], bool]) -> None:
+    with EmbeddedPostgres(durable=False) as server:
+        assert query(server.url, "SELECT current_setting('server_version_num')::int >= 180000")
+        assert query(server.url, "SHOW fsync") == "off"
+        assert query(server.url, "SHOW server_encoding") == "UTF8"
+        assert query(server.url, "SHOW listen_addresses") == "127.0.0.1"
+        assert query(server.url, "SELECT current_database() || current_user") == "txboxtxbox"
+        directory = server.directory
+        processes = [psutil.Process(server.keeper_pid), psutil.Process(server.pid)]
+    assert gone(processes)
+    assert not directory.exists()
+    server.stop()
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = server.url
+
+
+def test_only_the_password_opens_it() -> None:
+    with EmbeddedPostgres(durable=False) as server:
+        wrong = server.url.replace("postgresql+psycopg", "postgresql").replace("txbox:", "txbox:x")
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(wrong)
+        assert stat.S_IMODE((server.directory / "password").stat().st_mode) == 0o600
+
+
+def test_a_named_directory_keeps_data_and_password(reachable: Path) -> None:
+    directory = reachable / "kept"
+    server = EmbeddedPostgres(directory, settings={"max_connections": "17"})
+    with server:
+        assert query(server.url, "SHOW fsync") == "on"
+        query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
+        password = sa.make_url(server.url).password
+    with server:
+        assert query(server.url, "SELECT answer FROM kept") == 42
+        assert query(server.url, "SHOW max_connections") == "17"
+        assert sa.make_url(server.url).password == password
+
+
+def test_two_at_once() -> None:
+    with EmbeddedPostgres(durable=False) as one, EmbeddedPostgres(durable=False) as two:
+        assert one.port != two.port
+        query(one.url, "CREATE TABLE here (n int)")
+        assert query(two.url, "SELECT to_regclass('here') IS NULL")
+
+
+def test_a_directory_in_use_is_refused(reachable: Path) -> None:
+    with EmbeddedPostgres(reachable / "used", durable=False) as server:
+        with pytest.raises(EmbeddedServerError, match=f"in use by the server with process id {server.pid}:") as raised:
+            EmbeddedPostgres(reachable / "used").start()
+        assert raised.value.pid == server.pid
+        assert query(server.url, "SELECT 1") == 1
+
+
+def test_a_port_taken_between_choosing_and_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = postgres._free_port
+        ports = iter([taken.getsockname()[1]])
+        monkeypatch.setattr(postgres, "_free_port", lambda: next(ports, None) or free())
+        with EmbeddedPostgres(durable=False) as server:
+            assert server.port != taken.getsockname()[1]
+
+
+def test_a_fixed_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(EmbeddedServerError, match=f"port {port} of 127.0.0.1 is in use"):
+            EmbeddedPostgres(port=port, durable=False).start()
+
+
+def test_a_bad_setting_shows_the_log(reachable: Path) -> None:
+    with pytest.raises(EmbeddedServerError, match="unrecognized configuration parameter"):
+        EmbeddedPostgres(reachable / "bad", settings={"no_such_setting": "1"}).start()
+    with EmbeddedPostgres(reachable / "bad", durable=False) as server:
+        assert query(server.url, "SELECT 1") == 1
+
+
+def test_a_stale_pid_file_of_another_process(reachable: Path) -> None:
+    server = EmbeddedPostgres(reachable / "stale", durable=False)
+    with server:
+        pid_file = server.directory / "data" / "postmaster.pid"
+        lines = pid_file.read_text().splitlines()
+    # The process id now belongs to another program of the same user, so PostgreSQL alone would refuse to start.
+    user = service_user()
+    account = {"user": user.uid, "group": user.gid, "extra_groups": []} if user is not None else {}
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, cwd="/", **account) as other:  # type: ignore[call-overload]
+        pid_file.write_text("\n".join([str(other.pid), *lines[1:]]) + "\n")
+        if user is not None:
+            os.chown(pid_file, user.uid, user.gid)
+        with server:
+            assert query(server.url, "SELECT 1") == 1
+        assert other.poll() is None
+
+
+def test_a_cluster_half_made_is_made_again(reachable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(postgres, "DATABASE", "not a name")
+        with pytest.raises(EmbeddedServerError, match="syntax error"):
+            EmbeddedPostgres(reachable / "half", durable=False).start()
+    with EmbeddedPostgres(reachable / "half", durable=False) as server:
+        assert query(server.url, "SELECT 1") == 1
+
+
+def test_a_fork_does_not_stop_the_server_nor_keep_it_alive(gone: Callable[[list[psutil.Process]], bool]) -> None:
+    server = EmbeddedPostgres(durable=False).start()
+    processes = [psutil.Process(server.keeper_pid), psutil.Process(server.pid)]
+    read, write = os.pipe()
+    fork = os.fork()
+    if fork == 0:
+        os.close(write)
+        server.stop()  # not its own
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    assert query(server.url, "SELECT 1") == 1
+    started = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started < STOP_TIMEOUT_S, "the keeper never saw its pipe end"
+    assert gone(processes)
+    os.close(write)
+    assert os.waitpid(fork, 0)[1] == 0
+
+
+def test_killing_the_server_is_noticed_by_stop(reachable: Path) -> None:
+    server = EmbeddedPostgres(reachable / "killed", durable=False)
+    with server:
+        os.kill(server.pid, signal.SIGKILL)
+    with server:
+        assert query(server.url, "SELECT 1") == 1

@@ -1,0 +1,85 @@
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from txbox_workers.embedded import EmbeddedPostgres, EmbeddedServerError, installation
+from txbox_workers.embedded.installation import bin_directory, find_installation, service_user
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="what root does differently")
+
+
+def test_the_server_never_runs_as_root() -> None:
+    user = service_user()
+    with EmbeddedPostgres(durable=False) as server:
+        assert psutil.Process(server.pid).uids().real == (user.uid if user is not None else os.geteuid())
+
+
+def test_an_ordinary_user(start_owner: Callable[..., Any], as_nobody: dict[str, Any]) -> None:
+    owner = start_owner(None, **as_nobody)
+    for process in owner.servers():
+        assert process.uids().real == as_nobody["user"]
+    directory = Path(owner.report["postgres"]["directory"])
+    assert directory.parent == Path(as_nobody["env"]["TMPDIR"])
+    owner.process.stdin.close()
+    assert owner.process.wait() == 0
+    assert not directory.exists()
+
+
+@pytest.fixture
+def unreachable(reachable: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation below a directory that only root can enter, and an empty cache."""
+    packages = reachable / "private" / "site-packages"
+    for name in installation.COPIED:
+        shutil.copytree(bin_directory().parents[2] / name, packages / name, symlinks=True)
+    (reachable / "private").chmod(0o700)
+    monkeypatch.setattr(installation, "_site_packages", lambda: packages)
+    monkeypatch.setattr(installation, "CACHE_DIRECTORY", reachable / "cache")
+    return packages
+
+
+@root_only
+def test_an_unreachable_installation_is_copied_once(unreachable: Path, reachable: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: find_installation(), range(3)))
+    assert len(set(found)) == 1
+    assert found[0].bin.is_relative_to(reachable / "cache")
+    assert len(list((reachable / "cache").iterdir())) == 1
+    for path in (found[0].bin, found[0].bin / "postgres"):
+        assert path.stat().st_uid == 0
+        assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    copied = (found[0].bin / "postgres").stat().st_ino
+    with EmbeddedPostgres(durable=False) as server:
+        assert psutil.Process(server.pid).exe().startswith(str(reachable / "cache"))
+    assert (found[0].bin / "postgres").stat().st_ino == copied
+
+
+@root_only
+def test_a_copy_that_others_could_change_is_not_run(unreachable: Path, reachable: Path) -> None:
+    (reachable / "cache").mkdir()
+    (reachable / "cache").chmod(0o777)
+    with pytest.raises(EmbeddedServerError, match="could be changed by others than root"):
+        find_installation()
+
+
+@root_only
+def test_a_directory_that_the_server_cannot_reach(reachable: Path) -> None:
+    private = reachable / "private"
+    private.mkdir(mode=0o700)
+    with pytest.raises(EmbeddedServerError, match="name a directory that everybody can reach"):
+        EmbeddedPostgres(private / "data", durable=False).start()
+
+
+@root_only
+def test_an_unreachable_temporary_directory_is_passed_over(reachable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = reachable / "private"
+    private.mkdir(mode=0o700)
+    monkeypatch.setattr("tempfile.tempdir", str(private))
+    with EmbeddedPostgres(durable=False) as server:
+        assert not server.directory.is_relative_to(private)
