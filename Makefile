@@ -84,7 +84,7 @@ bench: $(VENV)/.dev-ready ## Measure the consumer against pgbench with the same 
 
 .PHONY: docs
 docs: $(VENV)/.dev-ready ## Build the documentation into site/, strictly
-	@$(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 .PHONY: wheel
 wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, one per extra

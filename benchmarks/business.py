@@ -3,6 +3,8 @@
 Everything lives in a schema of its own, which is dropped at the end, so a benchmark can run in any database.
 """
 
+from collections.abc import Sequence
+
 import psycopg
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
@@ -10,7 +12,7 @@ from sqlalchemy.engine import make_url
 from txbox.schema import tables
 
 __all__ = ["ACCOUNTS", "AMOUNT", "INSERT_MANY", "INSERT_ONE", "SCHEMA", "SUBSCRIBER", "UPDATE_MANY", "UPDATE_ONE"]
-__all__ += ["Business", "WrongResult", "conninfo"]
+__all__ += ["Business", "WrongResult", "conninfo", "update_many"]
 
 SCHEMA = "txbox_benchmark"
 SUBSCRIBER = "benchmark"
@@ -31,13 +33,24 @@ ON CONFLICT DO NOTHING RETURNING message_id"""
 UPDATE_ONE = f"UPDATE {SCHEMA}.account SET balance = balance + %s WHERE account_id = %s"
 """The effect of one message: (amount, account)."""
 
-UPDATE_MANY = f"""
-UPDATE {SCHEMA}.account SET balance = balance + change.amount
-FROM (
-  SELECT * FROM unnest(%s::int[], %s::bigint[]) AS given (account_id, amount) ORDER BY account_id
-) AS change
-WHERE account.account_id = change.account_id"""
-"""The effect of many messages, locking in one order: (accounts, amounts)."""
+
+def update_many(change: str) -> str:
+    """Return the statement that applies many changes, for a query of their accounts and amounts.
+
+    It locks the accounts in one order first. An update locks in whatever order its join delivers, and one deadlock makes
+    sixteen connections wait for a second.
+    """
+    return f"""
+WITH change (account_id, amount) AS MATERIALIZED ({change}), locked AS MATERIALIZED (
+  SELECT account.account_id, change.amount FROM {SCHEMA}.account JOIN change USING (account_id)
+  ORDER BY account.account_id FOR NO KEY UPDATE OF account
+)
+UPDATE {SCHEMA}.account SET balance = balance + locked.amount FROM locked
+WHERE account.account_id = locked.account_id"""
+
+
+UPDATE_MANY = update_many("SELECT * FROM unnest(%s::int[], %s::bigint[])")
+"""The effect of many messages: (accounts, amounts)."""
 
 
 class WrongResult(Exception):
@@ -51,6 +64,7 @@ class Business:
         """Name the database; nothing is connected."""
         self._url = url
         self._connection: psycopg.Connection | None = None
+        self._seeds = 0
 
     def __enter__(self) -> "Business":
         connection = psycopg.connect(conninfo(self._url), autocommit=True)
@@ -71,10 +85,18 @@ class Business:
         if self._connection is not None:
             self._connection.close()
 
-    def reset(self) -> None:
-        """Start over: no growth, no dead rows, no pending checkpoint that the next measurement would pay for."""
+    def reset(self, seeds: Sequence[str] = ()) -> None:
+        """Start over: no growth, no dead rows, no pending checkpoint that the next measurement would pay for.
+
+        Args:
+            seeds: ids to record beforehand; ``recorded`` does not count them.
+        """
+        self._seeds = len(seeds)
         self._execute(f"TRUNCATE {SCHEMA}.processed_message, {SCHEMA}.account")
         self._execute(f"INSERT INTO {SCHEMA}.account SELECT number, 0 FROM generate_series(1, {ACCOUNTS}) AS number")
+        if seeds and self._connection is not None:
+            with self._connection.cursor() as cursor:
+                cursor.executemany(INSERT_ONE.encode(), [(seed,) for seed in seeds])
         self._execute(f"VACUUM ANALYZE {SCHEMA}.processed_message, {SCHEMA}.account")
         try:
             self._execute("CHECKPOINT")
@@ -82,8 +104,8 @@ class Business:
             return
 
     def recorded(self) -> int:
-        """How many messages the inbox holds."""
-        return self._number(f"SELECT count(*) FROM {SCHEMA}.processed_message")
+        """How many messages the inbox holds, without the seeds."""
+        return self._number(f"SELECT count(*) FROM {SCHEMA}.processed_message") - self._seeds
 
     def wal_syncs(self) -> tuple[int, float]:
         """How often the write-ahead log was synced so far, and how long that took, in milliseconds.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from business import Business, WrongResult
 from consumer_roads import Form, Job, Road, run_job
-from consumer_scripts import batch_script, single_script
+from consumer_scripts import BatchScript, batch_script, one_statement_script, single_script
 from pgbench import PgbenchFailed, find_pgbench, run_pgbench
 from record_cost import RECORD_WAYS, measure_record
 from report import Target, print_figures, print_targets, write_json
@@ -23,6 +23,9 @@ from rounds import Measurement, Sample, alternate
 
 HANDLER_BATCH = 10
 """Deliveries at once where the handler is called for each: what SQS gives."""
+
+MOST = 3_000
+"""A batch's ids are one argument of pgbench's, which the system limits to 128 KiB."""
 
 RECORDS = 10_000
 """Messages recorded to measure what one costs."""
@@ -38,7 +41,8 @@ INBOX_COST = 1.15
 DESCRIPTION = """\
 Measure the same business update, with and without the inbox, by several roads:
 
-  pgbench   the limit: the server with a client that costs nothing
+  pgbench   the limit: the server with a client that costs nothing. For a batch it sends the same arrays and statements
+            as a client must; "in one statement" it makes the messages up on the server and sends nothing
   psycopg   an ordinary cursor and commit
   bare      a loop with a session, the record written by hand, the same handler as below
   worker    our worker, its source in memory
@@ -52,6 +56,9 @@ in three forms:
 A measurement's key is "road form batch, connections": "worker set 100, 1c"; "x2" means that two processes share the
 connections. "no inbox" is the business update alone. 5 % of the messages are duplicates. After each measurement the
 balances must add up to what the distinct messages say, to the last one; otherwise nothing is reported.
+
+"client us" is the client's processor time for a message. "WAL sync us" is what a sync of the write-ahead log took while
+that row was measured: on a busy disk, compare the processor times, or ask for more --rounds.
 """
 
 EPILOG = """\
@@ -77,14 +84,18 @@ class Bench:
     seconds: float
     ids: str
 
-    def by_pgbench(self, key: str, script: str, *, batch: int, connections: int, inbox: bool) -> Measurement:
+    def by_pgbench(
+        self, key: str, script: str | BatchScript, *, batch: int, connections: int, inbox: bool
+    ) -> Measurement:
         """Measure a script."""
+        given = script if isinstance(script, BatchScript) else BatchScript(script, {}, ())
+        variables = {"n": 0, **given.variables}
 
         def run() -> Sample:
-            self.business.reset()
+            self.business.reset(given.seeds)
             syncs = self.business.wal_syncs()
             result = run_pgbench(
-                self.pgbench, self.url, script, connections=connections, seconds=self.seconds, variables={"n": 0}
+                self.pgbench, self.url, given.text, connections=connections, seconds=self.seconds, variables=variables
             )
             messages = result.transactions * batch
             applied = self.business.recorded() if inbox else messages
@@ -142,7 +153,7 @@ class Bench:
             plan += self._each(count)
             for batch in batches:
                 plan += self._sets(batch, count)
-            if count >= 2 * processes > 2:
+            if _is_shared(count, processes):
                 plan += self._in_processes(count, batches, processes)
         return plan
 
@@ -187,6 +198,13 @@ class Bench:
         return [
             script(inbox=False),
             script(inbox=True),
+            self.by_pgbench(
+                f"pgbench set {batch} in one statement, {count}c",
+                one_statement_script(batch, self.ids),
+                batch=batch,
+                connections=count,
+                inbox=True,
+            ),
             python("psycopg", inbox=False),
             python("psycopg"),
             python("bare"),
@@ -221,7 +239,7 @@ def targets(connections: Sequence[int], batches: Sequence[int], processes: int) 
     ]
     for count in connections:
         least = WORKER_ONE_CONNECTION if count < 16 else WORKER_SIXTEEN_CONNECTIONS
-        suffixes = [f"{count}c"] + ([f"{count}c x{processes}"] if count >= 2 * processes > 2 else [])
+        suffixes = [f"{count}c"] + ([f"{count}c x{processes}"] if _is_shared(count, processes) else [])
         for suffix in suffixes if count in (1, 16) else []:
             for form in (f"each {HANDLER_BATCH}", "message"):
                 meaning = f"worker, handler per message ({form}) against pgbench, {suffix}"
@@ -270,11 +288,16 @@ def tables(
     return shown
 
 
+def _is_shared(connections: int, processes: int) -> bool:
+    """Whether several processes with several connections each make sense."""
+    return processes > 1 and connections >= 2 * processes and connections % processes == 0
+
+
 _ROADS = ("pgbench", "psycopg", "bare", "worker")
 
 
 def _rows(names: Sequence[str], places: Sequence[str], limit: str) -> list[tuple[str, str]]:
-    variants = ("", " no inbox", " with our statement")
+    variants = ("", " no inbox", " with our statement", " in one statement")
     return [(f"{name}{variant}, {place}", limit) for name in names for variant in variants for place in places]
 
 
@@ -395,8 +418,8 @@ def _numbers(text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be numbers with commas between them, not {text!r}") from None
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"each must be at least 1, not {text!r}")
+    if min(numbers) < 1 or max(numbers) > MOST:
+        raise argparse.ArgumentTypeError(f"each must be from 1 to {MOST}, not {text!r}")
     return numbers
 
 

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 from supply import Supply, make_deliveries
 
 from txbox import Inbox, Message
+from txbox.sqlstates import is_retryable
 from txbox_workers.delivery import Delivery
 from txbox_workers.worker import Worker
 
@@ -99,10 +100,8 @@ def _remember(barrier: Barrier) -> None:
 def _measure(job: Job) -> JobResult:
     count = int((job.seconds + WARM_UP_SECONDS) * SUPPLY_PER_SECOND[job.form] / job.processes)
     threads = max(job.connections // job.processes, 1)
-    supply = Supply(
-        make_deliveries(count, ids=job.ids, distance=2 * job.batch * threads + 100),
-        RECEIVED_AT_ONCE if job.form == "message" else job.batch,
-    )
+    at_once = RECEIVED_AT_ONCE if job.form == "message" else job.batch
+    supply = Supply(make_deliveries(count, ids=job.ids, distance=2 * at_once * threads), at_once)
     gc.collect()
     gc.freeze()
     run = _run_worker if job.road == "worker" else _run_loops
@@ -208,6 +207,29 @@ def _changes(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
     return accounts, [totals[account] * AMOUNT for account in accounts]
 
 
+# --- a loop ----------------------------------------------------------------------------------------------------------
+
+
+def _work_through(
+    supply: Supply,
+    stopping: threading.Event,
+    apply: Callable[[Sequence[Delivery]], None],
+    roll_back: Callable[[], None] = lambda: None,
+) -> None:
+    """Apply batch after batch; again where the database has rolled one back for a deadlock, as the worker does."""
+    while not stopping.is_set():
+        deliveries = supply.receive()
+        while True:
+            try:
+                apply(deliveries)
+                break
+            except Exception as error:
+                roll_back()
+                if not is_retryable(error):
+                    raise
+        supply.ack(deliveries)
+
+
 # --- psycopg: an ordinary cursor and commit --------------------------------------------------------------------------
 
 
@@ -227,22 +249,24 @@ def _psycopg_message(connection: psycopg.Connection, supply: Supply, stopping: t
 
 def _psycopg_each(connection: psycopg.Connection, supply: Supply, stopping: threading.Event, inbox: bool) -> None:
     cursor = connection.cursor()
-    while not stopping.is_set():
-        deliveries = supply.receive()
+
+    def apply(deliveries: Sequence[Delivery]) -> None:
         for message in _first_by_cursor(cursor, deliveries) if inbox else _messages(deliveries):
             cursor.execute(UPDATE_ONE, (AMOUNT, int(message.body)))
         connection.commit()
-        supply.ack(deliveries)
+
+    _work_through(supply, stopping, apply, connection.rollback)
 
 
 def _psycopg_set(connection: psycopg.Connection, supply: Supply, stopping: threading.Event, inbox: bool) -> None:
     cursor = connection.cursor()
-    while not stopping.is_set():
-        deliveries = supply.receive()
+
+    def apply(deliveries: Sequence[Delivery]) -> None:
         messages = _first_by_cursor(cursor, deliveries) if inbox else _messages(deliveries)
         cursor.execute(UPDATE_MANY, _changes(messages))
         connection.commit()
-        supply.ack(deliveries)
+
+    _work_through(supply, stopping, apply, connection.rollback)
 
 
 def _first_by_cursor(cursor: psycopg.Cursor, deliveries: Sequence[Delivery]) -> list[Message]:
@@ -275,20 +299,20 @@ def _bare_message(engine: Engine, supply: Supply, stopping: threading.Event, inb
 
 
 def _bare_each(engine: Engine, supply: Supply, stopping: threading.Event, inbox: bool) -> None:
-    while not stopping.is_set():
-        deliveries = supply.receive()
+    def apply(deliveries: Sequence[Delivery]) -> None:
         with Session(engine) as session, session.begin():
             for message in _first_by_session(session, deliveries) if inbox else _messages(deliveries):
                 handle(session, message)
-        supply.ack(deliveries)
+
+    _work_through(supply, stopping, apply)
 
 
 def _bare_set(engine: Engine, supply: Supply, stopping: threading.Event, inbox: bool) -> None:
-    while not stopping.is_set():
-        deliveries = supply.receive()
+    def apply(deliveries: Sequence[Delivery]) -> None:
         with Session(engine) as session, session.begin():
             handle_batch(session, _first_by_session(session, deliveries) if inbox else _messages(deliveries))
-        supply.ack(deliveries)
+
+    _work_through(supply, stopping, apply)
 
 
 def _first_by_session(session: Session, deliveries: Sequence[Delivery]) -> list[Message]:

@@ -4,12 +4,17 @@ Every client counts its own messages with ``n``. A message's number ``k`` is ``n
 an earlier one; its id and its account follow from ``k`` and the client.
 """
 
-from business import ACCOUNTS, AMOUNT, SCHEMA, SUBSCRIBER
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from business import ACCOUNTS, AMOUNT, SCHEMA, SUBSCRIBER, update_many
 from supply import REPEAT_EVERY
 
 from txbox.statements import statements
 
-__all__ = ["batch_script", "single_script"]
+__all__ = ["BatchScript", "batch_script", "one_statement_script", "single_script"]
 
 INBOX = f"{SCHEMA}.processed_message"
 LOCK_TIMEOUT = "1000ms"
@@ -54,27 +59,88 @@ def single_script(record: str | None, ids: str) -> str:
     return "\n".join([*lines, "COMMIT;", ""])
 
 
-def batch_script(size: int, *, inbox: bool, ids: str) -> str:
+@dataclass(frozen=True)
+class BatchScript:
+    """A script for a batch, in the two statements that a client needs: its messages do not come from the server.
+
+    The arrays go over the wire as a client's would: ids one way and, of those that are first, back; then the changes.
+    pgbench knows no arrays, so they are the same each time, and the server makes other ids and accounts of them.
+
+    Attributes:
+        text: pgbench's language.
+        variables: to give to it.
+        seeds: ids to record beforehand, so that their messages are duplicates.
+    """
+
+    text: str
+    variables: Mapping[str, str | int]
+    seeds: Sequence[str]
+
+
+def batch_script(size: int, *, inbox: bool, ids: str) -> BatchScript:
     """One transaction for a batch, in sets: one insert finds the first-timers, one update applies them."""
+    generator = random.Random(RANDOM_SEED)
+    templates = [f"{generator.getrandbits(128):032x}" for _ in range(size)]
+    repeats = max(size // REPEAT_EVERY, 1) if inbox else 0
+    batches_between = max(REPEAT_EVERY // size, 1)
+    accounts = [generator.randrange(ACCOUNTS) for _ in range(size)]
+    variables: dict[str, str | int] = {"ids": _array(templates)} if inbox else {}
+    lines = [
+        r"\set n :n + 1",
+        rf"\set shift random(0, {ACCOUNTS - 1})",
+        rf"\set repeats CASE WHEN :n % {batches_between} = 0 THEN {repeats} ELSE 0 END",
+        "BEGIN;",
+    ]
+    if inbox:
+        message_id = _id(f"(:n * {size}::bigint + ordinal)", ids)
+        lines += [
+            (
+                f"INSERT INTO {INBOX} (subscriber_id, message_id) SELECT '{SUBSCRIBER}', "
+                f'CASE WHEN ordinal > {size} - :repeats THEN template ELSE {message_id} END COLLATE "C" '
+                "FROM unnest(:ids::text[]) WITH ORDINALITY AS given (template, ordinal) ORDER BY 2 "
+                "ON CONFLICT DO NOTHING RETURNING message_id;"
+            )
+        ]
+    for name, given in (("some", accounts[: size - repeats]), ("all", accounts)):
+        totals = Counter(given)
+        variables[f"{name}_accounts"] = _array(sorted(totals))
+        variables[f"{name}_amounts"] = _array(totals[account] * AMOUNT for account in sorted(totals))
+    lines += [r"\if :repeats > 0", _update_many("some"), r"\else", _update_many("all"), r"\endif", "COMMIT;", ""]
+    return BatchScript("\n".join(lines), variables, templates[size - repeats :])
+
+
+def one_statement_script(size: int, ids: str) -> str:
+    """The same for messages that the server makes up itself: one statement, and nothing over the wire."""
     distance = 10 * max(size, REPEAT_EVERY) + 1
     number = f"CASE WHEN given % {REPEAT_EVERY} = 0 AND given > {distance} THEN given - {distance} ELSE given END"
     message = (
-        f'message AS MATERIALIZED (SELECT {_id("k", ids)} COLLATE "C" AS message_id, {_account("k")} AS account_id '
-        f"FROM (SELECT {number} AS k FROM generate_series(:n - {size - 1}, :n::bigint) AS given) AS numbered)"
+        f'SELECT {_id("k", ids)} COLLATE "C" AS message_id, {_account("k")} AS account_id '
+        f"FROM (SELECT {number} AS k FROM generate_series(:n - {size - 1}, :n::bigint) AS given) AS numbered"
     )
     recorded = (
-        f"recorded AS (INSERT INTO {INBOX} (subscriber_id, message_id) "
+        f"INSERT INTO {INBOX} (subscriber_id, message_id) "
         f"SELECT '{SUBSCRIBER}', message_id FROM message ORDER BY message_id "
-        "ON CONFLICT DO NOTHING RETURNING message_id)"
+        "ON CONFLICT DO NOTHING RETURNING message_id"
     )
-    source = "message JOIN recorded USING (message_id)" if inbox else "message"
-    statement = (
-        f"WITH {message}{', ' + recorded if inbox else ''} "
-        f"UPDATE {SCHEMA}.account SET balance = balance + change.amount "
-        f"FROM (SELECT account_id, count(*) * {AMOUNT} AS amount FROM {source} GROUP BY 1 ORDER BY 1) AS change "
-        "WHERE account.account_id = change.account_id;"
+    change = (
+        f"WITH message AS MATERIALIZED ({message}), recorded AS ({recorded}) "
+        f"SELECT account_id, count(*) * {AMOUNT} FROM message JOIN recorded USING (message_id) GROUP BY 1"
     )
+    statement = update_many(change).strip().replace("\n", " ") + ";"
     return "\n".join([rf"\set n :n + {size}", "BEGIN;", statement, "COMMIT;", ""])
+
+
+def _update_many(name: str) -> str:
+    # Another shift for each batch: otherwise all clients would ask for the same accounts at the same time.
+    change = (
+        f"SELECT 1 + (account_id + :shift) % {ACCOUNTS}, amount "
+        f"FROM unnest(:{name}_accounts::int[], :{name}_amounts::bigint[]) AS given (account_id, amount)"
+    )
+    return update_many(change).strip().replace("\n", " ") + ";"
+
+
+def _array(values: Iterable[object]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
 
 
 def _if_first(update: str, variable: str = "first") -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -50,6 +51,9 @@ class Target:
 def print_figures(console: Console, title: str, figures: Figures, rows: Sequence[tuple[str, str | None]]) -> None:
     """Print measurements under a title, each beside its ratio to another one.
 
+    Beside them, where they are known, the client's processor time for a message, which moves less than the rate does,
+    and how long the server waited for the disk at a commit: where that differs between rows, so do their rates.
+
     Args:
         console: where to.
         title: above the table.
@@ -61,7 +65,7 @@ def print_figures(console: Console, title: str, figures: Figures, rows: Sequence
         return
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for heading in ("median", "min - max", "ratio", "min - max"):
+    for heading in ("median", "min - max", "ratio", "min - max", "client us", "WAL sync us"):
         table.add_column(heading, justify="right")
     for key, to in shown:
         spread = figures.spread(key)
@@ -72,6 +76,7 @@ def print_figures(console: Console, title: str, figures: Figures, rows: Sequence
             f"{_number(spread.lowest)} - {_number(spread.highest)}",
             f"{ratio.median:.2f}x" if ratio else "",
             f"{ratio.lowest:.2f} - {ratio.highest:.2f}" if ratio else "",
+            *(_detail(figures, key, name) for name in ("cpu_us", "wal_sync_us")),
         )
     console.print(table)
 
@@ -133,6 +138,12 @@ def write_json(
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _detail(figures: Figures, key: str, name: str) -> str:
+    """Return the median of what was seen beside the values; nothing if it was not."""
+    seen = [sample.details[name] for sample in figures.samples[key] if sample.details.get(name)]
+    return _number(statistics.median(seen)) if seen else ""
 
 
 def _version(name: str) -> str | None:

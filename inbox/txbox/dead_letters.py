@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 from txbox.errors import LetterNotFound
 from txbox.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.statements import Statements, statements
+from txbox.transactions import short_transaction
 
 __all__ = ["DeadLetter", "DeadLetters", "LetterNotFound", "Reason"]
 
@@ -78,8 +79,7 @@ class DeadLetters:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
         """
-        # Whatever the host prefers: these statements settle their races by row locks.
-        self._engine = engine.execution_options(isolation_level="READ COMMITTED")
+        self._engine = engine
         self._statements: Statements = statements(schema, prefix)
 
     def park(self, letter: DeadLetter) -> int:
@@ -100,7 +100,7 @@ class DeadLetters:
             _json(letter.headers),
             _json(letter.envelope),
         )
-        with self._engine.begin() as connection:
+        with short_transaction(self._engine) as connection:
             row = connection.exec_driver_sql(self._statements.park, parameters).one()
             connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
         return int(row[0])
@@ -148,7 +148,7 @@ class DeadLetters:
         Raises:
             LetterNotFound: there is none of that number, or it was redriven before.
         """
-        with self._engine.begin() as connection:
+        with short_transaction(self._engine) as connection:
             row = connection.exec_driver_sql(self._statements.lock_letter, (dead_letter_id,)).fetchone()
             if row is None:
                 raise LetterNotFound(dead_letter_id)

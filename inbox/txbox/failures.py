@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, Engine
 
 from txbox.statements import statements
+from txbox.transactions import short_transaction
 
 __all__ = ["Failures"]
 
@@ -28,8 +29,7 @@ class Failures:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
         """
-        # Whatever the host prefers: these statements settle their races by row locks.
-        self._engine = engine.execution_options(isolation_level="READ COMMITTED")
+        self._engine = engine
         self._subscriber_id = subscriber_id
         self._statements = statements(schema, prefix)
 
@@ -39,7 +39,7 @@ class Failures:
         Returns:
             The number of attempts, this one included; None if the message is already processed.
         """
-        with self._engine.begin() as connection:
+        with short_transaction(self._engine) as connection:
             row = connection.exec_driver_sql(
                 self._statements.begin_attempt, (self._subscriber_id, message_id, NO_OUTCOME)
             ).fetchone()
@@ -57,7 +57,7 @@ class Failures:
             The number of attempts so far.
         """
         text = describe(error)
-        with self._engine.begin() as connection:
+        with short_transaction(self._engine) as connection:
             row = None
             if counted:
                 row = connection.exec_driver_sql(
@@ -72,7 +72,7 @@ class Failures:
     def take_back(self, message_id: str) -> None:
         """Take back an attempt that ``begin_attempt`` counted, but that was not made after all."""
         key = (self._subscriber_id, message_id)
-        with self._engine.begin() as connection:
+        with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(self._statements.uncount_attempt, (*key, *key))
 
     def attempts(self, message_id: str) -> int:

@@ -49,14 +49,14 @@ class Business:
         """The attempts of messages that have failed and are not forgotten."""
         with self._engine.connect() as connection:
             rows = connection.exec_driver_sql("SELECT message_id, attempts FROM message_failure").fetchall()
-        return {message_id: attempts for message_id, attempts in rows}
+        return dict(map(tuple, rows))
 
     def letters(self) -> dict[str, str]:
         """Why each dead letter was parked."""
         with self._engine.connect() as connection:
             rows = connection.exec_driver_sql("SELECT message_id, reason FROM dead_letter").fetchall()
         assert len(rows) == len({row[0] for row in rows}), "a message was parked twice"
-        return {message_id: reason for message_id, reason in rows}
+        return dict(map(tuple, rows))
 
     def rows(self, sql: str) -> list:
         """The first column of a query."""

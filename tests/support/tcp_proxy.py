@@ -1,6 +1,6 @@
 """A TCP proxy on 127.0.0.1 that loses what it is told to lose: for tests of outages.
 
-It understands one thing of what passes through: the COMMIT of a client of Postgres.
+It understands nothing of what passes through; it looks for bytes, such as those of a COMMIT.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ COMMIT = b"COMMIT\0"
 """As psycopg sends it, in a simple query."""
 
 CHUNK_BYTES = 65536
+LONGEST_MARKER_BYTES = 40
 
 
 class TcpProxy:
@@ -34,9 +35,10 @@ class TcpProxy:
         self._threads: list[threading.Thread] = []
         self._refusing = False
         self._swallowing = False
-        self._commit_rule: str | None = None
+        self._marker: bytes | None = None
+        self._marked_passes = False
         self._closed = False
-        self.commits_lost = 0
+        self.lost = 0
         self.connections = 0
 
     # --- controls ----------------------------------------------------------------------------------------------------
@@ -62,9 +64,10 @@ class TcpProxy:
         """From now on, let requests through and lose the answers."""
         self._swallowing = True
 
-    def lose_next_commit(self, *, reaches_server: bool) -> None:
-        """Lose the answer to the next COMMIT, or the COMMIT itself, and cut that connection."""
-        self._commit_rule = "answer" if reaches_server else "request"
+    def lose_next(self, marker: bytes = COMMIT, *, reaches_server: bool) -> None:
+        """Lose the answer to the next request that holds these bytes, or the request; and cut that connection."""
+        with self._lock:
+            self._marker, self._marked_passes = marker, reaches_server
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -122,28 +125,28 @@ class TcpProxy:
     def _requests(self, pair: "_Pair") -> None:
         before = b""
         while data := pair.client.recv(CHUNK_BYTES):
-            if self._commit_rule and COMMIT in before + data:
-                rule = self._take_commit_rule()
-                if rule == "request":
+            if self._is_lost(before + data):
+                if not self._marked_passes:
                     return
-                if rule == "answer":
-                    pair.loses_answer = True
-            before = data[-len(COMMIT) :]
+                pair.loses_answer = True
+            before = data[-LONGEST_MARKER_BYTES:]
             pair.server.sendall(data)
 
     def _answers(self, pair: "_Pair") -> None:
         while data := pair.server.recv(CHUNK_BYTES):
             if pair.loses_answer:
-                # The server has answered, so the commit has happened.
+                # The server has answered, so it has done what it was asked.
                 return
             if not self._swallowing:
                 pair.client.sendall(data)
 
-    def _take_commit_rule(self) -> str | None:
+    def _is_lost(self, request: bytes) -> bool:
         with self._lock:
-            rule, self._commit_rule = self._commit_rule, None
-            self.commits_lost += rule is not None
-            return rule
+            if self._marker is None or self._marker not in request:
+                return False
+            self._marker = None
+            self.lost += 1
+            return True
 
 
 class _Pair:

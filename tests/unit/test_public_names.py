@@ -54,10 +54,12 @@ PUBLIC = {
     "txbox_workers.envelopes": ["Envelope", "open_envelope"],
     "txbox_workers.heartbeat": ["Heartbeat"],
     "txbox_workers.memory": ["MemorySource"],
+    "txbox_workers.worker": ["Worker"],
     "txbox_workers.sqs": [
         "SqsSource",
         "SqsWorker",
         "create_queue",
+        "delete_queue",
         "queue_backlog",
         "redrive_to_queue",
         "sqs_client",

@@ -82,7 +82,8 @@ def open_envelope(
         message=message,
         receipt=record["ReceiptHandle"],
         receive_count=int(system.get("ApproximateReceiveCount", 1)),
-        group=system.get("MessageGroupId"),
+        # On a standard queue, the group only shares the queue out fairly; it keeps no order.
+        group=system.get("MessageGroupId") if source.endswith(".fifo") else None,
         body=raw.body,
         envelope={"attributes": _sendable(attributes), "system": dict(system)},
         problem=problem,
@@ -106,9 +107,9 @@ def _unwrapped(message: Message, envelope: Envelope) -> Message:
             message.json()
             return message
         case Envelope.AUTO:
-            return _without_known_wrappers(message)
+            return _without_events(_without(message, _is_sns, _from_sns))
         case Envelope.SNS:
-            return _without_known_wrappers(_from_sns(message, _expected(message, _is_sns, "an SNS notification")))
+            return _without_events(_from_sns(message, _expected(message, _is_sns, "an SNS notification")))
         case Envelope.EVENTBRIDGE:
             inner = _without(message, _is_sns, _from_sns)
             return _from_eventbridge(inner, _expected(inner, _is_eventbridge, "an EventBridge event"))
@@ -119,9 +120,8 @@ def _unwrapped(message: Message, envelope: Envelope) -> Message:
             return _from_cloudevent(inner, _expected(inner, _is_cloudevent, "a CloudEvent"))
 
 
-def _without_known_wrappers(message: Message) -> Message:
-    # At most one of each kind, in the only order that AWS nests them.
-    message = _without(message, _is_sns, _from_sns)
+def _without_events(message: Message) -> Message:
+    # At most one wrapper of each kind, in the only order that AWS nests them.
     message = _without(message, _is_eventbridge, _from_eventbridge)
     if not _is_binary_cloudevent(message):
         message = _without(message, _is_cloudevent, _from_cloudevent)
@@ -160,8 +160,35 @@ def _with(message: Message, body: bytes, headers: Mapping[str, Any]) -> Message:
     return replace(message, body=body, headers=MappingProxyType(merged))
 
 
-def _compact(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+def _member(message: Message, name: str) -> bytes:
+    """Return one member of a JSON object as it is written there, character for character.
+
+    Parsing and writing it again would change it: 10.10 would become 10.1, and a long decimal lose its last digits.
+
+    Args:
+        message: one whose body is a JSON object that has the member.
+        name: the member's name; of several, the last counts, as it does for ``json.loads``.
+    """
+    text = message.body.decode("utf-8", "surrogatepass")
+    decoder = json.JSONDecoder()
+    written = ""
+    position = _past_blanks(text, text.index("{") + 1)
+    while text[position] != "}":
+        key, position = decoder.raw_decode(text, position)
+        start = _past_blanks(text, text.index(":", position) + 1)
+        _, end = decoder.raw_decode(text, start)
+        if key == name:
+            written = text[start:end]
+        position = _past_blanks(text, end)
+        if text[position] == ",":
+            position = _past_blanks(text, position + 1)
+    return written.encode("utf-8", "surrogatepass")
+
+
+def _past_blanks(text: str, position: int) -> int:
+    while text[position] in " \t\r\n":
+        position += 1
+    return position
 
 
 # SNS: https://docs.aws.amazon.com/sns/latest/dg/sns-message-and-json-formats.html
@@ -199,7 +226,7 @@ def _is_eventbridge(document: Mapping[str, Any]) -> bool:
 def _from_eventbridge(message: Message, document: Mapping[str, Any]) -> Message:
     return _with(
         message,
-        _compact(document["detail"]),
+        _member(message, "detail"),
         {
             HEADER_EVENTBRIDGE_ID: document["id"],
             "eventbridge-source": document["source"],
@@ -231,7 +258,7 @@ def _from_cloudevent(message: Message, document: Mapping[str, Any]) -> Message:
     elif isinstance(document.get("data"), str) and "json" not in str(document.get("datacontenttype") or "json"):
         body = document["data"].encode()
     else:
-        body = _compact(document["data"]) if "data" in document else b""
+        body = _member(message, "data") if "data" in document else b""
     context = {
         f"ce-{name}": str(value).lower() if isinstance(value, bool) else value
         for name, value in document.items()

@@ -80,7 +80,8 @@ class MemorySource:
         with self._condition:
             self._promote()
             if not self._ready:
-                self._condition.wait(self._wait_seconds)
+                until_due = self._delayed[0][0] - time.monotonic() if self._delayed else self._wait_seconds
+                self._condition.wait(max(min(self._wait_seconds, until_due), 0.0))
                 self._promote()
             deliveries = [self._ready.popleft() for _ in range(min(self._batch_size, len(self._ready)))]
             self._taken.update((delivery.receipt, delivery) for delivery in deliveries)

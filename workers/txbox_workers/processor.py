@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, Engine, RootTransaction, event
+from sqlalchemy import Connection, Engine, event, select
 from sqlalchemy.orm import Session
 
 from txbox import (
@@ -45,6 +45,7 @@ from txbox import (
 )
 from txbox.failures import NO_OUTCOME, describe
 from txbox.instrumentation import Committed, Hook, Retried, emit
+from txbox.schema import tables
 from txbox.sqlstates import is_outage, is_retryable, sqlstate
 from txbox_workers.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement
@@ -228,10 +229,12 @@ class Processor:
         counted = False
         if self._suspect(delivery):
             with _bookkeeping():
+                last_error = self._last_error(delivery.message.id)
                 attempts = self._failures.begin_attempt(delivery.message.id)
             counted = attempts is not None
-            if attempts is not None and self._has_crashed_too_often(delivery, attempts - 1):
-                return self._park(delivery, Reason.CRASHED, NO_OUTCOME, attempts - 1)
+            if attempts is not None and self._is_due(delivery, attempts - 1, last_error):
+                reason = Reason.CRASHED if last_error in (None, NO_OUTCOME) else Reason.FAILED
+                return self._park(delivery, reason, last_error or NO_OUTCOME, attempts - 1)
         try:
             first = self._with_retries([delivery], lambda: self._single_transaction(delivery))
         except InFlight as error:
@@ -284,9 +287,10 @@ class Processor:
                     _refuse_aborted(connection)
         finally:
             session.close()
-        redelivered = [delivery.message.id for delivery in deliveries if delivery.receive_count > 1]
-        if redelivered:
-            self._failures.forget(connection, redelivered)
+        # Counted for a redelivery or, where few attempts are allowed, in advance for this very delivery.
+        counted = [d.message.id for d in deliveries if d.receive_count > 1 or self._suspect(d)]
+        if counted:
+            self._failures.forget(connection, counted)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -310,7 +314,7 @@ class Processor:
                     if not connection.invalidated:
                         connection.info.pop(_COMMITTING, None)
             except BaseException as error:
-                broken = _is_broken(connection) or not _rolled_back(connection, transaction)
+                broken = _is_broken(connection) or not _rolled_back(connection)
                 if broken and not isinstance(error, DatabaseUnavailable):
                     raise DatabaseUnavailable(str(error)) from error
                 raise
@@ -329,15 +333,30 @@ class Processor:
 
     # --- what did not go well ----------------------------------------------------------------------------------------
 
-    def _has_crashed_too_often(self, delivery: Delivery, attempts_before: int) -> bool:
+    def _is_due(self, delivery: Delivery, attempts_before: int, last_error: str | None) -> bool:
+        """Whether a suspect has had its last attempt, and is to be parked instead of run."""
         if self._max_attempts is None:
             return False
         if attempts_before >= self._max_attempts:
             return True
-        # The first ``_suspect_after`` deliveries were not counted beforehand, so as many attempts may be missing.
+        # The first ``_suspect_after`` deliveries were not counted beforehand, so as many attempts may be missing, if
+        # they ended with the process as the last one did. A handler's exception is always counted: where it was the
+        # last outcome nothing is missing, and a receive count grown by hand-backs (an outage, a group that waits for
+        # its first message) must not cost the message its attempts.
         return (
-            delivery.receive_count > self._max_attempts and attempts_before >= self._max_attempts - self._suspect_after
+            last_error == NO_OUTCOME
+            and delivery.receive_count > self._max_attempts
+            and attempts_before >= self._max_attempts - self._suspect_after
         )
+
+    def _last_error(self, message_id: str) -> str | None:
+        """Return the error of a message's last attempt; None if none is known."""
+        columns = tables(self._inbox.schema, self._inbox.prefix).message_failure.c
+        query = select(columns.error).where(
+            columns.subscriber_id == self._inbox.subscriber_id, columns.message_id == message_id
+        )
+        with self._engine.connect() as connection:
+            return connection.execute(query).scalar()
 
     def _failed(self, delivery: Delivery, error: BaseException, reason: Reason, *, counted: bool = False) -> Settlement:
         with _bookkeeping():
@@ -477,10 +496,10 @@ def _transaction_status(connection: Connection) -> int:
     return int(getattr(info, "transaction_status", TransactionStatus.INTRANS))
 
 
-def _rolled_back(connection: Connection, transaction: RootTransaction) -> bool:
+def _rolled_back(connection: Connection) -> bool:
     """Roll back, and return whether the server has confirmed it."""
     try:
-        transaction.rollback()
+        connection.rollback()
         # For SQLAlchemy, a transaction that a handler has ended is over, and it sends no ROLLBACK. Where the pool does
         # not roll back either (pool_reset_on_return), records without their handlers would wait in the connection for
         # the next commit. Costs nothing where there is nothing left to roll back.

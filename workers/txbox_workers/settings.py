@@ -39,6 +39,8 @@ def database_url(text: str) -> URL:
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername != "postgresql+psycopg":
         raise InvalidConfiguration(f"a database of kind {url.drivername} cannot be used; {_URL_FORM}")
+    if "@" in (url.host or ""):
+        raise InvalidConfiguration("the host in the database URL has an @; in a password, write it as %40")
     return url
 
 

@@ -18,7 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from txbox import BrokerError, DeadLetter, Identify, Inbox, InvalidConfiguration, identify
+from txbox import BrokerError, DeadLetter, Identify, Inbox, InvalidConfiguration, Reason, identify
 from txbox.instrumentation import Hook
 from txbox.message import HEADER_MESSAGE_ID
 from txbox_workers.backoff import Backoff
@@ -233,13 +233,23 @@ class SqsSource:
             For each receipt that was refused in the end: why.
         """
         refused: dict[str, str] = {}
+        confirmed: set[str] = set()
         for start in range(0, len(deliveries), MAX_BATCH):
             pending = dict(enumerate(deliveries[start : start + MAX_BATCH]))
             for run in range(1, ENTRY_RUNS + 1):
-                with _translated(self._queue_url):
-                    answer = call([{"Id": str(number), **entry(delivery)} for number, delivery in pending.items()])
+                try:
+                    with _translated(self._queue_url):
+                        answer = call([{"Id": str(number), **entry(delivery)} for number, delivery in pending.items()])
+                except BrokerError as error:
+                    if not confirmed:
+                        raise
+                    # Part of it stands: to say that nothing does would be wrong.
+                    unknown = {delivery.receipt: str(error) for delivery in deliveries}
+                    return {receipt: why for receipt, why in unknown.items() if receipt not in confirmed}
                 for done in answer.get("Successful", ()):
-                    refused.pop(pending.pop(int(done["Id"])).receipt, None)
+                    if delivery := pending.pop(int(done["Id"]), None):
+                        confirmed.add(delivery.receipt)
+                        refused.pop(delivery.receipt, None)
                 final = {int(failed["Id"]) for failed in answer.get("Failed", ()) if failed.get("SenderFault")}
                 reasons = {int(failed["Id"]): failed for failed in answer.get("Failed", ())}
                 for number, delivery in pending.items():
@@ -354,19 +364,23 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
     """
     target = queue_url or letter.source
     attributes = restored_attributes(letter.envelope.get("attributes", {}))
-    system = letter.envelope.get("system", {})
-    if not any(name.lower() == HEADER_MESSAGE_ID for name in attributes):
+    # A malformed message's id is the broker's, for want of a better one: it must not win over the one that the
+    # message turns out to carry once it can be read.
+    knows_its_id = letter.reason is not Reason.MALFORMED
+    if knows_its_id and not any(name.lower() == HEADER_MESSAGE_ID for name in attributes):
         if len(attributes) >= MAX_ATTRIBUTES:
             raise BrokerError(
                 f"message {letter.message_id} has {len(attributes)} attributes already; its id cannot travel with it",
                 permanent=True,
             )
         attributes[HEADER_MESSAGE_ID] = {"DataType": "String", "StringValue": letter.message_id}
-    fifo = {
-        "MessageGroupId": system.get("MessageGroupId", letter.message_id),
+    routing = {}
+    if group := letter.envelope.get("system", {}).get("MessageGroupId"):
+        routing["MessageGroupId"] = group
+    if target.endswith(".fifo"):
+        routing.setdefault("MessageGroupId", f"redrive-{letter.dead_letter_id}")
         # A new one: SQS drops what it has seen in the last five minutes. The message id is what counts for us.
-        "MessageDeduplicationId": f"redrive-{letter.dead_letter_id}-{time.time_ns()}",
-    }
+        routing["MessageDeduplicationId"] = f"redrive-{letter.dead_letter_id}-{time.time_ns()}"
     with _translated(target), contextlib.ExitStack() as cleanup:
         if client is None:
             client = sqs_client(target)
@@ -375,7 +389,7 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
             QueueUrl=target,
             MessageBody=letter.body.decode(),
             MessageAttributes=attributes,  # type: ignore[arg-type]
-            **(fifo if target.endswith(".fifo") else {}),
+            **routing,
         )
 
 

@@ -46,19 +46,18 @@ def log_event(event: Event) -> None:
             )
         case Settled():
             level = _SETTLED_LEVEL[event.outcome]
-            because = f": {type(event.error).__name__}: {event.error}" if event.error else ""
+            because = f": {type(event.error).__name__}: {_said(event.error)}" if event.error else ""
             _log.log(level, "%s %s %s (delivery %d)%s", who, event.outcome, event.message_id, event.attempts, because)
             if not event.acked and event.outcome.acked:
                 _log.warning("%s could not ack %s; it comes again, as a duplicate", who, event.message_id)
-
         case Retried():
             _log.info("%s retries %d messages after %s, run %d", who, event.messages, event.sqlstate, event.attempt)
         case HeartbeatFailed():
             _log.warning("%s could not prolong its right to %s: %s", who, event.message_id, event.why)
         case BrokerLost():
-            _log.warning("%s lost the broker, next try in %.1f s: %s", who, event.pause_seconds, event.error)
+            _log.warning("%s lost the broker, next try in %.1f s: %s", who, event.pause_seconds, _said(event.error))
         case DatabaseLost():
-            _log.warning("%s lost the database, next try in %.1f s: %s", who, event.pause_seconds, event.error)
+            _log.warning("%s lost the database, next try in %.1f s: %s", who, event.pause_seconds, _said(event.error))
         case BrokerRestored():
             _log.info("%s has the broker again", who)
         case DatabaseRestored():
@@ -67,3 +66,11 @@ def log_event(event: Event) -> None:
             _log.info("%s stopped%s", who, "" if event.drained else ", leaving deliveries to come again")
         case _:
             _log.debug("%s %r", who, event)
+
+
+def _said(error: BaseException) -> str:
+    """Return an error's text on one line, without the values of statements that SQLAlchemy's own text quotes."""
+    cause = error.__cause__
+    if cause is not None and str(cause) == str(error):
+        error = cause
+    return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -94,8 +94,8 @@ def received(
     return record | ({"MessageAttributes": dict(attributes)} if attributes else {})
 
 
-def opened(body: object, envelope: Envelope = Envelope.AUTO, **more: Any) -> Delivery:
-    return open_envelope(received(body, **more), QUEUE, envelope=envelope)
+def opened(body: object, envelope: Envelope = Envelope.AUTO, *, queue: str = QUEUE, **more: Any) -> Delivery:
+    return open_envelope(received(body, **more), queue, envelope=envelope)
 
 
 def readable(body: object, envelope: Envelope = Envelope.AUTO, **more: Any) -> Message:
@@ -127,7 +127,7 @@ def test_who_asks_for_the_body_as_it_is_gets_it(wrapper: dict[str, Any], envelop
 
 
 def test_a_delivery_says_what_the_broker_said_of_it() -> None:
-    delivery = opened(PURCHASE, system={"ApproximateReceiveCount": "7", "MessageGroupId": "a-1"})
+    delivery = opened(PURCHASE, queue=f"{QUEUE}.fifo", system={"ApproximateReceiveCount": "7", "MessageGroupId": "a-1"})
     assert (delivery.receive_count, delivery.group) == (7, "a-1")
     assert delivery.receipt == "AQEBwJnKyrHigUMZj6rYigCgxlaS3SLy0a"
     assert delivery.envelope["system"]["SentTimestamp"] == "1775124930123"
@@ -199,7 +199,7 @@ def test_eventbridge_in_sns_in_sqs(envelope: Envelope) -> None:
 
 @pytest.mark.parametrize(
     "detail",
-    [{}, [], None, "text", 12_345_678_901_234_567_890, 10**4_000, {"Zoë": "\ud83d\ude00", "half": "\ud83d"}],
+    [{}, [], None, "text", 12_345_678_901_234_567_890, 10**4_000, {"Zoë": "😀", "half": "\ud83d"}],
     ids=["object", "list", "null", "text", "big", "huge", "half a surrogate pair"],
 )
 def test_whatever_the_detail_is_it_arrives(detail: object) -> None:
@@ -231,7 +231,7 @@ def test_a_structured_cloudevent_in_sns_in_sqs(envelope: Envelope) -> None:
 @pytest.mark.parametrize(
     ("data", "body"),
     [
-        ({"data": {"a": 1}}, b'{"a":1}'),
+        ({"data": {"a": 1}}, b'{"a": 1}'),
         ({"data": None}, b"null"),
         ({"data": "text"}, b'"text"'),
         ({"data": "text", "datacontenttype": None}, b'"text"'),
@@ -307,6 +307,29 @@ def test_a_payload_is_not_opened_twice() -> None:
     assert (message.id, message.body) == (SNS_ID, text(inner).encode())
 
 
+def test_sns_that_was_promised_is_opened_once_too() -> None:
+    inner = {**SNS_NOTIFICATION, "MessageId": "inner"}
+    message = readable({**SNS_NOTIFICATION, "Message": text(inner)}, Envelope.SNS)
+    assert (message.id, message.body) == (SNS_ID, text(inner).encode())
+
+
+@pytest.mark.parametrize("written", ["1234567890.123456789012", "1e999", "10.10", '{"a": 1, "a" : 2}', '"\\u00e9"'])
+def test_a_payload_leaves_its_wrapper_as_it_was_written(written: str) -> None:
+    event = json.dumps(EVENTBRIDGE_EVENT | {"detail": "HERE"}).replace('"HERE"', written)
+    assert readable(event).body == written.encode()
+    event = json.dumps({**CLOUDEVENT, "data": "HERE"}).replace('"HERE"', f" {written}\n")
+    assert readable(event).body == written.encode()
+
+
+def test_of_two_members_of_one_name_the_last_counts() -> None:
+    event = json.dumps(EVENTBRIDGE_EVENT | {"detail": "HERE"}).replace('"HERE"', '1, "detail" : 2')
+    assert readable(event).body == b"2"
+
+
+def test_the_group_of_a_standard_queue_keeps_no_order() -> None:
+    assert opened(PURCHASE, system={"MessageGroupId": "tenant-1"}).group is None
+
+
 @pytest.mark.parametrize("body", UNREADABLE, ids=lambda body: body[:10])
 @pytest.mark.parametrize(
     ("envelope", "what"),
@@ -317,7 +340,8 @@ def test_a_payload_is_not_opened_twice() -> None:
     ],
 )
 def test_a_wrapper_that_was_promised_has_to_be_there(envelope: Envelope, what: str, body: str) -> None:
-    delivery = opened(body, envelope, system={"ApproximateReceiveCount": "3", "MessageGroupId": "a-1"})
+    system = {"ApproximateReceiveCount": "3", "MessageGroupId": "a-1"}
+    delivery = opened(body, envelope, queue=f"{QUEUE}.fifo", system=system)
     assert isinstance(delivery.problem, MalformedMessage)
     assert str(delivery.problem) == f"message {BROKER_ID} {what}"
     # It goes the way of a failed message, so all that is known of it is kept.

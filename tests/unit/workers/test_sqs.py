@@ -148,6 +148,7 @@ def test_both_kinds_of_failure_in_one_answer(source: SqsSource, broker: Scripted
 
 
 def test_an_entry_that_is_missing_from_the_answer_is_not_taken_as_done(source: SqsSource, broker: ScriptedSqs) -> None:
+    # It confirms the first entry each time, also when it is not asked for it any more.
     broker.answer = lambda action, request: {"Successful": [{"Id": "0"}], "Failed": []}
     assert source.ack(deliveries(2)) == ["r-0"]
     assert [receipts(request) for request in broker.requests("DeleteMessageBatch")][1:] == [["r-1"]] * (ENTRY_RUNS - 1)
@@ -513,8 +514,21 @@ def test_a_fifo_letter_keeps_its_group_and_gets_a_new_deduplication_id(broker: S
     assert len({"old", first["MessageDeduplicationId"], second["MessageDeduplicationId"]}) == 3
 
 
-def test_a_standard_queue_is_told_nothing_of_groups(broker: ScriptedSqs, client: Any) -> None:
-    assert "MessageDeduplicationId" not in redriven(broker, client, letter(system={"MessageDeduplicationId": "old"}))
+def test_a_fifo_letter_without_a_group_gets_one_that_sqs_accepts(broker: ScriptedSqs, client: Any) -> None:
+    parked = letter(message_id="/orders with a blank", source=f"{QUEUE}.fifo")
+    assert redriven(broker, client, parked)["MessageGroupId"] == "redrive-7"
+
+
+def test_a_standard_queue_keeps_its_groups_and_knows_no_deduplication(broker: ScriptedSqs, client: Any) -> None:
+    parked = letter(system={"MessageGroupId": "tenant-1", "MessageDeduplicationId": "old"})
+    request = redriven(broker, client, parked)
+    assert request["MessageGroupId"] == "tenant-1"
+    assert "MessageDeduplicationId" not in request
+
+
+def test_the_makeshift_id_of_a_malformed_letter_stays_behind(broker: ScriptedSqs, client: Any) -> None:
+    # Once it can be read, the id that it carries inside is to count.
+    assert redriven(broker, client, letter(reason=Reason.MALFORMED))["MessageAttributes"] == {}
 
 
 def test_a_redrive_that_is_refused_is_an_error(broker: ScriptedSqs, client: Any) -> None:

@@ -18,7 +18,9 @@ def main() -> None:
             raise
         sys.stderr.write(f"txbox: {error.name} is missing; install the command line: pip install 'txbox[cli]'\n")
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(run())
 
 
-_EXTRA = ("typer", "rich", "pydantic", "pydantic_settings", "click")
+_EXTRA = ("typer", "rich", "pydantic", "pydantic_settings")

@@ -1,17 +1,19 @@
 """``txbox db``: create and change the tables, and compare them with what they should be."""
 
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from txbox_migrations import LATEST, Severity, downgrade_database, find_drift, upgrade_database
-from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, print_json
+from txbox_workers.cli.errors import UsageError
+from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_workers.cli.output import print_json
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Create, change and check the tables.", no_args_is_help=True)
+app = typer.Typer(help="Create, change and check the tables.")
 
 
 @app.command()
@@ -42,6 +44,8 @@ def downgrade(
 ) -> None:
     """Take the tables back to an earlier version."""
     place = database(url, schema, prefix)
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("what the dropped tables hold is lost; if that is meant, give --yes")
     if not yes:
         typer.confirm("What the dropped tables hold is lost, duplicates will not be recognised. Go on?", abort=True)
     with place.engine() as engine:
@@ -64,12 +68,9 @@ def check(
     if as_json:
         print_json({"ok": not harmful, "differences": [asdict(difference) for difference in differences]})
     else:
-        console = Console()
         for difference in differences:
-            console.print(f"{difference.severity}: {difference}", markup=False, highlight=False)
-        console.print(
-            "the tables differ; repair them, or run `txbox db upgrade`" if harmful else "the tables are right"
-        )
+            typer.echo(f"{difference.severity}: {difference}")
+        typer.echo("the tables differ; repair them, or run `txbox db upgrade`" if harmful else "the tables are right")
     return 1 if harmful else 0
 
 

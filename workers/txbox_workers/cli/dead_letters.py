@@ -1,21 +1,36 @@
 """``txbox dead-letters``: look at parked messages, and send them through again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from txbox import BrokerError, DeadLetter, DeadLetters
 from txbox.dead_letters import LetterNotFound
-from txbox_workers.cli.errors import UsageError, mask
-from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, print_json
+from txbox_workers.cli.errors import UsageError, explain
+from txbox_workers.cli.options import (
+    JsonOption,
+    PrefixOption,
+    SchemaOption,
+    UrlOption,
+    database,
+    require_queue_url,
+)
+from txbox_workers.cli.output import print_json, print_table, printable
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Look at parked messages, and send them through again.", no_args_is_help=True)
+app = typer.Typer(help="Look at parked messages, and send them through again.")
+
+ERROR_CHARACTERS = 100
+"""Of an error in the list; `show` has all of it."""
+
+LINE_ENDS = "\n\t"
 
 SubscriberOption = Annotated[str | None, typer.Option("--subscriber", help="Only this subscriber's.")]
 
@@ -43,20 +58,21 @@ def list_letters(
     if not letters:
         typer.echo("no dead letters")
         return
-    table = Table("no.", "subscriber", "message", "reason", "attempts", "parked", "error", box=None)
-    for letter in letters:
-        error = letter.error.splitlines()[0] if letter.error else ""
-        parked = f"{letter.parked_at:%Y-%m-%d %H:%M:%S}" if letter.parked_at else ""
-        table.add_row(
-            str(letter.dead_letter_id),
-            letter.subscriber_id,
-            letter.message_id,
-            letter.reason,
-            str(letter.attempts),
-            parked,
-            error[:100],
-        )
-    Console(markup=False).print(table)
+    print_table(
+        ("no.", "subscriber", "message", "reason", "attempts", "parked", "error"),
+        [
+            (
+                str(letter.dead_letter_id),
+                letter.subscriber_id,
+                letter.message_id,
+                letter.reason,
+                str(letter.attempts),
+                f"{letter.parked_at:%Y-%m-%d %H:%M:%S}",
+                letter.error.partition("\n")[0][:ERROR_CHARACTERS],
+            )
+            for letter in letters
+        ],
+    )
     if len(letters) == limit:
         typer.echo(f"there may be more: --after {letters[-1].dead_letter_id}")
 
@@ -76,10 +92,11 @@ def show(
     if as_json:
         print_json(asdict(letter))
         return
-    for name, value in _summary(letter).items():
-        typer.echo(f"{name + ':':16}{value}")
-    typer.echo(f"{'headers:':16}{dict(letter.headers)}")
-    typer.echo(f"body ({len(letter.body)} bytes):\n{letter.body.decode('utf-8', 'backslashreplace')}")
+    for name, value in {**_summary(letter), "headers": dict(letter.headers)}.items():
+        if value is not None:
+            typer.echo(f"{name + ':':16}{printable(str(value), keep=LINE_ENDS)}")
+    body = letter.body.decode("utf-8", "backslashreplace")
+    typer.echo(f"body ({len(letter.body)} bytes):\n{printable(body, keep=LINE_ENDS)}")
 
 
 @app.command()
@@ -99,26 +116,48 @@ def redrive(
     """
     if bool(numbers) == every:
         raise UsageError("say which letters: their numbers, or --all")
-    from txbox_workers.sqs import redrive_to_queue
-
+    if queue_url is not None:
+        require_queue_url(queue_url)
     place = database(url, schema, prefix)
     sent, failed = [], {}
-    with place.engine() as engine:
+    with place.engine() as engine, _sender(queue_url) as send:
         letters = DeadLetters(engine, schema=place.schema, prefix=place.prefix)
         for number in numbers or _waiting(letters, subscriber):
             try:
-                letters.redrive(number, lambda letter: redrive_to_queue(letter, queue_url=queue_url))
-            except (BrokerError, LetterNotFound) as error:
-                failed[number] = mask(str(error))
+                letters.redrive(number, send)
+            except LetterNotFound as error:
+                failed[number] = explain(error)
+            except BrokerError as error:
+                failed[number] = f"dead letter {number} was not sent: {explain(error)}"
             else:
                 sent.append(number)
     if as_json:
         print_json({"redriven": sent, "failed": failed})
     else:
         typer.echo(f"{len(sent)} sent through again")
-        for number, why in failed.items():
-            typer.echo(f"txbox: dead letter {number}: {why}", err=True)
+        for why in failed.values():
+            typer.echo(f"txbox: {why}", err=True)
     return 1 if failed else 0
+
+
+@contextmanager
+def _sender(queue_url: str | None) -> Iterator[Callable[[DeadLetter], None]]:
+    """Lend a way to send letters to their own queues, or to this one; making a client takes longer than sending."""
+    from txbox_workers.sqs import redrive_to_queue, sqs_client
+
+    clients: dict[str, SQSClient] = {}
+
+    def send(letter: DeadLetter) -> None:
+        target = queue_url or letter.source
+        if target not in clients:
+            clients[target] = sqs_client(target)
+        redrive_to_queue(letter, client=clients[target], queue_url=target)
+
+    try:
+        yield send
+    finally:
+        for client in clients.values():
+            client.close()
 
 
 def _waiting(letters: DeadLetters, subscriber: str | None) -> Iterator[int]:

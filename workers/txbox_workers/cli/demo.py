@@ -3,7 +3,8 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from txbox_workers.cli.errors import UsageError
-from txbox_workers.settings import database_url
+from txbox_workers.cli.options import read_url
+from txbox_workers.cli.output import plain_console
 
 if TYPE_CHECKING:
     from txbox_workers.demo.run import Plan, Report
@@ -27,6 +29,9 @@ DEFAULT_PURCHASES = 7_000
 DEFAULT_KILLS = 24
 PURCHASES_PER_KILL = 50
 """A run too small for the default number of kills has fewer."""
+
+SECONDS_PER_LINE = 10.0
+"""Between two lines of the same stage, where there is no terminal."""
 
 
 def demo(
@@ -62,10 +67,9 @@ def demo(
     from txbox_workers.demo.run import Plan, run_demo
 
     if url is not None:
-        try:
-            database_url(url)
-        except Exception as error:
-            raise UsageError(str(error)) from error
+        read_url(url)
+    if json_file is not None:
+        _require_writable(json_file)
     if keep and url is None:
         raise UsageError("--keep needs --url: the embedded database goes when the demo ends")
     plan = Plan(
@@ -77,17 +81,28 @@ def demo(
         own_broker=not (aws or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_SQS")),
         keep=keep,
     )
-    console = Console(stderr=True)
-    with _terminated_as_interrupt(), _bars(console, plan) as on_progress:
+    with _terminated_as_interrupt(), _told(plan) as on_progress:
         report = run_demo(plan, on_progress)
     if json_file is not None:
         json_file.write_text(f"{json.dumps(report.as_dict(), indent=2)}\n")
-    _print(Console(), report)
+    _print(plain_console(), report)
     return 0 if report.exact else 1
 
 
+def _require_writable(file: Path) -> None:
+    """Find out before the work, not after it."""
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise UsageError(f"--json: cannot write {file}: {error.strerror}") from error
+
+
 @contextmanager
-def _bars(console: Console, plan: "Plan") -> Iterator["_Bars"]:
+def _told(plan: "Plan") -> Iterator["Callable[[RunProgress], None]"]:
+    console = plain_console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines()
+        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -97,6 +112,22 @@ def _bars(console: Console, plan: "Plan") -> Iterator["_Bars"]:
     )
     with Progress(*columns, console=console) as progress:
         yield _Bars(progress, plan)
+
+
+class _Lines:
+    """Where nobody watches: a line for each stage, and one now and then."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._next_at = 0.0
+
+    def __call__(self, run: "RunProgress") -> None:
+        now = time.monotonic()
+        if run.stage == self._stage and now < self._next_at:
+            return
+        counts = f": {run.sent:,} sent, {run.processed:,} processed, {run.kills} workers killed" if run.sent else ""
+        typer.echo(f"{run.stage}{counts}", err=True)
+        self._stage, self._next_at = run.stage, now + SECONDS_PER_LINE
 
 
 class _Bars:
@@ -115,7 +146,7 @@ class _Bars:
         self._progress.update(self._kills, completed=run.kills)
         if run.stage != self._stage:
             self._stage = run.stage
-            self._progress.console.print(f"{self._stage} …", style="dim", highlight=False)
+            self._progress.console.print(f"{self._stage} …", style="dim")
 
 
 def _print(console: Console, report: "Report") -> None:
@@ -156,13 +187,13 @@ def _print(console: Console, report: "Report") -> None:
         f"{figures['duplicates_rejected']:,} duplicates + {figures['failed']:,} failed + "
         f"{figures['in_flight']:,} in flight"
     )
-    console.print(balance if report.deliveries.adds_up else f"DOES NOT ADD UP: {balance}", highlight=False)
+    console.print(balance if report.deliveries.adds_up else f"DOES NOT ADD UP: {balance}")
     for contradiction in report.deliveries.contradictions:
-        console.print(f"CONTRADICTION: {contradiction}", highlight=False)
+        console.print(f"CONTRADICTION: {contradiction}")
     verdict = "every customer is right to the cent" if report.comparison.exact else "THE ACCOUNTS ARE WRONG"
     console.print(f"{verdict}; {report.seconds:.0f} s, {report.workers_started} workers started", style="bold")
     if report.plan.keep:
-        console.print(f"kept: schema {report.schema}, queue {report.queue_url}", highlight=False)
+        console.print(f"kept: schema {report.schema}, queue {report.queue_url}")
 
 
 def _grouped(dollars: str) -> str:
@@ -172,13 +203,14 @@ def _grouped(dollars: str) -> str:
 
 @contextmanager
 def _terminated_as_interrupt() -> Iterator[None]:
-    """Have SIGTERM unwind as Ctrl-C does, so that every server and worker is stopped."""
+    """Have SIGTERM, and the end of the terminal, unwind as Ctrl-C does: every server and worker is stopped."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

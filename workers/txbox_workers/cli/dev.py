@@ -1,6 +1,7 @@
 """``txbox dev``: a Postgres and an SQS of your own, for as long as you work."""
 
 import os
+import re
 import shlex
 import signal
 import threading
@@ -9,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from txbox_workers.cli.options import print_json
+from txbox_workers.cli.errors import UsageError
+from txbox_workers.cli.output import print_json
 
 __all__ = ["dev"]
 
@@ -17,9 +19,13 @@ __all__ = ["dev"]
 def dev(
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Keep the database in this directory; without it, it goes when you stop."),
+        typer.Option(
+            "--data", file_okay=False, help="Keep the database in this directory; without it, it goes when you stop."
+        ),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="The database's port; without it, a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The database's port; without it, a free one.", min=1, max=65_535)
+    ] = None,
     queues: Annotated[list[str] | None, typer.Option("--queue", help="Create this SQS queue. Repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the environment as JSON.")] = False,
 ) -> None:
@@ -29,9 +35,12 @@ def dev(
     `txbox status` find both. If this process is killed, both servers end with it.
     """
     from txbox_migrations import upgrade_database
-    from txbox_workers.embedded import DevServices
+    from txbox_workers.embedded.services import DevServices
     from txbox_workers.sqs import create_queue
 
+    for name in queues or ():
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo", name):
+            raise UsageError(f"--queue: SQS allows letters, digits, - and _, and .fifo at the end, not {name!r}")
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
@@ -39,12 +48,15 @@ def dev(
         upgrade_database(services.postgres.url)
         environment = dict(services.environment())
         os.environ.update(environment)  # boto3's way to be told where SQS is
+        elsewhere = os.environ.pop("AWS_ENDPOINT_URL_SQS", None)  # it would come before the general one
         queue_urls = {name: create_queue(name) for name in queues or ()}
         if as_json:
             print_json({"environment": environment, "queues": queue_urls})
         else:
             for name, value in environment.items():
                 typer.echo(f"export {name}={shlex.quote(value)}")
+            if elsewhere is not None:
+                typer.echo("unset AWS_ENDPOINT_URL_SQS")
             for name, url in queue_urls.items():
                 typer.echo(f"# queue {name}: {url}")
         where = "is kept" if data else "goes when you stop"

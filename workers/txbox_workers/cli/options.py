@@ -1,18 +1,28 @@
 """Options that several commands share, and what they stand for."""
 
-import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from sqlalchemy import URL, Engine
 
+from txbox import InvalidConfiguration
 from txbox_workers.cli.errors import UsageError
 from txbox_workers.settings import DATABASE_URL_VARIABLE, Settings, database_engine, database_url
 
-__all__ = ["Database", "JsonOption", "PrefixOption", "SchemaOption", "UrlOption", "database", "print_json"]
+__all__ = [
+    "Database",
+    "JsonOption",
+    "PrefixOption",
+    "SchemaOption",
+    "UrlOption",
+    "database",
+    "read_url",
+    "require_queue_url",
+]
 
 UrlOption = Annotated[
     str | None,
@@ -53,19 +63,28 @@ def database(url: str | None, schema: str | None, prefix: str | None) -> Databas
     text = url or (settings.database_url.get_secret_value() if settings.database_url else None)
     if not text:
         raise UsageError(f"no database is named; give --url or set {DATABASE_URL_VARIABLE} (`txbox dev` starts one)")
+    return Database(
+        read_url(text), schema or settings.database_schema, settings.table_prefix if prefix is None else prefix
+    )
+
+
+def read_url(text: str) -> URL:
+    """Read a database URL.
+
+    Raises:
+        UsageError: it is not the URL of a Postgres database.
+    """
     try:
-        parsed = database_url(text)
-    except Exception as error:
+        return database_url(text)
+    except InvalidConfiguration as error:
         raise UsageError(str(error)) from error
-    return Database(parsed, schema or settings.database_schema, settings.table_prefix if prefix is None else prefix)
 
 
-def print_json(value: Mapping[str, Any] | list[Any]) -> None:
-    """Print a value as JSON; times in ISO 8601, bytes as text as far as they are."""
-    typer.echo(json.dumps(value, indent=2, default=_plain))
+def require_queue_url(text: str) -> None:
+    """Refuse what cannot be the URL of an SQS queue; a queue's name alone is not one.
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    Raises:
+        UsageError: it is not such a URL.
+    """
+    if not re.fullmatch(r"https?://[^/\s]+/\d+/[\w.-]+", text):
+        raise UsageError(f"--queue must be the URL of a queue, https://HOST/ACCOUNT/NAME, not {text!r}")

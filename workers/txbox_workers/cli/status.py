@@ -3,11 +3,17 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from txbox.status import read_status
-from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, print_json
+from txbox.status import SubscriberStatus, read_status
+from txbox_workers.cli.options import (
+    JsonOption,
+    PrefixOption,
+    SchemaOption,
+    UrlOption,
+    database,
+    require_queue_url,
+)
+from txbox_workers.cli.output import print_json, print_table
 
 __all__ = ["status"]
 
@@ -23,6 +29,8 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show what is processed, what waits for another attempt, and what is parked, per subscriber."""
+    if queue_url is not None:
+        require_queue_url(queue_url)
     place = database(url, schema, prefix)
     with place.engine() as engine:
         found = read_status(engine, schema=place.schema, prefix=place.prefix, exact=exact)
@@ -34,20 +42,21 @@ def status(
     if as_json:
         print_json({**found.as_dict(), **({"queue": backlog} if backlog is not None else {})})
         return
-    table = Table("subscriber", "processed", "last", "retrying", "dead letters", box=None)
-    for line in found.subscribers:
-        dead = ", ".join(f"{count} {reason}" for reason, count in line.dead_letters.items())
-        table.add_row(
-            line.subscriber_id,
-            "?" if line.processed is None else f"{line.processed:,}",
-            "?" if line.last_processed_at is None else f"{line.last_processed_at:%Y-%m-%d %H:%M:%S}",
-            f"{line.retrying:,}",
-            dead or "0",
-        )
-    console = Console(markup=False)
     if found.subscribers:
-        console.print(table)
+        headings = ("subscriber", "processed", "last", "retrying", "dead letters")
+        print_table(headings, [_row(line) for line in found.subscribers])
     rows = f"{found.inbox_rows:,}" if found.exact else f"about {found.inbox_rows:,}"
-    console.print(f"inbox: {rows} rows" + ("" if found.exact else "; --exact counts them per subscriber"))
+    typer.echo(f"inbox: {rows} rows" + ("" if found.exact else "; --exact counts them per subscriber"))
     if backlog is not None:
-        console.print("queue: " + ", ".join(f"{count:,} {what}" for what, count in backlog.items()))
+        typer.echo("queue: " + ", ".join(f"{count:,} {what}" for what, count in backlog.items()))
+
+
+def _row(line: SubscriberStatus) -> tuple[str, ...]:
+    dead = ", ".join(f"{count} {reason}" for reason, count in line.dead_letters.items())
+    return (
+        line.subscriber_id,
+        "?" if line.processed is None else f"{line.processed:,}",
+        "?" if line.last_processed_at is None else f"{line.last_processed_at:%Y-%m-%d %H:%M:%S}",
+        f"{line.retrying:,}",
+        dead or "0",
+    )

@@ -2,12 +2,16 @@
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from txbox_workers.cli.errors import UsageError
+from txbox import TxboxError
+from txbox_workers.cli.errors import CommandFailed, UsageError
 from txbox_workers.worker import STOP_SECONDS, Worker
 
 __all__ = ["worker"]
@@ -18,7 +22,7 @@ def worker(
     stop_seconds: Annotated[
         float, typer.Option(help="How long to drain after SIGTERM or Ctrl-C.", min=0)
     ] = STOP_SECONDS,
-) -> int:
+) -> None:
     """Run a worker until SIGTERM or Ctrl-C, then drain it.
 
     MODULE is imported with the current directory on the path, so `txbox worker billing:worker` runs the `worker` of
@@ -27,13 +31,12 @@ def worker(
     Exit status 1 if draining took longer than allowed.
     """
     found = load(target)
-    typer.echo(f"{found.inbox.subscriber_id} works on {found.source.name}; Ctrl-C drains and stops", err=True)
+    typer.echo(f"{found.inbox.subscriber_id} works on {found.source.name}; Ctrl-C drains and stops")
     drained = found.run(stop_seconds)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.counts.items())) or "no deliveries"
-    typer.echo(f"stopped: {counts}", err=True)
+    typer.echo(f"stopped: {counts}")
     if not drained:
-        typer.echo(f"txbox: not drained within {stop_seconds:g} s; the rest will be delivered again", err=True)
-    return 0 if drained else 1
+        raise CommandFailed(f"not drained within {stop_seconds:g} s; the rest will be delivered again")
 
 
 def load(target: str) -> Worker:
@@ -44,26 +47,45 @@ def load(target: str) -> Worker:
 
     Raises:
         UsageError: there is no such module or name, or it is not a worker.
+        CommandFailed: the module is there, and its own code raised.
     """
     module_name, colon, name = target.partition(":")
     if not (module_name and colon and name):
         raise UsageError(f"{target!r} is not of the form MODULE:NAME, such as billing:worker")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise UsageError(f"module {module_name} needs {error.name}, which is not installed") from error
-        raise UsageError(f"there is no module {module_name} here ({here}) or on the Python path") from error
+    module = _import(module_name)
     found = getattr(module, name, None)
     if found is None:
         workers = sorted(known for known, value in vars(module).items() if isinstance(value, Worker))
         hint = f"; it has {', '.join(workers)}" if workers else ""
         raise UsageError(f"module {module_name} has no {name}{hint}")
     if not isinstance(found, Worker) and callable(found):
-        found = found()
+        with _own_code_of(f"{target}()"):
+            found = found()
     if not isinstance(found, Worker):
         raise UsageError(f"{target} is a {type(found).__name__}, not a worker or a function that returns one")
     return found
+
+
+def _import(module_name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        with _own_code_of(f"module {module_name}"):
+            return importlib.import_module(module_name)
+    except CommandFailed as error:
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing.name}."):
+            raise UsageError(f"there is no module {module_name} here ({here}) or on the Python path") from missing
+        raise
+
+
+@contextmanager
+def _own_code_of(what: str) -> Iterator[None]:
+    """Say in one line what the user's code raised; the traceback, with --debug, says where."""
+    try:
+        yield
+    except TxboxError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise CommandFailed(f"{what} failed: {type(error).__name__}: {error}; --debug shows where") from error

@@ -3,6 +3,11 @@
 A worker's own counters die with it. So every process appends one line when it receives a delivery and one when the
 outcome stands, straight to a file: what ``os.write`` was given, the kernel keeps. What was received and has no
 outcome was in a process's hands when it was killed.
+
+The last line of a journal may be torn: a kernel copies a write page by page and looks for a deadly signal in between,
+so a process killed inside ``os.write`` leaves a part of it. A line without its end is left out, and nothing is lost
+with it. A torn "received": the worker had not begun to process, and the delivery comes again. A torn outcome: the
+delivery counts as one in the hands of a killed worker, which it was.
 """
 
 import hashlib
@@ -47,7 +52,9 @@ class Journal:
 
     def _write(self, lines: Iterable[tuple[str, str, str]]) -> None:
         text = "".join(f"{what} {_short(delivery)} {message}\n" for what, delivery, message in lines)
-        os.write(self._file, text.encode())
+        rest = text.encode()
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
 
 
 @dataclass(slots=True)
@@ -67,7 +74,8 @@ def read_journals(directory: Path) -> Sightings:
     """Read the journals of every process."""
     sightings = Sightings()
     for path in sorted(directory.glob("*.journal")):
-        for line in path.read_text().splitlines():
+        whole, _, _torn = path.read_text().rpartition("\n")
+        for line in whole.splitlines():
             what, delivery, message = line.split(" ", 2)
             if what == _RECEIVED:
                 sightings.received[delivery] = message

@@ -41,6 +41,10 @@ LOOK_SECONDS = 0.1
 """Between looks at the workers."""
 
 
+COUNT_PAUSE = 20
+"""Between counts of what is processed, in times of what the last count took."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to do.
@@ -210,23 +214,30 @@ def _work(
     say: Callable[..., None],
 ) -> None:
     """Tend the crew until everything is processed and the queue is empty."""
-    seen, last_change = (-1, -1), time.monotonic()
+    processed, backlog, count_at = 0, -1, 0.0
+    seen, last_change = (-1, -1, -1), time.monotonic()
     while True:
         crew.tend()
         if publisher.error is not None:
             raise TxboxError(f"publishing failed: {publisher.error}") from publisher.error
-        with engine.connect() as connection:
-            processed = int(connection.execute(_COUNT).scalar_one())
-        say(processed=processed, kills=crew.kills.total)
-        if processed >= plan.purchases and publisher.done and not any(queue_backlog(queue_url, client=client).values()):
-            return
         now = time.monotonic()
-        if seen != (processed, crew.kills.total) or not publisher.done:
-            seen, last_change = (processed, crew.kills.total), now
-        elif processed < plan.purchases and now - last_change > STALL_SECONDS:
+        if now >= count_at:
+            with engine.connect() as connection:
+                processed = int(connection.execute(_COUNT).scalar_one())
+            # Counting reads the whole inbox; however large that is, it gets a small share of the time.
+            count_at = time.monotonic() + COUNT_PAUSE * (time.monotonic() - now)
+        say(processed=processed, kills=crew.kills.total)
+        if processed >= plan.purchases and publisher.done:
+            backlog = sum(queue_backlog(queue_url, client=client).values())
+            if not backlog:
+                return
+        if seen != (processed, crew.kills.total, backlog) or not publisher.done:
+            seen, last_change = (processed, crew.kills.total, backlog), now
+        elif now - last_change > STALL_SECONDS:
             raise TxboxError(
-                f"no progress for {STALL_SECONDS:g} s at {processed} of {plan.purchases} purchases; "
-                "run again with --keep and look with `txbox status` and `txbox dead-letters list`"
+                f"no progress for {STALL_SECONDS:g} s at {processed} of {plan.purchases} purchases, "
+                f"{max(backlog, 0)} messages left in the queue; "
+                "run again with --url and --keep, and look with `txbox status` and `txbox dead-letters list`"
             )
         time.sleep(LOOK_SECONDS)
 

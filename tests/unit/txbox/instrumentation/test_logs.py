@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from txbox import Outcome
 from txbox.instrumentation import (
@@ -66,6 +67,19 @@ def test_an_ack_that_failed_is_announced(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.WARNING, "txbox"):
         log_event(settled(Outcome.PROCESSED, acked=False))
     assert caplog.messages == ["billing could not ack m-1; it comes again, as a duplicate"]
+
+
+def test_a_database_error_is_one_line_without_the_values_of_its_statement(caplog: pytest.LogCaptureFixture) -> None:
+    refused = DBAPIError("INSERT INTO account", {"card": "4111"}, Exception("permission denied\nHINT: grant it"))
+    unavailable = RuntimeError(str(refused))
+    unavailable.__cause__ = refused
+    with caplog.at_level(logging.DEBUG, "txbox"):
+        log_event(settled(Outcome.FAILED, acked=False, error=refused))
+        log_event(DatabaseLost(*WHO, unavailable, 2.0))
+    assert caplog.messages == [
+        "billing failed m-1 (delivery 3): DBAPIError: permission denied HINT: grant it",
+        "billing lost the database, next try in 2.0 s: permission denied HINT: grant it",
+    ]
 
 
 def test_every_outcome_has_a_level() -> None:

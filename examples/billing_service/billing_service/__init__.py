@@ -1,0 +1,1 @@
+"""A service that keeps accounts, and embeds a txbox worker."""

@@ -1,0 +1,22 @@
+"""Short transactions of our own, beside the caller's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine
+
+__all__ = ["short_transaction"]
+
+
+@contextmanager
+def short_transaction(engine: Engine) -> Iterator[Connection]:
+    """Lend a connection for one transaction at READ COMMITTED, whatever the host prefers.
+
+    Statements that settle their races by row locks need it: at a higher level they would fail with 40001 instead of
+    waiting, and in autocommit mode the lock would be gone before it is used. The level is set on the connection: set on
+    an engine that was given a level by ``execution_options`` before, it would lose to the earlier one.
+    """
+    with engine.connect() as connection:
+        connection.execution_options(isolation_level="READ COMMITTED")
+        with connection.begin():
+            yield connection

@@ -1,0 +1,220 @@
+"""Workers that are killed: with SIGKILL at every moment of a message's life, by a message, and by their supervisor."""
+
+import contextlib
+import random
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import Engine
+
+from support import worker_process
+from support.business import Business, once
+from support.queues import held, send, wait_until_empty
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+KILLED = -signal.SIGKILL
+
+
+def ids(count: int) -> list[str]:
+    return [f"m{number:04}" for number in range(count)]
+
+
+@pytest.fixture
+def business(engine: Engine) -> Business:
+    return worker_process.prepare(engine)
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(schema_url: str, queue: str) -> Iterator[Start]:
+    """Start worker processes, and see that none outlives the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*, queue: str = queue, **settings: Any) -> "subprocess.Popen[bytes]":
+        processes.append(worker_process.start(schema_url, queue, **settings))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait(20)
+
+
+def runs(business: Business) -> Counter[str]:
+    """How often the handler was run for each message, committed or not."""
+    return Counter(business.rows("SELECT message_id FROM run"))
+
+
+def supervise(
+    processes: list["subprocess.Popen[bytes]"], start: Start, done: Callable[[], bool], **settings: Any
+) -> None:
+    """Start a new worker for each that has died, until it is done; then let them finish."""
+
+    def look() -> bool:
+        for index, process in enumerate(processes):
+            if process.poll() is not None:
+                assert process.returncode == KILLED, "a worker ends only when it is killed"
+                processes[index] = start(**settings)
+        return done()
+
+    wait_until(look, "all messages are settled", timeout=120, every=0.05)
+    for process in processes:
+        process.terminate()
+    # One that was started a moment ago may not have got as far as to handle the signal.
+    assert {process.wait(20) for process in processes} <= {0, -signal.SIGTERM}
+
+
+# --- a message that kills --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_attempts", "fifo"), [(1, False), (4, True)])
+def test_a_message_that_kills_its_process_is_parked_and_its_neighbours_are_processed(
+    business: Business,
+    sqs: "SQSClient",
+    make_queue: Callable[..., str],
+    start: Start,
+    max_attempts: int,
+    fifo: bool,
+) -> None:
+    queue = make_queue(fifo=fifo)
+    settings = {"deadly": ["m0003"], "max_attempts": max_attempts, "queue": queue}
+    send(sqs, queue, ids(8), group="g" if fifo else None)
+    supervise([start(**settings)], start, lambda: sum(held(sqs, queue).values()) == 0, **settings)
+    innocent = [id_ for id_ in ids(8) if id_ != "m0003"]
+    assert business.letters() == {"m0003": "crashed"}
+    assert business.applied() == once(innocent)
+    assert business.balance() == len(innocent)
+    assert 1 <= runs(business)["m0003"] <= max_attempts
+    assert business.failing() == {}
+    if fifo:
+        assert business.order() == innocent
+
+
+# --- kill points -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("moment", "run_again"),
+    [
+        ({"kill_at": "Received"}, []),
+        # In one transaction for all, those before it are run again too; what was committed alone is not.
+        ({"deadly_once": ["m0004"], "transactions": "batch"}, ids(5)),
+        ({"deadly_once": ["m0004"], "transactions": "message"}, ["m0004"]),
+        ({"kill_at": "Committed", "transactions": "batch"}, []),
+        ({"kill_at": "Committed", "transactions": "message"}, []),
+        ({"kill_at": "Settled"}, []),
+    ],
+    ids=[
+        "before the transaction",
+        "between insert and commit, all in one",
+        "between insert and commit, one by one",
+        "between commit and ack, all in one",
+        "between commit and ack, one by one",
+        "after the ack",
+    ],
+)
+def test_killed_at_any_moment(
+    business: Business, sqs: "SQSClient", queue: str, start: Start, moment: dict[str, Any], run_again: list[str]
+) -> None:
+    send(sqs, queue, ids(10))
+    assert start(**moment).wait(60) == KILLED
+    supervise([start()], start, lambda: sum(held(sqs, queue).values()) == 0)
+    assert business.applied() == once(ids(10))
+    assert business.balance() == 10
+    assert business.letters() == {}
+    assert runs(business) == once(ids(10)) + once(run_again), "what has committed is not run again"
+
+
+# --- random kills ----------------------------------------------------------------------------------------------------
+
+
+def campaign(
+    business: Business, sqs: "SQSClient", queue: str, start: Start, *, messages: int, kills: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    settings = {"pause": 0.015, "threads": 2, "max_attempts": 10}
+    send(sqs, queue, ids(messages))
+    send(sqs, queue, chance.sample(ids(messages), messages // 10))  # the producer re-sends some
+    processes = [start(**settings) for _ in range(3)]
+    left = kills
+
+    def kill_one_at_work() -> None:
+        nonlocal left
+        at_work = Counter(business.rows("SELECT pid FROM run"))
+        busy = [p for p in processes if p.poll() is None and at_work[p.pid] >= chance.randint(1, 12)]
+        if left and busy:
+            victim = chance.choice(busy)
+            victim.kill()
+            victim.wait(20)
+            left -= 1
+
+    def done() -> bool:
+        kill_one_at_work()
+        return sum(held(sqs, queue).values()) == 0
+
+    supervise(processes, start, done, **settings)
+    assert business.letters() == {}, f"seed {seed}"
+    assert business.applied() == once(ids(messages)), f"seed {seed}"
+    assert business.balance() == messages
+    assert business.failing() == {}
+    assert kills - left >= kills // 2, "enough kills to mean something"
+
+
+def test_random_kills_of_workers(business: Business, sqs: "SQSClient", queue: str, start: Start) -> None:
+    campaign(business, sqs, queue, start, messages=500, kills=10, seed=7)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(5))
+def test_many_random_kills_of_workers(
+    business: Business, sqs: "SQSClient", queue: str, start: Start, seed: int
+) -> None:
+    campaign(business, sqs, queue, start, messages=1500, kills=40, seed=seed)
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_finishes_what_was_begun_and_hands_back_the_rest(
+    business: Business, sqs: "SQSClient", queue: str, start: Start
+) -> None:
+    send(sqs, queue, ids(10))
+    process = start(pause=0.5, transactions="message", visibility_seconds=300)
+    wait_until(lambda: runs(business), timeout=60)
+    process.terminate()
+    assert process.wait(20) == 0
+    done = business.applied()
+    assert runs(business) == done, "what was begun was finished"
+    assert len(done) < 10
+    assert held(sqs, queue) == {"waiting": 10 - len(done), "in_flight": 0, "delayed": 0}
+    supervise([start()], start, lambda: sum(held(sqs, queue).values()) == 0)
+    assert business.applied() == once(ids(10))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(
+    business: Business, sqs: "SQSClient", queue: str, start: Start, number: signal.Signals
+) -> None:
+    send(sqs, queue, ["m0000"])
+    process = start(pause=60, visibility_seconds=2)
+    wait_until(lambda: runs(business), timeout=60)
+    process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(number)
+    assert process.wait(10) == -number
+    supervise([start()], start, lambda: sum(held(sqs, queue).values()) == 0)
+    assert business.applied() == once(["m0000"])
+    assert business.letters() == {}
+    wait_until_empty(sqs, queue)

@@ -1,0 +1,193 @@
+"""The README and the pages of the docs: what they show is run as it stands there."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.orm import Session
+
+from support.documents import Block, Terminals, blocks
+from support.waiting import wait_until
+from txbox import DeadLetters, Inbox, Message, Outcome
+from txbox_workers.backoff import Backoff
+from txbox_workers.embedded import LocalAws
+from txbox_workers.memory import MemorySource
+from txbox_workers.worker import Worker
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = sorted(page for page in (REPOSITORY / "docs").glob("*.md") if blocks(page))
+STARTS_FROM_NOTHING = ("migrations",)
+"""Pages that create txbox's tables themselves."""
+
+
+def runnable() -> dict[str, str]:
+    """An environment whose commands are those of this interpreter's installation, and which knows no database."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(("TXBOX_", "AWS_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{mine['PATH']}"
+    # Width: a table's cells are not cut in the middle of a word.
+    return {**mine, "PATH": path, "COLUMNS": "120", "PYTHONDONTWRITEBYTECODE": "1", "HOME": mine.get("HOME", "/tmp")}
+
+
+@pytest.fixture
+def page_database(page: Path, request: pytest.FixtureRequest) -> str:
+    return request.getfixturevalue("fresh_database" if page.stem in STARTS_FROM_NOTHING else "schema_url")
+
+
+@pytest.fixture
+def page_engine(page_database: str) -> Iterator[Engine]:
+    engine = create_engine(page_database)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def terminals(
+    page: Path, page_database: str, aws: LocalAws, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Terminals]:
+    environment = runnable()
+    if page.stem != "getting-started":  # whose point it is to make its own
+        monkeypatch.setenv("TXBOX_DATABASE_URL", page_database)
+        monkeypatch.setenv("QUEUE_URL", queue)
+        environment |= {"TXBOX_DATABASE_URL": page_database, "QUEUE_URL": queue, **aws.environment()}
+    terminals = Terminals(tmp_path, environment)
+    yield terminals
+    terminals.close()
+    for name in [name for name, module in sys.modules.items() if is_in(module, tmp_path)]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_shows_works(
+    page: Path, page_engine: Engine, queue: str, sqs: "SQSClient", terminals: Terminals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(terminals.directory)
+    monkeypatch.syspath_prepend(terminals.directory)
+    found = blocks(page)
+    names: dict[str, Any] = {"engine": page_engine, "queue_url": queue, "sqs": sqs, "__name__": page.stem}
+    runners: Mapping[str, Callable[[Block], object]] = {
+        "python": lambda block: run_python(block, names, page, terminals.directory),
+        "sql": lambda block: run_sql(block, page_engine),
+    }
+    for number, block in enumerate(found):
+        if block.language == "console":
+            terminals.run(block, goes_on=runs_on(block, found[number + 1 :]))
+        elif block.language in runners:
+            runners[block.language](block)
+
+
+def is_in(module: ModuleType, directory: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and Path(file).is_relative_to(directory)
+
+
+def runs_on(block: Block, later: list[Block]) -> bool:
+    """Whether the last command of a terminal runs until a later block interrupts it."""
+    following = next((other for other in later if other.language == "console" and other.title == block.title), None)
+    return following is not None and following.text.startswith("^C")
+
+
+def run_python(block: Block, names: dict[str, Any], page: Path, directory: Path) -> None:
+    if block.title:
+        file = directory / block.title
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block.text)
+    else:
+        # Line numbers of a traceback are those of the page.
+        exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+
+
+def run_sql(block: Block, engine: Engine) -> None:
+    with engine.connect() as connection:
+        for statement in block.text.split(";\n"):
+            if re.sub(r"--.*", "", statement).strip():
+                connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+def test_the_readmes_example_adds_each_purchase_once(
+    schema_url: str, engine: Engine, aws: LocalAws, sqs: "SQSClient", queue: str, tmp_path: Path
+) -> None:
+    example = next(block for block in blocks(REPOSITORY / "README.md") if block.language == "python")
+    (tmp_path / example.title).write_text(example.text)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE account (account_id text, cents bigint)"))
+        connection.execute(text("INSERT INTO account VALUES ('ann', 0)"))
+
+    def send(message_id: str, cents: int) -> None:
+        sqs.send_message(
+            QueueUrl=queue,
+            MessageBody=f'{{"account_id": "ann", "cents": {cents}}}',
+            MessageAttributes={"message-id": {"DataType": "String", "StringValue": message_id}},
+        )
+
+    for number in range(5):
+        send(f"p-{number}", 10**number)
+        send(f"p-{number}", 10**number)
+    environment = {**runnable(), "DATABASE_URL": schema_url, "QUEUE_URL": queue, **aws.environment()}
+    with subprocess.Popen([sys.executable, example.title], cwd=tmp_path, env=environment) as process:
+        try:
+
+            def emptied() -> bool:
+                names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+                answer = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=names)  # type: ignore[arg-type]
+                return set(answer["Attributes"].values()) == {"0"}
+
+            wait_until(emptied, "every delivery is acked", timeout=60)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT cents FROM account")).scalar_one() == 11111
+        assert connection.execute(text("SELECT count(*) FROM processed_message")).scalar_one() == 5
+
+
+def test_the_rights_that_are_granted_are_enough_for_a_worker(schema_url: str, engine: Engine) -> None:
+    grants = next(block.text for block in blocks(REPOSITORY / "docs" / "operating.md") if "GRANT" in block.text)
+    role = f"txbox_worker_{uuid.uuid4().hex[:8]}"
+    with engine.begin() as connection:
+        schema = connection.execute(text("SELECT current_schema()")).scalar_one()
+        connection.exec_driver_sql(grants.replace("txbox_worker", role))
+        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+
+    def handle(_session: Session, message: Message) -> None:
+        if message.id == "bad":
+            raise ValueError("bad")
+
+    limited = create_engine(
+        make_url(schema_url).update_query_dict({"options": f"-csearch_path={schema} -crole={role}"})
+    )
+    source = MemorySource([Message(name, b"{}") for name in ("a", "bad", "a")])
+    worker = Worker(
+        source,
+        inbox=Inbox("billing", fingerprint=True),
+        engine=limited,
+        handler=handle,
+        max_attempts=3,
+        backoff=Backoff(first_seconds=0, longest_seconds=0),
+    )
+    try:
+        with limited.connect() as connection:
+            assert connection.execute(text("SELECT current_user")).scalar_one() == role
+        worker.start()
+        assert source.wait_until_empty(20)
+        assert worker.stop()
+        letters = DeadLetters(limited)
+        (letter,) = letters.list()
+        assert letters.redrive(letter.dead_letter_id or 0, lambda _: None).message_id == "bad"
+    finally:
+        limited.dispose()
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    assert worker.counts == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: 1, Outcome.FAILED: 2, Outcome.DEAD: 1}

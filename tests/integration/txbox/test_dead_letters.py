@@ -1,0 +1,239 @@
+"""Dead letters on a real Postgres: parked whole, once, and sent through again once."""
+
+import dataclasses
+import random
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.schema import CreateSchema
+
+from support.waiting import wait_until
+from txbox import DeadLetter, DeadLetters, Failures, LetterNotFound, Reason
+from txbox.failures import MAX_ERROR_CHARACTERS
+from txbox.schema import tables
+
+LETTER = DeadLetter(
+    subscriber_id="billing",
+    message_id="m-1",
+    reason=Reason.FAILED,
+    error="ValueError: no",
+    attempts=5,
+    source="https://sqs.eu-central-1.amazonaws.com/123456789012/purchases",
+    body=b'{"Type": "Notification"}',
+    headers={"tenant": "t-1"},
+    envelope={"attributes": {"Tenant": {"DataType": "String", "StringValue": "t-1"}}, "system": {"SenderId": "A"}},
+)
+
+
+@pytest.fixture
+def dead_letters(engine: Engine) -> DeadLetters:
+    return DeadLetters(engine)
+
+
+def like(**changes: Any) -> DeadLetter:
+    return dataclasses.replace(LETTER, **changes)
+
+
+def numbers(letters: list[DeadLetter]) -> list[int | None]:
+    return [letter.dead_letter_id for letter in letters]
+
+
+def count(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one())
+
+
+# --- park ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_letter_comes_back_as_it_was_parked(engine: Engine, dead_letters: DeadLetters) -> None:
+    number = dead_letters.park(LETTER)
+    found = dead_letters.get(number)
+    with engine.connect() as connection:
+        now = connection.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
+    assert found.parked_at is not None
+    assert found.parked_at < now
+    assert found == like(dead_letter_id=number, parked_at=found.parked_at, redriven_at=None)
+
+
+def test_every_byte_of_a_body_is_kept(dead_letters: DeadLetters) -> None:
+    body = bytes(range(256)) + random.Random(1).randbytes(300_000)
+    assert dead_letters.get(dead_letters.park(like(body=body))).body == body
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_is_allowed_by_the_table(dead_letters: DeadLetters, reason: Reason) -> None:
+    assert dead_letters.get(dead_letters.park(like(reason=reason))).reason is reason
+
+
+def test_parking_twice_is_parking_once(engine: Engine, dead_letters: DeadLetters) -> None:
+    # The worker died between parking and ack; the redelivery ends here once more.
+    number = dead_letters.park(LETTER)
+    assert dead_letters.park(like(error="another error")) == number
+    assert count(engine) == 1
+    assert dead_letters.get(number).error == "another error"
+
+
+def test_threads_that_park_the_same_letter_park_it_once(engine: Engine, dead_letters: DeadLetters) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda _: dead_letters.park(LETTER), range(24)))) == 1
+    assert count(engine) == 1
+
+
+@pytest.mark.parametrize("change", [{"message_id": "m-2"}, {"subscriber_id": "shipping"}, {"body": b"other"}])
+def test_what_differs_is_another_letter(engine: Engine, dead_letters: DeadLetters, change: dict[str, Any]) -> None:
+    assert dead_letters.park(LETTER) != dead_letters.park(like(**change))
+    assert count(engine) == 2
+
+
+def test_a_letter_that_fails_again_after_its_redrive_is_a_new_one(dead_letters: DeadLetters) -> None:
+    first = dead_letters.park(LETTER)
+    dead_letters.redrive(first, lambda letter: None)
+    second = dead_letters.park(LETTER)
+    assert second != first
+    assert numbers(dead_letters.list()) == [second]
+
+
+def test_parking_forgets_the_failures_of_that_message_only(engine: Engine, dead_letters: DeadLetters) -> None:
+    billing, shipping = Failures(engine, "billing"), Failures(engine, "shipping")
+    for failures, message_id in [(billing, "m-1"), (billing, "m-2"), (shipping, "m-1")]:
+        failures.fail(message_id, ValueError("no"))
+    dead_letters.park(LETTER)
+    assert (billing.attempts("m-1"), billing.attempts("m-2"), shipping.attempts("m-1")) == (0, 1, 1)
+
+
+def test_failures_are_kept_if_the_letter_cannot_be_parked(engine: Engine, dead_letters: DeadLetters) -> None:
+    failures = Failures(engine, "billing")
+    failures.fail("m-1", ValueError("no"))
+    with pytest.raises(IntegrityError):
+        dead_letters.park(like(source=None))
+    assert failures.attempts("m-1") == 1
+
+
+def test_what_postgres_cannot_hold_does_not_keep_a_letter_from_being_parked(dead_letters: DeadLetters) -> None:
+    number = dead_letters.park(
+        like(
+            error="NUL \0 " + "x" * 100_000,
+            headers={"a\0": "b\0", "half": "\ud800"},
+            envelope={"attributes": {"a": ["\0", {"b": "\udfff"}]}, "count": 7, "nothing": None},
+        )
+    )
+    found = dead_letters.get(number)
+    assert len(found.error) == MAX_ERROR_CHARACTERS
+    assert found.headers == {"a\N{REPLACEMENT CHARACTER}": "b\N{REPLACEMENT CHARACTER}", "half": "?"}
+    assert found.envelope == {
+        "attributes": {"a": ["\N{REPLACEMENT CHARACTER}", {"b": "?"}]},
+        "count": 7,
+        "nothing": None,
+    }
+
+
+# --- list and get ----------------------------------------------------------------------------------------------------
+
+
+def test_pages_are_in_the_order_of_parking_and_hold_what_was_asked_for(dead_letters: DeadLetters) -> None:
+    parked = [dead_letters.park(like(message_id=f"m-{number}")) for number in range(5)]
+    others = [dead_letters.park(like(subscriber_id="shipping", message_id=f"m-{number}")) for number in range(2)]
+    dead_letters.redrive(parked[1], lambda letter: None)
+    waiting = [parked[0], *parked[2:]]
+    assert numbers(dead_letters.list()) == [*waiting, *others]
+    assert numbers(dead_letters.list("billing")) == waiting
+    assert numbers(dead_letters.list("billing", redriven=True)) == parked
+    assert numbers(dead_letters.list("billing", limit=2)) == waiting[:2]
+    assert numbers(dead_letters.list("billing", limit=2, after=waiting[1])) == waiting[2:4]
+    assert dead_letters.list(after=others[-1]) == []
+    assert dead_letters.list("nobody") == []
+
+
+def test_a_letter_that_is_not_there_is_named(dead_letters: DeadLetters) -> None:
+    calls = [dead_letters.get, lambda number: dead_letters.redrive(number, lambda letter: None)]
+    for call in calls:
+        with pytest.raises(LetterNotFound, match="dead letter 404 does not exist") as caught:
+            call(404)
+        assert caught.value.dead_letter_id == 404
+
+
+# --- redrive ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_redrive_sends_the_letter_and_says_when(dead_letters: DeadLetters) -> None:
+    number = dead_letters.park(LETTER)
+    sent: list[DeadLetter] = []
+    returned = dead_letters.redrive(number, sent.append)
+    assert sent == [returned]
+    assert returned.body == LETTER.body
+    assert returned.redriven_at is None
+    assert dead_letters.get(number).redriven_at is not None
+
+
+def test_a_letter_is_redriven_once(dead_letters: DeadLetters) -> None:
+    number = dead_letters.park(LETTER)
+    sent: list[DeadLetter] = []
+    dead_letters.redrive(number, sent.append)
+    with pytest.raises(LetterNotFound, match=rf"dead letter {number} was redriven before, at \d{{4}}-"):
+        dead_letters.redrive(number, sent.append)
+    assert len(sent) == 1
+
+
+def test_a_send_that_fails_leaves_the_letter_waiting(dead_letters: DeadLetters) -> None:
+    number = dead_letters.park(LETTER)
+
+    def refuse(letter: DeadLetter) -> None:
+        raise ConnectionError("the broker is away")
+
+    with pytest.raises(ConnectionError):
+        dead_letters.redrive(number, refuse)
+    assert numbers(dead_letters.list()) == [number]
+    dead_letters.redrive(number, lambda letter: None)
+    assert dead_letters.list() == []
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "SERIALIZABLE", "AUTOCOMMIT"])
+def test_two_redrives_at_once_send_once_whatever_level_the_host_prefers(engine: Engine, isolation: str) -> None:
+    dead_letters = DeadLetters(engine.execution_options(isolation_level=isolation))
+    number = dead_letters.park(LETTER)
+    sent: list[DeadLetter] = []
+    may_go_on = Event()
+
+    def slowly(letter: DeadLetter) -> None:
+        sent.append(letter)
+        assert may_go_on.wait(30)
+
+    def someone_waits_for_a_lock() -> bool:
+        with engine.connect() as connection:
+            return bool(
+                connection.exec_driver_sql(
+                    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
+                    "WHERE NOT granted AND query LIKE '%%dead_letter%%' AND pid <> pg_backend_pid()"
+                ).scalar_one()
+            )
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(dead_letters.redrive, number, slowly)
+        wait_until(lambda: sent, "the first redrive sending")
+        second = pool.submit(dead_letters.redrive, number, slowly)
+        wait_until(someone_waits_for_a_lock, "the second redrive waiting for the first")
+        may_go_on.set()
+        assert first.result(30).dead_letter_id == number
+        with pytest.raises(LetterNotFound, match="was redriven before"):
+            second.result(30)
+    assert len(sent) == 1
+
+
+def test_schema_and_prefix_are_kept_to(fresh_database: str) -> None:
+    engine = create_engine(fresh_database)
+    place = {"schema": "Odd schema-%", "prefix": "Odd%_"}
+    with engine.begin() as connection:
+        connection.execute(CreateSchema(place["schema"]))
+        tables(**place).metadata.create_all(connection)
+    dead_letters = DeadLetters(engine, **place)  # type: ignore[arg-type]
+    number = dead_letters.park(like(message_id="100%s"))
+    assert dead_letters.get(number).message_id == "100%s"
+    assert numbers(dead_letters.list("billing")) == [number]
+    dead_letters.redrive(number, lambda letter: None)
+    assert dead_letters.list() == []
+    engine.dispose()

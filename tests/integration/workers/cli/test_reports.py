@@ -1,0 +1,234 @@
+"""The commands that report and repair, against a real database and a real queue."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url
+
+from support.program import COMMAND, Ended
+from support.program import txbox as run_process
+from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
+from txbox_migrations import LATEST
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+Txbox = Callable[..., Ended]
+
+LONG_ERROR = "ValueError: " + "no stock of this one " * 20
+
+
+def record(engine: Engine, subscriber: str, *message_ids: str) -> None:
+    with engine.begin() as connection:
+        Inbox(subscriber).record_many(connection, message_ids)
+
+
+def park(engine: Engine, queue: str, message_id: str = "m-1", *, subscriber: str = "billing") -> int:
+    letter = DeadLetter(
+        subscriber_id=subscriber,
+        message_id=message_id,
+        reason=Reason.FAILED,
+        error=f"{LONG_ERROR}\nsecond line \x1b[31m",
+        attempts=3,
+        source=queue,
+        body=b'{"n": 7}\n\x1b[2J',
+        headers={"trace": "abc"},
+    )
+    return DeadLetters(engine).park(letter)
+
+
+@pytest.fixture
+def busy(engine: Engine, queue: str) -> int:
+    """A database where something has happened; the number of its dead letter."""
+    record(engine, "billing", "a", "b", "c")
+    record(engine, "shipping", "a")
+    Failures(engine, "shipping").fail("s-1", ValueError("no"))
+    return park(engine, queue)
+
+
+# --- status ----------------------------------------------------------------------------------------------------------
+
+
+def test_status_of_nothing(txbox: Txbox) -> None:
+    assert txbox("status") == Ended(0, "inbox: 0 rows\n", "")
+    assert json.loads(txbox("status", "--json").out) == {"inbox_rows": 0, "exact": True, "subscribers": []}
+
+
+def test_status_has_a_line_for_each_subscriber(txbox: Txbox, busy: int) -> None:
+    ended = txbox("status")
+    heading, billing, shipping, inbox = (line.split() for line in ended.out.splitlines())
+    assert heading == ["subscriber", "processed", "last", "retrying", "dead", "letters"]
+    assert (billing[0], billing[1], billing[4:]) == ("billing", "3", ["0", "1", "failed"])
+    assert (shipping[0], shipping[1], shipping[4:]) == ("shipping", "1", ["1", "0"])
+    assert inbox == ["inbox:", "4", "rows"]
+
+
+def test_status_as_json(txbox: Txbox, busy: int, queue: str, sqs: "SQSClient") -> None:
+    sqs.send_message(QueueUrl=queue, MessageBody="{}")
+    found = json.loads(txbox("status", "--json", "--queue", queue).out)
+    assert found["inbox_rows"] == 4
+    billing, shipping = found["subscribers"]
+    assert (billing["subscriber_id"], billing["processed"], billing["dead_letters"]) == ("billing", 3, {"failed": 1})
+    assert (shipping["processed"], shipping["retrying"]) == (1, 1)
+    assert found["queue"] == {"waiting": 1, "delivered": 0, "delayed": 0}
+    assert "queue: 1 waiting, 0 delivered, 0 delayed\n" in txbox("status", "--queue", queue).out
+
+
+def test_every_row_is_one_line_that_can_be_searched(schema_url: str, busy: int, engine: Engine) -> None:
+    record(engine, "a-subscriber-with-a-long-name-" * 5, "x")
+    ended = run_process("status", env={"TXBOX_DATABASE_URL": schema_url, "COLUMNS": "40"})
+    assert len(ended.out.splitlines()) == 5
+    assert "\x1b" not in ended.out
+    listed = run_process("dead-letters", "list", env={"TXBOX_DATABASE_URL": schema_url}).out.splitlines()
+    assert len(listed) == 2
+    assert "ValueError: no stock" in listed[1]
+
+
+@pytest.mark.parametrize("command", [["status"], ["dead-letters", "list"], ["dead-letters", "list", "--json"], ["-h"]])
+def test_a_reader_that_has_read_enough_is_no_error(
+    command: list[str], schema_url: str, engine: Engine, queue: str
+) -> None:
+    # More than a pipe holds, so that the write fails while the command runs.
+    with engine.begin() as connection:
+        for number in range(300):
+            Inbox(f"{number:03}-{'x' * 190}").record(connection, "m")
+    for number in range(300):
+        park(engine, queue, f"m-{number}")
+    ended = subprocess.run(
+        ["/bin/bash", "-c", 'set -o pipefail; "$@" | head -1', "bash", *COMMAND, *command],
+        capture_output=True,
+        text=True,
+        env={"TXBOX_DATABASE_URL": schema_url, "PATH": "/usr/bin:/bin"},
+        timeout=60,
+        check=False,
+    )
+    assert ended.stderr == ""
+    assert ended.stdout.count("\n") == 1
+
+
+# --- db --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty(fresh_database: str, monkeypatch: pytest.MonkeyPatch, txbox: Txbox) -> Txbox:
+    """The program on a database without our tables."""
+    monkeypatch.setenv("TXBOX_DATABASE_URL", fresh_database)
+    return txbox
+
+
+@pytest.mark.parametrize(
+    "place", [[], ["--schema", "Odd schema"], ["--prefix", "tx_"], ["--schema", "s", "--prefix", "p_"]], ids=str
+)
+def test_up_check_and_down(place: list[str], empty: Txbox) -> None:
+    assert empty("db", "check", *place).status == 1
+    assert empty("db", "upgrade", *place).out == f"version 0 → {LATEST}\n"
+    assert empty("db", "upgrade", *place).out == f"already at version {LATEST}\n"
+    assert empty("db", "check", *place) == Ended(0, "the tables are right\n", "")
+    assert json.loads(empty("db", "check", "--json", *place).out) == {"ok": True, "differences": []}
+    assert empty("status", *place).out == "inbox: 0 rows\n"
+    assert empty("dead-letters", "list", *place).out == "no dead letters\n"
+    assert empty("db", "downgrade", "--to", "1", "--yes", *place).out == f"version {LATEST} → 1\n"
+    assert empty("db", "upgrade", "--to", "1", *place).out == "already at version 1\n"
+    assert empty("db", "downgrade", "--to", "0", "--yes", *place).out == "version 1 → 0\n"
+    assert empty("status", *place).status == 1
+
+
+def test_the_environment_names_the_place_too(empty: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXBOX_DATABASE_SCHEMA", "ours")
+    monkeypatch.setenv("TXBOX_TABLE_PREFIX", "tx_")
+    empty("db", "upgrade")
+    monkeypatch.delenv("TXBOX_DATABASE_SCHEMA")
+    monkeypatch.delenv("TXBOX_TABLE_PREFIX")
+    assert empty("db", "check", "--schema", "ours", "--prefix", "tx_").status == 0
+    assert empty("db", "check").status == 1
+
+
+def test_a_table_that_was_changed_is_found(empty: Txbox, fresh_database: str) -> None:
+    empty("db", "upgrade")
+    engine = create_engine(fresh_database)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE processed_message ALTER COLUMN processed_at DROP NOT NULL")
+    engine.dispose()
+    ended = empty("db", "check")
+    assert ended.status == 1
+    assert "processed_at" in ended.out
+    assert ended.out.endswith("the tables differ; repair them, or run `txbox db upgrade`\n")
+    found = json.loads(empty("db", "check", "--json").out)
+    assert found["ok"] is False
+    assert found["differences"]
+
+
+# --- dead letters ----------------------------------------------------------------------------------------------------
+
+
+def test_letters_are_listed(txbox: Txbox, engine: Engine, queue: str) -> None:
+    first, second = park(engine, queue, "m-1"), park(engine, queue, "m-2", subscriber="shipping")
+    lines = txbox("dead-letters", "list").out.splitlines()
+    assert [line.split()[:5] for line in lines[1:]] == [
+        [str(first), "billing", "m-1", "failed", "3"],
+        [str(second), "shipping", "m-2", "failed", "3"],
+    ]
+    assert txbox("dead-letters", "list", "--subscriber", "shipping").out.count("\n") == 2
+    assert txbox("dead-letters", "list", "--limit", "1").out.endswith(f"there may be more: --after {first}\n")
+    assert "m-1" not in txbox("dead-letters", "list", "--after", str(first)).out
+    found = json.loads(txbox("dead-letters", "list", "--json").out)
+    assert [letter["message_id"] for letter in found] == ["m-1", "m-2"]
+    assert "body" not in found[0]
+
+
+def test_a_letter_is_shown_whole(txbox: Txbox, busy: int) -> None:
+    shown = txbox("dead-letters", "show", str(busy)).out
+    assert f"dead_letter_id: {busy}\n" in shown
+    assert "second line \\x1b[31m" in shown
+    assert "{'trace': 'abc'}" in shown
+    assert shown.endswith('body (13 bytes):\n{"n": 7}\n\\x1b[2J\n')
+    assert "\x1b" not in shown
+    found = json.loads(txbox("dead-letters", "show", str(busy), "--json").out)
+    assert (found["message_id"], found["headers"], found["body"]) == ("m-1", {"trace": "abc"}, '{"n": 7}\n\x1b[2J')
+
+
+def test_a_letter_that_does_not_exist(txbox: Txbox) -> None:
+    txbox("dead-letters", "show", "99").failed_in_one_line(1, "dead letter 99 does not exist; see `txbox dead-letters")
+    ended = txbox("dead-letters", "redrive", "99")
+    ended.failed_in_one_line(1, "dead letter 99 does not exist; see `txbox dead-letters list`")
+    assert ended.out == "0 sent through again\n"
+
+
+def test_a_letter_is_sent_through_again_once(txbox: Txbox, busy: int, queue: str, sqs: "SQSClient") -> None:
+    assert txbox("dead-letters", "redrive", str(busy)) == Ended(0, "1 sent through again\n", "")
+    (message,) = sqs.receive_message(QueueUrl=queue, MessageAttributeNames=["All"])["Messages"]
+    assert message["MessageAttributes"]["message-id"]["StringValue"] == "m-1"
+    assert txbox("dead-letters", "list").out == "no dead letters\n"
+    assert "m-1" in txbox("dead-letters", "list", "--all").out
+    txbox("dead-letters", "redrive", str(busy)).failed_in_one_line(1, f"dead letter {busy} was redriven before, at 2")
+    found = json.loads(txbox("dead-letters", "redrive", str(busy), "--json").out)
+    assert found["redriven"] == []
+    assert list(found["failed"]) == [str(busy)]
+
+
+def test_all_letters_of_a_subscriber_go_to_another_queue(
+    txbox: Txbox, engine: Engine, make_queue: Callable[..., str], sqs: "SQSClient"
+) -> None:
+    other = make_queue()
+    numbers = [park(engine, f"{other}-deleted", f"m-{n}") for n in range(120)]  # more than a page
+    park(engine, f"{other}-deleted", "not this one", subscriber="shipping")
+    ended = txbox("dead-letters", "redrive", "--all", "--subscriber", "billing", "--queue", other, "--json")
+    assert json.loads(ended.out) == {"redriven": numbers, "failed": {}}
+    attributes = sqs.get_queue_attributes(QueueUrl=other, AttributeNames=["ApproximateNumberOfMessages"])["Attributes"]
+    assert attributes["ApproximateNumberOfMessages"] == "120"
+    assert "not this one" in txbox("dead-letters", "list").out
+
+
+def test_a_letter_whose_queue_is_gone_stays(txbox: Txbox, engine: Engine, queue: str) -> None:
+    number = park(engine, f"{queue}-deleted")
+    ended = txbox("dead-letters", "redrive", "--all")
+    ended.failed_in_one_line(1, f"dead letter {number} was not sent: ", "create the queue")
+    assert "m-1" in txbox("dead-letters", "list").out
+
+
+def test_a_name_in_the_url_is_not_taken_for_a_password(txbox: Txbox, schema_url: str) -> None:
+    postgres = make_url(schema_url).set(drivername="postgres").render_as_string(hide_password=False)
+    assert txbox("status", "--url", postgres).status == 0

@@ -1,0 +1,169 @@
+"""``txbox worker`` as a process: it works, it drains, it can be ended at once."""
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import Engine
+
+from support.program import PASSWORD, Running
+from support.program import txbox as run_process
+from support.waiting import wait_until
+from txbox_workers.sqs import queue_backlog
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+MODULE = """
+import logging, os, time
+from pathlib import Path
+from sqlalchemy import create_engine
+from txbox import Inbox
+from txbox_workers.sqs import SqsWorker
+
+engine = create_engine(os.environ["TXBOX_DATABASE_URL"])
+gate = Path(__file__).with_name("gate")
+
+def handler(session, message):
+    if message.id == "bad":
+        raise ValueError("no stock at postgresql://u:hunter2@h/x")
+    logging.getLogger("billing").info("at work on %s", message.id)
+    while message.id == "slow" and not gate.exists():
+        time.sleep(0.01)
+
+def make(**changes):
+    arguments = dict(inbox=Inbox("billing"), engine=engine, handler=handler, wait_seconds=1) | changes
+    return SqsWorker(QUEUE, **arguments)
+
+worker = make()
+no_table = make(inbox=Inbox("billing", prefix="other_"))
+wrong_password = make(engine=create_engine(engine.url.set(password="hunter2")))
+refused_port = make(engine=create_engine(engine.url.set(port=1, password="hunter2")))
+no_queue = SqsWorker(QUEUE + "-not", inbox=Inbox("billing"), engine=engine, handler=handler)
+
+def malformed_queue():
+    return SqsWorker("orders", inbox=Inbox("billing"), engine=engine, handler=handler)
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path, queue: str) -> Path:
+    (tmp_path / "billing.py").write_text(f"QUEUE = {queue!r}\n{MODULE}")
+    return tmp_path
+
+
+@pytest.fixture
+def environment(schema_url: str) -> dict[str, str]:
+    return {"TXBOX_DATABASE_URL": schema_url}
+
+
+def send(sqs: "SQSClient", queue: str, *message_ids: str) -> None:
+    for message_id in message_ids:
+        sqs.send_message(
+            QueueUrl=queue,
+            MessageBody="{}",
+            MessageAttributes={"message-id": {"DataType": "String", "StringValue": message_id}},
+        )
+
+
+def processed(engine: Engine) -> set[str]:
+    with engine.connect() as connection:
+        return set(connection.exec_driver_sql("SELECT message_id FROM processed_message").scalars())
+
+
+def test_it_processes_and_drains_on_sigterm(
+    directory: Path, environment: dict[str, str], engine: Engine, queue: str, sqs: "SQSClient"
+) -> None:
+    send(sqs, queue, "a", "b", "a")
+    with Running("worker", "billing:worker", cwd=directory, env=environment) as running:
+        running.says(f"billing works on {queue}; Ctrl-C drains and stops")
+        wait_until(lambda: processed(engine) == {"a", "b"} and not any(queue_backlog(queue).values()))
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    assert running.out[-1] == "stopped: 1 duplicate, 2 processed\n"
+    assert running.err == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_was_begun_is_finished(
+    number: signal.Signals, directory: Path, environment: dict[str, str], engine: Engine, queue: str, sqs: "SQSClient"
+) -> None:
+    with Running("--log-level", "info", "worker", "billing:worker", cwd=directory, env=environment) as running:
+        send(sqs, queue, "slow")
+        running.says("INFO billing: at work on slow")
+        running.signal(number)
+        running.says(f"{number.name}: finishing what was taken")
+        assert processed(engine) == set()
+        (directory / "gate").touch()
+        assert running.wait() == 0
+    assert processed(engine) == {"slow"}
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_it_at_once(
+    number: signal.Signals,
+    status: int,
+    directory: Path,
+    environment: dict[str, str],
+    engine: Engine,
+    queue: str,
+    sqs: "SQSClient",
+) -> None:
+    with Running("--log-level", "INFO", "worker", "billing:worker", cwd=directory, env=environment) as running:
+        send(sqs, queue, "slow")
+        running.says("at work on slow")
+        running.signal(number)
+        running.says("finishing what was taken")
+        running.signal(number)
+        assert running.wait(timeout=10) == status
+    assert processed(engine) == set()
+
+
+def test_a_drain_that_takes_too_long_is_a_failure(
+    directory: Path, environment: dict[str, str], queue: str, sqs: "SQSClient"
+) -> None:
+    arguments = ("--log-level", "INFO", "worker", "billing:worker", "--stop-seconds", "0.2")
+    with Running(*arguments, cwd=directory, env=environment) as running:
+        send(sqs, queue, "slow")
+        running.says("at work on slow")
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 1
+    assert running.err[-1] == "txbox: not drained within 0.2 s; the rest will be delivered again\n"
+
+
+def test_log_lines_show_no_password_and_no_bodies(
+    directory: Path, environment: dict[str, str], queue: str, sqs: "SQSClient"
+) -> None:
+    with Running("--log-level", "DEBUG", "worker", "billing:worker", cwd=directory, env=environment) as running:
+        send(sqs, queue, "bad")
+        running.says("WARNING txbox: billing failed bad (delivery 1): ValueError: no stock at postgresql://u:***@h/x")
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    assert PASSWORD not in "".join(running.err)
+    assert "Authorization" not in "".join(running.err)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "fragment"),
+    [
+        ("no_table", 1, "table other_processed_message does not exist; create it with `txbox db upgrade`"),
+        ("wrong_password", 1, "correct the user or the password in the URL"),
+        ("refused_port", 1, "start the server, or correct host and port in the URL"),
+        ("no_queue", 1, "create the queue, or correct its URL, region or account"),
+        ("malformed_queue", 1, "SqsWorker.queue_url must be the URL of a queue, not 'orders'"),
+        (
+            "nothing",
+            2,
+            "module billing has no nothing; it has no_queue, no_table, refused_port, worker, wrong_password",
+        ),
+        ("engine", 2, "is a Engine, not a worker or a function that returns one"),
+    ],
+)
+def test_a_worker_that_cannot_start_is_one_line(
+    name: str, status: int, fragment: str, directory: Path, environment: dict[str, str], aws: object
+) -> None:
+    run_process("worker", f"billing:{name}", cwd=directory, env=environment).failed_in_one_line(status, fragment)
+    if status == 1:
+        debugged = run_process("worker", f"billing:{name}", "--debug", cwd=directory, env=environment)
+        debugged.failed_with_traceback(status, fragment)

@@ -1,0 +1,38 @@
+"""One story of events for every exporter, and what it comes to."""
+
+from txbox import Outcome
+from txbox.instrumentation import (
+    BrokerLost,
+    BrokerRestored,
+    Committed,
+    DatabaseLost,
+    DatabaseRestored,
+    Event,
+    HeartbeatFailed,
+    Received,
+    Retried,
+    Settled,
+    Stopped,
+)
+
+WHO = ("billing", "https://sqs/1/orders")
+
+
+def settled(outcome: Outcome, *, acked: bool) -> Settled:
+    return Settled(*WHO, "m-1", "receipt", outcome, acked, 1)
+
+
+STORY: list[Event] = [
+    Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2")),
+    Retried(*WHO, "40001", 1, 2),
+    Committed(*WHO, 1, 1, 0.25),
+    settled(Outcome.PROCESSED, acked=True),
+    settled(Outcome.PROCESSED, acked=False),
+    settled(Outcome.DUPLICATE, acked=True),
+    settled(Outcome.FAILED, acked=False),
+    HeartbeatFailed(*WHO, "m-1", "expired"),
+    Stopped(*WHO, True),
+]
+
+LOST = [BrokerLost(*WHO, OSError("gone"), 1.0), DatabaseLost(*WHO, OSError("gone"), 1.0)]
+RESTORED = [BrokerRestored(*WHO), DatabaseRestored(*WHO)]

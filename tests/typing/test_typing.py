@@ -1,0 +1,108 @@
+"""What people's type checker says about their use of txbox."""
+
+from pathlib import Path
+
+from mypy import api
+
+ACCEPTED = """
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session, scoped_session
+
+from txbox import DeadLetter, DeadLetters, Inbox, Message, Mismatch, Outcome, Recorded, identify
+from txbox.instrumentation import Event, Settled
+from txbox_workers.memory import MemorySource
+from txbox_workers.worker import Worker
+
+inbox = Inbox("billing", schema=None, fingerprint=True, wait_seconds=0.5)
+
+
+def by_hand(connection: Connection, session: Session, scoped: scoped_session[Session]) -> None:
+    first: bool = inbox.record(connection, "m-1", b"body")
+    again: bool = inbox.record(session, "m-1", "body")
+    inbox.record(scoped, "m-1", "body")
+    ids: set[str] = inbox.record_many(session, ["m-1"])
+    inbox.record_many(session, {"m-1": b"body"})
+    found: Recorded = inbox.sort_out(connection, (message_id for message_id in ids))
+    assert first or again or found.first
+
+
+def by_worker(engine: Engine) -> None:
+    def handler(session: Session, message: Message) -> None:
+        session.add(message.json())
+
+    def batch_handler(session: Session, messages: Sequence[Message]) -> None:
+        session.add_all(message.json() for message in messages)
+
+    def hook(event: Event) -> None:
+        if isinstance(event, Settled) and event.outcome is Outcome.DEAD:
+            print(event.message_id, event.error)
+
+    source = MemorySource([Message("m-1", b"{}")])
+    Worker(source, inbox=inbox, engine=engine, handler=handler, hooks=[hook])
+    Worker(source, inbox=inbox, engine=engine, batch_handler=batch_handler, transactions="message")
+
+
+def by_a_person(letters: DeadLetters) -> None:
+    def send(letter: DeadLetter) -> None:
+        print(letter.body.decode())
+
+    for letter in letters.list("billing"):
+        if letter.dead_letter_id is not None:
+            letters.redrive(letter.dead_letter_id, send)
+
+
+def choose(message: Message) -> str:
+    return message.headers.get("purchase-id") or identify(message)
+
+
+try:
+    raise Mismatch("billing", ["m-1"])
+except Mismatch as error:
+    print(error.message_ids[0].upper())
+"""
+
+# Each line is wrong, for the reason beside it.
+REFUSED = """
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+from txbox import Inbox, Message
+from txbox_workers.memory import MemorySource
+from txbox_workers.worker import Worker
+
+def wrong(engine: Engine, session: Session, inbox: Inbox, message: Message) -> None:
+    Inbox()  # call-arg
+    Inbox("billing", "schema")  # call-arg
+    inbox.record(engine, "m-1")  # arg-type
+    inbox.record(session, 7)  # arg-type
+    inbox.record(session, "m-1", {"a": 1})  # arg-type
+    inbox.record_many(session, [1, 2])  # list-item
+    first: str = inbox.record(session, "m-1")  # assignment
+    message.body = b"other"  # misc
+    message.headers["a"] = "b"  # index
+    Worker(MemorySource(), inbox=inbox, engine=engine, handler=print, transactions="both")  # arg-type
+    Worker(MemorySource(), inbox=inbox, engine=engine, handler=lambda message: None)  # arg-type, misc
+"""
+
+
+def test_mypy_accepts_what_is_right_and_refuses_what_is_wrong(tmp_path: Path) -> None:
+    accepted, refused = tmp_path / "accepted.py", tmp_path / "refused.py"
+    accepted.write_text(ACCEPTED)
+    refused.write_text(REFUSED)
+    # With the project's own configuration and cache, so that a run takes a second and not ten.
+    output, problems, _ = api.run(
+        ["--no-error-summary", "--hide-error-context", "--no-pretty", str(accepted), str(refused)]
+    )
+    assert problems == ""
+    assert [line for line in output.splitlines() if "accepted.py" in line] == []
+    found: dict[int, set[str]] = {}
+    for line in output.splitlines():
+        if ": error: " in line:
+            found.setdefault(int(line.split(":")[1]), set()).add(line.rpartition("[")[2].rstrip("]"))
+    expected = {
+        number: set(line.partition("  # ")[2].split(", "))
+        for number, line in enumerate(REFUSED.splitlines(), 1)
+        if "  # " in line
+    }
+    assert found == expected, output

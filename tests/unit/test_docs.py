@@ -1,0 +1,287 @@
+"""The pages of the docs keep up with the code: events, commands, options, words, tests, links."""
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
+
+import txbox
+from support.documents import blocks
+from txbox import Outcome, Reason, instrumentation
+from txbox.instrumentation import BrokerRestored, Committed, DatabaseRestored, Event, HeartbeatFailed, Retried, Settled
+from txbox.instrumentation.opentelemetry import OpenTelemetryHook
+from txbox.instrumentation.prometheus import PrometheusHook
+from txbox.schema import TABLE_NAMES
+from txbox_workers.cli.app import app
+from txbox_workers.envelopes import Envelope
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(
+    [
+        *DOCS.glob("*.md"),
+        *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *(REPOSITORY / "examples").glob("*/README.md"),
+    ]
+)
+EVERY_MEASUREMENT = (
+    Settled("billing", "queue", "m-1", "d-1", Outcome.PROCESSED, acked=False, attempts=1),
+    Committed("billing", "queue", 1, 0, 0.1),
+    Retried("billing", "queue", "40001", 1, 1),
+    HeartbeatFailed("billing", "queue", "m-1", "refused"),
+    BrokerRestored("billing", "queue"),
+    DatabaseRestored("billing", "queue"),
+)
+EVENTS = sorted(
+    (
+        kind
+        for kind in vars(instrumentation).values()
+        if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
+    ),
+    key=lambda kind: kind.__name__,
+)
+LANGUAGES = {"python", "console", "sql", "json", "yaml", "text"}
+by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def rows(text: str) -> dict[str, str]:
+    """The rows of every table of a page, by the word in code type that they begin with."""
+    return {found[1]: found[2] for found in re.finditer(r"^\| `([^`]+)` \|(.*)\|$", text, re.M)}
+
+
+# --- what there is is documented -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+def test_every_event_is_documented_with_its_fields(event: type[Event]) -> None:
+    described = rows(page("operating.md")).get(event.__name__, "")
+    assert described, f"operating.md has no row for {event.__name__}"
+    own = {field.name for field in dataclasses.fields(event)} - {field.name for field in dataclasses.fields(Event)}
+    last_column = described.rpartition("|")[2]
+    named = set(re.findall(r"`(\w+)`", last_column))
+    assert named == own
+
+
+def test_no_event_is_documented_that_does_not_exist() -> None:
+    section = page("operating.md").partition("### Events")[2].partition("\n### ")[0].partition("\n## ")[0]
+    assert set(rows(section)) == {event.__name__ for event in EVENTS}
+
+
+def test_every_metric_is_documented() -> None:
+    registry = CollectorRegistry()
+    PrometheusHook(registry)
+    in_prometheus = {
+        f"{family.name}_total" if family.type == "counter" else family.name for family in registry.collect()
+    }
+    reader = InMemoryMetricReader()
+    hook = OpenTelemetryHook(MeterProvider(metric_readers=[reader]))
+    for event in EVERY_MEASUREMENT:
+        hook(event)
+    data = reader.get_metrics_data()
+    assert data is not None
+    in_opentelemetry = {
+        metric.name for one in data.resource_metrics for scope in one.scope_metrics for metric in scope.metrics
+    }
+    section = page("operating.md").partition("### Metrics")[2].partition("\n## ")[0]
+    documented = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|", section, re.M)
+    assert {prometheus for prometheus, _ in documented} == in_prometheus
+    assert {opentelemetry for _, opentelemetry in documented} == in_opentelemetry
+
+
+def commands(group: Any = None, path: str = "txbox") -> Iterator[tuple[str, Any]]:
+    """Every command that does something, with what it is called."""
+    group = group or typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+@pytest.mark.parametrize("command", [path for path, _ in commands()])
+def test_every_command_is_documented(command: str) -> None:
+    group, _, name = command.rpartition(" ")
+    everything = "\n".join(path.read_text() for path in PAGES)
+    # `txbox dead-letters list` … `show NUMBER`: the second one of a group may be named without it.
+    assert re.search(rf"\b{command}\b", everything) or re.search(rf"`{name}( [A-Z…]+)?`", page("operating.md")), group
+
+
+def test_every_command_that_is_named_exists() -> None:
+    known = {path for path, _ in commands()}
+    groups = {path.rpartition(" ")[0] for path in known}
+    named = {
+        found[1] for path in PAGES for found in re.finditer(r"(?:`|\$ )(txbox(?: [a-z][a-z-]*)+)", path.read_text())
+    }
+    unknown = {
+        name
+        for name in named
+        if not any(name == path or name.startswith(f"{path} ") for path in known) and name not in groups
+    }
+    assert named & known
+    assert unknown == set()
+
+
+def test_every_option_that_is_named_exists() -> None:
+    known = {option for _, command in commands() for parameter in command.params for option in parameter.opts}
+    known |= {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
+    text = "\n".join(page(name) for name in ("getting-started.md", "operating.md", "migrations.md", "testing.md"))
+    others = {"--autogenerate", "--sql"}  # alembic's
+    named = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", text))
+    assert "--stop-seconds" in named
+    assert named - known - others == set()
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_is_a_word(outcome: Outcome) -> None:
+    described = rows(page("words.md")).get(outcome.value, "")
+    assert described.rpartition("|")[2].strip().startswith("ack" if outcome.acked else "hand back")
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_is_documented(reason: Reason) -> None:
+    assert reason.value in rows(page("operating.md"))
+
+
+@pytest.mark.parametrize("envelope", Envelope)
+def test_every_envelope_is_documented(envelope: Envelope) -> None:
+    assert envelope.value in rows(page("envelopes.md"))
+
+
+@pytest.mark.parametrize("table", TABLE_NAMES)
+def test_every_table_is_documented(table: str) -> None:
+    assert table in rows(page("migrations.md"))
+
+
+def test_the_make_targets_that_are_named_are_all_that_there_are() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):.*## ", (REPOSITORY / "Makefile").read_text(), re.M))
+    in_readme = set(re.findall(r"\bmake ([a-z][a-z-]*)\b", "\n".join(blocks_of_text(REPOSITORY / "README.md"))))
+    contributing = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    assert in_readme == {"demo", "test"}
+    assert set(re.findall(r"`make ([a-z][a-z-]*)", contributing)) == targets
+
+
+def blocks_of_text(path: Path) -> list[str]:
+    return [block.text for block in blocks(path) if block.language == "text"]
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    pyproject = (REPOSITORY / "pyproject.toml").read_text()
+    known = set(
+        re.findall(r"^(\w+) = ", pyproject.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.M)
+    )
+    for path in PAGES:
+        for extras in re.findall(r"txbox\[([\w,]+)\]", path.read_text()):
+            assert set(extras.split(",")) <= known, path.name
+
+
+def test_the_changelog_has_this_version() -> None:
+    changelog = (REPOSITORY / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## \[(.+)\]", changelog, re.M)[:2] == ["Unreleased", txbox.__version__]
+
+
+# --- the guarantees are proved ---------------------------------------------------------------------------------------
+
+
+def names_of_all_tests() -> set[str]:
+    return {
+        node.name
+        for path in (REPOSITORY / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def test_every_test_that_the_guarantees_name_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", page("guarantees.md")))
+    assert len(named) > 20
+    assert named - names_of_all_tests() == set()
+
+
+def test_every_case_of_running_twice_names_a_test() -> None:
+    table = page("guarantees.md").partition("## When can my code run twice?")[2].partition("\n## ")[0]
+    cases = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(cases) > 20
+    assert [case for case in cases if not re.search(r"`test_\w+` \|$", case)] == []
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+@by_name
+def test_every_block_says_its_language_and_is_closed(page: Path) -> None:
+    fences = re.findall(r"^```.*$", page.read_text(), re.M)
+    assert len(fences) == 2 * len(blocks(page))
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+    assert [
+        block.line for block in blocks(page) if block.language == "console" and not block.text.startswith(("$ ", "^C"))
+    ] == []
+
+
+@by_name
+def test_every_yaml_block_can_be_read(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "yaml":
+            assert yaml.safe_load(block.text)
+
+
+@by_name
+def test_every_link_inside_resolves(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.is_file(), f"{page.name}: {target}"
+        assert file.is_relative_to(REPOSITORY)
+        if anchor and file.stem != "reference":
+            assert anchor in anchors(file), f"{page.name}: {target}"
+
+
+def anchors(file: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", file.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@by_name
+def test_nothing_of_this_machine_is_in_a_page(page: Path) -> None:
+    assert re.findall(r"(?<![\w.])/(?:home|root|work|Users)/", page.read_text()) == []
+
+
+def test_every_page_can_be_reached() -> None:
+    (nav,) = re.findall(r"^nav:\n((?:  - .+\n)+)", (REPOSITORY / "mkdocs.yml").read_text(), re.M)
+    assert sorted(re.findall(r": (\S+\.md)", nav)) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_the_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=REPOSITORY,
+        env={"PATH": "", "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    for html in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img|iframe)[^>]* src="(https?:[^"]+)"|<link[^>]* href="(https?:[^"]+)"', html.read_text()
+        )
+        assert loaded == [], html.name

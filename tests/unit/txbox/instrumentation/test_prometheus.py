@@ -1,0 +1,86 @@
+"""The Prometheus exporter, against the real library."""
+
+import subprocess
+import sys
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from support.event_story import LOST, RESTORED, STORY, WHO
+from txbox.instrumentation import events
+from txbox.instrumentation.prometheus import PrometheusHook
+
+LABELS = {"subscriber": "billing"}
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def test_a_story_is_counted(registry: CollectorRegistry) -> None:
+    hook = PrometheusHook(registry)
+    for event in STORY:
+        hook(event)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {**LABELS, **labels})
+
+    assert value("txbox_deliveries_total", outcome="processed") == 2
+    assert value("txbox_deliveries_total", outcome="duplicate") == 1
+    assert value("txbox_deliveries_total", outcome="failed") == 1
+    assert value("txbox_ack_failures_total") == 1  # a failed delivery is handed back, not acked
+    assert value("txbox_retries_total", sqlstate="40001") == 1
+    assert value("txbox_commit_seconds_sum") == 0.25
+    assert value("txbox_commit_seconds_bucket", le="0.25") == 1
+    assert value("txbox_commit_seconds_bucket", le="0.1") == 0
+    assert value("txbox_heartbeat_failures_total") == 1
+
+
+def test_an_outage_shows_in_the_gauges(registry: CollectorRegistry) -> None:
+    hook = PrometheusHook(registry)
+    for events_, up in ((STORY, 1), (LOST, 0), (RESTORED, 1)):
+        for event in events_:
+            hook(event)
+        assert registry.get_sample_value("txbox_broker_up", LABELS) == up
+        assert registry.get_sample_value("txbox_database_up", LABELS) == up
+
+
+def test_the_source_is_a_label_if_asked_for(registry: CollectorRegistry) -> None:
+    hook = PrometheusHook(registry, source_label=True)
+    for event in STORY:
+        hook(event)
+    labels = {"subscriber": WHO[0], "source": WHO[1]}
+    assert registry.get_sample_value("txbox_deliveries_total", {**labels, "outcome": "processed"}) == 2
+    assert registry.get_sample_value("txbox_commit_seconds_count", labels) == 1
+
+
+def test_every_metric_is_ours_and_exposed(registry: CollectorRegistry) -> None:
+    hook = PrometheusHook(registry)
+    for event in STORY:
+        hook(event)
+    lines = generate_latest(registry).decode().splitlines()
+    assert all(line.startswith(("#", "txbox_")) for line in lines)
+
+
+def test_two_on_one_registry_are_refused(registry: CollectorRegistry) -> None:
+    PrometheusHook(registry)
+    with pytest.raises(ValueError, match="Duplicated"):
+        PrometheusHook(registry)
+
+
+def test_every_kind_of_event_is_taken(registry: CollectorRegistry) -> None:
+    taken = {type(event) for event in (*STORY, *LOST, *RESTORED)}
+    kinds = {getattr(events, name) for name in events.__all__} - {events.Event, events.Hook, events.emit}
+    assert taken == kinds
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [("prometheus", "prometheus_client", "prometheus"), ("opentelemetry", "opentelemetry", "otel")],
+)
+def test_without_the_extra_the_error_says_what_to_install(module: str, missing: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; import txbox.instrumentation.{module}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stderr.splitlines()[-1].startswith("ImportError: ")
+    assert f"pip install 'txbox[{extra}]'" in ended.stderr

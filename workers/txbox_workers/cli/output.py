@@ -1,0 +1,53 @@
+"""Output that a person can read in a terminal, and that ``grep``, ``cut`` and ``jq`` can read elsewhere."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["plain_console", "print_json", "print_table", "printable"]
+
+UNFOLDED_COLUMNS = 10_000
+"""Where nobody looks at columns, no line is folded."""
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """Make a console that prints what it is given, and folds lines only in a terminal."""
+    in_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    width = None if in_terminal else UNFOLDED_COLUMNS
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under headings; one row is one line unless a terminal is too narrow for it."""
+    table = Table(*headings, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*(printable(cell) for cell in row))
+    plain_console().print(table)
+
+
+def print_json(value: Mapping[str, Any] | list[Any]) -> None:
+    """Print a value as JSON; times in ISO 8601, bytes as text as far as they are."""
+    typer.echo(json.dumps(value, indent=2, default=_as_json))
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return a text with its control characters escaped: ids and errors come from outside, and terminals obey them.
+
+    Args:
+        text: what to print.
+        keep: control characters to leave as they are, such as line ends.
+    """
+    return "".join(
+        character if character.isprintable() or character in keep else ascii(character)[1:-1] for character in text
+    )
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
