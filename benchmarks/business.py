@@ -34,14 +34,18 @@ UPDATE_ONE = f"UPDATE {SCHEMA}.account SET balance = balance + %s WHERE account_
 """The effect of one message: (amount, account)."""
 
 
-def update_many(change: str) -> str:
-    """Return the statement that applies many changes, for a query of their accounts and amounts.
+def update_many(change: str, before: str = "") -> str:
+    """Return the statement that applies many changes.
 
-    It locks the accounts in one order first. An update locks in whatever order its join delivers, and one deadlock makes
-    sixteen connections wait for a second.
+    It locks the accounts in one order first. An update locks in whatever order its join delivers, and one deadlock
+    makes sixteen connections wait for a second.
+
+    Args:
+        change: a query of accounts and amounts.
+        before: named queries that it uses, each with a comma after it.
     """
     return f"""
-WITH change (account_id, amount) AS MATERIALIZED ({change}), locked AS MATERIALIZED (
+WITH {before}change (account_id, amount) AS MATERIALIZED ({change}), locked AS MATERIALIZED (
   SELECT account.account_id, change.amount FROM {SCHEMA}.account JOIN change USING (account_id)
   ORDER BY account.account_id FOR NO KEY UPDATE OF account
 )

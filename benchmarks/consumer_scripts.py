@@ -122,11 +122,9 @@ def one_statement_script(size: int, ids: str) -> str:
         f"SELECT '{SUBSCRIBER}', message_id FROM message ORDER BY message_id "
         "ON CONFLICT DO NOTHING RETURNING message_id"
     )
-    change = (
-        f"WITH message AS MATERIALIZED ({message}), recorded AS ({recorded}) "
-        f"SELECT account_id, count(*) * {AMOUNT} FROM message JOIN recorded USING (message_id) GROUP BY 1"
-    )
-    statement = update_many(change).strip().replace("\n", " ") + ";"
+    before = f"message AS MATERIALIZED ({message}), recorded AS ({recorded}), "
+    change = f"SELECT account_id, count(*) * {AMOUNT} FROM message JOIN recorded USING (message_id) GROUP BY 1"
+    statement = update_many(change, before).strip().replace("\n", " ") + ";"
     return "\n".join([rf"\set n :n + {size}", "BEGIN;", statement, "COMMIT;", ""])
 
 

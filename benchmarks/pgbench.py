@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 
 __all__ = ["PgbenchFailed", "PgbenchRun", "find_pgbench", "run_pgbench"]
 
@@ -83,7 +83,10 @@ def run_pgbench(
         command += [f"--time={max(1, round(seconds + 0.499))}"]
         command += [f"--define={name}={value}" for name, value in (variables or {}).items()]
         # The password goes by the environment, where other users of the machine do not see it.
-        command += [place.set(drivername="postgresql", password=None).render_as_string()]
+        public = URL.create(
+            "postgresql", place.username, None, place.host, place.port, place.database, place.normalized_query
+        )
+        command += [public.render_as_string()]
         environment = os.environ | ({"PGPASSWORD": str(place.password)} if place.password else {})
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:

@@ -23,6 +23,7 @@ from txbox.errors import (
     Mismatch,
     NotInTransaction,
     SchemaMissing,
+    TransactionAborted,
     TransactionEnded,
     TxboxError,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "Reason",
     "Recorded",
     "SchemaMissing",
+    "TransactionAborted",
     "TransactionEnded",
     "TxboxError",
     "identify",

@@ -4,7 +4,6 @@ Parking is a short transaction of its own, and it comes before the ack: a worker
 same letter again after the redelivery, and finds it there.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +11,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from txbox.errors import LetterNotFound
 from txbox.failures import MAX_ERROR_CHARACTERS, storable
+from txbox.message import fingerprint
 from txbox.statements import Statements, statements
-from txbox.transactions import short_transaction
+from txbox.transactions import check_table, short_transaction
 
 __all__ = ["DeadLetter", "DeadLetters", "LetterNotFound", "Reason"]
 
@@ -96,7 +96,7 @@ class DeadLetters:
             letter.attempts,
             letter.source,
             letter.body,
-            hashlib.sha256(letter.body).digest(),
+            fingerprint(letter.body),
             _json(letter.headers),
             _json(letter.envelope),
         )
@@ -104,6 +104,26 @@ class DeadLetters:
             row = connection.exec_driver_sql(self._statements.park, parameters).one()
             connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
         return int(row[0])
+
+    def is_parked(self, subscriber_id: str, message_id: str, body: bytes) -> bool:
+        """Whether a message waits here: it was parked, and neither redriven nor acked in time.
+
+        Args:
+            subscriber_id: whose.
+            message_id: its id.
+            body: as the broker delivered it; another body under the same id is another letter.
+        """
+        with self._engine.connect() as connection:
+            parameters = (subscriber_id, message_id, fingerprint(body))
+            return bool(connection.exec_driver_sql(self._statements.is_parked, parameters).scalar_one())
+
+    def check(self, connection: Connection) -> None:
+        """See that the table is there.
+
+        Raises:
+            SchemaMissing: it is not.
+        """
+        check_table(connection, self._statements.letters_exist, self._statements.dead_letter)
 
     def list(
         self, subscriber_id: str | None = None, *, redriven: bool = False, after: int = 0, limit: int = 100

@@ -10,11 +10,12 @@
     ├── Mismatch             the same message id came with another body
     ├── MalformedMessage     a body that is not what its envelope promises
     ├── TransactionEnded     a handler ended the transaction that was lent to it
+    │   └── TransactionAborted   by swallowing the error of a statement
     ├── InvalidConfiguration an argument or a setting that cannot work
     ├── LetterNotFound       no dead letter of that number waits
     └── BrokerError          the broker could not be reached, or refused
 
-In the packages around it: ``MigrationError``, ``EmbeddedServerError``, ``SparkSetupError``, ``LetterNotFound``.
+In the packages around it: ``MigrationError``, ``EmbeddedServerError``, ``SparkSetupError``.
 
 Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not
 wrapped: they pass through as SQLAlchemy raises them. ``txbox.sqlstates`` tells which of them to retry.
@@ -33,6 +34,7 @@ __all__ = [
     "Mismatch",
     "NotInTransaction",
     "SchemaMissing",
+    "TransactionAborted",
     "TransactionEnded",
     "TxboxError",
 ]
@@ -127,6 +129,17 @@ class TransactionEnded(TxboxError):
         super().__init__(
             "the handler ended the worker's transaction; leave commit and rollback to the worker, "
             "and raise an exception to have everything rolled back"
+        )
+
+
+class TransactionAborted(TransactionEnded):
+    """A handler has swallowed the error of a statement, and with it Postgres has undone everything."""
+
+    def __init__(self) -> None:
+        TxboxError.__init__(
+            self,
+            "a statement failed and the handler went on, but Postgres has already undone everything; let the error "
+            "out, or run the statement within session.begin_nested()",
         )
 
 

@@ -5,16 +5,32 @@ counts deliveries that were handed back, or that died beside another message's f
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine
 
 from txbox.statements import statements
-from txbox.transactions import short_transaction
+from txbox.transactions import check_table, short_transaction
 
-__all__ = ["Failures"]
+__all__ = ["Attempt", "Failures"]
 
 MAX_ERROR_CHARACTERS = 4_000
 """What is kept of an error's text; the rest is in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that was counted before it was made.
+
+    Attributes:
+        message_id: of what.
+        number: how many attempts there were, this one included.
+        error_before: how the attempt before it ended, as far as that was counted; None if none was.
+    """
+
+    message_id: str
+    number: int
+    error_before: str | None
 
 
 class Failures:
@@ -33,17 +49,16 @@ class Failures:
         self._subscriber_id = subscriber_id
         self._statements = statements(schema, prefix)
 
-    def begin_attempt(self, message_id: str) -> int | None:
+    def begin_attempt(self, message_id: str) -> Attempt | None:
         """Count an attempt before it is made, for a message that may take the whole process down.
 
         Returns:
-            The number of attempts, this one included; None if the message is already processed.
+            The attempt; None if the message is already processed.
         """
+        key = (self._subscriber_id, message_id)
         with short_transaction(self._engine) as connection:
-            row = connection.exec_driver_sql(
-                self._statements.begin_attempt, (self._subscriber_id, message_id, NO_OUTCOME)
-            ).fetchone()
-        return None if row is None else int(row[0])
+            row = connection.exec_driver_sql(self._statements.begin_attempt, (*key, *key, NO_OUTCOME)).fetchone()
+        return None if row is None else Attempt(message_id, number=int(row[0]), error_before=row[1])
 
     def fail(self, message_id: str, error: BaseException, *, counted: bool = False) -> int:
         """Keep a failure.
@@ -69,17 +84,25 @@ class Failures:
                 ).fetchone()
         return int(row[0]) if row else 1
 
-    def take_back(self, message_id: str) -> None:
+    def take_back(self, attempt: Attempt) -> None:
         """Take back an attempt that ``begin_attempt`` counted, but that was not made after all."""
-        key = (self._subscriber_id, message_id)
+        key = (self._subscriber_id, attempt.message_id)
         with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._statements.uncount_attempt, (*key, *key))
+            connection.exec_driver_sql(self._statements.uncount_attempt, (attempt.error_before, *key, *key))
 
     def attempts(self, message_id: str) -> int:
         """Return the number of attempts so far."""
         with self._engine.connect() as connection:
             row = connection.exec_driver_sql(self._statements.attempts, (self._subscriber_id, message_id)).fetchone()
         return 0 if row is None else int(row[0])
+
+    def check(self, connection: Connection) -> None:
+        """See that the table is there.
+
+        Raises:
+            SchemaMissing: it is not.
+        """
+        check_table(connection, self._statements.failures_exist, self._statements.message_failure)
 
     def forget(self, connection: Connection, message_ids: Iterable[str]) -> None:
         """Forget the failures of messages, in the caller's transaction: the one in which they succeed."""

@@ -29,6 +29,7 @@ from txbox.errors import InFlight, InvalidConfiguration, Mismatch, NotInTransact
 from txbox.message import fingerprint, valid_message_id
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from txbox.statements import statements
+from txbox.transactions import check_table
 
 __all__ = ["WAIT_SECONDS", "Inbox", "Recorded"]
 
@@ -191,7 +192,7 @@ class Inbox:
             SchemaMissing: the table does not exist.
         """
         _in_transaction(connection)
-        self._execute(connection, self._statements.inbox_exists, (), ())
+        check_table(connection, self._statements.inbox_exists, self._statements.processed_message)
 
     def _digest(self, message_id: str, body: bytes | str | None) -> bytes | None:
         if not self.fingerprint:

@@ -74,6 +74,7 @@ WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"""
         # -- failures ---------------------------------------------------------------------------------------------
 
         self.begin_attempt = f"""
+WITH before AS MATERIALIZED (SELECT error FROM {failure} WHERE subscriber_id = %s AND message_id = %s)
 INSERT INTO {failure} AS failure (subscriber_id, message_id, attempts, error)
 SELECT candidate.subscriber_id, candidate.message_id, 1, candidate.error
 FROM (SELECT %s::text, %s::text, %s::text) AS candidate (subscriber_id, message_id, error)
@@ -83,8 +84,9 @@ WHERE NOT EXISTS (
 )
 ON CONFLICT (subscriber_id, message_id) DO UPDATE
 SET attempts = failure.attempts + 1, error = excluded.error, last_failed_at = now()
-RETURNING attempts"""
-        """Count an attempt before it is made: (subscriber, id, error) → attempts; no row if already processed."""
+RETURNING attempts, (SELECT error FROM before)"""
+        """Count an attempt before it is made: (subscriber, id, subscriber, id, error) → attempts, the error before;
+        no row if the message is already processed."""
 
         self.count_failure = f"""
 INSERT INTO {failure} AS failure (subscriber_id, message_id, attempts, error) VALUES (%s, %s, 1, %s)
@@ -104,13 +106,17 @@ RETURNING attempts"""
 
         self.uncount_attempt = f"""
 WITH one_less AS (
-  UPDATE {failure} SET attempts = attempts - 1 WHERE subscriber_id = %s AND message_id = %s AND attempts > 1
+  UPDATE {failure} SET attempts = attempts - 1, error = %s
+  WHERE subscriber_id = %s AND message_id = %s AND attempts > 1
 )
 DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = %s AND attempts = 1"""
-        """Take back an attempt that was counted but not made: (subscriber, id, subscriber, id)."""
+        """Take back an attempt that was counted but not made: (the error before, subscriber, id, subscriber, id)."""
 
         self.forget_failures = f"DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"
         """Forget the failures of messages that have succeeded or are parked: (subscriber, ids)."""
+
+        self.failures_exist = f"SELECT FROM {failure} LIMIT 0"
+        """Fails if the failures are not there, or not ours to read."""
 
         # -- dead letters -----------------------------------------------------------------------------------------
 
@@ -122,6 +128,16 @@ ON CONFLICT (subscriber_id, message_id, body_hash) WHERE redriven_at IS NULL
 DO UPDATE SET error = excluded.error
 RETURNING dead_letter_id"""
         """Park a dead letter, once: every column in order → its id, also when it was parked before."""
+
+        self.is_parked = f"""
+SELECT EXISTS (
+  SELECT FROM {letter}
+  WHERE subscriber_id = %s AND message_id = %s AND body_hash = %s AND redriven_at IS NULL
+)"""
+        """Whether a message waits as a dead letter: (subscriber, id, SHA-256 of the body) → boolean."""
+
+        self.letters_exist = f"SELECT FROM {letter} LIMIT 0"
+        """Fails if the dead letters are not there, or not ours to read."""
 
         columns = (
             "dead_letter_id, subscriber_id, message_id, reason, error, attempts, source, body, headers, envelope, "
@@ -168,8 +184,10 @@ SELECT subscriber_id, reason, count(*), min(parked_at) FROM {letter} WHERE redri
 GROUP BY subscriber_id, reason ORDER BY subscriber_id, reason"""
         """Dead letters that wait for a person, per subscriber and reason."""
 
+        # Quoted and with their schema: for messages, and to look them up in the catalogue.
         self.processed_message = processed.replace("%%", "%")
-        """The inbox's name, quoted, with its schema: for messages, and to look it up in the catalogue."""
+        self.message_failure = failure.replace("%%", "%")
+        self.dead_letter = letter.replace("%%", "%")
 
 
 @lru_cache(maxsize=64)

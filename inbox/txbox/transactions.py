@@ -1,11 +1,15 @@
-"""Short transactions of our own, beside the caller's."""
+"""Short transactions of our own, beside the caller's, and a look at their tables."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
-__all__ = ["short_transaction"]
+from txbox.errors import SchemaMissing
+from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
+
+__all__ = ["check_table", "short_transaction"]
 
 
 @contextmanager
@@ -20,3 +24,17 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
         connection.execution_options(isolation_level="READ COMMITTED")
         with connection.begin():
             yield connection
+
+
+def check_table(connection: Connection, statement: str, table: str) -> None:
+    """See that a table is there, by a statement that reads nothing from it.
+
+    Raises:
+        SchemaMissing: it is not.
+    """
+    try:
+        connection.exec_driver_sql(statement)
+    except DBAPIError as error:
+        if sqlstate(error) == UNDEFINED_TABLE:
+            raise SchemaMissing(table) from error
+        raise

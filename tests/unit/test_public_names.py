@@ -29,6 +29,7 @@ PUBLIC = {
         "Reason",
         "Recorded",
         "SchemaMissing",
+        "TransactionAborted",
         "TransactionEnded",
         "TxboxError",
         "identify",

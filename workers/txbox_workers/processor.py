@@ -17,15 +17,13 @@ transaction of its own, **before** it is made. The receive count alone does not 
 delivered beside a deadly one have the same count.
 """
 
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, Engine, event, select
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from txbox import (
@@ -34,23 +32,20 @@ from txbox import (
     Failures,
     Inbox,
     InFlight,
-    InvalidMessageId,
-    MalformedMessage,
     Message,
     Mismatch,
     Outcome,
     Reason,
-    TransactionEnded,
-    TxboxError,
 )
-from txbox.failures import NO_OUTCOME, describe
+from txbox.failures import NO_OUTCOME, Attempt, describe
 from txbox.instrumentation import Committed, Hook, Retried, emit
-from txbox.schema import tables
-from txbox.sqlstates import is_outage, is_retryable, sqlstate
+from txbox.sqlstates import is_retryable, sqlstate
 from txbox_workers.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement
+from txbox_workers.lent_transaction import LentTransactions, finish
+from txbox_workers.outages import DatabaseUnavailable, bookkeeping, connecting, recording
 
-__all__ = ["BatchHandler", "DatabaseUnavailable", "Handler", "Processor", "SessionFactory"]
+__all__ = ["BatchHandler", "Handler", "Processor", "SessionFactory"]
 
 Handler = Callable[[Any, Message], object]
 """handler(session, message): applies one message in the session's transaction; raises to have it rolled back."""
@@ -67,29 +62,6 @@ class SessionFactory(Protocol):
 
     def __call__(self, *, bind: Connection, join_transaction_mode: Any) -> Session:
         """Make a session that works in the transaction of this connection."""
-
-
-class DatabaseUnavailable(Exception):
-    """The database cannot be worked with now, or did not answer a commit; it is no message's fault.
-
-    Attributes:
-        before_handler: the trouble came before any handler was run, so no handler can have made it.
-    """
-
-    def __init__(self, message: str, *, before_handler: bool = False) -> None:
-        self.before_handler = before_handler
-        super().__init__(message)
-
-
-class TransactionAborted(TransactionEnded):
-    """A handler has swallowed the error of a statement, and with it Postgres has undone everything."""
-
-    def __init__(self) -> None:
-        TxboxError.__init__(
-            self,
-            "a statement failed and the handler went on, but Postgres has already undone everything; let the error "
-            "out, or run the statement within session.begin_nested()",
-        )
 
 
 class Processor:
@@ -110,10 +82,8 @@ class Processor:
         hooks: Sequence[Hook],
     ) -> None:
         """Take what ``Worker`` was given; it has validated all of it."""
-        # A copy of the engine, same pool: our event listener must not be heard by the host's other connections.
-        self._engine = engine.execution_options()
-        event.listen(self._engine, "commit", _refuse_foreign_commit)
-        event.listen(self._engine, "before_cursor_execute", _refuse_commit_as_sql)
+        self._engine = engine
+        self._transactions = LentTransactions(engine)
         self._inbox = inbox
         self._handler = handler
         self._batch_handler = batch_handler
@@ -135,8 +105,10 @@ class Processor:
             DatabaseUnavailable: it does not answer.
             SchemaMissing, NotInTransaction: it cannot be used like this.
         """
-        with _outages(), self._engine.connect() as connection:
+        with connecting(), self._engine.connect() as connection:
             self._inbox.check(connection)
+            self._failures.check(connection)
+            self._dead_letters.check(connection)
 
     def check_recording(self) -> None:
         """See that a message could be recorded, by recording one and rolling back.
@@ -147,7 +119,7 @@ class Processor:
         Raises:
             DatabaseUnavailable, SchemaMissing: it could not.
         """
-        with _outages(), self._engine.connect() as connection, _our_own_trouble():
+        with connecting(), self._engine.connect() as connection, recording():
             self._inbox.record(connection, f"check {uuid.uuid4()}", b"")
             connection.rollback()
 
@@ -199,8 +171,8 @@ class Processor:
 
     def _batch_transaction(self, deliveries: Sequence[Delivery]) -> tuple[frozenset[str], frozenset[str]]:
         begun = time.monotonic()
-        with self._transaction() as connection:
-            with _our_own_trouble():
+        with self._transactions.lend() as connection:
+            with recording():
                 recorded = self._inbox.sort_out(connection, {d.message.id: d.message.body for d in deliveries})
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
             if first:
@@ -224,47 +196,52 @@ class Processor:
             yield [settlement]
 
     def _process_one(self, delivery: Delivery) -> Settlement:
+        message = delivery.message
+        attempt: Attempt | None = None
+        suspect = self._suspect(delivery)
+        if suspect and self._is_parked(delivery):
+            return Settlement(delivery, Outcome.DEAD)
         if delivery.problem is not None:
             return self._failed(delivery, delivery.problem, Reason.MALFORMED)
-        counted = False
-        if self._suspect(delivery):
-            with _bookkeeping():
-                last_error = self._last_error(delivery.message.id)
-                attempts = self._failures.begin_attempt(delivery.message.id)
-            counted = attempts is not None
-            if attempts is not None and self._is_due(delivery, attempts - 1, last_error):
-                reason = Reason.CRASHED if last_error in (None, NO_OUTCOME) else Reason.FAILED
-                return self._park(delivery, reason, last_error or NO_OUTCOME, attempts - 1)
+        if suspect:
+            with bookkeeping():
+                attempt = self._failures.begin_attempt(message.id)
+            if attempt is not None and self._is_due(delivery, attempt):
+                reason = Reason.CRASHED if attempt.error_before in (None, NO_OUTCOME) else Reason.FAILED
+                return self._park(delivery, reason, attempt.error_before or NO_OUTCOME, attempt.number - 1)
         try:
             first = self._with_retries([delivery], lambda: self._single_transaction(delivery))
         except InFlight as error:
-            if counted:
-                with _bookkeeping():
-                    self._failures.take_back(delivery.message.id)
+            if attempt is not None:
+                with bookkeeping():
+                    self._failures.take_back(attempt)
             return Settlement(delivery, Outcome.IN_FLIGHT, error, IN_FLIGHT_BACKOFF.seconds(delivery.receive_count))
         except Mismatch as error:
             return self._mismatch(delivery, error)
         except DatabaseUnavailable as error:
-            if counted and error.before_handler:
+            if attempt is not None and error.before_handler:
                 # Not an attempt: it must not bring the message nearer to its dead letter. If this fails too, one
                 # outage has cost one attempt.
                 with suppress(Exception):
-                    self._failures.take_back(delivery.message.id)
+                    self._failures.take_back(attempt)
             raise
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit or CancelledError fails its message too
-            return self._failed(delivery, error, Reason.FAILED, counted=counted)
+            return self._failed(delivery, error, Reason.FAILED, counted=attempt is not None)
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
 
     def _single_transaction(self, delivery: Delivery) -> bool:
         begun = time.monotonic()
         message = delivery.message
-        with self._transaction() as connection:
-            with _our_own_trouble():
+        with self._transactions.lend() as connection:
+            with recording():
                 first = self._inbox.record(connection, message.id, message.body)
             if first:
                 self._handle(connection, [delivery])
+            elif self._suspect(delivery):
+                # Processed by another transaction after this attempt was counted in advance.
+                self._failures.forget(connection, [message.id])
         self._emit_committed(int(first), int(not first), begun)
         return first
 
@@ -278,46 +255,17 @@ class Processor:
         try:
             if self._batch_handler is not None:
                 self._batch_handler(session, [delivery.message for delivery in deliveries])
-                _finish(session)
-                _refuse_aborted(connection)
+                finish(session, connection)
             elif self._handler is not None:
                 for delivery in deliveries:
                     self._handler(session, delivery.message)
-                    _finish(session)
-                    _refuse_aborted(connection)
+                    finish(session, connection)
         finally:
             session.close()
         # Counted for a redelivery or, where few attempts are allowed, in advance for this very delivery.
         counted = [d.message.id for d in deliveries if d.receive_count > 1 or self._suspect(d)]
         if counted:
             self._failures.forget(connection, counted)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        """One transaction; whatever breaks the connection on the way, COMMIT included, is DatabaseUnavailable.
-
-        A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
-        goes back to the broker, and when it comes again the inbox knows.
-        """
-        with _outages():
-            lent = self._engine.connect()
-        with lent as connection:
-            transaction = connection.begin()
-            try:
-                yield connection
-                if not transaction.is_active or connection.get_transaction() is not transaction:
-                    raise TransactionEnded
-                connection.info[_COMMITTING] = True
-                try:
-                    transaction.commit()
-                finally:
-                    if not connection.invalidated:
-                        connection.info.pop(_COMMITTING, None)
-            except BaseException as error:
-                broken = _is_broken(connection) or not _rolled_back(connection)
-                if broken and not isinstance(error, DatabaseUnavailable):
-                    raise DatabaseUnavailable(str(error)) from error
-                raise
 
     def _with_retries(self, deliveries: Sequence[Delivery], run: Callable[[], T]) -> T:
         for attempt in range(1, TRANSACTION_RUNS):
@@ -333,10 +281,16 @@ class Processor:
 
     # --- what did not go well ----------------------------------------------------------------------------------------
 
-    def _is_due(self, delivery: Delivery, attempts_before: int, last_error: str | None) -> bool:
+    def _is_parked(self, delivery: Delivery) -> bool:
+        """Whether a message was parked, and its worker killed before the ack: it has had its attempts."""
+        with bookkeeping():
+            return self._dead_letters.is_parked(self._inbox.subscriber_id, delivery.message.id, delivery.body)
+
+    def _is_due(self, delivery: Delivery, attempt: Attempt) -> bool:
         """Whether a suspect has had its last attempt, and is to be parked instead of run."""
         if self._max_attempts is None:
             return False
+        attempts_before = attempt.number - 1
         if attempts_before >= self._max_attempts:
             return True
         # The first ``_suspect_after`` deliveries were not counted beforehand, so as many attempts may be missing, if
@@ -344,22 +298,13 @@ class Processor:
         # last outcome nothing is missing, and a receive count grown by hand-backs (an outage, a group that waits for
         # its first message) must not cost the message its attempts.
         return (
-            last_error == NO_OUTCOME
+            attempt.error_before == NO_OUTCOME
             and delivery.receive_count > self._max_attempts
             and attempts_before >= self._max_attempts - self._suspect_after
         )
 
-    def _last_error(self, message_id: str) -> str | None:
-        """Return the error of a message's last attempt; None if none is known."""
-        columns = tables(self._inbox.schema, self._inbox.prefix).message_failure.c
-        query = select(columns.error).where(
-            columns.subscriber_id == self._inbox.subscriber_id, columns.message_id == message_id
-        )
-        with self._engine.connect() as connection:
-            return connection.execute(query).scalar()
-
     def _failed(self, delivery: Delivery, error: BaseException, reason: Reason, *, counted: bool = False) -> Settlement:
-        with _bookkeeping():
+        with bookkeeping():
             attempts = self._failures.fail(delivery.message.id, error, counted=counted)
         if self._max_attempts is not None and attempts >= self._max_attempts:
             return self._park(delivery, reason, describe(error), attempts, error)
@@ -384,7 +329,7 @@ class Processor:
             headers=dict(delivery.message.headers),
             envelope=dict(delivery.envelope),
         )
-        with _bookkeeping():
+        with bookkeeping():
             self._dead_letters.park(letter)
         return Settlement(delivery, Outcome.DEAD, error)
 
@@ -404,120 +349,6 @@ RETRY_BACKOFF = Backoff(first_seconds=0.02, longest_seconds=1.0)
 
 IN_FLIGHT_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=60.0)
 """Until a delivery comes again whose message another transaction was processing."""
-
-_COMMITTING = "txbox_committing"
-
-
-def _refuse_foreign_commit(connection: Connection) -> None:
-    """Stop a handler that commits the worker's transaction, before it happens.
-
-    In a batch, it would commit the records of messages whose handlers have not run yet: they would be lost.
-    """
-    if _COMMITTING not in connection.info:
-        raise TransactionEnded
-
-
-def _refuse_commit_as_sql(
-    _connection: Connection, _cursor: object, statement: str, _parameters: object, _context: object, _many: bool
-) -> None:
-    """Stop a handler that ends the worker's transaction by SQL, for the same reason."""
-    if _ENDS_TRANSACTION.match(statement):
-        raise TransactionEnded
-
-
-_ENDS_TRANSACTION = re.compile(
-    r"\s*(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b", re.IGNORECASE
-)
-
-
-@contextmanager
-def _outages() -> Iterator[None]:
-    """While no handler runs: what says that the database cannot be reached becomes DatabaseUnavailable."""
-    try:
-        yield
-    except Exception as error:
-        if is_outage(error):
-            raise DatabaseUnavailable(str(error), before_handler=True) from error
-        raise
-
-
-@contextmanager
-def _bookkeeping() -> Iterator[None]:
-    """Around our own short transactions: whatever fails there is no message's fault."""
-    try:
-        yield
-    except Exception as error:
-        raise DatabaseUnavailable(str(error), before_handler=True) from error
-
-
-@contextmanager
-def _our_own_trouble() -> Iterator[None]:
-    """An error of our own statement (no permission, disk full, read-only server) is no message's fault.
-
-    Were it counted as an attempt, a full disk would turn a whole queue into dead letters.
-    """
-    try:
-        yield
-    except (InFlight, Mismatch, InvalidMessageId, MalformedMessage):
-        raise
-    except Exception as error:
-        if is_retryable(error):
-            raise
-        raise DatabaseUnavailable(str(error), before_handler=True) from error
-
-
-def _finish(session: Session) -> None:
-    """Bring everything that a handler did through its session into the transaction."""
-    if session.in_nested_transaction():
-        # Closing the session would roll an open savepoint back, and the message would count as processed. A commit
-        # releases savepoints, as it does for every session; the transaction itself stays the worker's.
-        session.commit()
-    else:
-        session.flush()
-
-
-def _refuse_aborted(connection: Connection) -> None:
-    """Refuse to commit a transaction in which a statement has failed, or which SQL has ended.
-
-    Postgres answers COMMIT in an aborted transaction with ROLLBACK, and drivers take that for success: a handler that
-    swallows the error of a statement would have its message acked with nothing done. The driver knows the state from
-    the last answer, so asking it costs no round trip.
-    """
-    match _transaction_status(connection):
-        case TransactionStatus.INERROR:
-            raise TransactionAborted
-        case TransactionStatus.IDLE:
-            raise TransactionEnded
-
-
-def _transaction_status(connection: Connection) -> int:
-    """Return libpq's transaction status of a connection; psycopg 3 and psycopg2 spell it alike."""
-    info = getattr(connection.connection.dbapi_connection, "info", None)
-    return int(getattr(info, "transaction_status", TransactionStatus.INTRANS))
-
-
-def _rolled_back(connection: Connection) -> bool:
-    """Roll back, and return whether the server has confirmed it."""
-    try:
-        connection.rollback()
-        # For SQLAlchemy, a transaction that a handler has ended is over, and it sends no ROLLBACK. Where the pool does
-        # not roll back either (pool_reset_on_return), records without their handlers would wait in the connection for
-        # the next commit. Costs nothing where there is nothing left to roll back.
-        dbapi_connection = connection.connection.dbapi_connection
-        if dbapi_connection is not None:
-            dbapi_connection.rollback()
-    except Exception:  # noqa: BLE001 - the error that led here is what gets reported
-        connection.invalidate()
-        return False
-    return True
-
-
-def _is_broken(connection: Connection) -> bool:
-    """Whether the connection to the server is gone, so that nothing is known about what it was asked last."""
-    if connection.closed or connection.invalidated:
-        return True
-    dbapi_connection = connection.connection.dbapi_connection
-    return dbapi_connection is None or bool(getattr(dbapi_connection, "closed", False))
 
 
 def _without_repeats(deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:

@@ -39,7 +39,8 @@ from txbox.instrumentation.logs import log_event
 from txbox_workers.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement, Source
 from txbox_workers.heartbeat import Heartbeat
-from txbox_workers.processor import BatchHandler, DatabaseUnavailable, Handler, Processor, SessionFactory
+from txbox_workers.outages import DatabaseUnavailable
+from txbox_workers.processor import BatchHandler, Handler, Processor, SessionFactory
 
 __all__ = ["Worker"]
 

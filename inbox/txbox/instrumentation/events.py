@@ -174,7 +174,9 @@ def emit(hooks: Iterable[Hook], event: Event) -> None:
     for hook in hooks:
         try:
             hook(event)
-        except Exception:  # noqa: BLE001 - a hook is the host's code, and must not stop a worker
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 - a hook is the host's code, and must not stop a worker
             _log.exception("the hook %r failed on %s", hook, type(event).__name__)
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.schema import CreateSchema
 
 from txbox import Failures, Inbox
-from txbox.failures import MAX_ERROR_CHARACTERS, NO_OUTCOME
+from txbox.failures import MAX_ERROR_CHARACTERS, NO_OUTCOME, Attempt
 from txbox.schema import tables
 
 
@@ -53,11 +53,11 @@ def test_a_failure_survives_the_rollback_of_its_handler(engine: Engine, failures
 def test_an_attempt_is_counted_before_it_is_made_and_explained_when_it_fails(
     engine: Engine, failures: Failures
 ) -> None:
-    assert failures.begin_attempt("m-1") == 1
+    assert failures.begin_attempt("m-1") == Attempt("m-1", number=1, error_before=None)
     assert kept(engine) == [("billing", "m-1", 1, NO_OUTCOME)]
     assert failures.fail("m-1", ValueError("no"), counted=True) == 1
     assert kept(engine) == [("billing", "m-1", 1, "ValueError: no")]
-    assert failures.begin_attempt("m-1") == 2
+    assert failures.begin_attempt("m-1") == Attempt("m-1", number=2, error_before="ValueError: no")
     assert kept(engine) == [("billing", "m-1", 2, NO_OUTCOME)]
 
 
@@ -66,7 +66,7 @@ def test_a_message_that_is_processed_already_is_not_attempted(engine: Engine, fa
         Inbox("billing").record(connection, "m-1")
         Inbox("shipping").record(connection, "m-2")
     assert failures.begin_attempt("m-1") is None
-    assert failures.begin_attempt("m-2") == 1, "what another subscriber has processed says nothing here"
+    assert failures.begin_attempt("m-2") is not None, "what another subscriber has processed says nothing here"
     assert kept(engine) == [("billing", "m-2", 1, NO_OUTCOME)]
 
 
@@ -76,14 +76,20 @@ def test_a_counted_failure_is_counted_after_all_if_its_count_is_gone(failures: F
 
 
 def test_an_attempt_that_was_not_made_is_taken_back(engine: Engine, failures: Failures) -> None:
-    failures.fail("m-1", ValueError("no"))
-    failures.begin_attempt("m-1")
-    failures.take_back("m-1")
-    assert failures.attempts("m-1") == 1
-    failures.take_back("m-1")
+    first = failures.begin_attempt("m-1")
+    assert first is not None
+    failures.take_back(first)
     assert kept(engine) == [], "no attempts are no row"
-    failures.take_back("m-1")
+    failures.take_back(first)
     assert kept(engine) == []
+
+
+def test_what_is_taken_back_leaves_the_attempt_before_it_as_it_was(engine: Engine, failures: Failures) -> None:
+    failures.fail("m-1", ValueError("no"))
+    second = failures.begin_attempt("m-1")
+    assert second is not None
+    failures.take_back(second)
+    assert kept(engine) == [("billing", "m-1", 1, "ValueError: no")]
 
 
 def test_failures_are_forgotten_in_the_transaction_that_succeeds(engine: Engine, failures: Failures) -> None:
@@ -137,10 +143,11 @@ def test_schema_and_prefix_are_kept_to(fresh_database: str) -> None:
         connection.execute(CreateSchema(place["schema"]))
         tables(**place).metadata.create_all(connection)
     failures = Failures(engine, "100%", **place)  # type: ignore[arg-type]
-    assert failures.begin_attempt("m-%s") == 1
+    assert failures.begin_attempt("m-%s") is not None
     assert failures.fail("m-%s", ValueError("100%s"), counted=True) == 1
-    assert failures.fail("m-%s", ValueError("100%s")) == 2
-    failures.take_back("m-%s")
+    second = failures.begin_attempt("m-%s")
+    assert second == Attempt("m-%s", number=2, error_before="ValueError: 100%s")
+    failures.take_back(second)
     assert failures.attempts("m-%s") == 1
     with engine.begin() as connection:
         failures.forget(connection, ["m-%s"])

@@ -42,7 +42,7 @@ from txbox_workers import worker as worker_module
 from txbox_workers.backoff import Backoff
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory import MemorySource
-from txbox_workers.processor import DatabaseUnavailable
+from txbox_workers.outages import DatabaseUnavailable
 from txbox_workers.worker import Worker
 
 AT_ONCE = Backoff(first_seconds=0.01, longest_seconds=0.02)
@@ -712,9 +712,13 @@ def test_trouble_with_our_own_notes_parks_nothing_and_loses_nothing(
 
     kept = Kept()
     source = MemorySource(messages("a", "b", "c"))
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE message_failure RENAME TO elsewhere")
-    with at_work(make(source, trouble.engine, fail_b, hooks=[kept], max_attempts=5)):
+    def fail_b_in_trouble(session: Session, message: Message) -> None:
+        if not kept.of(DatabaseLost):
+            with engine.begin() as connection:
+                connection.exec_driver_sql("ALTER TABLE IF EXISTS message_failure RENAME TO elsewhere")
+        fail_b(session, message)
+
+    with at_work(make(source, trouble.engine, fail_b_in_trouble, hooks=[kept], max_attempts=5)):
         wait_until(lambda: len(kept.of(DatabaseLost)) >= 3)
         with engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO message_failure")
@@ -726,10 +730,13 @@ def test_trouble_with_our_own_notes_parks_nothing_and_loses_nothing(
 def test_start_refuses_a_database_that_cannot_be_used(engine: Engine, business: Business) -> None:
     with pytest.raises(NotInTransaction):
         make(MemorySource(), engine.execution_options(isolation_level="AUTOCOMMIT")).start()
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE processed_message RENAME TO elsewhere")
-    with pytest.raises(SchemaMissing, match="processed_message"):
-        make(MemorySource(), engine).start()
+    for table in ("processed_message", "message_failure", "dead_letter"):
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE {table} RENAME TO elsewhere")
+        with pytest.raises(SchemaMissing, match=table):
+            make(MemorySource(), engine).start()
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE elsewhere RENAME TO {table}")
 
 
 # --- order within a group, and suspects: the processor alone ---------------------------------------------------------
@@ -820,6 +827,22 @@ def test_a_suspect_that_was_processed_meanwhile_is_a_duplicate(engine: Engine, b
     assert business.failing() == {}
 
 
+def test_a_suspect_that_is_processed_elsewhere_while_it_waits_leaves_nothing_behind(
+    engine: Engine, business: Business
+) -> None:
+    worker = make(MemorySource(), engine, inbox=Inbox("billing", wait_seconds=20))
+    with engine.connect() as elsewhere:
+        Inbox("billing").record(elsewhere, "a")
+        outcomes: list[tuple[str, Outcome]] = []
+        waiter = threading.Thread(target=lambda: outcomes.extend(process(worker, delivery("a", receive_count=5))))
+        waiter.start()
+        wait_until(business.failing, "counted in advance")
+        elsewhere.commit()
+    waiter.join(20)
+    assert outcomes == [("a-5", Outcome.DUPLICATE)]
+    assert business.failing() == {}
+
+
 def test_deliveries_alone_condemn_nobody(engine: Engine, business: Business) -> None:
     """Hundreds of deliveries, in outages or beside a deadly message, and not one attempt."""
     worker = make(MemorySource(), engine, max_attempts=3)
@@ -859,6 +882,37 @@ def test_a_letter_that_could_not_be_parked_at_once_keeps_its_reason(engine: Engi
     assert process(worker, delivery("a", receive_count=3)) == [("a-3", Outcome.DEAD)]
     (letter,) = DeadLetters(engine).list()
     assert (letter.reason, letter.attempts, letter.error) == ("failed", 2, "ValueError: always")
+
+
+@pytest.mark.parametrize("max_attempts", [1, 3])
+def test_a_letter_whose_ack_was_lost_is_not_attempted_again(
+    engine: Engine, business: Business, max_attempts: int
+) -> None:
+    runs: list[str] = []
+
+    def handle(session: Session, message: Message) -> None:
+        runs.append(message.id)
+        failing_always(session, message)
+
+    worker = make(MemorySource(), engine, handle, max_attempts=max_attempts)
+    for count in range(1, max_attempts + 1):
+        process(worker, delivery("a", receive_count=count))
+    assert business.letters() == {"a": "failed"}
+    for count in range(max_attempts + 1, max_attempts + 4):
+        assert process(worker, delivery("a", receive_count=count)) == [(f"a-{count}", Outcome.DEAD)]
+    assert len(runs) == max_attempts
+    assert len(DeadLetters(engine).list()) == 1
+
+
+def test_an_attempt_that_was_taken_back_does_not_look_like_a_crash(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_first("a"), max_attempts=3)
+    assert process(worker, delivery("a", receive_count=2)) == [("a-2", Outcome.FAILED)]
+    with engine.connect() as elsewhere:
+        Inbox("billing").record(elsewhere, "a")
+        assert process(worker, delivery("a", receive_count=3)) == [("a-3", Outcome.IN_FLIGHT)]
+        elsewhere.rollback()
+    assert process(worker, delivery("a", receive_count=4)) == [("a-4", Outcome.FAILED)]
+    assert process(worker, delivery("a", receive_count=5)) == [("a-5", Outcome.PROCESSED)]
 
 
 # --- the worker itself -----------------------------------------------------------------------------------------------

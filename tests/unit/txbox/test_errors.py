@@ -17,6 +17,7 @@ from txbox.errors import (
     Mismatch,
     NotInTransaction,
     SchemaMissing,
+    TransactionAborted,
     TransactionEnded,
     TxboxError,
 )
@@ -31,6 +32,7 @@ EXAMPLES = [
     Mismatch("billing", ["m-2", "m-1"]),
     NotInTransaction(),
     SchemaMissing('"Odd schema-%".processed_message'),
+    TransactionAborted(),
     TransactionEnded(),
 ]
 
@@ -46,7 +48,8 @@ def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
     assert sorted(drawn) == sorted(ours)
     assert sorted([*drawn, "TxboxError"]) == sorted(errors.__all__)
     for name in drawn:
-        assert getattr(errors, name).__bases__ == (TxboxError,), "the tree is drawn with one level"
+        above = TransactionEnded if name == "TransactionAborted" else TxboxError
+        assert getattr(errors, name).__bases__ == (above,), "where the tree draws it"
 
 
 def test_every_error_has_an_example_here() -> None:

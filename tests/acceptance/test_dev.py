@@ -1,0 +1,185 @@
+"""``txbox dev``: a database and a queue for a day's work, and nothing left when it ends, however it ends."""
+
+import contextlib
+import json
+import os
+import pwd
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+
+import txbox
+import txbox_workers
+from support.program import Running
+from support.program import txbox as run_process
+
+READY = "Ctrl-C stops"
+
+
+@pytest.fixture
+def dev(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
+    """Start ``txbox dev`` and wait until it is ready."""
+    for name in ("TXBOX_DATABASE_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS"):
+        monkeypatch.delenv(name, raising=False)
+    started: list[Running] = []
+
+    def start(*arguments: str, **options: Any) -> Running:
+        running = Running("dev", *arguments, **options)
+        started.append(running)
+        running.says(READY)
+        return running
+
+    yield start
+    for running in started:
+        running.__exit__()
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A directory that the database's user can reach; pytest's own are private."""
+    with tempfile.TemporaryDirectory(prefix="txbox-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def exports(running: Running) -> dict[str, str]:
+    """What a shell would export that is given the printed lines."""
+    words = [shlex.split(line) for line in running.out if line.startswith("export ")]
+    return dict(assignment.split("=", 1) for _, assignment in words)
+
+
+def family(running: Running) -> list[psutil.Process]:
+    return psutil.Process(running.process.pid).children(recursive=True)
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not alive
+
+
+def directory_of(running: Running) -> Path:
+    (line,) = [line for line in running.err if READY in line]
+    return Path(line.split()[4])
+
+
+def query(environment: dict[str, str], statement: str) -> list[Any]:
+    url = environment["TXBOX_DATABASE_URL"].replace("+psycopg", "")
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement)  # type: ignore[call-overload]
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_what_it_prints_works(dev: Callable[..., Running]) -> None:
+    running = dev("--queue", "orders", "--queue", "orders.fifo")
+    environment = exports(running)
+    urls = [line.split()[-1] for line in running.out if line.startswith("# queue ")]
+    assert [url.rpartition("/")[2] for url in urls] == ["orders", "orders.fifo"]
+    for url in urls:
+        ended = run_process("status", "--queue", url, env=environment)
+        assert (ended.status, ended.err) == (0, "")
+        assert ended.out == "inbox: 0 rows\nqueue: 0 waiting, 0 delivered, 0 delayed\n"
+    assert run_process("db", "check", env=environment).status == 0
+
+
+def test_as_json(dev: Callable[..., Running]) -> None:
+    printed = json.loads("".join(dev("--json", "--queue", "orders").out))
+    assert run_process("status", "--queue", printed["queues"]["orders"], env=printed["environment"]).status == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP])
+def test_however_it_ends_nothing_is_left(dev: Callable[..., Running], number: signal.Signals) -> None:
+    running = dev()
+    processes, directory = family(running), directory_of(running)
+    assert len(processes) > 4  # two keepers, two servers, and PostgreSQL's own
+    assert directory.exists()
+    running.signal(number)
+    orderly = number in (signal.SIGTERM, signal.SIGINT)
+    assert running.wait() == (0 if orderly else -number)
+    assert all_gone(processes)
+    assert not directory.exists()
+    assert ("stopped\n" in running.err) == orderly
+
+
+def test_the_data_are_kept_where_asked(dev: Callable[..., Running], reachable: Path) -> None:
+    for end in (signal.SIGTERM, signal.SIGKILL):
+        running = dev("--data", str(reachable / "data"))
+        environment = exports(running)
+        query(environment, "CREATE TABLE IF NOT EXISTS kept (n int)")
+        query(environment, "INSERT INTO kept VALUES (1)")
+        running.signal(end)
+        running.wait()
+    again = dev("--data", str(reachable / "data"))
+    assert query(exports(again), "SELECT count(*) FROM kept") == [(2,)]
+
+
+def test_two_at_once_do_not_meet(dev: Callable[..., Running]) -> None:
+    one, two = dev("--queue", "orders"), dev("--queue", "orders")
+    query(exports(one), "CREATE TABLE mine (n int)")
+    assert query(exports(two), "SELECT to_regclass('mine')") == [(None,)]
+    assert not set(exports(one).values()) & set(exports(two).values()) - {"local", "us-east-1"}
+
+
+def test_a_directory_that_is_in_use_is_refused(dev: Callable[..., Running], reachable: Path) -> None:
+    pids = {process.pid for process in family(dev("--data", str(reachable / "data")))}
+    ended = run_process("dev", "--data", str(reachable / "data"))
+    ended.failed_in_one_line(1, "is in use by the server with process id ", "or name another directory")
+    assert int(ended.err.partition("process id ")[2].partition(":")[0]) in pids
+
+
+def test_a_port_that_is_in_use_is_refused(dev: Callable[..., Running]) -> None:
+    environment = exports(dev())
+    port = environment["TXBOX_DATABASE_URL"].rpartition(":")[2].partition("/")[0]
+    run_process("dev", "--port", port).failed_in_one_line(1, f"port {port} of 127.0.0.1 is in use: name another port")
+
+
+def test_a_queue_elsewhere_is_not_asked(dev: Callable[..., Running]) -> None:
+    running = dev("--queue", "orders", env={"AWS_ENDPOINT_URL_SQS": "http://127.0.0.1:1"})
+    assert "unset AWS_ENDPOINT_URL_SQS\n" in running.out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program as another user")
+def test_an_ordinary_user(dev: Callable[..., Running], reachable: Path) -> None:
+    account = pwd.getpwnam("nobody")
+    os.chown(reachable, account.pw_uid, account.pw_gid)
+    paths = [
+        *(str(Path(module.__file__ or "").parent.parent) for module in (txbox, txbox_workers)),
+        str(Path(txbox.__file__).parents[2] / "migrations"),
+        *(path for path in sys.path if path.endswith("site-packages")),
+    ]
+    options: dict[str, Any] = {
+        "user": account.pw_uid,
+        "group": account.pw_gid,
+        "extra_groups": [],
+        "cwd": "/",
+        "env": {"HOME": str(reachable), "TMPDIR": str(reachable), "PYTHONPATH": os.pathsep.join(paths)},
+    }
+    python = _python_for(options)
+    running = dev(command=[python, "-m", "txbox_workers"], **options)
+    processes = family(running)
+    assert {process.uids().real for process in processes} == {account.pw_uid}
+    assert query(exports(running), "SELECT count(*) FROM processed_message") == [(0,)]
+    running.signal(signal.SIGTERM)
+    assert running.wait() == 0
+    assert all_gone(processes)
+
+
+def _python_for(options: dict[str, Any]) -> str:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, shutil.which(version, path=f"/usr/local/bin:{os.defpath}")):
+        with contextlib.suppress(OSError):
+            if (
+                python
+                and not subprocess.run([python, "-m", "txbox_workers"], capture_output=True, **options).returncode
+            ):
+                return python
+    pytest.skip(f"nobody can run neither {sys.executable} nor a {version} of the system")

@@ -1,0 +1,103 @@
+"""How things stand, read from a real database."""
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason, SchemaMissing
+from txbox import status as status_module
+from txbox.schema import tables
+from txbox.status import Status, SubscriberStatus, read_status
+
+
+def record(engine: Engine, subscriber: str, *message_ids: str, prefix: str = "") -> None:
+    with engine.begin() as connection:
+        Inbox(subscriber, prefix=prefix).record_many(connection, message_ids)
+
+
+def letter(subscriber: str, message_id: str, reason: Reason = Reason.FAILED) -> DeadLetter:
+    return DeadLetter(subscriber, message_id, reason, "error", 1, "queue", b"{}")
+
+
+def test_nothing_has_happened(engine: Engine) -> None:
+    assert read_status(engine) == Status(0, True, ())
+
+
+def test_each_subscriber_that_left_a_trace_has_a_line(engine: Engine) -> None:
+    record(engine, "b", "1", "2")
+    Failures(engine, "c").fail("1", ValueError("no"))
+    DeadLetters(engine).park(letter("a", "1"))
+    found = read_status(engine)
+    assert (found.inbox_rows, found.exact) == (2, True)
+    a, b, c = found.subscribers
+    assert (a.subscriber_id, a.processed, a.last_processed_at, a.dead_letters) == ("a", 0, None, {"failed": 1})
+    assert (b.subscriber_id, b.processed, b.retrying, b.dead_letters) == ("b", 2, 0, {})
+    assert b.last_processed_at is not None
+    assert (c.subscriber_id, c.processed, c.retrying) == ("c", 0, 1)
+
+
+def test_dead_letters_are_counted_by_reason_and_only_while_they_wait(engine: Engine) -> None:
+    letters = DeadLetters(engine)
+    numbers = [letters.park(letter("a", message_id)) for message_id in "123"]
+    letters.park(letter("a", "4", Reason.MISMATCH))
+    letters.redrive(numbers[0], lambda _: None)
+    (line,) = read_status(engine).subscribers
+    assert line.dead_letters == {"failed": 2, "mismatch": 1}
+    assert line.oldest_dead_letter_at == letters.get(numbers[1]).parked_at
+
+
+def test_a_failure_that_a_resend_has_brought_home_is_not_retrying(engine: Engine) -> None:
+    Failures(engine, "a").fail("1", ValueError("no"))
+    record(engine, "a", "1")
+    (line,) = read_status(engine).subscribers
+    assert (line.processed, line.retrying) == (1, 0)
+
+
+def test_a_large_inbox_is_estimated_unless_asked_otherwise(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(engine, "a", *map(str, range(500)))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ANALYZE processed_message")
+    record(engine, "a", "one more than was analyzed")
+    monkeypatch.setattr(status_module, "EXACT_UP_TO_ROWS", 499)
+    assert read_status(engine) == Status(500, False, ())
+    DeadLetters(engine).park(letter("a", "1"))
+    estimated = read_status(engine)
+    assert [line.processed for line in estimated.subscribers] == [None]
+    assert [(line.processed, line.dead_letters) for line in read_status(engine, exact=True).subscribers] == [
+        (501, {"failed": 1})
+    ]
+
+
+def test_an_inbox_that_was_never_analyzed_is_counted(engine: Engine) -> None:
+    record(engine, "a", "1")
+    assert read_status(engine).exact
+
+
+@pytest.fixture
+def odd_engine(fresh_database: str) -> Iterator[Engine]:
+    engine = create_engine(fresh_database)
+    yield engine
+    engine.dispose()
+
+
+def test_schema_and_prefix_with_every_odd_character(odd_engine: Engine) -> None:
+    schema, prefix = 'Odd "schema" 100%', "Tx 5%_"
+    with odd_engine.begin() as connection:
+        connection.exec_driver_sql('CREATE SCHEMA "Odd ""schema"" 100%%"')
+        tables(schema, prefix).metadata.create_all(connection)
+        Inbox("a", schema=schema, prefix=prefix).record(connection, "1")
+    found = read_status(odd_engine, schema=schema, prefix=prefix)
+    assert (found.inbox_rows, found.subscribers[0].subscriber_id) == (1, "a")
+    with pytest.raises(SchemaMissing) as raised:
+        read_status(odd_engine)
+    assert raised.value.table == "processed_message"
+    with pytest.raises(SchemaMissing, match='"Odd ""schema"" 100%"'):
+        read_status(odd_engine, schema=schema)
+
+
+def test_plain_values(engine: Engine) -> None:
+    DeadLetters(engine).park(letter("a", "1"))
+    found = read_status(engine).as_dict()
+    assert found["subscribers"][0]["dead_letters"] == {"failed": 1}
+    assert set(found["subscribers"][0]) == set(SubscriberStatus.__slots__)
