@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import StatementError
 
 from txbox.statements import statements
 from txbox.transactions import check_table, short_transaction
@@ -118,12 +119,18 @@ def describe(error: BaseException) -> str:
     current: BaseException | None = error
     while current is not None and len(parts) < _MAX_CAUSES:
         parts.append(f"{type(current).__name__}: {_message(current)}".strip())
-        current = current.__cause__
+        # What SQLAlchemy wraps is in its text already.
+        current = None if isinstance(current, StatementError) else current.__cause__
     return storable("\ncaused by ".join(parts))[:MAX_ERROR_CHARACTERS]
 
 
 def _message(error: BaseException) -> str:
     try:
+        if isinstance(error, StatementError):
+            # Without the statement's parameters: they are the message's content, and may be personal.
+            return " ".join(
+                filter(None, (str(error.orig or error.args[0]), error.statement and f"[SQL: {error.statement}]"))
+            )
         return str(error)
     except Exception as broken:  # noqa: BLE001 - an error that cannot be printed has still failed its message
         return f"(str() of it raised {type(broken).__name__})"

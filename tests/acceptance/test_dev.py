@@ -80,7 +80,8 @@ def query(environment: dict[str, str], statement: str) -> list[Any]:
 
 
 def test_what_it_prints_works(dev: Callable[..., Running]) -> None:
-    running = dev("--queue", "orders", "--queue", "orders.fifo")
+    running = dev("--queue", "orders", "--queue", "orders.fifo", env={"AWS_ENDPOINT_URL_SQS": "http://127.0.0.1:1"})
+    assert "unset AWS_ENDPOINT_URL_SQS\n" in running.out  # which would have come first
     environment = exports(running)
     urls = [line.split()[-1] for line in running.out if line.startswith("# queue ")]
     assert [url.rpartition("/")[2] for url in urls] == ["orders", "orders.fifo"]
@@ -91,19 +92,22 @@ def test_what_it_prints_works(dev: Callable[..., Running]) -> None:
     assert run_process("db", "check", env=environment).status == 0
 
 
-def test_as_json(dev: Callable[..., Running]) -> None:
+def test_as_json_and_a_port_that_is_in_use_is_refused(dev: Callable[..., Running]) -> None:
     printed = json.loads("".join(dev("--json", "--queue", "orders").out))
-    assert run_process("status", "--queue", printed["queues"]["orders"], env=printed["environment"]).status == 0
+    environment = printed["environment"]
+    assert run_process("status", "--queue", printed["queues"]["orders"], env=environment).status == 0
+    port = environment["TXBOX_DATABASE_URL"].rpartition(":")[2].partition("/")[0]
+    run_process("dev", "--port", port).failed_in_one_line(1, f"port {port} of 127.0.0.1 is in use: name another port")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_however_it_ends_nothing_is_left(dev: Callable[..., Running], number: signal.Signals) -> None:
     running = dev()
     processes, directory = family(running), directory_of(running)
     assert len(processes) > 4  # two keepers, two servers, and PostgreSQL's own
     assert directory.exists()
     running.signal(number)
-    orderly = number in (signal.SIGTERM, signal.SIGINT)
+    orderly = number == signal.SIGINT
     assert running.wait() == (0 if orderly else -number)
     assert all_gone(processes)
     assert not directory.exists()
@@ -134,17 +138,6 @@ def test_a_directory_that_is_in_use_is_refused(dev: Callable[..., Running], reac
     ended = run_process("dev", "--data", str(reachable / "data"))
     ended.failed_in_one_line(1, "is in use by the server with process id ", "or name another directory")
     assert int(ended.err.partition("process id ")[2].partition(":")[0]) in pids
-
-
-def test_a_port_that_is_in_use_is_refused(dev: Callable[..., Running]) -> None:
-    environment = exports(dev())
-    port = environment["TXBOX_DATABASE_URL"].rpartition(":")[2].partition("/")[0]
-    run_process("dev", "--port", port).failed_in_one_line(1, f"port {port} of 127.0.0.1 is in use: name another port")
-
-
-def test_a_queue_elsewhere_is_not_asked(dev: Callable[..., Running]) -> None:
-    running = dev("--queue", "orders", env={"AWS_ENDPOINT_URL_SQS": "http://127.0.0.1:1"})
-    assert "unset AWS_ENDPOINT_URL_SQS\n" in running.out
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program as another user")

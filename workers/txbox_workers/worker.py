@@ -48,7 +48,7 @@ STOP_SECONDS = 30.0
 """How long a stop waits for what is being processed: what Kubernetes grants by default."""
 
 MAX_ATTEMPTS = 10
-"""With the default backoff, about 15 minutes from a message's first failure to its dead letter."""
+"""With the default backoff, 4 to 9 minutes from a message's first failure to its dead letter."""
 
 OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 """Between tries while the broker or the database cannot be reached."""

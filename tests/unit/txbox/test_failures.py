@@ -4,6 +4,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.exc import IntegrityError
 
 from txbox.failures import MAX_ERROR_CHARACTERS, describe, storable
 
@@ -49,3 +50,14 @@ def test_storable_text_is_what_postgres_can_hold(text: str) -> None:
 @given(st.text(st.characters(exclude_characters="\0", codec="utf-8")))
 def test_text_that_postgres_can_hold_is_left_alone(text: str) -> None:
     assert storable(text) == text
+
+
+def test_the_values_of_a_statement_are_not_kept() -> None:
+    """They are the message's content, and may be personal."""
+    refused = IntegrityError("INSERT INTO account VALUES (%s)", ("Zoe, 1 Main Street",), ValueError("duplicate key"))
+    refused.__cause__ = refused.orig
+    wrapped = RuntimeError("not billed")
+    wrapped.__cause__ = refused
+    assert describe(wrapped) == (
+        "RuntimeError: not billed\ncaused by IntegrityError: duplicate key [SQL: INSERT INTO account VALUES (%s)]"
+    )

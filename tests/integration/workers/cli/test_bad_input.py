@@ -48,10 +48,15 @@ def test_a_database_that_cannot_be_reached(
     changes: dict[str, object], fragment: str, remedy: str, txbox: Txbox, place: URL
 ) -> None:
     wrong = url(place, **changes)
-    for command in COMMANDS:
-        txbox(*command, "--url", wrong).failed_in_one_line(1, fragment, remedy)
+    txbox("status", "--url", wrong).failed_in_one_line(1, fragment, remedy)
     txbox("status", "--url", wrong, "--debug").failed_with_traceback(1, fragment, remedy)
     txbox("--log-level", "DEBUG", "status", "--url", wrong).said(1, fragment, remedy)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_says_so_alike(command: list[str], txbox: Txbox, place: URL) -> None:
+    wrong = url(place, port=1, password=PASSWORD)
+    txbox(*command, "--url", wrong).failed_in_one_line(1, "Connection refused", "start the server")
 
 
 @pytest.fixture

@@ -164,6 +164,6 @@ def test_a_worker_that_cannot_start_is_one_line(
     name: str, status: int, fragment: str, directory: Path, environment: dict[str, str], aws: object
 ) -> None:
     run_process("worker", f"billing:{name}", cwd=directory, env=environment).failed_in_one_line(status, fragment)
-    if status == 1:
+    if name == "wrong_password":
         debugged = run_process("worker", f"billing:{name}", "--debug", cwd=directory, env=environment)
         debugged.failed_with_traceback(status, fragment)

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Build the wheel and try it in empty environments, one per extra: run.sh PYTHON
+# PYTHON has `build` and `hatchling`; the environments are made from it. One line per step; the first failure ends it.
+set -euo pipefail
+
+python=${1:?usage: tests/wheel/run.sh PYTHON}
+python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d "${TMPDIR:-/tmp}/txbox-wheel-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+unset PYTHONPATH TXBOX_DATABASE_URL AWS_ENDPOINT_URL AWS_ENDPOINT_URL_SQS
+# The database's user must be able to pass through to the programs of the [embedded] extra.
+chmod 755 "$work"
+cd "$work"
+
+# step WHAT COMMAND...: run quietly; on failure show what it said, and end. (Within `if`, bash's own -e is off: what
+# has several commands joins them by &&.)
+step() {
+  local what=$1 begun=$SECONDS
+  shift
+  if "$@" >"$work/step.log" 2>&1; then
+    echo "ok    $what ($((SECONDS - begun)) s)"
+  else
+    echo "FAILED $what: $*" >&2
+    tail -n 30 "$work/step.log" >&2
+    exit 1
+  fi
+}
+
+build() {
+  "$python" -m build --wheel --no-isolation --outdir "$work/dist" "$root" \
+    && wheel=$(echo "$work"/dist/txbox-*.whl)
+}
+
+contents() {
+  "$python" - "$wheel" <<'PYTHON'
+import sys
+import zipfile
+from email.parser import Parser
+
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    names = wheel.namelist()
+    info = next(name for name in names if name.endswith(".dist-info/METADATA"))
+    metadata = Parser().parsestr(wheel.read(info).decode())
+packages = {"txbox", "txbox_workers", "txbox_spark", "txbox_migrations"}
+roots = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+assert roots == packages, f"packages: {roots}"
+for package in packages:
+    assert f"{package}/__init__.py" in names, f"{package} has no __init__.py"
+    assert f"{package}/py.typed" in names, f"{package} has no py.typed"
+for needed in (
+    "txbox_workers/__main__.py",
+    "txbox_workers/demo/data/cdnow_master.txt.gz",
+    "txbox_workers/demo/data/README.md",
+    "txbox_migrations/history/env.py",
+    "txbox_migrations/history/versions/version_1.py",
+):
+    assert needed in names, f"{needed} is missing"
+unwanted = [name for name in names if "test_" in name or "conftest" in name or name.endswith((".pyc", ".log"))]
+assert not unwanted, f"unwanted: {unwanted}"
+assert any(name.endswith("/licenses/LICENSE") for name in names), "no licence"
+extras = set(metadata.get_all("Provides-Extra"))
+assert extras == {"aws", "cli", "embedded", "spark", "prometheus", "otel", "all"}, f"extras: {extras}"
+PYTHON
+}
+
+# environment EXTRAS: an empty environment with the wheel and these extras. It has no pip of its own, and nothing is
+# compiled that is not imported: both save minutes.
+environment() {
+  bin=$work/environments/${1:-core}/bin
+  "$python" -m venv --without-pip "${bin%/bin}" \
+    && "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
+    -c "$root/constraints.txt" "$wheel${1:+[$1]}"
+}
+
+lacks() {
+  "$bin/python" -c 'import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, sys.argv[1:])))' "$@"
+}
+
+# remedy PATTERN COMMAND...: the command fails with one line on stderr that matches, and nothing else.
+remedy() {
+  local pattern=$1 status=0
+  shift
+  "$@" >"$work/out" 2>"$work/err" || status=$?
+  cat "$work/err"
+  [[ $status == 1 && ! -s $work/out && $(wc -l <"$work/err") == 1 ]] && grep -q -- "$pattern" "$work/err"
+}
+
+imports() { "$bin/python" -W error -c "import $1"; }
+
+discard() { rm -rf "${bin%/bin}"; }
+
+step "the wheel is built" build
+step "it holds four typed packages, the data, the history, and no tests" contents
+
+step "[] installs" environment ""
+step "[] import txbox, txbox_migrations, txbox_workers, txbox.testing" \
+  imports "txbox, txbox_migrations, txbox_workers, txbox.testing"
+step "[] neither boto3, typer, rich, pydantic, moto nor pyspark is there" lacks boto3 typer rich pydantic moto pyspark
+step "[] txbox names the extra" remedy "pip install 'txbox\[cli\]'" "$bin/txbox" status
+step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory"
+discard
+
+step "[cli] installs" environment cli
+step "[cli] txbox --help" "$bin/txbox" --help
+step "[cli] python -m txbox_workers --version" "$bin/python" -m txbox_workers --version
+step "[cli] neither boto3 nor moto is there" lacks boto3 moto
+step "[cli] txbox demo names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" demo --purchases 10
+step "[cli] txbox dev names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" dev
+discard
+
+step "[aws] installs" environment aws
+step "[aws] import txbox_workers.sqs" imports txbox_workers.sqs
+discard
+
+step "[cli,aws,embedded] installs" environment cli,aws,embedded
+step "[cli,aws,embedded] txbox demo --purchases 200" "$bin/txbox" demo --purchases 200
+discard
+
+step "[prometheus] installs" environment prometheus
+step "[prometheus] import" imports txbox.instrumentation.prometheus
+discard
+
+step "[otel] installs" environment otel
+step "[otel] import" imports txbox.instrumentation.opentelemetry
+discard
+
+step "[spark] installs" environment spark
+step "[spark] import txbox_spark" imports txbox_spark
+discard
+
+echo "the wheel is good (${SECONDS} s)"
