@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session, scoped_session
 from txbox.errors import InFlight, InvalidConfiguration, Mismatch, NotInTransaction, SchemaMissing
 from txbox.message import fingerprint, valid_message_id
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
-from txbox.statements import statements
+from txbox.statements import statements, text_array
 from txbox.transactions import check_table
 
 __all__ = ["WAIT_SECONDS", "Inbox", "Recorded"]
@@ -162,14 +162,19 @@ class Inbox:
         if isinstance(ids, str):
             raise TypeError(f"many ids are needed, not the characters of one: {ids!r}; record takes a single id")
         bodies = ids if isinstance(ids, Mapping) else None
-        # Sorted, so that two batches that overlap wait for each other in one order, never in a circle; as bytes,
-        # because that is how Postgres sorts this column (COLLATE "C").
-        ordered = sorted({valid_message_id(message_id) for message_id in ids}, key=str.encode)
-        digests = [self._digest(message_id, bodies.get(message_id) if bodies else None) for message_id in ordered]
+        # Sorted, so that two batches that overlap wait for each other in one order, never in a circle. Python compares
+        # code points, Postgres the bytes of this column (COLLATE "C"); in UTF-8 these are the same order.
+        ordered = sorted({valid_message_id(message_id) for message_id in ids})
+        # Where no fingerprints are kept, an empty array: unnest fills the shorter one up with nulls.
+        digests = (
+            [self._digest(message_id, bodies.get(message_id) if bodies else None) for message_id in ordered]
+            if self.fingerprint
+            else []
+        )
         connection = _in_transaction(connection_or_session)
         if not ordered:
             return Recorded(frozenset(), frozenset())
-        parameters = (self._lock_timeout, self.subscriber_id, ordered, digests)
+        parameters = (self._lock_timeout, self.subscriber_id, text_array(ordered), digests)
         row = self._execute(connection, self._statements.record_many, parameters, ordered)
         first = frozenset(row[0] or ())
         mismatched: frozenset[str] = frozenset()

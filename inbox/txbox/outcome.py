@@ -28,4 +28,4 @@ class Outcome(StrEnum):
     @property
     def acked(self) -> bool:
         """Whether the broker may forget the delivery."""
-        return self not in (Outcome.IN_FLIGHT, Outcome.FAILED)
+        return self is not Outcome.IN_FLIGHT and self is not Outcome.FAILED

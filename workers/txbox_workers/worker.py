@@ -108,7 +108,8 @@ class Worker:
         self.inbox = inbox
         self.source = source
         self._threads_wanted = threads
-        self._hooks: tuple[Hook, ...] = (log_event, self._count, *hooks)
+        self._hooks: tuple[Hook, ...] = (log_event, *hooks)
+        self._heard = bool(hooks)
         self._processor = Processor(
             inbox=inbox,
             engine=engine,
@@ -120,6 +121,7 @@ class Worker:
             backoff=backoff or Backoff(),
             source_name=source.name,
             hooks=self._hooks,
+            wants_details=self._wants_details,
         )
         self._heartbeat = Heartbeat(source, self._heartbeat_failed)
         self._stopping = threading.Event()
@@ -246,11 +248,12 @@ class Worker:
 
     def _take(self, deliveries: Sequence[Delivery]) -> None:
         """Process one batch of deliveries, to the end."""
-        self._emit(
-            Received,
-            message_ids=tuple(delivery.message.id for delivery in deliveries),
-            delivery_ids=tuple(delivery.receipt for delivery in deliveries),
-        )
+        if self._wants_details():
+            self._emit(
+                Received,
+                message_ids=tuple(delivery.message.id for delivery in deliveries),
+                delivery_ids=tuple(delivery.receipt for delivery in deliveries),
+            )
         self._heartbeat.watch(deliveries, time.monotonic())
         unsettled = {delivery.receipt: delivery for delivery in deliveries}
         waiting: list[Settlement] = []
@@ -292,8 +295,13 @@ class Worker:
         if to_hand_back:
             with self._told_or_logged("hand back"):
                 self.source.hand_back(to_hand_back)
+        with self._lock:
+            self._counts.update(settlement.outcome for settlement in settlements)
+        details = self._wants_details()
         for settlement in settlements:
             delivery = settlement.delivery
+            if not details and settlement.outcome in _QUIET and delivery.receipt in acked:
+                continue
             self._emit(
                 Settled,
                 message_id=delivery.message.id,
@@ -335,13 +343,16 @@ class Worker:
     def _emit(self, kind: Callable[..., Event], **attributes: object) -> None:
         emit(self._hooks, kind(self.inbox.subscriber_id, self.source.name, **attributes))
 
-    def _count(self, event: Event) -> None:
-        if isinstance(event, Settled):
-            with self._lock:
-                self._counts[event.outcome] += 1
+    def _wants_details(self) -> bool:
+        """Whether anybody hears the events of messages that went well; making them costs 2 to 3 us a message."""
+        return self._heard or _log.isEnabledFor(logging.DEBUG)
 
     def _heartbeat_failed(self, delivery: Delivery, why: str) -> None:
         self._emit(HeartbeatFailed, message_id=delivery.message.id, why=why)
+
+
+_QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)
+"""What the log mentions at DEBUG only, once the broker has confirmed the ack."""
 
 
 class _SignalsStop:

@@ -714,3 +714,15 @@ def test_a_mismatch_with_a_transaction_that_was_waited_for_is_found(
             waiting.result(30)
         second.rollback()
         assert careful.record(second, "m-1", b"body") is False
+
+
+@pytest.mark.parametrize("odd", ['"', "\\", "{", "}", ",", "NULL", " ", "a,b", '","', "%s", "%", "é\U0001f600", "\n"])
+def test_an_id_of_any_text_is_recorded_as_it_is(engine: Engine, odd: str) -> None:
+    ids = {odd, f"{odd}-2", "plain"}
+    inbox = Inbox("billing")
+    with engine.begin() as connection:
+        assert inbox.record_many(connection, ids) == ids
+        assert inbox.record_many(connection, ids) == set()
+        assert not inbox.record(connection, odd)
+    with engine.connect() as connection:
+        assert set(connection.exec_driver_sql("SELECT message_id FROM processed_message").scalars()) == ids

@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import txbox
 from txbox.schema import TABLE_NAMES, tables
-from txbox.statements import Statements, statements
+from txbox.statements import Statements, statements, text_array
 
 SQL_VERB = re.compile(r"\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|SET LOCAL)\s")
 
@@ -67,3 +69,13 @@ def test_sql_is_written_in_one_file_only() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL_VERB.match(node.value)
     ]
     assert elsewhere == []
+
+
+@given(st.lists(st.text()))
+def test_an_array_is_written_so_that_nothing_in_it_can_be_taken_for_syntax(values: list[str]) -> None:
+    written = text_array(values)
+    if isinstance(written, str):
+        assert not any('"' in value or "\\" in value for value in values), "these need an escape"
+        assert written == "{" + ",".join(f'"{value}"' for value in values) + "}"
+    else:
+        assert list(written) == values
