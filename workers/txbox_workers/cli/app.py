@@ -1,7 +1,6 @@
 """The program: its commands, the options they share, and how it ends."""
 
 import logging
-import os
 import sys
 from typing import Annotated, Protocol, runtime_checkable
 
@@ -55,6 +54,8 @@ def _options(
 def run(arguments: list[str] | None = None) -> int:
     """Run the program.
 
+    A reader of our output that has read enough, as `head` does, is typer's business: it ends the process quietly.
+
     Args:
         arguments: without the program's name; None takes this process's.
 
@@ -65,11 +66,6 @@ def run(arguments: list[str] | None = None) -> int:
     debug = "--debug" in given
     try:
         status = app(args=[one for one in given if one != "--debug"], prog_name="txbox", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has read enough, as `head` does. What is still buffered must not be tried again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends as one line

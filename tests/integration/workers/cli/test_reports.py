@@ -1,6 +1,7 @@
 """The commands that report and repair, against a real database and a real queue."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -101,7 +102,7 @@ def test_a_reader_that_has_read_enough_is_no_error(
         ["/bin/bash", "-c", 'set -o pipefail; "$@" | head -1', "bash", *COMMAND, *command],
         capture_output=True,
         text=True,
-        env={"TXBOX_DATABASE_URL": schema_url, "PATH": "/usr/bin:/bin"},
+        env={**os.environ, "TXBOX_DATABASE_URL": schema_url},
         timeout=60,
         check=False,
     )
