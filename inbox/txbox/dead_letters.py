@@ -179,6 +179,8 @@ class DeadLetters:
                 )
             send(letter)
             connection.exec_driver_sql(self._statements.mark_redriven, (dead_letter_id,))
+            # It starts afresh, whatever copies of it have failed meanwhile.
+            connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
         return letter
 
 

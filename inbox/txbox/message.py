@@ -15,6 +15,8 @@ __all__ = [
     "HEADER_CLOUDEVENTS_SOURCE",
     "HEADER_DEDUPLICATION_ID",
     "HEADER_EVENTBRIDGE_ID",
+    "HEADER_FIRST_DELIVERY_ID",
+    "HEADER_GROUP_ID",
     "HEADER_MESSAGE_ID",
     "HEADER_SNS_MESSAGE_ID",
     "MAX_MESSAGE_ID_BYTES",
@@ -32,6 +34,9 @@ HEADER_CLOUDEVENTS_SOURCE = "ce-source"
 HEADER_EVENTBRIDGE_ID = "eventbridge-id"
 HEADER_SNS_MESSAGE_ID = "sns-message-id"
 HEADER_DEDUPLICATION_ID = "sqs-deduplication-id"
+HEADER_GROUP_ID = "sqs-group-id"
+HEADER_FIRST_DELIVERY_ID = "first-delivery-id"
+"""The broker's id of a message before it was redriven, for want of a better one."""
 
 MAX_MESSAGE_ID_BYTES = 1_000
 """In UTF-8. A B-tree entry of Postgres holds 2,704 bytes, and the subscriber's name is in it too."""
@@ -88,7 +93,8 @@ def identify(message: Message) -> str:
     2. CloudEvents ``source`` and ``id`` together (an id is unique within its source only),
     3. EventBridge's event id,
     4. SNS's MessageId,
-    5. the deduplication id that the producer gave a FIFO message. The one that SQS derives from the body does
+    5. the group and the deduplication id that the producer gave a FIFO message; where SQS deduplicates per group, an
+       id is unique within its group only. The one that SQS derives from the body does
        not count: two purchases of equal content, an hour apart, are two purchases.
     6. the broker's own id of the delivery, such as SQS's MessageId. A producer that sends again gets a new one, so
        this last resort does not detect a producer's re-send: have the producer set ``message-id``.
@@ -110,8 +116,9 @@ def identify(message: Message) -> str:
         return upstream
     deduplication_id = headers.get(HEADER_DEDUPLICATION_ID)
     if deduplication_id and deduplication_id != hashlib.sha256(message.body).hexdigest():
-        return deduplication_id
-    return message.id
+        # A group's id may hold no blank either.
+        return f"{headers.get(HEADER_GROUP_ID, '')} {deduplication_id}".strip()
+    return headers.get(HEADER_FIRST_DELIVERY_ID, message.id)
 
 
 _URI_CHARACTERS = "".join(chr(code) for code in range(0x21, 0x7F))

@@ -107,7 +107,7 @@ RETURNING attempts"""
 
         self.uncount_attempt = f"""
 WITH one_less AS (
-  UPDATE {failure} SET attempts = attempts - 1, error = %s
+  UPDATE {failure} SET attempts = attempts - 1, error = coalesce(%s, error)
   WHERE subscriber_id = %s AND message_id = %s AND attempts > 1
 )
 DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = %s AND attempts = 1"""

@@ -19,6 +19,7 @@ from txbox.message import (
     HEADER_CLOUDEVENTS_SOURCE,
     HEADER_DEDUPLICATION_ID,
     HEADER_EVENTBRIDGE_ID,
+    HEADER_GROUP_ID,
     HEADER_SNS_MESSAGE_ID,
     valid_message_id,
 )
@@ -69,7 +70,10 @@ def open_envelope(
     broker_id = str(record["MessageId"])
     headers = _attribute_headers(attributes)
     if "MessageDeduplicationId" in system:
-        headers[HEADER_DEDUPLICATION_ID] = system["MessageDeduplicationId"]
+        # A redrive needs a new one, and sends the old one as an attribute: that is the one that counts.
+        headers.setdefault(HEADER_DEDUPLICATION_ID, system["MessageDeduplicationId"])
+    if "MessageGroupId" in system:
+        headers[HEADER_GROUP_ID] = system["MessageGroupId"]
     raw = Message(broker_id, text.encode("utf-8", "surrogatepass"), MappingProxyType(headers), source)
     problem: Exception | None = None
     message = raw
@@ -149,8 +153,11 @@ def _document(message: Message) -> Mapping[str, Any] | None:
     if not message.body.lstrip(_JSON_BLANKS).startswith(b"{"):
         return None
     try:
-        document = json.loads(message.body)
-    except (ValueError, RecursionError):
+        document = json.loads(message.body, parse_int=_number)
+    except RecursionError as error:
+        # It may be a wrapper, so it cannot be passed on as if it were none: its id would be another one.
+        raise MalformedMessage(f"message {message.id} is nested too deeply to be read") from error
+    except ValueError:
         return None
     return document if isinstance(document, dict) else None
 
@@ -170,7 +177,7 @@ def _member(message: Message, name: str) -> bytes:
         name: the member's name; of several, the last counts, as it does for ``json.loads``.
     """
     text = message.body.decode("utf-8", "surrogatepass")
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_int=_number)
     written = ""
     position = _past_blanks(text, text.index("{") + 1)
     while text[position] != "}":
@@ -300,7 +307,7 @@ def _sendable(attributes: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return message attributes in a form that JSON can keep and ``sendable_attributes`` can undo."""
     kept = {}
     for name, attribute in attributes.items():
-        value = {"DataType": attribute["DataType"]}
+        value = {"DataType": attribute.get("DataType", "String")}
         if "StringValue" in attribute:
             value["StringValue"] = attribute["StringValue"]
         if "BinaryValue" in attribute:
@@ -319,4 +326,10 @@ def restored_attributes(kept: Mapping[str, Mapping[str, str]]) -> dict[str, dict
     }
 
 
+def _number(digits: str) -> int | float:
+    """Return a number of any length: Python refuses to make an int of more than 4,300 digits."""
+    return int(digits) if len(digits) < _LONGEST_INT else float(digits)
+
+
+_LONGEST_INT = 4_000
 _JSON_BLANKS = b" \t\r\n"

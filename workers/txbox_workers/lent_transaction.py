@@ -7,6 +7,7 @@ is seen before the worker commits (a rollback, a swallowed error). What a handle
 behind SQLAlchemy's back, nobody can see in time: leave that to the worker.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ class LentTransactions:
         with connecting():
             lent = self._engine.connect()
         with lent as connection:
+            connection.execution_options(**{_LENT: True})
             transaction = connection.begin()
             try:
                 yield connection
@@ -81,20 +83,52 @@ def _refuse_foreign_commit(connection: Connection) -> None:
 
     In a batch, it would commit the records of messages whose handlers have not run yet: they would be lost.
     """
-    if _COMMITTING not in connection.info:
+    if _is_lent(connection) and _COMMITTING not in connection.info:
         raise TransactionEnded
 
 
 def _refuse_commit_as_sql(
-    _connection: Connection, _cursor: object, statement: str, _parameters: object, _context: object, _many: bool
+    connection: Connection, _cursor: object, statement: str, _parameters: object, _context: object, _many: bool
 ) -> None:
     """Stop a handler that ends the worker's transaction by SQL, for the same reason."""
-    if _ENDS_TRANSACTION.match(statement):
+    if _is_lent(connection) and ends_transaction(statement):
         raise TransactionEnded
 
 
-_ENDS_TRANSACTION = re.compile(
+def _is_lent(connection: Connection) -> bool:
+    """Whether it is the lent connection itself; a handler may open others on the same engine, and commit them."""
+    return _LENT in connection.get_execution_options()
+
+
+def ends_transaction(sql: str) -> bool:
+    """Whether one of the statements in a text of SQL ends the transaction it is run in.
+
+    A commit may hide behind a comment, an empty statement or another one (``SELECT 1; COMMIT``). What stands in quotes
+    or in a function's body is no statement of its own, and ``ROLLBACK TO`` goes back to a savepoint only.
+    """
+    if not _MAY_END.search(sql):
+        return False
+    bare, before = sql, ""
+    while bare != before:  # comments nest: the innermost go first
+        before, bare = bare, _NO_STATEMENT.sub(" ", bare)
+    return any(_ENDS.match(statement) for statement in bare.split(";"))
+
+
+_LENT = "txbox_lent"
+
+_MAY_END = re.compile(r"\b(?:COMMIT|END|ABORT|ROLLBACK|PREPARE)\b", re.IGNORECASE)
+_ENDS = re.compile(
     r"\s*(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b", re.IGNORECASE
+)
+_NO_STATEMENT = re.compile(
+    r"""
+    '(?:[^']|'')*'                     # a string
+    | "(?:[^"]|"")*"                   # a quoted name
+    | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$  # a dollar-quoted body
+    | --[^\n]*
+    | /\*(?:(?!/\*|\*/).)*\*/          # a comment without a comment in it
+    """,
+    re.VERBOSE | re.DOTALL,
 )
 
 
@@ -119,6 +153,10 @@ def _refuse_aborted(connection: Connection) -> None:
         case TransactionStatus.INERROR:
             raise TransactionAborted
         case TransactionStatus.IDLE:
+            _log.error(
+                "a handler ended the worker's transaction behind SQLAlchemy's back: messages that were recorded in it "
+                "and not handled yet may have been committed, and would then be taken for duplicates"
+            )
             raise TransactionEnded
 
 
@@ -152,3 +190,6 @@ def _is_broken(connection: Connection) -> bool:
         return True
     dbapi_connection = connection.connection.dbapi_connection
     return dbapi_connection is None or bool(getattr(dbapi_connection, "closed", False))
+
+
+_log = logging.getLogger("txbox")

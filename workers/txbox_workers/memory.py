@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from txbox import Message
+from txbox.message import valid_message_id
 from txbox_workers.delivery import Delivery, Settlement
 
 __all__ = ["MemorySource"]
@@ -55,7 +56,12 @@ class MemorySource:
         return None
 
     def send(self, message: Message) -> None:
-        """Add a message."""
+        """Add a message.
+
+        Raises:
+            InvalidMessageId: no inbox can keep its id.
+        """
+        valid_message_id(message.id)
         with self._condition:
             self._ready.append(Delivery(message, receipt=str(next(self._numbers)), body=message.body))
             self._condition.notify_all()

@@ -40,6 +40,7 @@ from txbox import (
 from txbox.failures import NO_OUTCOME, Attempt, describe
 from txbox.instrumentation import Committed, Hook, Retried, emit
 from txbox.sqlstates import is_retryable, sqlstate
+from txbox.transactions import short_transaction
 from txbox_workers.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.lent_transaction import LentTransactions, finish
@@ -136,14 +137,41 @@ class Processor:
             DatabaseUnavailable: whatever was not yielded before has no known outcome.
         """
         blocked: set[str] = set()
-        for unique in _without_repeats(deliveries):
+        settled_before: dict[str, Settlement] = {}
+        for several in _without_repeats(deliveries):
+            repeats = [self._settled_like(d, settled_before.get(d.message.id)) for d in several]
+            if known := [settlement for settlement in repeats if settlement is not None]:
+                blocked.update(s.delivery.group for s in known if s.delivery.group and not s.outcome.acked)
+                yield known
+            unique = [d for d, settlement in zip(several, repeats, strict=True) if settlement is None]
+            if not unique:
+                continue
             # After a failure in some group, one by one: what comes next in that group is not to be run.
             together = not (blocked or self._needs_care(unique) or stopping())
             settled = self._process_batch(unique) if together else None
-            if settled is not None:
-                yield settled
-            else:
-                yield from self._process_singly(unique, blocked, stopping)
+            rounds = self._process_singly(unique, blocked, stopping) if settled is None else [settled]
+            for settlements in rounds:
+                settled_before.update((settlement.delivery.message.id, settlement) for settlement in settlements)
+                yield settlements
+
+    def _settled_like(self, delivery: Delivery, before: Settlement | None) -> Settlement | None:
+        """Settle a repeat of a message that was met in the same batch; None if it has to be processed.
+
+        Not run again at once: ten copies of a message whose handler fails would use up its attempts in a moment.
+        """
+        if before is None:
+            return None
+        if before.outcome in (Outcome.FAILED, Outcome.IN_FLIGHT):
+            return Settlement(delivery, Outcome.IN_FLIGHT, before.error, before.delay_seconds)
+        if delivery.message.body != before.delivery.message.body or delivery.body != before.delivery.body:
+            return None
+        match before.outcome:
+            case Outcome.PROCESSED | Outcome.DUPLICATE:
+                return Settlement(delivery, Outcome.DUPLICATE)
+            case Outcome.DEAD:
+                return Settlement(delivery, Outcome.DEAD, before.error)
+            case _:
+                return None
 
     def _needs_care(self, deliveries: Sequence[Delivery]) -> bool:
         return self._singly or len(deliveries) == 1 or any(self._suspect(d) or d.problem for d in deliveries)
@@ -179,6 +207,7 @@ class Processor:
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
             if first:
                 self._handle(connection, first)
+        self._forget_failures(first)
         self._emit_committed(len(first), len(deliveries) - len(first) - len(recorded.mismatched), begun)
         return recorded.first, recorded.mismatched
 
@@ -202,6 +231,7 @@ class Processor:
         attempt: Attempt | None = None
         suspect = self._suspect(delivery)
         if suspect and self._is_parked(delivery):
+            self._forget_failures([delivery])
             return Settlement(delivery, Outcome.DEAD)
         if delivery.problem is not None:
             return self._failed(delivery, delivery.problem, Reason.MALFORMED)
@@ -241,9 +271,8 @@ class Processor:
                 first = self._inbox.record(connection, message.id, message.body)
             if first:
                 self._handle(connection, [delivery])
-            elif self._suspect(delivery):
-                # Processed by another transaction after this attempt was counted in advance.
-                self._failures.forget(connection, [message.id])
+        # Also if it turned out a duplicate: it may have been processed after this attempt was counted in advance.
+        self._forget_failures([delivery])
         self._emit_committed(int(first), int(not first), begun)
         return first
 
@@ -264,10 +293,19 @@ class Processor:
                     finish(session, connection)
         finally:
             session.close()
+
+    def _forget_failures(self, deliveries: Sequence[Delivery]) -> None:
+        """Forget the failures of messages that are processed now: after the commit, in a short transaction.
+
+        In the handler's transaction it would run with what the handler has left behind there, a role or a search path
+        that does not know our tables. Nothing rests on these rows once the inbox has the message, so trouble here is
+        none: ``txbox status`` does not count them.
+        """
         # Counted for a redelivery or, where few attempts are allowed, in advance for this very delivery.
         counted = [d.message.id for d in deliveries if d.receive_count > 1 or self._suspect(d)]
         if counted:
-            self._failures.forget(connection, counted)
+            with suppress(Exception), short_transaction(self._engine) as connection:
+                self._failures.forget(connection, counted)
 
     def _with_retries(self, deliveries: Sequence[Delivery], run: Callable[[], T]) -> T:
         for attempt in range(1, TRANSACTION_RUNS):
@@ -306,6 +344,10 @@ class Processor:
         )
 
     def _failed(self, delivery: Delivery, error: BaseException, reason: Reason, *, counted: bool = False) -> Settlement:
+        if self._is_parked(delivery):
+            # Another copy of it has failed for the last time meanwhile; one letter stands for both.
+            self._forget_failures([delivery])
+            return Settlement(delivery, Outcome.DEAD, error)
         with bookkeeping():
             attempts = self._failures.fail(delivery.message.id, error, counted=counted)
         if self._max_attempts is not None and attempts >= self._max_attempts:
@@ -356,9 +398,21 @@ IN_FLIGHT_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=60.0)
 
 
 def _without_repeats(deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
-    """Split deliveries so that no message comes twice in one list; later ones find the first one's outcome."""
+    """Split deliveries so that no message comes twice in one list; later ones find the first one's outcome.
+
+    What follows a repeat in its group waits with it, so that the order within the group stays.
+    """
     rest = list(deliveries)
     while rest:
         unique: dict[str, Delivery] = {}
-        rest = [d for d in rest if unique.setdefault(d.message.id, d) is not d]
+        waiting: list[Delivery] = []
+        groups: set[str] = set()
+        for delivery in rest:
+            if delivery.message.id in unique or delivery.group in groups:
+                waiting.append(delivery)
+                if delivery.group is not None:
+                    groups.add(delivery.group)
+            else:
+                unique[delivery.message.id] = delivery
         yield list(unique.values())
+        rest = waiting

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from txbox import BrokerError, DeadLetter, Identify, Inbox, InvalidConfiguration, Reason, identify
 from txbox.instrumentation import Hook
-from txbox.message import HEADER_MESSAGE_ID
+from txbox.message import HEADER_DEDUPLICATION_ID, HEADER_FIRST_DELIVERY_ID, HEADER_MESSAGE_ID
 from txbox_workers.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.envelopes import Envelope, open_envelope, restored_attributes
@@ -366,16 +366,21 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
     attributes = restored_attributes(letter.envelope.get("attributes", {}))
     # A malformed message's id is the broker's, for want of a better one: it must not win over the one that the
     # message turns out to carry once it can be read.
-    knows_its_id = letter.reason is not Reason.MALFORMED
-    if knows_its_id and not any(name.lower() == HEADER_MESSAGE_ID for name in attributes):
-        if len(attributes) >= MAX_ATTRIBUTES:
-            raise BrokerError(
-                f"message {letter.message_id} has {len(attributes)} attributes already; its id cannot travel with it",
-                permanent=True,
-            )
-        attributes[HEADER_MESSAGE_ID] = {"DataType": "String", "StringValue": letter.message_id}
+    system = letter.envelope.get("system", {})
+    ids = {HEADER_MESSAGE_ID: letter.message_id}
+    if letter.reason is Reason.MALFORMED:
+        ids = {HEADER_FIRST_DELIVERY_ID: letter.message_id}
+        if deduplication_id := system.get("MessageDeduplicationId"):
+            ids[HEADER_DEDUPLICATION_ID] = deduplication_id
+    known = {name.lower() for name in attributes}
+    attributes |= {name: {"DataType": "String", "StringValue": id_} for name, id_ in ids.items() if name not in known}
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise BrokerError(
+            f"message {letter.message_id} has {len(known)} attributes already; its id cannot travel with it",
+            permanent=True,
+        )
     routing = {}
-    if group := letter.envelope.get("system", {}).get("MessageGroupId"):
+    if group := system.get("MessageGroupId"):
         routing["MessageGroupId"] = group
     if target.endswith(".fifo"):
         routing.setdefault("MessageGroupId", f"redrive-{letter.dead_letter_id}")

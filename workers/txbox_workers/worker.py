@@ -128,6 +128,7 @@ class Worker:
         self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._counts: Counter[Outcome] = Counter()
 
     @property
@@ -150,8 +151,9 @@ class Worker:
             BrokerError: the source does not exist, cannot be reached, or refuses.
             InvalidConfiguration: it is running already.
         """
-        self._make_ready()
-        self._start()
+        with self._starting:
+            self._make_ready()
+            self._start()
 
     def _make_ready(self) -> None:
         if self.running:

@@ -319,6 +319,14 @@ def commits_by_sql(session: Session) -> None:
     session.execute(text("  commit and chain"))
 
 
+def commits_behind_a_comment(session: Session) -> None:
+    session.execute(text("/* settle */ COMMIT"))
+
+
+def commits_behind_another_statement(session: Session) -> None:
+    session.connection().exec_driver_sql("SELECT 1; COMMIT; BEGIN")
+
+
 def rolls_back_by_sql(session: Session) -> None:
     session.execute(text("ROLLBACK"))
 
@@ -363,6 +371,8 @@ REFUSED = [
     rolls_back_by_sql,
     swallows_the_error_of_a_statement,
     swallows_the_error_of_a_flush,
+    commits_behind_a_comment,
+    commits_behind_another_statement,
     leaves_the_process,
     is_cancelled,
     raises_what_cannot_be_printed,
@@ -414,6 +424,36 @@ def handlers(handle: Callable[[Session, Message], None], mode: str) -> dict[str,
     if mode == "batch_handler":
         return {"batch_handler": handle_batch}
     return {"handler": handle, "transactions": mode}
+
+
+def test_a_handler_may_commit_a_connection_of_its_own(engine: Engine, business: Business) -> None:
+    def handle(session: Session, message: Message) -> None:
+        with session.get_bind().engine.begin() as beside:
+            beside.exec_driver_sql("UPDATE account SET balance = balance + 1 WHERE account_id = 2")
+        apply(session, message)
+
+    work_off(MemorySource(messages("a", "b")), engine, handle)
+    assert business.applied() == once("ab")
+    assert business.balance(2) == 2
+
+
+@pytest.mark.parametrize("leaves", ["SET LOCAL search_path TO pg_temp", "SET LOCAL ROLE pg_monitor"])
+def test_what_a_handler_leaves_behind_in_its_transaction_does_not_harm_the_next_attempt(
+    engine: Engine, business: Business, leaves: str
+) -> None:
+    runs: list[str] = []
+
+    def handle(session: Session, message: Message) -> None:
+        runs.append(message.id)
+        apply(session, message)
+        if len(runs) == 1:
+            raise ValueError("a passing trouble")
+        session.execute(text(leaves))
+
+    work_off(MemorySource(messages("a")), engine, handle, max_attempts=3)
+    assert business.applied() == once("a")
+    assert business.failing() == {}
+    assert len(runs) == 2
 
 
 def test_a_rollback_behind_sqlalchemy_is_noticed(engine: Engine, business: Business) -> None:
@@ -712,6 +752,7 @@ def test_trouble_with_our_own_notes_parks_nothing_and_loses_nothing(
 
     kept = Kept()
     source = MemorySource(messages("a", "b", "c"))
+
     def fail_b_in_trouble(session: Session, message: Message) -> None:
         if not kept.of(DatabaseLost):
             with engine.begin() as connection:
@@ -801,6 +842,37 @@ def test_repeats_of_a_group_s_messages_do_not_overtake_either(engine: Engine, bu
     assert business.order() == []
     process(worker, *(delivery(id_, group="g", receive_count=2) for id_ in ("m1", "m2", "m3")))
     assert business.order() == ["m1", "m2", "m3"]
+
+
+def test_an_id_that_comes_in_two_groups_breaks_the_order_of_neither(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_first("x"))
+    process(
+        worker,
+        delivery("x", group="a", receipt="a-x"),
+        delivery("x", group="b", receipt="b-x"),
+        delivery("y", group="b", receipt="b-y"),
+    )
+    assert business.order() == []
+
+
+def test_copies_in_one_batch_of_a_message_that_fails_are_one_attempt(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_always, max_attempts=3)
+    for count in (1, 2):
+        outcomes = process(worker, *(delivery("x", receive_count=count, receipt=f"{count}-{n}") for n in range(10)))
+        assert sorted(outcome for _, outcome in outcomes) == [Outcome.FAILED, *[Outcome.IN_FLIGHT] * 9]
+    outcomes = process(worker, *(delivery("x", receive_count=3, receipt=f"3-{n}") for n in range(10)))
+    assert {outcome for _, outcome in outcomes} == {Outcome.DEAD}
+    assert business.failing() == {}
+    (letter,) = DeadLetters(engine).list()
+    assert letter.attempts == 3
+
+
+def test_a_copy_that_fails_beside_a_letter_joins_it(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_always, max_attempts=1)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.DEAD)]
+    assert process(worker, delivery("x", receipt="copy")) == [("copy", Outcome.DEAD)]
+    assert business.failing() == {}
+    assert len(DeadLetters(engine).list()) == 1
 
 
 def test_a_message_in_flight_blocks_its_group(engine: Engine, business: Business) -> None:

@@ -330,6 +330,28 @@ def test_the_group_of_a_standard_queue_keeps_no_order() -> None:
     assert opened(PURCHASE, system={"MessageGroupId": "tenant-1"}).group is None
 
 
+TOO_DEEP = "is nested too deeply to be read"
+
+
+def test_a_wrapper_around_a_very_long_number_is_still_seen() -> None:
+    event = json.dumps({**CLOUDEVENT, "data": "HERE"}).replace('"HERE"', "9" * 5_000)
+    assert (readable(event).id, readable(event).body) == (CLOUDEVENT_ID, b"9" * 5_000)
+
+
+def test_what_is_nested_too_deeply_to_be_looked_at_is_not_passed_on_under_another_id() -> None:
+    event = json.dumps({**CLOUDEVENT, "data": "HERE"}).replace('"HERE"', "[" * 200_000 + "]" * 200_000)
+    problem = opened(event).problem
+    assert isinstance(problem, MalformedMessage)
+    assert str(problem) == f"message {BROKER_ID} {TOO_DEEP}"
+
+
+def test_the_deduplication_id_that_a_redrive_has_kept_counts() -> None:
+    system = {"MessageDeduplicationId": "redrive-7-1", "MessageGroupId": "a-1"}
+    attributes = {"sqs-deduplication-id": string("purchase-1"), "first-delivery-id": string("m-0")}
+    assert readable(PURCHASE, system=system, attributes=attributes).id == "a-1 purchase-1"
+    assert readable(PURCHASE, attributes={"first-delivery-id": string("m-0")}).id == "m-0"
+
+
 @pytest.mark.parametrize("body", UNREADABLE, ids=lambda body: body[:10])
 @pytest.mark.parametrize(
     ("envelope", "what"),
@@ -343,7 +365,7 @@ def test_a_wrapper_that_was_promised_has_to_be_there(envelope: Envelope, what: s
     system = {"ApproximateReceiveCount": "3", "MessageGroupId": "a-1"}
     delivery = opened(body, envelope, queue=f"{QUEUE}.fifo", system=system)
     assert isinstance(delivery.problem, MalformedMessage)
-    assert str(delivery.problem) == f"message {BROKER_ID} {what}"
+    assert str(delivery.problem) in (f"message {BROKER_ID} {what}", f"message {BROKER_ID} {TOO_DEEP}")
     # It goes the way of a failed message, so all that is known of it is kept.
     assert (delivery.message.id, delivery.message.body, delivery.body) == (BROKER_ID, body.encode(), body.encode())
     assert (delivery.receive_count, delivery.group) == (3, "a-1")
@@ -418,9 +440,9 @@ def test_a_message_id_that_is_too_long_is_not_cut() -> None:
     assert isinstance(delivery.problem, InvalidMessageId)
 
 
-def test_a_fifo_deduplication_id_is_an_id() -> None:
+def test_a_fifo_deduplication_id_is_an_id_within_its_group() -> None:
     message = readable(PURCHASE, system={"MessageDeduplicationId": "purchase-1", "MessageGroupId": "a-1"})
-    assert message.id == "purchase-1"
+    assert message.id == "a-1 purchase-1"
 
 
 # --- attributes ------------------------------------------------------------------------------------------------------

@@ -527,8 +527,12 @@ def test_a_standard_queue_keeps_its_groups_and_knows_no_deduplication(broker: Sc
 
 
 def test_the_makeshift_id_of_a_malformed_letter_stays_behind(broker: ScriptedSqs, client: Any) -> None:
-    # Once it can be read, the id that it carries inside is to count.
-    assert redriven(broker, client, letter(reason=Reason.MALFORMED))["MessageAttributes"] == {}
+    # Once it can be read, the id that it carries inside is to count; failing that, the one of its first delivery.
+    parked = letter(reason=Reason.MALFORMED, source=f"{QUEUE}.fifo", system={"MessageDeduplicationId": "order-17"})
+    assert redriven(broker, client, parked)["MessageAttributes"] == {
+        "first-delivery-id": string("m-1"),
+        "sqs-deduplication-id": string("order-17"),
+    }
 
 
 def test_a_redrive_that_is_refused_is_an_error(broker: ScriptedSqs, client: Any) -> None:

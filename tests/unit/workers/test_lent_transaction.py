@@ -1,0 +1,54 @@
+"""Which SQL ends the transaction it is run in."""
+
+import pytest
+
+from txbox_workers.lent_transaction import ends_transaction
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COMMIT",
+        "  commit and chain",
+        "END",
+        "ABORT",
+        "ROLLBACK",
+        "ROLLBACK WORK",
+        "PREPARE TRANSACTION 'x'",
+        "/* x */ COMMIT",
+        "/* a /* nested */ comment */ COMMIT",
+        "-- x\nCOMMIT",
+        "; COMMIT",
+        "SELECT 1; COMMIT",
+        "SELECT 1; ROLLBACK; BEGIN",
+        "SELECT ';' ; COMMIT",
+        'SELECT 1 AS "a;b"; COMMIT',
+        "DO $$ BEGIN PERFORM 1; END $$; COMMIT",
+    ],
+)
+def test_what_ends_it_is_found_wherever_it_hides(sql: str) -> None:
+    assert ends_transaction(sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT 1",
+        "ROLLBACK TO SAVEPOINT a",
+        "ROLLBACK TRANSACTION TO a",
+        "RELEASE SAVEPOINT a",
+        "UPDATE t SET x = CASE WHEN y THEN 1 ELSE 2 END",
+        "SELECT 'a; COMMIT; b'",
+        "SELECT 'it''s'; SELECT '; COMMIT'",
+        'SELECT 1 AS "; COMMIT"',
+        "SELECT 1 -- ; COMMIT",
+        "SELECT /* ; COMMIT; */ 1",
+        "DO $$ BEGIN PERFORM 1; END $$",
+        "CREATE FUNCTION f() RETURNS int LANGUAGE plpgsql AS $body$ BEGIN RETURN 1; END; $body$",
+        "INSERT INTO commits (id) VALUES (1)",
+        "PREPARE plan AS SELECT 1",
+        "COMMENT ON TABLE t IS 'COMMIT'",
+    ],
+)
+def test_what_does_not_end_it_is_let_through(sql: str) -> None:
+    assert not ends_transaction(sql)
