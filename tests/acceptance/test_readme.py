@@ -121,7 +121,7 @@ def test_the_readmes_example_adds_each_purchase_once(
     example = next(block for block in blocks(REPOSITORY / "README.md") if block.language == "python")
     (tmp_path / example.title).write_text(example.text)
     with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE account (account_id text, cents bigint)"))
+        connection.execute(text("CREATE TABLE account (account_id text PRIMARY KEY, cents bigint)"))
         connection.execute(text("INSERT INTO account VALUES ('ann', 0)"))
 
     def send(message_id: str, cents: int) -> None:
@@ -134,7 +134,7 @@ def test_the_readmes_example_adds_each_purchase_once(
     for number in range(5):
         send(f"p-{number}", 10**number)
         send(f"p-{number}", 10**number)
-    environment = {**runnable(), "DATABASE_URL": schema_url, "QUEUE_URL": queue, **aws.environment()}
+    environment = {**runnable(), "TXBOX_DATABASE_URL": schema_url, "QUEUE_URL": queue, **aws.environment()}
     with subprocess.Popen([sys.executable, example.title], cwd=tmp_path, env=environment) as process:
         try:
 
