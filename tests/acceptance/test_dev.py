@@ -1,6 +1,5 @@
 """``txbox dev``: a database and a queue for a day's work, and nothing left when it ends, however it ends."""
 
-import contextlib
 import json
 import os
 import pwd
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,26 @@ READY = "Ctrl-C stops"
 
 
 @pytest.fixture
-def dev(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
-    """Start ``txbox dev`` and wait until it is ready."""
+def dev(monkeypatch: pytest.MonkeyPatch, reachable: Path) -> Iterator[Callable[..., Running]]:
+    """Start ``txbox dev`` and wait until it is ready; at the end its servers are gone before their directory is."""
     for name in ("TXBOX_DATABASE_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS"):
         monkeypatch.delenv(name, raising=False)
     started: list[Running] = []
+    servers: list[psutil.Process] = []
 
     def start(*arguments: str, **options: Any) -> Running:
         running = Running("dev", *arguments, **options)
         started.append(running)
         running.says(READY)
+        servers.extend(family(running))
         return running
 
     yield start
     for running in started:
+        with suppress(psutil.NoSuchProcess):
+            servers.extend(family(running))
         running.__exit__()
+    assert all_gone(servers)
 
 
 @pytest.fixture
@@ -169,7 +174,7 @@ def test_an_ordinary_user(dev: Callable[..., Running], reachable: Path) -> None:
 def _python_for(options: dict[str, Any]) -> str:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python in (sys.executable, shutil.which(version, path=f"/usr/local/bin:{os.defpath}")):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if (
                 python
                 and not subprocess.run([python, "-m", "txbox_workers"], capture_output=True, **options).returncode
