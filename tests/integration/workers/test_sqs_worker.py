@@ -360,7 +360,7 @@ def test_a_redriven_letter_is_processed_once_under_the_id_it_had(
         "broker's id": sent["MessageId"],
         "sns": "sns-1",
         "sns with own id": "own",
-        "fifo": "dedup",
+        "fifo": "g dedup",
         "fifo, derived": sent["MessageId"],
     }[kind]
     numbers = park(sqs, queue, engine)
