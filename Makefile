@@ -11,6 +11,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CONSTRAINTS := -c constraints.txt
 SOURCES := inbox workers spark migrations
 CHECKED := $(SOURCES) tests benchmarks examples
+# The image of the container suite alone; the environment's TXBOX_TEST_POSTGRES_IMAGE speaks to every suite.
+CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
 
 .PHONY: help
 help: ## Show this list
@@ -60,8 +62,8 @@ test-all: $(VENV)/.dev-ready jdk ## Run every test, the slow campaigns too
 	@$(BIN)/pytest -m 'not containers' $(TESTS)
 
 .PHONY: test-containers
-test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (TXBOX_TEST_POSTGRES_IMAGE)
-	@tests/containers/run.sh $(BIN)/pytest -m 'not slow' tests/integration tests/migrations tests/containers $(TESTS)
+test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)
+	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest -m 'not slow' tests/integration tests/migrations tests/containers $(TESTS)
 
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Check style, formatting and the arrows between packages
