@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Literal
 
@@ -127,6 +127,7 @@ class Worker:
         self._stopping = threading.Event()
         self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._polling = 0
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._counts: Counter[Outcome] = Counter()
@@ -168,8 +169,9 @@ class Worker:
             raise TxboxError(f"the database cannot be used: {error}") from error
         self.source.open()
         self._heartbeat.start()
+        self._polling = self._threads_wanted
         self._threads = [
-            threading.Thread(target=self._poll, name=f"txbox-{self.inbox.subscriber_id}-{number}", daemon=True)
+            threading.Thread(target=self._work, name=f"txbox-{self.inbox.subscriber_id}-{number}", daemon=True)
             for number in range(1, self._threads_wanted + 1)
         ]
         for thread in self._threads:
@@ -194,8 +196,6 @@ class Worker:
         drained = not self.running
         if self._threads:
             if drained:
-                self._heartbeat.stop()
-                self.source.close()
                 self._threads = []
             emit(self._hooks, Stopped(self.inbox.subscriber_id, self.source.name, drained))
         return drained
@@ -211,16 +211,29 @@ class Worker:
         Returns:
             Whether everything was drained, as ``stop``.
         """
-        # Before signals are ours, so that one which comes during the start is not forgotten.
-        self._make_ready()
-        with _SignalsStop(self._wake):
-            self._start()
+        with ExitStack() as signals:
+            with self._starting:
+                # Before signals are ours, so that one which comes during the start is not forgotten.
+                self._make_ready()
+                signals.enter_context(_SignalsStop(self._wake))
+                self._start()
             number = self._wake.get()
             if number is not None:
                 _log.info("%s: finishing what was taken; once more to leave at once", number.name)
             return self.stop(timeout)
 
     # --- a polling thread --------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Poll; the last thread to leave closes what they shared, whoever stopped them and whether anyone waits."""
+        self._poll()
+        with self._lock:
+            self._polling -= 1
+            last = not self._polling
+        if last:
+            self._heartbeat.stop()
+            with self._told_or_logged("close its source"):
+                self.source.close()
 
     def _poll(self) -> None:
         failures = 0
@@ -292,10 +305,10 @@ class Worker:
         acked: set[str] = set()
         # Nothing is lost: what was not acked or handed back comes again when its visibility ends.
         if to_ack:
-            with self._told_or_logged("ack"):
+            with self._told_or_logged("ack a batch"):
                 acked = set(self.source.ack(to_ack))
         if to_hand_back:
-            with self._told_or_logged("hand back"):
+            with self._told_or_logged("hand back a batch"):
                 self.source.hand_back(to_hand_back)
         with self._lock:
             self._counts.update(settlement.outcome for settlement in settlements)
@@ -319,9 +332,9 @@ class Worker:
         try:
             yield
         except BrokerError as error:
-            _log.warning("%s could not %s a batch: %s", self.inbox.subscriber_id, what, error)
+            _log.warning("%s could not %s: %s", self.inbox.subscriber_id, what, error)
         except Exception:  # noqa: BLE001 - a source is replaceable code, and must not take the thread with it
-            _log.exception("%s could not %s a batch, in a way that was not foreseen", self.inbox.subscriber_id, what)
+            _log.exception("%s could not %s, in a way that was not foreseen", self.inbox.subscriber_id, what)
 
     def _await_database(self, trouble: BaseException) -> None:
         """Take nothing more from the broker until the database can be used again."""

@@ -1,0 +1,54 @@
+"""Ids: which ones the inbox can keep, and which ones it refuses."""
+
+import random
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from support.inbox import recorded
+from txbox import Inbox, InvalidMessageId
+
+
+@pytest.mark.parametrize("message_id", ["", "a\0b", "x" * 1_001, "\ud800"], ids=["empty", "NUL", "long", "surrogate"])
+def test_an_id_that_cannot_be_kept_is_refused_and_the_transaction_goes_on(
+    engine: Engine, inbox: Inbox, message_id: str
+) -> None:
+    with engine.begin() as connection:
+        for call in (inbox.record, lambda lent, one: inbox.record_many(lent, ["m-0", one])):
+            with pytest.raises(InvalidMessageId):
+                call(connection, message_id)
+        assert inbox.record(connection, "m-1")
+    assert recorded(engine) == [("billing", "m-1")]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, b"m-1"])
+def test_an_id_that_is_no_text_is_refused(engine: Engine, inbox: Inbox, wrong: Any) -> None:
+    with engine.begin() as connection:
+        with pytest.raises(TypeError):
+            inbox.record(connection, wrong)
+        with pytest.raises(TypeError):
+            inbox.record_many(connection, ["m-0", wrong])
+    assert recorded(engine) == []
+
+
+def test_the_longest_id_of_the_longest_subscriber_fits_into_the_key(engine: Engine) -> None:
+    # Random, because Postgres compresses: a thousand times the same letter would prove nothing.
+    letters = random.Random(1)
+    longest = "".join(chr(letters.randrange(0x21, 0x7F)) for _ in range(1_000))
+    subscriber = "".join(chr(letters.randrange(0x21, 0x7F)) for _ in range(200))
+    with engine.begin() as connection:
+        assert Inbox(subscriber).record(connection, longest) is True
+        assert Inbox(subscriber).record(connection, longest) is False
+
+
+@pytest.mark.parametrize("odd", ['"', "\\", "{", "}", ",", "NULL", " ", "a,b", '","', "%s", "%", "é\U0001f600", "\n"])
+def test_an_id_of_any_text_is_recorded_as_it_is(engine: Engine, odd: str) -> None:
+    ids = {odd, f"{odd}-2", "plain"}
+    inbox = Inbox("billing")
+    with engine.begin() as connection:
+        assert inbox.record_many(connection, ids) == ids
+        assert inbox.record_many(connection, ids) == set()
+        assert not inbox.record(connection, odd)
+    with engine.connect() as connection:
+        assert set(connection.exec_driver_sql("SELECT message_id FROM processed_message").scalars()) == ids

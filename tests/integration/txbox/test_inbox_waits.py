@@ -1,0 +1,144 @@
+"""Two transactions with the same message: the second one waits for the end of the first, within bounds."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
+
+from support.blocking import backend_pid, wait_until_blocked
+from support.inbox import lock_timeout, recorded
+from txbox import Inbox, InFlight
+from txbox.sqlstates import SERIALIZATION_FAILURE, sqlstate
+
+ISOLATION_LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+WITH_ONE_SNAPSHOT = ["REPEATABLE READ", "SERIALIZABLE"]
+
+
+@contextmanager
+def second_waits_for_first(
+    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor, isolation: str
+) -> Iterator[tuple[Connection, Connection, "Future[bool]"]]:
+    """Two transactions with snapshots of their own; the first has recorded m-1, the second waits for its end."""
+    engine = engine.execution_options(isolation_level=isolation)
+    with engine.connect() as first, engine.connect() as second:
+        pid = backend_pid(second)  # the statement also takes the snapshot of a transaction that has but one
+        assert inbox.record(first, "m-1") is True
+        waiting = pool.submit(inbox.record, second, "m-1")
+        try:
+            wait_until_blocked(engine, pid)
+            yield first, second, waiting
+        finally:
+            first.invalidate()  # whatever went wrong: nobody waits for the first one any more
+
+
+def test_who_waits_for_a_commit_finds_a_duplicate_at_read_committed(
+    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor
+) -> None:
+    with second_waits_for_first(engine, inbox, pool, "READ COMMITTED") as (first, second, waiting):
+        first.commit()
+        assert waiting.result(30) is False
+        second.commit()
+    assert recorded(engine) == [("billing", "m-1")]
+
+
+@pytest.mark.parametrize("isolation", WITH_ONE_SNAPSHOT)
+def test_who_waits_for_a_commit_with_an_older_snapshot_has_to_run_again(
+    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor, isolation: str
+) -> None:
+    with second_waits_for_first(engine, inbox, pool, isolation) as (first, second, waiting):
+        first.commit()
+        with pytest.raises(OperationalError) as caught:
+            waiting.result(30)
+        assert sqlstate(caught.value) == SERIALIZATION_FAILURE
+        second.rollback()
+        assert inbox.record(second, "m-1") is False, "with a newer snapshot, the truth comes out"
+    assert recorded(engine) == [("billing", "m-1")]
+
+
+@pytest.mark.parametrize("isolation", WITH_ONE_SNAPSHOT)
+def test_a_commit_that_an_older_snapshot_cannot_see_is_never_read_as_a_duplicate(
+    engine: Engine, inbox: Inbox, isolation: str
+) -> None:
+    isolated = engine.execution_options(isolation_level=isolation)
+    with isolated.connect() as older:
+        backend_pid(older)
+        with engine.begin() as connection:
+            inbox.record(connection, "m-1")
+        with pytest.raises(OperationalError) as caught:
+            inbox.record_many(older, ["m-1", "m-2"])
+        assert sqlstate(caught.value) == SERIALIZATION_FAILURE
+    assert recorded(engine) == [("billing", "m-1")]
+
+
+@pytest.mark.parametrize("isolation", ISOLATION_LEVELS)
+def test_who_waits_for_a_rollback_is_first(
+    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor, isolation: str
+) -> None:
+    with second_waits_for_first(engine, inbox, pool, isolation) as (first, second, waiting):
+        first.rollback()
+        assert waiting.result(30) is True
+        second.commit()
+    assert recorded(engine) == [("billing", "m-1")]
+
+
+@pytest.mark.parametrize("isolation", ISOLATION_LEVELS)
+def test_who_waits_for_somebody_that_is_killed_is_first(
+    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor, isolation: str
+) -> None:
+    with second_waits_for_first(engine, inbox, pool, isolation) as (first, second, waiting):
+        first.invalidate()  # the connection is cut, as it is when a process dies
+        assert waiting.result(30) is True
+        second.commit()
+    assert recorded(engine) == [("billing", "m-1")]
+
+
+@pytest.mark.parametrize("isolation", ISOLATION_LEVELS)
+@pytest.mark.parametrize("many", [False, True])
+def test_who_waits_for_somebody_that_does_not_end_gives_up_in_time(
+    engine: Engine, pool: ThreadPoolExecutor, isolation: str, many: bool
+) -> None:
+    impatient = Inbox("billing", wait_seconds=0.2)
+    isolated = engine.execution_options(isolation_level=isolation)
+    with isolated.connect() as first, isolated.connect() as second:
+        impatient.record(first, "m-1")
+        waiting: Future[Any] = (
+            pool.submit(impatient.record_many, second, ["m-0", "m-1"])
+            if many
+            else pool.submit(impatient.record, second, "m-1")
+        )
+        with pytest.raises(InFlight) as caught:
+            waiting.result(10)  # far less than for ever, far more than 0.2 seconds on a busy machine
+        assert caught.value.subscriber_id == "billing"
+        assert caught.value.message_ids == (("m-0", "m-1") if many else ("m-1",))
+        second.rollback()
+        assert lock_timeout(second) == "0", "the rollback has put the setting back too"
+        first.commit()
+    assert recorded(engine) == [("billing", "m-1")]
+
+
+def test_the_bound_is_waited_out_and_not_cut_short(engine: Engine, pool: ThreadPoolExecutor) -> None:
+    patient = Inbox("billing", wait_seconds=0.4)
+    with engine.connect() as first, engine.connect() as second:
+        patient.record(first, "m-1")
+        begun = second.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
+        with pytest.raises(InFlight):
+            patient.record(second, "m-1")
+        second.rollback()
+        ended = second.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
+    assert 0.4 <= (ended - begun).total_seconds() < 5
+
+
+def test_a_savepoint_saves_the_rest_of_the_transaction_from_an_in_flight_duplicate(engine: Engine) -> None:
+    impatient = Inbox("billing", wait_seconds=0.05)
+    with engine.connect() as first, engine.begin() as second:
+        impatient.record(first, "m-1")
+        second.exec_driver_sql("SET LOCAL lock_timeout = '7s'")
+        with pytest.raises(InFlight), second.begin_nested():
+            impatient.record(second, "m-1")
+        assert lock_timeout(second) == "7s"
+        assert impatient.record(second, "m-2") is True
+    assert recorded(engine) == [("billing", "m-2")]

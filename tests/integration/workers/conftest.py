@@ -1,0 +1,22 @@
+"""Business tables for a worker, and pauses that no test has to wait out."""
+
+import pytest
+from sqlalchemy import Engine
+
+from support.business import Business
+from support.memory_worker import AT_ONCE
+from txbox_workers import processor as processor_module
+from txbox_workers import worker as worker_module
+from txbox_workers.backoff import Backoff
+
+
+@pytest.fixture
+def business(engine: Engine) -> Business:
+    return Business(engine)
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short pauses between tries: while a server cannot be reached, or a message is in flight elsewhere."""
+    monkeypatch.setattr(worker_module, "OUTAGE_BACKOFF", Backoff(first_seconds=0.02, longest_seconds=0.1))
+    monkeypatch.setattr(processor_module, "IN_FLIGHT_BACKOFF", AT_ONCE)

@@ -1,0 +1,196 @@
+"""Attempts: how they are counted, for suspects in advance, and when a message has had its last one."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from support.blocking import backend_pid
+from support.business import Business, apply, once
+from support.handlers import failing_always, failing_first
+from support.memory_worker import delivery, make, messages, process, work_off
+from support.waiting import wait_until
+from txbox import DeadLetters, Failures, Inbox, Message, Outcome
+from txbox.failures import NO_OUTCOME
+from txbox_workers.memory import MemorySource
+from txbox_workers.outages import DatabaseUnavailable
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
+
+def test_after_its_last_attempt_a_message_is_parked_whole_and_acked(engine: Engine, business: Business) -> None:
+    runs = []
+
+    def handle(session: Session, message: Message) -> None:
+        apply(session, message)
+        if message.id == "bad":
+            runs.append(message)
+            raise ValueError("nul \0 and \N{SNOWMAN}") from KeyError("the cause")
+
+    work_off(MemorySource(messages("a", "bad", "c"), name="queue-7"), engine, handle, max_attempts=3)
+    assert business.applied() == once("ac")
+    assert business.recorded() == {"a", "c"}
+    assert business.failing() == {}
+    # Three deliveries, of which the first ran twice: in the batch, and alone.
+    assert len(runs) == 4
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.message_id, letter.body, letter.headers) == ("bad", b"body of bad", {"colour": "red"})
+    assert (letter.reason, letter.attempts, letter.source) == ("failed", 3, "queue-7")
+    assert letter.error.startswith("ValueError: nul ")
+    assert "KeyError: 'the cause'" in letter.error
+
+
+def test_copies_in_one_batch_of_a_message_that_fails_are_one_attempt(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_always, max_attempts=3)
+    for count in (1, 2):
+        outcomes = process(worker, *(delivery("x", receive_count=count, receipt=f"{count}-{n}") for n in range(10)))
+        assert sorted(outcome for _, outcome in outcomes) == [Outcome.FAILED, *[Outcome.IN_FLIGHT] * 9]
+    outcomes = process(worker, *(delivery("x", receive_count=3, receipt=f"3-{n}") for n in range(10)))
+    assert {outcome for _, outcome in outcomes} == {Outcome.DEAD}
+    assert business.failing() == {}
+    (letter,) = DeadLetters(engine).list()
+    assert letter.attempts == 3
+
+
+def test_a_copy_that_fails_beside_a_letter_joins_it(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_always, max_attempts=1)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.DEAD)]
+    assert process(worker, delivery("x", receipt="copy")) == [("copy", Outcome.DEAD)]
+    assert business.failing() == {}
+    assert len(DeadLetters(engine).list()) == 1
+
+
+def test_a_suspect_that_was_processed_meanwhile_is_a_duplicate(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine)
+    process(worker, delivery("a"))
+    assert process(worker, delivery("a", receive_count=50)) == [("a-50", Outcome.DUPLICATE)]
+    assert business.applied() == once("a")
+    assert business.failing() == {}
+
+
+def test_a_suspect_that_is_processed_elsewhere_while_it_waits_leaves_nothing_behind(
+    engine: Engine, business: Business
+) -> None:
+    worker = make(MemorySource(), engine, inbox=Inbox("billing", wait_seconds=20))
+    with engine.connect() as elsewhere:
+        Inbox("billing").record(elsewhere, "a")
+        outcomes: list[tuple[str, Outcome]] = []
+        waiter = threading.Thread(target=lambda: outcomes.extend(process(worker, delivery("a", receive_count=5))))
+        waiter.start()
+        wait_until(business.failing, "counted in advance")
+        elsewhere.commit()
+    waiter.join(20)
+    assert outcomes == [("a-5", Outcome.DUPLICATE)]
+    assert business.failing() == {}
+
+
+def test_an_attempt_is_taken_back_beside_that_of_a_copy_which_began_later(engine: Engine, business: Business) -> None:
+    """Nothing had failed before the first attempt, so it has no error to put back: what the later one noted stays.
+
+    For one message, which another transaction holds until the end::
+
+        first worker     counts, waits                   loses its connection, takes back
+        second worker                   counts, waits                                      processes
+    """
+    workers = [make(MemorySource(), engine, inbox=Inbox("billing", wait_seconds=60)) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool, engine.connect() as elsewhere:
+        Inbox("billing").record(elsewhere, "a")
+        waits_for_it = f"SELECT pid FROM pg_stat_activity WHERE {backend_pid(elsewhere)} = ANY(pg_blocking_pids(pid))"
+        first = pool.submit(process, workers[0], delivery("a", receive_count=3))
+        (waiting,) = wait_until(lambda: business.rows(waits_for_it), "the first worker waits")
+        second = pool.submit(process, workers[1], delivery("a", receive_count=3, receipt="copy"))
+        wait_until(lambda: business.failing() == {"a": 2}, "the second worker has counted its attempt")
+        business.rows(f"SELECT pg_terminate_backend({waiting})")
+        with pytest.raises(DatabaseUnavailable):
+            first.result(20)
+        assert business.failing() == {"a": 1}, "the second worker's"
+        assert business.rows("SELECT error FROM message_failure") == [NO_OUTCOME]
+        elsewhere.rollback()
+        assert second.result(20) == [("copy", Outcome.PROCESSED)]
+    assert business.applied() == once("a")
+    assert business.failing() == {}
+
+
+def test_deliveries_alone_condemn_nobody(engine: Engine, business: Business) -> None:
+    """Hundreds of deliveries, in outages or beside a deadly message, and not one attempt."""
+    worker = make(MemorySource(), engine, max_attempts=3)
+    assert process(worker, delivery("a", receive_count=500)) == [("a-500", Outcome.PROCESSED)]
+    assert business.applied() == once("a")
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2, 3, 4, 10])
+def test_hand_backs_do_not_cost_a_message_its_attempts(engine: Engine, business: Business, max_attempts: int) -> None:
+    """Delivered fifty times in an outage, or behind the first message of its group; then its handler fails."""
+    worker = make(MemorySource(), engine, failing_always, max_attempts=max_attempts)
+    outcomes = [
+        outcome
+        for count in range(50, 50 + max_attempts)
+        for _, outcome in process(worker, delivery("a", receive_count=count))
+    ]
+    assert outcomes == [*[Outcome.FAILED] * (max_attempts - 1), Outcome.DEAD]
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.reason, letter.attempts) == ("failed", max_attempts)
+    assert letter.error == "ValueError: always"
+
+
+def test_a_letter_that_could_not_be_parked_at_once_keeps_its_reason(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_always, max_attempts=2)
+    process(worker, delivery("a"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE dead_letter RENAME TO elsewhere")
+    with pytest.raises(DatabaseUnavailable):
+        process(worker, delivery("a", receive_count=2))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO dead_letter")
+    assert process(worker, delivery("a", receive_count=3)) == [("a-3", Outcome.DEAD)]
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.reason, letter.attempts, letter.error) == ("failed", 2, "ValueError: always")
+
+
+@pytest.mark.parametrize("max_attempts", [1, 3])
+def test_a_letter_whose_ack_was_lost_is_not_attempted_again(
+    engine: Engine, business: Business, max_attempts: int
+) -> None:
+    runs: list[str] = []
+
+    def handle(session: Session, message: Message) -> None:
+        runs.append(message.id)
+        failing_always(session, message)
+
+    worker = make(MemorySource(), engine, handle, max_attempts=max_attempts)
+    for count in range(1, max_attempts + 1):
+        process(worker, delivery("a", receive_count=count))
+    assert business.letters() == {"a": "failed"}
+    for count in range(max_attempts + 1, max_attempts + 4):
+        assert process(worker, delivery("a", receive_count=count)) == [(f"a-{count}", Outcome.DEAD)]
+    assert len(runs) == max_attempts
+    assert len(DeadLetters(engine).list()) == 1
+
+
+def test_an_attempt_that_was_taken_back_does_not_look_like_a_crash(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_first("a"), max_attempts=3)
+    assert process(worker, delivery("a", receive_count=2)) == [("a-2", Outcome.FAILED)]
+    with engine.connect() as elsewhere:
+        Inbox("billing").record(elsewhere, "a")
+        assert process(worker, delivery("a", receive_count=3)) == [("a-3", Outcome.IN_FLIGHT)]
+        elsewhere.rollback()
+    assert process(worker, delivery("a", receive_count=4)) == [("a-4", Outcome.FAILED)]
+    assert process(worker, delivery("a", receive_count=5)) == [("a-5", Outcome.PROCESSED)]
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2, 3, None])
+def test_a_success_leaves_no_failure_behind(engine: Engine, business: Business, max_attempts: int | None) -> None:
+    worker = make(MemorySource(), engine, max_attempts=max_attempts)
+    for receive_count in range(1, 5):
+        process(worker, delivery(f"m{receive_count}", receive_count=receive_count))
+    assert len(business.applied()) == 4
+    assert business.failing() == {}
+
+
+def test_failures_are_forgotten_with_the_success(engine: Engine, business: Business) -> None:
+    Failures(engine, "billing").fail("a", ValueError("once"))
+    worker = make(MemorySource(), engine)
+    process(worker, delivery("a", receive_count=2))
+    assert business.failing() == {}

@@ -1,0 +1,174 @@
+"""Handlers that misbehave in the transaction that the worker lends them."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from support.business import Business, apply, once
+from support.handlers import (
+    REFUSED,
+    TOLERATED,
+    commits_behind_everything,
+    commits_by_sql,
+    commits_by_sql_behind_everything,
+    commits_the_connection,
+    handler_options,
+    rolls_back_behind_everything,
+    rolls_the_session_back,
+    swallows_the_error_of_a_statement,
+    with_bad,
+)
+from support.memory_worker import messages, work_off
+from txbox import Message, Outcome
+from txbox_workers.memory import MemorySource
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
+
+@pytest.mark.parametrize("mode", ["batch", "message", "batch_handler"])
+@pytest.mark.parametrize("behaviour", TOLERATED)
+def test_a_handler_that_does_as_it_would_with_its_own_session_is_understood(
+    engine: Engine, business: Business, behaviour: Callable[[Session], None], mode: str
+) -> None:
+    work_off(
+        MemorySource(messages("a", "bad", "c")), engine, max_attempts=2, **handler_options(with_bad(behaviour), mode)
+    )
+    assert business.applied() == once(["a", "bad", "c"])
+    assert business.letters() == {}
+    if "ADD" in behaviour.__code__.co_names:
+        assert business.balance() == 1
+
+
+@pytest.mark.parametrize("mode", ["batch", "message", "batch_handler"])
+@pytest.mark.parametrize("behaviour", REFUSED)
+def test_a_handler_that_undoes_or_ends_the_transaction_fails_alone(
+    engine: Engine, business: Business, behaviour: Callable[[Session], None], mode: str
+) -> None:
+    source = MemorySource(messages("a", "bad", "c"))
+    worker = work_off(source, engine, max_attempts=2, **handler_options(with_bad(behaviour), mode))
+    assert business.applied() == once("ac")
+    assert business.balance() == 0
+    assert business.recorded() == {"a", "c"}, "what is recorded was applied, and nothing else"
+    assert business.letters() == {"bad": "failed"}
+    assert worker.counts == {Outcome.PROCESSED: 2, Outcome.FAILED: 1, Outcome.DEAD: 1}
+
+
+def test_a_handler_may_commit_a_connection_of_its_own(engine: Engine, business: Business) -> None:
+    def handle(session: Session, message: Message) -> None:
+        with session.get_bind().engine.begin() as beside:
+            beside.exec_driver_sql("UPDATE account SET balance = balance + 1 WHERE account_id = 2")
+        apply(session, message)
+
+    work_off(MemorySource(messages("a", "b")), engine, handle)
+    assert business.applied() == once("ab")
+    assert business.balance(2) == 2
+
+
+@pytest.mark.parametrize("leaves", ["SET LOCAL search_path TO pg_temp", "SET LOCAL ROLE pg_monitor"])
+def test_what_a_handler_leaves_behind_in_its_transaction_does_not_harm_the_next_attempt(
+    engine: Engine, business: Business, leaves: str
+) -> None:
+    runs: list[str] = []
+
+    def handle(session: Session, message: Message) -> None:
+        runs.append(message.id)
+        apply(session, message)
+        if len(runs) == 1:
+            raise ValueError("a passing trouble")
+        session.execute(text(leaves))
+
+    work_off(MemorySource(messages("a")), engine, handle, max_attempts=3)
+    assert business.applied() == once("a")
+    assert business.failing() == {}
+    assert len(runs) == 2
+
+
+def test_a_rollback_behind_sqlalchemy_is_noticed(engine: Engine, business: Business) -> None:
+    work_off(MemorySource(messages("a", "bad", "c")), engine, with_bad(rolls_back_behind_everything), max_attempts=2)
+    assert business.applied() == once("ac")
+    assert business.recorded() == {"a", "c"}
+    assert business.letters() == {"bad": "failed"}
+
+
+@pytest.mark.parametrize("mode", ["batch", "message"])
+@pytest.mark.parametrize("behaviour", [commits_behind_everything, commits_by_sql_behind_everything])
+def test_a_commit_behind_sqlalchemy_is_not_prevented_but_logged_with_what_it_may_have_cost(
+    engine: Engine,
+    business: Business,
+    caplog: pytest.LogCaptureFixture,
+    behaviour: Callable[[Session], None],
+    mode: str,
+) -> None:
+    source = MemorySource(messages("a", "bad", "c"))
+    work_off(source, engine, max_attempts=2, **handler_options(with_bad(behaviour), mode))
+    (error,) = [record for record in caplog.records if record.name == "txbox" and record.levelno >= logging.ERROR]
+    assert "ended the worker's transaction behind SQLAlchemy's back" in error.message
+    assert "recorded in it and not handled yet may have been committed" in error.message
+    # In a batch it has come to that: c was recorded with the others, and its handler has never run.
+    lost = {"c"} if mode == "batch" else set()
+    assert business.recorded() == {"a", "bad", "c"}
+    assert business.applied() == once({"a", "bad", "c"} - lost)
+    assert business.letters() == {}
+
+
+@pytest.mark.parametrize("behaviour", [commits_the_connection, commits_by_sql, swallows_the_error_of_a_statement])
+@pytest.mark.parametrize("reset", [None, "commit"])
+def test_nothing_half_done_stays_in_a_pool_that_does_not_roll_back(
+    schema_url: str, business: Business, reset: Any, behaviour: Callable[[Session], None]
+) -> None:
+    engine = create_engine(schema_url, pool_size=1, max_overflow=0, pool_reset_on_return=reset)
+    work_off(MemorySource(messages("a", "bad", "c")), engine, with_bad(behaviour), max_attempts=1)
+    work_off(MemorySource(messages("d")), engine)
+    engine.dispose()
+    assert business.applied() == once("acd")
+    assert business.recorded() == {"a", "c", "d"}
+
+
+@pytest.mark.parametrize("how", ["close", "invalidate", "terminate"])
+def test_a_handler_that_loses_its_connection_is_parked_and_nobody_with_it(
+    engine: Engine, business: Business, how: str
+) -> None:
+    runs = []
+
+    def lose(session: Session) -> None:
+        runs.append(1)
+        connection = session.connection()
+        if how == "terminate":
+            session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        else:
+            getattr(connection, how)()
+
+    work_off(MemorySource(messages("a", "bad", "c")), engine, with_bad(lose), max_attempts=3)
+    assert business.applied() == once("ac")
+    assert business.letters() == {"bad": "crashed"}
+    assert len(runs) <= 3
+
+
+def test_sessions_are_made_by_the_factory_of_the_host(engine: Engine, business: Business) -> None:
+    class HostSession(Session):
+        pass
+
+    seen = []
+
+    def handle(session: Session, message: Message) -> None:
+        seen.append((type(session), session.expire_on_commit))
+        apply(session, message)
+
+    factory = sessionmaker(class_=HostSession, expire_on_commit=False)
+    work_off(MemorySource(messages("a")), engine, handle, session_factory=factory)
+    assert len(seen) == 1
+    assert issubclass(seen[0][0], HostSession)
+    assert seen[0][1] is False
+    assert business.applied() == once("a")
+
+
+def test_one_connection_is_enough_for_one_thread(schema_url: str, business: Business) -> None:
+    engine = create_engine(schema_url, pool_size=1, max_overflow=0, pool_timeout=2)
+    work_off(MemorySource(messages("a", "bad", "c")), engine, with_bad(rolls_the_session_back), max_attempts=4)
+    engine.dispose()
+    assert business.applied() == once("ac")
+    assert business.letters() == {"bad": "failed"}
