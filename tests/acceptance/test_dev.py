@@ -20,7 +20,7 @@ import pytest
 
 import txbox
 import txbox_workers
-from support.program import Running
+from support.program import COMMAND, Running
 from support.program import txbox as run_process
 
 READY = "Ctrl-C stops"
@@ -90,6 +90,7 @@ def test_what_it_prints_works(dev: Callable[..., Running]) -> None:
     environment = exports(running)
     urls = [line.split()[-1] for line in running.out if line.startswith("# queue ")]
     assert [url.rpartition("/")[2] for url in urls] == ["orders", "orders.fifo"]
+    assert environment["QUEUE_URL"] == urls[0]
     for url in urls:
         ended = run_process("status", "--queue", url, env=environment)
         assert (ended.status, ended.err) == (0, "")
@@ -97,9 +98,30 @@ def test_what_it_prints_works(dev: Callable[..., Running]) -> None:
     assert run_process("db", "check", env=environment).status == 0
 
 
+@pytest.mark.parametrize("take_over", ['. "$0"', 'eval "$(cat "$0")"'], ids=["source", "eval"])
+def test_a_shell_can_take_it_over(dev: Callable[..., Running], tmp_path: Path, take_over: str) -> None:
+    running = dev("--queue", "orders")
+    (tmp_path / "dev.env").write_text("".join(running.out))
+    ended = subprocess.run(
+        [
+            "sh",
+            "-euc",
+            f'{take_over}\nexec {shlex.join(COMMAND)} status --queue "$QUEUE_URL"',
+            str(tmp_path / "dev.env"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "inbox: 0 rows\nqueue: 0 waiting, 0 delivered, 0 delayed\n"
+
+
 def test_as_json_and_a_port_that_is_in_use_is_refused(dev: Callable[..., Running]) -> None:
     printed = json.loads("".join(dev("--json", "--queue", "orders").out))
     environment = printed["environment"]
+    assert environment["QUEUE_URL"] == printed["queues"]["orders"]
     assert run_process("status", "--queue", printed["queues"]["orders"], env=environment).status == 0
     port = environment["TXBOX_DATABASE_URL"].rpartition(":")[2].partition("/")[0]
     run_process("dev", "--port", port).failed_in_one_line(1, f"port {port} of 127.0.0.1 is in use: name another port")
@@ -108,6 +130,7 @@ def test_as_json_and_a_port_that_is_in_use_is_refused(dev: Callable[..., Running
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_however_it_ends_nothing_is_left(dev: Callable[..., Running], number: signal.Signals) -> None:
     running = dev()
+    assert "QUEUE_URL" not in exports(running)
     processes, directory = family(running), directory_of(running)
     assert len(processes) > 4  # two keepers, two servers, and PostgreSQL's own
     assert directory.exists()

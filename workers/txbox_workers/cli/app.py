@@ -5,39 +5,77 @@ import sys
 from typing import Annotated, Protocol, runtime_checkable
 
 import typer
+from typer.core import TyperGroup
 
 import txbox
 from txbox_workers.cli import db, dead_letters, demo, dev, status, worker
 from txbox_workers.cli.errors import UsageError, explain, mask, masked_traceback
+from txbox_workers.cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE
+from txbox_workers.settings import DATABASE_URL_VARIABLE
 
 __all__ = ["app", "run"]
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+DEFAULT_LOG_LEVEL = "WARNING"
+
+ANYWHERE = ("debug", "log_level")
+"""Options of the program that may stand after a command as well."""
+
+# \b keeps the lines of a paragraph as they are.
+EPILOGUE = f"""\b
+Environment:
+  {DATABASE_URL_VARIABLE:21}  the database, where --url does not name it
+  {SCHEMA_VARIABLE:21}  the schema, where --schema does not name it
+  {PREFIX_VARIABLE:21}  the prefix, where --prefix does not name it
+
+SQS is found as boto3 finds it: by AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_PROFILE and the like.
+
+New here? `txbox demo` shows it at work on a database and a queue of its own."""
 
 app = typer.Typer(
     name="txbox",
     help="Process every message exactly once in effect, with nothing but the Postgres you already have.",
-    epilog="New here? `txbox demo` shows it at work on a database and a queue of its own.",
+    epilog=EPILOGUE,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its panels break lines in the middle of a paragraph, and cut long words off
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo.demo)
-app.command("dev")(dev.dev)
+# A short help is one line of the list of commands at 80 columns.
+app.command("demo", short_help="See it count to the cent while workers are killed.")(demo.demo)
+app.command("dev", short_help="Start a PostgreSQL and an SQS of your own.")(dev.dev)
 app.command("worker")(worker.worker)
-app.command("status")(status.status)
+app.command("status", short_help="Show what is processed, what waits, what is parked.")(status.status)
 app.add_typer(db.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters")
 
-INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+def _log_from(level: str | None) -> None:
+    if level is None:
+        return
+    if level.upper() not in LOG_LEVELS:
+        raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, not {level}")
+    _log_to_stderr(logging.getLevelNamesMapping()[level.upper()])
 
 
 @app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
     debug: Annotated[  # noqa: ARG001 - shown here, taken by `run`
-        bool, typer.Option("--debug", help="Show a traceback when something fails. May stand anywhere.")
+        bool, typer.Option("--debug", help="Show a traceback when something fails.", expose_value=False)
     ] = False,
-    log_level: Annotated[str, typer.Option(help="Log this level and above to stderr.")] = "WARNING",
+    log_level: Annotated[  # noqa: ARG001 - shown here, taken by its callback
+        str | None,
+        typer.Option(
+            metavar="LEVEL",
+            help=f"Log to stderr from this level on: {', '.join(LOG_LEVELS)}; {DEFAULT_LOG_LEVEL} by default.",
+            callback=_log_from,
+            expose_value=False,
+        ),
+    ] = None,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
@@ -46,9 +84,20 @@ def _options(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit
-    if log_level.upper() not in LOG_LEVELS:
-        raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, not {log_level}")
-    _log_to_stderr(logging.getLevelNamesMapping()[log_level.upper()])
+
+
+def _program() -> TyperGroup:
+    """Build the program; what may stand anywhere becomes an option of every command."""
+    program = typer.main.get_command(app)
+    assert isinstance(program, TyperGroup)  # noqa: S101 - for the type checker
+    anywhere = [option for option in program.params if option.name in ANYWHERE]
+    below = list(program.commands.values())
+    while below:
+        command = below.pop()
+        command.params.extend(anywhere)
+        if isinstance(command, TyperGroup):
+            below.extend(command.commands.values())
+    return program
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -64,8 +113,11 @@ def run(arguments: list[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
+    _log_from(DEFAULT_LOG_LEVEL)
     try:
-        status = app(args=[one for one in given if one != "--debug"], prog_name="txbox", standalone_mode=False)
+        status = _program().main(
+            args=[one for one in given if one != "--debug"], prog_name="txbox", standalone_mode=False
+        )
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:  # noqa: BLE001 - whatever it is, it ends as one line
@@ -102,7 +154,8 @@ def _fail(line: str, status: int) -> int:
 def _log_to_stderr(level: int) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_MaskingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(handlers=[handler])  # the first time only
+    logging.getLogger().setLevel(level)
     # At DEBUG these would write down message bodies, statements with their values, and request headers.
     for talkative in ("alembic", "boto3", "botocore", "psycopg", "sqlalchemy", "urllib3"):
         logging.getLogger(talkative).setLevel(max(level, logging.WARNING))
@@ -113,6 +166,3 @@ class _MaskingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return mask(super().format(record))
-
-
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")

@@ -53,7 +53,7 @@ def downgrade(
     _say_change(change.before, change.after)
 
 
-@app.command()
+@app.command(short_help="Compare the tables with what they should be.")
 def check(
     url: UrlOption = None, schema: SchemaOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
 ) -> int:

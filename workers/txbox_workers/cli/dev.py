@@ -26,13 +26,17 @@ def dev(
     port: Annotated[
         int | None, typer.Option(help="The database's port; without it, a free one.", min=1, max=65_535)
     ] = None,
-    queues: Annotated[list[str] | None, typer.Option("--queue", help="Create this SQS queue. Repeatable.")] = None,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option("--queue", help="Create this SQS queue. Repeatable; QUEUE_URL is the first one's URL."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the environment as JSON.")] = False,
 ) -> None:
     """Start a PostgreSQL and a local SQS, create the tables, print the environment to export, wait for Ctrl-C.
 
-    Both listen on 127.0.0.1 only. In another terminal, paste the printed lines; then services, `txbox worker` and
-    `txbox status` find both. If this process is killed, both servers end with it.
+    Both listen on 127.0.0.1 only. In another terminal, paste the printed lines, or `source` a file that they were
+    written to; then services, `txbox worker` and `txbox status` find both. If this process is killed, both servers end
+    with it.
     """
     from txbox_migrations import upgrade_database
     from txbox_workers.embedded.services import DevServices
@@ -50,6 +54,8 @@ def dev(
         os.environ.update(environment)  # boto3's way to be told where SQS is
         elsewhere = os.environ.pop("AWS_ENDPOINT_URL_SQS", None)  # it would come before the general one
         queue_urls = {name: create_queue(name) for name in queues or ()}
+        if queue_urls:
+            environment["QUEUE_URL"] = next(iter(queue_urls.values()))
         if as_json:
             print_json({"environment": environment, "queues": queue_urls})
         else:

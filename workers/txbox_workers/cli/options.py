@@ -14,6 +14,8 @@ from txbox_workers.cli.errors import UsageError
 from txbox_workers.settings import DATABASE_URL_VARIABLE, Settings, database_engine, database_url
 
 __all__ = [
+    "PREFIX_VARIABLE",
+    "SCHEMA_VARIABLE",
     "Database",
     "JsonOption",
     "PrefixOption",
@@ -24,14 +26,22 @@ __all__ = [
     "require_queue_url",
 ]
 
+SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
+PREFIX_VARIABLE = "TXBOX_TABLE_PREFIX"
+
 UrlOption = Annotated[
     str | None,
     typer.Option("--url", help=f"The database, postgresql://user:password@host/name. Or {DATABASE_URL_VARIABLE}."),
 ]
 SchemaOption = Annotated[
-    str | None, typer.Option("--schema", help="The schema of the tables; without it, the search path decides.")
+    str | None,
+    typer.Option(
+        "--schema", help=f"The schema of the tables. Or {SCHEMA_VARIABLE}; without either, the search path decides."
+    ),
 ]
-PrefixOption = Annotated[str | None, typer.Option("--prefix", help="What the tables' names start with.")]
+PrefixOption = Annotated[
+    str | None, typer.Option("--prefix", help=f"What the tables' names start with. Or {PREFIX_VARIABLE}.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -1,6 +1,7 @@
 """``txbox worker``: run a worker of yours as a process."""
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from txbox_workers.cli.errors import CommandFailed, UsageError
 from txbox_workers.worker import STOP_SECONDS, Worker
 
 __all__ = ["worker"]
+
+HANDLER_PARAMETERS = 2
+"""Session and message."""
 
 
 def worker(
@@ -54,16 +58,46 @@ def load(target: str) -> Worker:
         raise UsageError(f"{target!r} is not of the form MODULE:NAME, such as billing:worker")
     module = _import(module_name)
     found = getattr(module, name, None)
+    workers = sorted(known for known, value in vars(module).items() if isinstance(value, Worker))
     if found is None:
-        workers = sorted(known for known, value in vars(module).items() if isinstance(value, Worker))
         hint = f"; it has {', '.join(workers)}" if workers else ""
         raise UsageError(f"module {module_name} has no {name}{hint}")
-    if not isinstance(found, Worker) and callable(found):
+    what = f"{target} is a {type(found).__name__}"
+    if wanted := _required_parameters(found):
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        what = f"{target} is the {kind} {name}({', '.join(wanted)})"
+    elif callable(found) and not isinstance(found, Worker):
         with _own_code_of(f"{target}()"):
             found = found()
+        what = f"{target}() returned a {type(found).__name__}"
     if not isinstance(found, Worker):
-        raise UsageError(f"{target} is a {type(found).__name__}, not a worker or a function that returns one")
+        raise UsageError(f"{what}, not a worker; {_instead(module_name, name, wanted, workers)}")
     return found
+
+
+def _required_parameters(found: object) -> list[str]:
+    """Return what has to be given when this is called; a function that makes a worker wants nothing."""
+    if not callable(found):
+        return []
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # written in C, without a signature
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
+
+
+def _instead(module_name: str, name: str, wanted: list[str], workers: list[str]) -> str:
+    """Say what to do instead: run a worker that is there, or make one of what looks like a handler."""
+    if workers:
+        return "run " + " or ".join(f"`txbox worker {module_name}:{worker}`" for worker in workers)
+    if len(wanted) == HANDLER_PARAMETERS:
+        subscriber = module_name.rpartition(".")[2]
+        return (
+            f"write `worker = SqsWorker(queue_url, inbox=Inbox({subscriber!r}), engine=engine, handler={name})` there, "
+            f"and run `txbox worker {module_name}:worker`"
+        )
+    return "name a worker, or a function without parameters that returns one"
 
 
 def _import(module_name: str) -> ModuleType:

@@ -123,7 +123,7 @@ def test_a_second_signal_ends_it_at_once(
 def test_a_drain_that_takes_too_long_is_a_failure(
     directory: Path, environment: dict[str, str], queue: str, sqs: "SQSClient"
 ) -> None:
-    arguments = ("--log-level", "INFO", "worker", "billing:worker", "--stop-seconds", "0.2")
+    arguments = ("worker", "billing:worker", "--log-level", "INFO", "--stop-seconds", "0.2")
     with Running(*arguments, cwd=directory, env=environment) as running:
         send(sqs, queue, "slow")
         running.says("at work on slow")
@@ -157,7 +157,8 @@ def test_log_lines_show_no_password_and_no_bodies(
             2,
             "module billing has no nothing; it has no_queue, no_table, refused_port, worker, wrong_password",
         ),
-        ("engine", 2, "is a Engine, not a worker or a function that returns one"),
+        ("engine", 2, "billing:engine is a Engine, not a worker; run `txbox worker billing:no_queue` or "),
+        ("handler", 2, "billing:handler is the function handler(session, message), not a worker; run `txbox worker b"),
     ],
 )
 def test_a_worker_that_cannot_start_is_one_line(

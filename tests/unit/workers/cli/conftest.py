@@ -1,5 +1,6 @@
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -8,8 +9,9 @@ from txbox_workers.cli.app import run
 
 
 @pytest.fixture
-def txbox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+def txbox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ended]]:
     """Run the program in this process."""
+    level = logging.getLogger().level
     monkeypatch.delenv("TXBOX_DATABASE_URL", raising=False)
     monkeypatch.setattr(sys, "path", sys.path[:])
 
@@ -18,4 +20,5 @@ def txbox(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         status = run(list(arguments))
         return Ended(status, *capsys.readouterr())
 
-    return txbox
+    yield txbox
+    logging.getLogger().setLevel(level)

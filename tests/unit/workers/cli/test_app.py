@@ -1,16 +1,21 @@
 """What needs no server: arguments that cannot be meant, and the ways the program ends."""
 
+import logging
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import txbox as library
 from support.program import Ended
 from txbox_workers.cli import app, status
 from txbox_workers.cli.app import run
+from txbox_workers.settings import Settings
 
 Txbox = Callable[..., Ended]
 
@@ -37,6 +42,9 @@ WRONG = [
     (["dev", "--data", __file__], "is a file"),
     (["dev", "--queue", "no good"], "SQS allows letters"),
     (["--log-level", "LOUD", "status"], "--log-level must be one of DEBUG, INFO, WARNING, ERROR, not LOUD"),
+    (["status", "--log-level", "LOUD"], "--log-level must be one of DEBUG, INFO, WARNING, ERROR, not LOUD"),
+    (["db", "--log-level", "LOUD", "check"], "--log-level must be one of DEBUG, INFO, WARNING, ERROR, not LOUD"),
+    (["worker", "json:dumps", "--log-level"], "'--log-level' requires an argument"),
     (["status"], "give --url or set TXBOX_DATABASE_URL"),
     (["status", "--url", "127.0.0.1"], "this is not a database URL; give postgresql://user:password@host"),
     (["status", "--url", "postgresql://u:hunter2@127.0.0.1:port/x"], "this is not a database URL"),
@@ -48,7 +56,9 @@ WRONG = [
     (["worker", "nosuch:worker"], "there is no module nosuch here"),
     (["worker", "json.nosuch:worker"], "there is no module json.nosuch here"),
     (["worker", "json:nosuch"], "module json has no nosuch"),
-    (["worker", "json:__name__"], "is a str, not a worker or a function that returns one"),
+    (["worker", "json:__name__"], "is a str, not a worker; name a worker, or a function without parameters that"),
+    (["worker", "json:detect_encoding"], "is the function detect_encoding(b), not a worker; name a worker, or a"),
+    (["worker", "fractions:Fraction"], "fractions:Fraction() returned a Fraction, not a worker; name a worker, or"),
     (["worker", "json:dumps", "--stop-seconds", "soon"], "should be a valid number"),
 ]
 
@@ -66,7 +76,7 @@ MODULES = {
     "leaves": ("raise SystemExit(3)", "module leaves failed: SystemExit: 3"),
     "reads": ("import os\nos.environ['NO_SUCH_VARIABLE']", "module reads failed: KeyError: 'NO_SUCH_VARIABLE'"),
     "raises": ("def worker():\n    raise ValueError('no\\nqueue')", "raises:worker() failed: ValueError: no queue"),
-    "wants": ("def worker(url):\n    ...", "wants:worker() failed: TypeError: worker() missing 1 required"),
+    "wants": ("def worker():\n    return len()", "wants:worker() failed: TypeError: len() takes exactly one argument"),
     "refuses": ("import txbox\ndef worker():\n    return txbox.Inbox('')", "Inbox.subscriber_id must be"),
     "connects": (
         "from sqlalchemy import create_engine\ncreate_engine('postgresql+psycopg://u:hunter2@127.0.0.1:1/x').connect()",
@@ -102,7 +112,78 @@ def test_a_module_that_lacks_the_name_says_which_workers_it_has(
     )
     monkeypatch.chdir(tmp_path)
     txbox("worker", "has_workers:worker").failed_in_one_line(2, "has no worker; it has orders, refunds")
-    txbox("worker", "has_workers:nothing").failed_in_one_line(2, "is a NoneType, not a worker")
+    instead = "not a worker; run `txbox worker has_workers:orders` or `txbox worker has_workers:refunds`"
+    txbox("worker", "has_workers:nothing").failed_in_one_line(
+        2, f"has_workers:nothing() returned a NoneType, {instead}"
+    )
+    txbox("worker", "has_workers:Inbox").failed_in_one_line(2, f"is the class Inbox(subscriber_id), {instead}")
+
+
+def test_a_handler_is_told_from_a_worker_and_never_called(
+    txbox: Txbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "billing.py").write_text(
+        "def on_purchase(session, message, *, tax=0, **_):\n    raise SystemExit(9)\n"
+    )
+    txbox("worker", "shop.billing:on_purchase").failed_in_one_line(
+        2,
+        "shop.billing:on_purchase is the function on_purchase(session, message), not a worker; write "
+        "`worker = SqsWorker(queue_url, inbox=Inbox('billing'), engine=engine, handler=on_purchase)` there, and run "
+        "`txbox worker shop.billing:worker`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "level"),
+    [
+        (["db", "check"], logging.WARNING),
+        (["--log-level", "DEBUG", "db", "check"], logging.DEBUG),
+        (["db", "--log-level", "info", "check"], logging.INFO),
+        (["db", "check", "--log-level=debug"], logging.DEBUG),
+        (["--log-level", "DEBUG", "db", "check", "--log-level", "ERROR"], logging.ERROR),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_the_log_level_may_stand_before_and_after_the_command(arguments: list[str], level: int, txbox: Txbox) -> None:
+    txbox(*arguments).failed_in_one_line(2, "no database is named")
+    assert logging.getLogger("txbox").getEffectiveLevel() == level
+    assert logging.getLogger("sqlalchemy").getEffectiveLevel() == max(level, logging.WARNING)
+
+
+def pages(group: Any = None, *path: str) -> Iterator[tuple[str, ...]]:
+    """The program, its groups and its commands, by what stands before their --help."""
+    group = group or typer.main.get_command(app.app)
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from pages(command, *path, name)
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+@pytest.mark.parametrize("path", list(pages()), ids=lambda path: " ".join(("txbox", *path)))
+def test_help_fills_its_lines_and_cuts_nothing_off(
+    path: tuple[str, ...], columns: int, txbox: Txbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    page = txbox(*path, "--help").out
+    assert "--log-level LEVEL" in page
+    assert [line for line in page.splitlines() if len(line) > WIDTH] == []
+    assert [line for line in page.splitlines()[1:] if line.endswith(("...", "…"))] == []
+    prose = page.partition("\n\n")[2].partition("\nOptions:")[0].partition("\nArguments:")[0]
+    for paragraph in prose.strip().split("\n\n"):
+        for line, following in zip(paragraph.splitlines(), paragraph.splitlines()[1:], strict=False):
+            assert len(f"{line} {following.split()[0]}") > WIDTH, f"broken before its end: {line}"
+
+
+WIDTH = 78
+"""Lines longer than this are hard to read, however wide the terminal."""
+
+
+def test_help_names_the_environment(txbox: Txbox) -> None:
+    variables = {f"{Settings.model_config['env_prefix']}{name}".upper() for name in Settings.model_fields}
+    assert set(re.findall(r"\bTXBOX_\w+", txbox("--help").out)) == variables
+    assert set(re.findall(r"\bTXBOX_\w+", txbox("status", "--help").out)) == variables
 
 
 def test_without_arguments_it_helps(txbox: Txbox) -> None:
