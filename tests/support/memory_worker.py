@@ -62,6 +62,6 @@ def process(worker: Worker, *deliveries: Delivery) -> list[tuple[str, Outcome]]:
     """Have deliveries processed, without a source: each one's receipt and what became of it."""
     return [
         (settlement.delivery.receipt, settlement.outcome)
-        for settlements in worker._processor.process(deliveries, lambda: False)
+        for settlements in worker._processor.process(deliveries)
         for settlement in settlements
     ]

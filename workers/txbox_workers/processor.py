@@ -17,6 +17,7 @@ transaction of its own, **before** it is made. The receive count alone does not 
 delivered beside a deadly one have the same count.
 """
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +83,7 @@ class Processor:
         source_name: str,
         hooks: Sequence[Hook],
         wants_details: Callable[[], bool],
+        stopping: threading.Event,
     ) -> None:
         """Take what ``Worker`` was given; it has validated all of it."""
         self._engine = engine
@@ -96,6 +98,7 @@ class Processor:
         self._source_name = source_name
         self._hooks = hooks
         self._wants_details = wants_details
+        self._stopping = stopping
         self._suspect_after = SUSPECT_AFTER if max_attempts is None else min(SUSPECT_AFTER, max_attempts - 1)
         place = {"schema": inbox.schema, "prefix": inbox.prefix}
         self._failures = Failures(engine, inbox.subscriber_id, **place)  # type: ignore[arg-type]
@@ -126,12 +129,13 @@ class Processor:
             self._inbox.record(connection, f"check {uuid.uuid4()}", b"")
             connection.rollback()
 
-    def process(self, deliveries: Sequence[Delivery], stopping: Callable[[], bool]) -> Iterator[list[Settlement]]:
+    def process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
         """Process deliveries, and yield what is to be told to the broker as soon as it stands.
+
+        Once the worker is stopping, no transaction is begun any more, and the rest is handed back untouched.
 
         Args:
             deliveries: in the broker's order.
-            stopping: asked between transactions; once it says yes, the rest is handed back untouched.
 
         Raises:
             DatabaseUnavailable: whatever was not yielded before has no known outcome.
@@ -147,9 +151,9 @@ class Processor:
             if not unique:
                 continue
             # After a failure in some group, one by one: what comes next in that group is not to be run.
-            together = not (blocked or self._needs_care(unique) or stopping())
+            together = not (blocked or self._needs_care(unique) or self._stopping.is_set())
             settled = self._process_batch(unique) if together else None
-            rounds = self._process_singly(unique, blocked, stopping) if settled is None else [settled]
+            rounds = self._process_singly(unique, blocked) if settled is None else [settled]
             for settlements in rounds:
                 settled_before.update((settlement.delivery.message.id, settlement) for settlement in settlements)
                 yield settlements
@@ -213,11 +217,9 @@ class Processor:
 
     # --- one by one --------------------------------------------------------------------------------------------------
 
-    def _process_singly(
-        self, deliveries: Sequence[Delivery], blocked: set[str], stopping: Callable[[], bool]
-    ) -> Iterator[list[Settlement]]:
+    def _process_singly(self, deliveries: Sequence[Delivery], blocked: set[str]) -> Iterator[list[Settlement]]:
         for delivery in deliveries:
-            if stopping() or delivery.group in blocked:
+            if self._stopping.is_set() or delivery.group in blocked:
                 settlement = Settlement(delivery, Outcome.IN_FLIGHT)
             else:
                 settlement = self._process_one(delivery)
@@ -243,11 +245,13 @@ class Processor:
                 return self._park(delivery, reason, attempt.error_before or NO_OUTCOME, attempt.number - 1)
         try:
             first = self._with_retries([delivery], lambda: self._single_transaction(delivery))
-        except InFlight as error:
+        except (InFlight, _Stopping) as error:
             if attempt is not None:
                 with bookkeeping():
                     self._failures.take_back(attempt)
-            return Settlement(delivery, Outcome.IN_FLIGHT, error, IN_FLIGHT_BACKOFF.seconds(delivery.receive_count))
+            # Another worker may have it at once, unless a transaction elsewhere has it already.
+            delay = IN_FLIGHT_BACKOFF.seconds(delivery.receive_count) if isinstance(error, InFlight) else 0.0
+            return Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
         except Mismatch as error:
             return self._mismatch(delivery, error)
         except DatabaseUnavailable as error:
@@ -316,7 +320,8 @@ class Processor:
                     raise
                 code = sqlstate(error) or ""
                 emit(self._hooks, Retried(self._inbox.subscriber_id, self._source_name, code, attempt, len(deliveries)))
-                time.sleep(RETRY_BACKOFF.seconds(attempt))
+                if self._stopping.wait(RETRY_BACKOFF.seconds(attempt)):
+                    raise _Stopping("not run again, because the worker stops") from error
         return run()
 
     # --- what did not go well ----------------------------------------------------------------------------------------
@@ -382,6 +387,10 @@ class Processor:
             return
         seconds = time.monotonic() - begun
         emit(self._hooks, Committed(self._inbox.subscriber_id, self._source_name, first, duplicates, seconds))
+
+
+class _Stopping(Exception):
+    """The worker stops while a transaction that the database has rolled back waits to be run again."""
 
 
 SUSPECT_AFTER = 2

@@ -110,6 +110,7 @@ class Worker:
         self._threads_wanted = threads
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._heard = bool(hooks)
+        self._stopping = threading.Event()
         self._processor = Processor(
             inbox=inbox,
             engine=engine,
@@ -122,9 +123,9 @@ class Worker:
             source_name=source.name,
             hooks=self._hooks,
             wants_details=self._wants_details,
+            stopping=self._stopping,
         )
         self._heartbeat = Heartbeat(source, self._heartbeat_failed)
-        self._stopping = threading.Event()
         self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._polling = 0
@@ -275,7 +276,7 @@ class Worker:
         told_at = time.monotonic()
         trouble: BaseException | None = None
         try:
-            for settlements in self._processor.process(deliveries, self._stopping.is_set):
+            for settlements in self._processor.process(deliveries):
                 waiting.extend(settlements)
                 for settlement in settlements:
                     unsettled.pop(settlement.delivery.receipt, None)

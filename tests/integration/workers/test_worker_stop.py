@@ -3,15 +3,17 @@
 import threading
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from support.business import Business, apply, once
 from support.events import Kept
-from support.memory_worker import make, messages, work_off
+from support.memory_worker import delivery, make, messages, numbered, process, work_off
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, Message, Outcome
-from txbox.instrumentation import Stopped
+from txbox.instrumentation import Retried, Settled, Stopped
+from txbox_workers import processor
+from txbox_workers.backoff import Backoff
 from txbox_workers.memory import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -60,6 +62,37 @@ def test_stop_finishes_the_transaction_under_way_and_hands_back_the_rest(engine:
     assert kept.of(Stopped)[-1].drained
     work_off(source, engine)
     assert business.applied() == once("abc")
+
+
+@pytest.mark.parametrize(("deliveries", "transactions"), [(1, "batch"), (3, "batch"), (3, "message")])
+def test_stop_does_not_wait_for_a_pause_between_runs_of_a_transaction(
+    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch, deliveries: int, transactions: str
+) -> None:
+    def handle(session: Session, message: Message) -> None:
+        apply(session, message)
+        session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
+
+    monkeypatch.setattr(processor, "RETRY_BACKOFF", Backoff(first_seconds=600, longest_seconds=600))
+    kept = Kept()
+    source = MemorySource(numbered(deliveries))
+    worker = make(source, engine, handle, transactions=transactions, hooks=[kept])
+    worker.start()
+    wait_until(lambda: kept.of(Retried))
+    assert worker.stop(20) is True
+    assert [event.outcome for event in kept.of(Settled)] == [Outcome.IN_FLIGHT] * deliveries
+    assert business.failing() == {}, "it was no attempt that counts"
+    work_off(source, engine)
+    assert business.applied() == once(message.id for message in numbered(deliveries))
+
+
+def test_an_attempt_that_was_counted_in_advance_is_taken_back_by_a_stop(engine: Engine, business: Business) -> None:
+    def handle(session: Session, message: Message) -> None:
+        worker._stopping.set()
+        session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
+
+    worker = make(MemorySource(), engine, handle)
+    assert process(worker, delivery("a", receive_count=5)) == [("a-5", Outcome.IN_FLIGHT)]
+    assert business.failing() == {}
 
 
 def test_stop_says_so_when_a_handler_hangs_and_the_worker_can_start_again_later(
