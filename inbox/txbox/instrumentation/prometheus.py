@@ -19,18 +19,8 @@ txbox_broker_up, txbox_database_up        gauge      1 reachable, 0 lost; as las
 Every metric has the label ``subscriber``, and ``source`` if asked for.
 """
 
-from txbox.instrumentation.events import (
-    BrokerLost,
-    BrokerRestored,
-    Committed,
-    DatabaseLost,
-    DatabaseRestored,
-    Event,
-    HeartbeatFailed,
-    Received,
-    Retried,
-    Settled,
-)
+from txbox.instrumentation.events import Event
+from txbox.instrumentation.metrics import COMMIT_SECONDS_BUCKETS, METRICS, Kind, Metric, figures
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -39,7 +29,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["PrometheusHook"]
 
-COMMIT_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+Instrument = Counter | Gauge | Histogram
 
 
 class PrometheusHook:
@@ -57,51 +47,30 @@ class PrometheusHook:
         """
         registry = REGISTRY if registry is None else registry
         self._source_label = source_label
-        labels = ("subscriber", "source") if source_label else ("subscriber",)
-        self._deliveries = Counter(
-            "txbox_deliveries", "Deliveries whose outcome stands", (*labels, "outcome"), registry=registry
-        )
-        self._ack_failures = Counter(
-            "txbox_ack_failures", "Acks that the broker did not confirm", labels, registry=registry
-        )
-        self._retries = Counter(
-            "txbox_retries", "Transactions that were run again", (*labels, "sqlstate"), registry=registry
-        )
-        self._commit_seconds = Histogram(
-            "txbox_commit_seconds",
-            "Transactions, from begin to commit",
-            labels,
-            registry=registry,
-            buckets=COMMIT_SECONDS_BUCKETS,
-        )
-        self._heartbeat_failures = Counter(
-            "txbox_heartbeat_failures", "Deliveries that could not be prolonged", labels, registry=registry
-        )
-        self._broker_up = Gauge("txbox_broker_up", "Whether the broker can be reached", labels, registry=registry)
-        self._database_up = Gauge("txbox_database_up", "Whether the database can be reached", labels, registry=registry)
+        whose = ("subscriber", "source") if source_label else ("subscriber",)
+        self._instruments = {metric: _instrument(registry, metric, whose) for metric in METRICS}
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
         who = (event.subscriber_id, event.source) if self._source_label else (event.subscriber_id,)
-        match event:
-            case Settled():
-                self._deliveries.labels(*who, event.outcome.value).inc()
-                if event.outcome.acked and not event.acked:
-                    self._ack_failures.labels(*who).inc()
-            case Committed():
-                self._commit_seconds.labels(*who).observe(event.seconds)
-                self._database_up.labels(*who).set(1)
-            case Retried():
-                self._retries.labels(*who, event.sqlstate).inc()
-            case HeartbeatFailed():
-                self._heartbeat_failures.labels(*who).inc()
-            case Received() | BrokerRestored():
-                self._broker_up.labels(*who).set(1)
-            case BrokerLost():
-                self._broker_up.labels(*who).set(0)
-            case DatabaseRestored():
-                self._database_up.labels(*who).set(1)
-            case DatabaseLost():
-                self._database_up.labels(*who).set(0)
-            case _:
-                pass
+        for metric, figure, label in figures(event):
+            match self._instruments[metric].labels(*who, *([label] if metric.label else ())):
+                case Counter() as counter:
+                    counter.inc(figure)
+                case Gauge() as gauge:
+                    gauge.set(figure)
+                case Histogram() as histogram:
+                    histogram.observe(figure)
+
+
+def _instrument(registry: CollectorRegistry, metric: Metric, whose: tuple[str, ...]) -> Instrument:
+    labels = (*whose, metric.label) if metric.label else whose
+    match metric.kind:
+        case Kind.COUNTER:
+            return Counter(metric.prometheus, metric.description, labels, registry=registry)
+        case Kind.GAUGE:
+            return Gauge(metric.prometheus, metric.description, labels, registry=registry)
+        case Kind.HISTOGRAM:
+            return Histogram(
+                metric.prometheus, metric.description, labels, registry=registry, buckets=COMMIT_SECONDS_BUCKETS
+            )

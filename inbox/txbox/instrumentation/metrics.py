@@ -1,0 +1,120 @@
+"""What events mean in figures: one list for every exporter, which only spells them as its system does."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from txbox.instrumentation.events import (
+    BrokerLost,
+    BrokerRestored,
+    Committed,
+    DatabaseLost,
+    DatabaseRestored,
+    Event,
+    HeartbeatFailed,
+    Received,
+    Retried,
+    Settled,
+)
+
+__all__ = ["COMMIT_SECONDS_BUCKETS", "METRICS", "Kind", "Metric", "figures"]
+
+COMMIT_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Kind(StrEnum):
+    """How the figures of a metric come together."""
+
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Metric:
+    """One metric; beside its own label it has those that say whose it is.
+
+    Attributes:
+        prometheus: its name there; a counter's gets the suffix _total.
+        opentelemetry: its name there.
+        kind: how its figures come together.
+        unit: by the Unified Code for Units of Measure, as OpenTelemetry writes it.
+        description: what it counts.
+        label: what tells its figures apart, if anything does.
+    """
+
+    prometheus: str
+    opentelemetry: str
+    kind: Kind
+    unit: str
+    description: str
+    label: str | None = None
+
+
+_DELIVERIES = Metric(
+    "txbox_deliveries",
+    "txbox.deliveries",
+    Kind.COUNTER,
+    "{delivery}",
+    "Deliveries whose outcome stands",
+    "outcome",
+)
+_ACK_FAILURES = Metric(
+    "txbox_ack_failures",
+    "txbox.ack.failures",
+    Kind.COUNTER,
+    "{delivery}",
+    "Acks that the broker did not confirm",
+)
+_RETRIES = Metric(
+    "txbox_retries",
+    "txbox.retries",
+    Kind.COUNTER,
+    "{transaction}",
+    "Transactions that were run again",
+    "sqlstate",
+)
+_COMMIT_SECONDS = Metric(
+    "txbox_commit_seconds",
+    "txbox.commit.duration",
+    Kind.HISTOGRAM,
+    "s",
+    "Transactions, from begin to commit",
+)
+_HEARTBEAT_FAILURES = Metric(
+    "txbox_heartbeat_failures",
+    "txbox.heartbeat.failures",
+    Kind.COUNTER,
+    "{delivery}",
+    "Deliveries that could not be prolonged",
+)
+_BROKER_UP = Metric("txbox_broker_up", "txbox.broker.up", Kind.GAUGE, "1", "Whether the broker can be reached")
+_DATABASE_UP = Metric("txbox_database_up", "txbox.database.up", Kind.GAUGE, "1", "Whether the database can be reached")
+
+METRICS = (_DELIVERIES, _ACK_FAILURES, _RETRIES, _COMMIT_SECONDS, _HEARTBEAT_FAILURES, _BROKER_UP, _DATABASE_UP)
+
+
+def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
+    """Yield what an event adds to which metric, and the value of the metric's own label ("" where it has none)."""
+    match event:
+        case Settled():
+            yield _DELIVERIES, 1, event.outcome.value
+            if event.outcome.acked and not event.acked:
+                yield _ACK_FAILURES, 1, ""
+        case Committed():
+            yield _COMMIT_SECONDS, event.seconds, ""
+            yield _DATABASE_UP, 1, ""
+        case Retried():
+            yield _RETRIES, 1, event.sqlstate
+        case HeartbeatFailed():
+            yield _HEARTBEAT_FAILURES, 1, ""
+        case Received() | BrokerRestored():
+            yield _BROKER_UP, 1, ""
+        case BrokerLost():
+            yield _BROKER_UP, 0, ""
+        case DatabaseRestored():
+            yield _DATABASE_UP, 1, ""
+        case DatabaseLost():
+            yield _DATABASE_UP, 0, ""
+        case _:
+            pass
