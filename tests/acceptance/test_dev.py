@@ -1,14 +1,9 @@
 """``txbox dev``: a database and a queue for a day's work, and nothing left when it ends, however it ends."""
 
 import json
-import os
-import pwd
 import shlex
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +13,7 @@ import psutil
 import psycopg
 import pytest
 
-import txbox
-import txbox_workers
+from support.ordinary_user import as_nobody, reachable_directory
 from support.program import COMMAND, Running
 from support.program import txbox as run_process
 
@@ -51,10 +45,9 @@ def dev(monkeypatch: pytest.MonkeyPatch, reachable: Path) -> Iterator[Callable[.
 
 @pytest.fixture
 def reachable() -> Iterator[Path]:
-    """A directory that the database's user can reach; pytest's own are private."""
-    with tempfile.TemporaryDirectory(prefix="txbox-test-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
+    """A directory that the database's user can reach."""
+    with reachable_directory() as directory:
+        yield directory
 
 
 def exports(running: Running) -> dict[str, str]:
@@ -168,39 +161,12 @@ def test_a_directory_that_is_in_use_is_refused(dev: Callable[..., Running], reac
     assert int(ended.err.partition("process id ")[2].partition(":")[0]) in pids
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program as another user")
 def test_an_ordinary_user(dev: Callable[..., Running], reachable: Path) -> None:
-    account = pwd.getpwnam("nobody")
-    os.chown(reachable, account.pw_uid, account.pw_gid)
-    paths = [
-        *(str(Path(module.__file__ or "").parent.parent) for module in (txbox, txbox_workers)),
-        str(Path(txbox.__file__).parents[2] / "migrations"),
-        *(path for path in sys.path if path.endswith("site-packages")),
-    ]
-    options: dict[str, Any] = {
-        "user": account.pw_uid,
-        "group": account.pw_gid,
-        "extra_groups": [],
-        "cwd": "/",
-        "env": {"HOME": str(reachable), "TMPDIR": str(reachable), "PYTHONPATH": os.pathsep.join(paths)},
-    }
-    python = _python_for(options)
-    running = dev(command=[python, "-m", "txbox_workers"], **options)
+    options = as_nobody(reachable)
+    running = dev(command=[options.pop("python"), "-m", "txbox_workers"], **options)
     processes = family(running)
-    assert {process.uids().real for process in processes} == {account.pw_uid}
+    assert {process.uids().real for process in processes} == {options["user"]}
     assert query(exports(running), "SELECT count(*) FROM processed_message") == [(0,)]
     running.signal(signal.SIGTERM)
     assert running.wait() == 0
     assert all_gone(processes)
-
-
-def _python_for(options: dict[str, Any]) -> str:
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for python in (sys.executable, shutil.which(version, path=f"/usr/local/bin:{os.defpath}")):
-        with suppress(OSError):
-            if (
-                python
-                and not subprocess.run([python, "-m", "txbox_workers"], capture_output=True, **options).returncode
-            ):
-                return python
-    pytest.skip(f"nobody can run neither {sys.executable} nor a {version} of the system")

