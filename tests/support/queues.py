@@ -9,6 +9,9 @@ from support.waiting import wait_until
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
+QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/purchases"
+"""The URL of a queue, as SQS gives it."""
+
 
 def attribute(value: str) -> dict[str, Any]:
     """A message attribute of type String."""

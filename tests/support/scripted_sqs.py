@@ -6,7 +6,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-__all__ = ["Answer", "ScriptedSqs", "succeed"]
+__all__ = ["Answer", "ScriptedSqs", "error", "receipts", "refusing", "succeed", "timeouts"]
 
 Answer = dict[str, Any] | tuple[int, dict[str, Any]]
 """What to say: a body, or a status and the body of an error."""
@@ -22,6 +22,29 @@ class Call(NamedTuple):
 def succeed(action: str, request: dict[str, Any]) -> Answer:
     """Answer that all is well; every entry of a batch is confirmed."""
     return {"Successful": [{"Id": entry["Id"]} for entry in request["Entries"]]} if "Entries" in request else {}
+
+
+def error(code: str, status: int = 400) -> tuple[int, dict[str, Any]]:
+    """The answer to a call that is refused as a whole."""
+    return status, {"__type": f"com.amazonaws.sqs#{code}", "message": "no"}
+
+
+def refusing(code: str, *refused: str, sender_fault: bool, times: int = 100) -> Any:
+    """A script that refuses the entries with these receipts, the first so many times, and confirms the others."""
+    seen = dict.fromkeys(refused, 0)
+
+    def answer(action: str, request: dict[str, Any]) -> Answer:
+        successful, failed = [], []
+        for entry in request["Entries"]:
+            receipt = entry["ReceiptHandle"]
+            if receipt in seen and seen[receipt] < times:
+                seen[receipt] += 1
+                failed.append({"Id": entry["Id"], "Code": code, "Message": "sorry", "SenderFault": sender_fault})
+            else:
+                successful.append({"Id": entry["Id"]})
+        return {"Successful": successful, "Failed": failed}
+
+    return answer
 
 
 class ScriptedSqs:
@@ -70,3 +93,17 @@ class ScriptedSqs:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def receipts(request: dict[str, Any]) -> list[str]:
+    """The receipts in a request, in order."""
+    return [entry["ReceiptHandle"] for entry in request["Entries"]]
+
+
+def timeouts(broker: ScriptedSqs) -> list[int]:
+    """How long deliveries were asked to stay invisible, in order."""
+    return [
+        entry["VisibilityTimeout"]
+        for request in broker.requests("ChangeMessageVisibilityBatch")
+        for entry in request["Entries"]
+    ]

@@ -16,15 +16,13 @@ from sqlalchemy.orm import Session
 
 from support.business import ADD, Business, apply, once
 from support.events import Kept
+from support.memory_worker import AT_ONCE
 from support.queues import held, send, wait_until_empty
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import Inbox, Message, Outcome
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Received, Settled
 from txbox.schema import tables
-from txbox_workers import processor as processor_module
-from txbox_workers import worker as worker_module
-from txbox_workers.backoff import Backoff
 from txbox_workers.embedded import EmbeddedPostgres, LocalAws
 from txbox_workers.memory import MemorySource
 from txbox_workers.sqs import SqsWorker
@@ -33,19 +31,9 @@ from txbox_workers.worker import Worker
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-AT_ONCE = Backoff(first_seconds=0.01, longest_seconds=0.02)
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 DELETE = b"DeleteMessageBatch"
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "OUTAGE_BACKOFF", Backoff(first_seconds=0.02, longest_seconds=0.1))
-    monkeypatch.setattr(processor_module, "IN_FLIGHT_BACKOFF", AT_ONCE)
-
-
-@pytest.fixture
-def business(engine: Engine) -> Business:
-    return Business(engine)
 
 
 @pytest.fixture

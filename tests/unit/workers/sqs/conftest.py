@@ -1,0 +1,55 @@
+"""A scripted SQS, a client and a source of it, and boto3 without the configuration of this machine."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from support.queues import QUEUE
+from support.scripted_sqs import ScriptedSqs
+from txbox_workers.backoff import Backoff
+from txbox_workers.sqs import SqsSource
+from txbox_workers.sqs import source as source_module
+
+
+@pytest.fixture(autouse=True)
+def _boto3_without_a_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+@pytest.fixture(autouse=True)
+def _entries_are_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "ENTRY_BACKOFF", Backoff(first_seconds=0, longest_seconds=0))
+
+
+@pytest.fixture
+def broker() -> Iterator[ScriptedSqs]:
+    broker = ScriptedSqs()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def client(broker: ScriptedSqs) -> Iterator[Any]:
+    client = boto3.client(
+        "sqs",
+        region_name="eu-central-1",
+        endpoint_url=broker.url,
+        config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=20),
+    )
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def source(client: Any) -> SqsSource:
+    return SqsSource(QUEUE, client=client)

@@ -1,0 +1,100 @@
+"""The client: its region, its patience, and boto3's errors in our words, with the remedy."""
+
+import re
+
+import pytest
+
+from support.queues import QUEUE
+from support.scripted_sqs import ScriptedSqs, error
+from txbox import BrokerError
+from txbox_workers.sqs import SqsSource, sqs_client
+
+
+@pytest.mark.parametrize(
+    ("configured", "url", "region"),
+    [
+        (None, QUEUE, "eu-central-1"),
+        (None, "https://sqs.cn-north-1.amazonaws.com.cn/123456789012/purchases", "cn-north-1"),
+        ("us-east-1", QUEUE, "us-east-1"),
+    ],
+)
+def test_the_region_is_boto3s_own_or_that_of_the_url(
+    monkeypatch: pytest.MonkeyPatch, configured: str | None, url: str, region: str
+) -> None:
+    if configured:
+        monkeypatch.setenv("AWS_DEFAULT_REGION", configured)
+    client = sqs_client(url)
+    assert client.meta.region_name == region
+    client.close()
+
+
+def test_a_client_waits_longer_than_its_longest_poll() -> None:
+    client = sqs_client(QUEUE, wait_seconds=20, connections=7)
+    assert client.meta.config.read_timeout > 20
+    assert client.meta.config.max_pool_connections == 7
+    client.close()
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("QueueDoesNotExist", "create the queue, or correct its URL, region or account"),
+        ("AWS.SimpleQueueService.NonExistentQueue", "create the queue, or correct its URL, region or account"),
+        ("AccessDeniedException", "grant sqs:ReceiveMessage"),
+        ("InvalidClientTokenId", "check AWS_ACCESS_KEY_ID"),
+        ("SignatureDoesNotMatch", "check AWS_SECRET_ACCESS_KEY"),
+        ("ExpiredTokenException", "the credentials have expired"),
+        ("InvalidAddress", "the URL is not that of a queue"),
+    ],
+)
+def test_what_trying_again_cannot_help_is_permanent_and_has_a_remedy(
+    source: SqsSource, broker: ScriptedSqs, code: str, remedy: str
+) -> None:
+    broker.answer = lambda action, request: error(code)
+    with pytest.raises(BrokerError, match=re.escape(remedy)) as caught:
+        source.open()
+    assert caught.value.permanent
+    assert f"SQS refused GetQueueAttributes on {QUEUE}: " in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(("code", "status"), [("InternalFailure", 500), ("RequestThrottled", 400)])
+def test_what_passes_is_transient(source: SqsSource, broker: ScriptedSqs, code: str, status: int) -> None:
+    broker.answer = lambda action, request: error(code, status)
+    with pytest.raises(BrokerError, match=code) as caught:
+        source.receive()
+    assert not caught.value.permanent
+
+
+def test_a_broker_that_does_not_answer_is_transient(source: SqsSource, broker: ScriptedSqs) -> None:
+    broker.close()
+    with pytest.raises(BrokerError, match="SQS cannot be reached: Could not connect") as caught:
+        source.open()
+    assert not caught.value.permanent
+
+
+def test_without_any_region_the_remedy_is_named() -> None:
+    with pytest.raises(BrokerError, match="set AWS_DEFAULT_REGION") as caught:
+        SqsSource("http://127.0.0.1:9324/000000000000/purchases").open()
+    assert caught.value.permanent
+
+
+def test_a_profile_that_does_not_exist_is_the_brokers_error_and_not_botocores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(BrokerError, match=r"profile \(nobody\) could not be found"):
+        sqs_client(QUEUE)
+
+
+def test_without_credentials_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, broker: ScriptedSqs) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", broker.url)
+    source = SqsSource(QUEUE)
+    with pytest.raises(BrokerError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") as caught:
+        source.open()
+    source.close()
+    assert caught.value.permanent
+    assert broker.calls == []
