@@ -86,8 +86,7 @@ class Business:
 
     def __exit__(self, *_: object) -> None:
         self._execute(f"DROP SCHEMA {SCHEMA} CASCADE")
-        if self._connection is not None:
-            self._connection.close()
+        self._entered.close()
 
     def reset(self, seeds: Sequence[str] = ()) -> None:
         """Start over: no growth, no dead rows, no pending checkpoint that the next measurement would pay for.
@@ -98,8 +97,8 @@ class Business:
         self._seeds = len(seeds)
         self._execute(f"TRUNCATE {SCHEMA}.processed_message, {SCHEMA}.account")
         self._execute(f"INSERT INTO {SCHEMA}.account SELECT number, 0 FROM generate_series(1, {ACCOUNTS}) AS number")
-        if seeds and self._connection is not None:
-            with self._connection.cursor() as cursor:
+        if seeds:
+            with self._entered.cursor() as cursor:
                 cursor.executemany(INSERT_ONE.encode(), [(seed,) for seed in seeds])
         self._execute(f"VACUUM ANALYZE {SCHEMA}.processed_message, {SCHEMA}.account")
         try:
@@ -116,10 +115,8 @@ class Business:
 
         The time is 0 unless the server has track_wal_io_timing.
         """
-        if self._connection is None:
-            raise RuntimeError("not entered")
         try:
-            row = self._connection.execute(
+            row = self._entered.execute(
                 "SELECT sum(fsyncs), sum(fsync_time) FROM pg_stat_io WHERE object = 'wal'"
             ).fetchone()
         except psycopg.Error:  # before PostgreSQL 18
@@ -138,24 +135,24 @@ class Business:
 
     def server_version(self) -> str:
         """The server's version, such as 18.1."""
-        if self._connection is None:
-            raise RuntimeError("not entered")
-        return self._connection.info.parameter_status("server_version") or ""
+        return self._entered.info.parameter_status("server_version") or ""
 
     def settings(self) -> dict[str, str]:
         """The server's settings that decide what a commit costs."""
         names = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_sync_method")
         return {name: str(self._value(f"SHOW {name}")) for name in names}
 
-    def _execute(self, statement: str) -> None:
+    @property
+    def _entered(self) -> psycopg.Connection:
         if self._connection is None:
             raise RuntimeError("not entered")
-        self._connection.execute(statement.encode())
+        return self._connection
+
+    def _execute(self, statement: str) -> None:
+        self._entered.execute(statement.encode())
 
     def _value(self, query: str) -> object:
-        if self._connection is None:
-            raise RuntimeError("not entered")
-        row = self._connection.execute(query.encode()).fetchone()
+        row = self._entered.execute(query.encode()).fetchone()
         return row[0] if row else None
 
     def _number(self, query: str) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from business import Business, WrongResult
 from consumer_roads import Form, Job, Road, run_job
-from consumer_scripts import BatchScript, batch_script, one_statement_script, single_script
+from consumer_scripts import Script, batch_script, one_statement_script, single_script
 from pgbench import PgbenchFailed, find_pgbench, run_pgbench
 from record_cost import RECORD_WAYS, measure_record
 from report import Target, print_figures, print_targets, write_json
@@ -84,18 +84,15 @@ class Bench:
     seconds: float
     ids: str
 
-    def by_pgbench(
-        self, key: str, script: str | BatchScript, *, batch: int, connections: int, inbox: bool
-    ) -> Measurement:
+    def by_pgbench(self, key: str, script: Script, *, batch: int, connections: int, inbox: bool) -> Measurement:
         """Measure a script."""
-        given = script if isinstance(script, BatchScript) else BatchScript(script, {}, ())
-        variables = {"n": 0, **given.variables}
+        variables = {"n": 0, **script.variables}
 
         def run() -> Sample:
-            self.business.reset(given.seeds)
+            self.business.reset(script.seeds)
             syncs = self.business.wal_syncs()
             result = run_pgbench(
-                self.pgbench, self.url, given.text, connections=connections, seconds=self.seconds, variables=variables
+                self.pgbench, self.url, script.text, connections=connections, seconds=self.seconds, variables=variables
             )
             messages = result.transactions * batch
             applied = self.business.recorded() if inbox else messages
@@ -306,11 +303,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     console = Console()
     errors = Console(stderr=True)
+    if options.list:
+        return _list(options)
     with ExitStack() as stack:
         try:
             program = find_pgbench(options.pgbench)
-            if options.list:
-                return _list(options)
             url = options.url or _embedded(stack)
             business = stack.enter_context(Business(url))
             bench = Bench(url, program, business, options.seconds, options.ids)
@@ -373,10 +370,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seconds", type=_positive(float), default=2.0, help="per measurement (default: 2)")
     parser.add_argument("--rounds", type=_positive(int), default=3, help="how often each is measured (default: 3)")
-    numbers = _numbers
-    parser.add_argument("--connections", type=numbers, default=[1, 4, 16], help="comma-separated (default: 1,4,16)")
+    parser.add_argument("--connections", type=_numbers, default=[1, 4, 16], help="comma-separated (default: 1,4,16)")
     parser.add_argument(
-        "--batches", type=numbers, default=[10, 100, 1000], help="comma-separated (default: 10,100,1000)"
+        "--batches", type=_numbers, default=[10, 100, 1000], help="comma-separated (default: 10,100,1000)"
     )
     parser.add_argument(
         "--processes",

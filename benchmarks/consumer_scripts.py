@@ -7,21 +7,36 @@ an earlier one; its id and its account follow from ``k`` and the client.
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from business import ACCOUNTS, AMOUNT, SCHEMA, SUBSCRIBER, update_many
 from supply import REPEAT_EVERY
 
 from txbox.statements import statements
 
-__all__ = ["BatchScript", "batch_script", "one_statement_script", "single_script"]
+__all__ = ["Script", "batch_script", "one_statement_script", "single_script"]
 
 INBOX = f"{SCHEMA}.processed_message"
 LOCK_TIMEOUT = "1000ms"
 RANDOM_SEED = 20_260_101
 
 
-def single_script(record: str | None, ids: str) -> str:
+@dataclass(frozen=True)
+class Script:
+    """What pgbench runs.
+
+    Attributes:
+        text: pgbench's language.
+        variables: to give to it.
+        seeds: ids to record beforehand, so that their messages are duplicates.
+    """
+
+    text: str
+    variables: Mapping[str, str | int] = field(default_factory=dict)
+    seeds: Sequence[str] = ()
+
+
+def single_script(record: str | None, ids: str) -> Script:
     """One transaction for each message.
 
     Args:
@@ -56,29 +71,16 @@ def single_script(record: str | None, ids: str) -> str:
             (statements(SCHEMA).record_one % values).strip().replace("\n", " ") + r" \gset r_",
             *_if_first(update, "r_first"),
         ]
-    return "\n".join([*lines, "COMMIT;", ""])
+    return Script("\n".join([*lines, "COMMIT;", ""]))
 
 
-@dataclass(frozen=True)
-class BatchScript:
-    """A script for a batch, in the two statements that a client needs: its messages do not come from the server.
+def batch_script(size: int, *, inbox: bool, ids: str) -> Script:
+    """One transaction for a batch, in sets: one insert finds the first-timers, one update applies them.
 
-    The arrays go over the wire as a client's would: ids one way and, of those that are first, back; then the changes.
-    pgbench knows no arrays, so they are the same each time, and the server makes other ids and accounts of them.
-
-    Attributes:
-        text: pgbench's language.
-        variables: to give to it.
-        seeds: ids to record beforehand, so that their messages are duplicates.
+    These are the two statements that a client needs, whose messages do not come from the server. The arrays go over the
+    wire as a client's would: ids one way and, of those that are first, back; then the changes. pgbench knows no arrays,
+    so they are the same each time, and the server makes other ids and accounts of them.
     """
-
-    text: str
-    variables: Mapping[str, str | int]
-    seeds: Sequence[str]
-
-
-def batch_script(size: int, *, inbox: bool, ids: str) -> BatchScript:
-    """One transaction for a batch, in sets: one insert finds the first-timers, one update applies them."""
     generator = random.Random(RANDOM_SEED)
     templates = [f"{generator.getrandbits(128):032x}" for _ in range(size)]
     repeats = max(size // REPEAT_EVERY, 1) if inbox else 0
@@ -106,10 +108,10 @@ def batch_script(size: int, *, inbox: bool, ids: str) -> BatchScript:
         variables[f"{name}_accounts"] = _array(sorted(totals))
         variables[f"{name}_amounts"] = _array(totals[account] * AMOUNT for account in sorted(totals))
     lines += [r"\if :repeats > 0", _update_many("some"), r"\else", _update_many("all"), r"\endif", "COMMIT;", ""]
-    return BatchScript("\n".join(lines), variables, templates[size - repeats :])
+    return Script("\n".join(lines), variables, templates[size - repeats :])
 
 
-def one_statement_script(size: int, ids: str) -> str:
+def one_statement_script(size: int, ids: str) -> Script:
     """The same for messages that the server makes up itself: one statement, and nothing over the wire."""
     distance = 10 * max(size, REPEAT_EVERY) + 1
     number = f"CASE WHEN given % {REPEAT_EVERY} = 0 AND given > {distance} THEN given - {distance} ELSE given END"
@@ -125,7 +127,7 @@ def one_statement_script(size: int, ids: str) -> str:
     before = f"message AS MATERIALIZED ({message}), recorded AS ({recorded}), "
     change = f"SELECT account_id, count(*) * {AMOUNT} FROM message JOIN recorded USING (message_id) GROUP BY 1"
     statement = update_many(change, before).strip().replace("\n", " ") + ";"
-    return "\n".join([rf"\set n :n + {size}", "BEGIN;", statement, "COMMIT;", ""])
+    return Script("\n".join([rf"\set n :n + {size}", "BEGIN;", statement, "COMMIT;", ""]))
 
 
 def _update_many(name: str) -> str:

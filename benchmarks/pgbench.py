@@ -1,5 +1,6 @@
 """Running pgbench: what the server can do when the client costs next to nothing."""
 
+import math
 import os
 import re
 import shutil
@@ -80,7 +81,7 @@ def run_pgbench(
         path.write_text(script)
         command = [program, "--no-vacuum", "--protocol=prepared", f"--file={path}", f"--max-tries={TRIES}"]
         command += [f"--client={connections}", f"--jobs={min(connections, os.cpu_count() or 1)}"]
-        command += [f"--time={max(1, round(seconds + 0.499))}"]
+        command += [f"--time={math.ceil(seconds)}"]
         command += [f"--define={name}={value}" for name, value in (variables or {}).items()]
         # The password goes by the environment, where other users of the machine do not see it.
         public = URL.create(

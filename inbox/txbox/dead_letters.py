@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, RowMapping
 
 from txbox.errors import LetterNotFound
 from txbox.failures import MAX_ERROR_CHARACTERS, storable
@@ -19,7 +19,7 @@ from txbox.message import fingerprint
 from txbox.statements import Statements, statements
 from txbox.transactions import check_table, short_transaction
 
-__all__ = ["DeadLetter", "DeadLetters", "LetterNotFound", "Reason"]
+__all__ = ["DeadLetter", "DeadLetters", "Reason"]
 
 
 class Reason(StrEnum):
@@ -138,7 +138,8 @@ class DeadLetters:
         """
         parameters = (subscriber_id, subscriber_id, redriven, after, limit)
         with self._engine.connect() as connection:
-            return [_letter(row) for row in connection.exec_driver_sql(self._statements.letters, parameters)]
+            rows = connection.exec_driver_sql(self._statements.letters, parameters).mappings()
+            return [_letter(row) for row in rows]
 
     def get(self, dead_letter_id: int) -> DeadLetter:
         """Return one dead letter.
@@ -147,7 +148,7 @@ class DeadLetters:
             LetterNotFound: there is none of that number.
         """
         with self._engine.connect() as connection:
-            row = connection.exec_driver_sql(self._statements.letter, (dead_letter_id,)).fetchone()
+            row = connection.exec_driver_sql(self._statements.letter, (dead_letter_id,)).mappings().one_or_none()
         if row is None:
             raise LetterNotFound(dead_letter_id)
         return _letter(row)
@@ -169,7 +170,7 @@ class DeadLetters:
             LetterNotFound: there is none of that number, or it was redriven before.
         """
         with short_transaction(self._engine) as connection:
-            row = connection.exec_driver_sql(self._statements.lock_letter, (dead_letter_id,)).fetchone()
+            row = connection.exec_driver_sql(self._statements.lock_letter, (dead_letter_id,)).mappings().one_or_none()
             if row is None:
                 raise LetterNotFound(dead_letter_id)
             letter = _letter(row)
@@ -199,32 +200,6 @@ def _storable(value: Any) -> Any:
     return value
 
 
-def _letter(row: Any) -> DeadLetter:
-    (
-        number,
-        subscriber,
-        message,
-        reason,
-        error,
-        attempts,
-        source,
-        body,
-        headers,
-        envelope,
-        parked,
-        redriven,
-    ) = row
-    return DeadLetter(
-        subscriber_id=subscriber,
-        message_id=message,
-        reason=Reason(reason),
-        error=error,
-        attempts=attempts,
-        source=source,
-        body=bytes(body),
-        headers=headers,
-        envelope=envelope,
-        dead_letter_id=number,
-        parked_at=parked,
-        redriven_at=redriven,
-    )
+def _letter(row: RowMapping) -> DeadLetter:
+    # The statements' columns are named as the attributes.
+    return DeadLetter(**{**row, "reason": Reason(row["reason"]), "body": bytes(row["body"])})

@@ -74,16 +74,14 @@ class Failures:
         """
         text = describe(error)
         with short_transaction(self._engine) as connection:
-            row = None
+            attempts = None
             if counted:
-                row = connection.exec_driver_sql(
-                    self._statements.explain_failure, (text, self._subscriber_id, message_id)
-                ).fetchone()
-            if row is None:
-                row = connection.exec_driver_sql(
-                    self._statements.count_failure, (self._subscriber_id, message_id, text)
-                ).fetchone()
-        return int(row[0]) if row else 1
+                explained = (text, self._subscriber_id, message_id)
+                attempts = connection.exec_driver_sql(self._statements.explain_failure, explained).scalar()
+            if attempts is None:
+                counts = (self._subscriber_id, message_id, text)
+                attempts = connection.exec_driver_sql(self._statements.count_failure, counts).scalar_one()
+        return int(attempts)
 
     def take_back(self, attempt: Attempt) -> None:
         """Take back an attempt that ``begin_attempt`` counted, but that was not made after all."""

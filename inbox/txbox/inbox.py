@@ -25,11 +25,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
-from txbox.errors import InFlight, InvalidConfiguration, Mismatch, NotInTransaction, SchemaMissing
+from txbox.errors import InFlight, InvalidConfiguration, Mismatch, SchemaMissing
 from txbox.message import fingerprint, valid_message_id
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from txbox.statements import statements, text_array
-from txbox.transactions import check_table
+from txbox.transactions import check_table, refuse_autocommit
 
 __all__ = ["WAIT_SECONDS", "Inbox", "Recorded"]
 
@@ -122,7 +122,7 @@ class Inbox:
             SchemaMissing: the inbox's table does not exist.
             sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
         """
-        digest = self._digest(message_id, body)
+        digest = self._digest(message_id, body) if self.fingerprint else None
         connection = _in_transaction(connection_or_session)
         parameters = (self._lock_timeout, self.subscriber_id, valid_message_id(message_id), digest)
         row = self._execute(connection, self._statements.record_one, parameters, (message_id,))
@@ -161,33 +161,21 @@ class Inbox:
         """Record many messages as ``record_many`` does, and report mismatches instead of raising."""
         if isinstance(ids, str):
             raise TypeError(f"many ids are needed, not the characters of one: {ids!r}; record takes a single id")
-        bodies = ids if isinstance(ids, Mapping) else None
+        bodies = ids if isinstance(ids, Mapping) else {}
         # Sorted, so that two batches that overlap wait for each other in one order, never in a circle. Python compares
         # code points, Postgres the bytes of this column (COLLATE "C"); in UTF-8 these are the same order.
         ordered = sorted({valid_message_id(message_id) for message_id in ids})
-        # Where no fingerprints are kept, an empty array: unnest fills the shorter one up with nulls.
-        digests = (
-            [self._digest(message_id, bodies.get(message_id) if bodies else None) for message_id in ordered]
-            if self.fingerprint
-            else []
-        )
+        # Where no fingerprints are kept, none: unnest fills the shorter array up with nulls.
+        hashed = ordered if self.fingerprint else ()
+        digests = {message_id: self._digest(message_id, bodies.get(message_id)) for message_id in hashed}
         connection = _in_transaction(connection_or_session)
         if not ordered:
             return Recorded(frozenset(), frozenset())
-        parameters = (self._lock_timeout, self.subscriber_id, text_array(ordered), digests)
+        parameters = (self._lock_timeout, self.subscriber_id, text_array(ordered), list(digests.values()))
         row = self._execute(connection, self._statements.record_many, parameters, ordered)
         first = frozenset(row[0] or ())
-        mismatched: frozenset[str] = frozenset()
-        if self.fingerprint and len(first) < len(ordered):
-            mismatched = self._differing(
-                connection,
-                {
-                    message_id: digest
-                    for message_id, digest in zip(ordered, digests, strict=True)
-                    if message_id not in first and digest is not None
-                },
-            )
-        return Recorded(first, mismatched)
+        known = {message_id: digest for message_id, digest in digests.items() if message_id not in first}
+        return Recorded(first, self._differing(connection, known) if known else frozenset())
 
     def check(self, connection: Connection) -> None:
         """See that the inbox can be used over this connection, before any message is taken.
@@ -199,9 +187,7 @@ class Inbox:
         _in_transaction(connection)
         check_table(connection, self._statements.inbox_exists, self._statements.processed_message)
 
-    def _digest(self, message_id: str, body: bytes | str | None) -> bytes | None:
-        if not self.fingerprint:
-            return None
+    def _digest(self, message_id: str, body: bytes | str | None) -> bytes:
         if body is None:
             raise TypeError(f"this inbox keeps fingerprints: the body of message {message_id!r} is needed too")
         return fingerprint(body)
@@ -241,9 +227,7 @@ def _in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
             "an SQLAlchemy Connection or Session is needed (for an AsyncSession: await session.run_sync(...)), "
             f"not {type(connection_or_session).__name__}"
         )
-    dbapi_connection = connection.connection.dbapi_connection
-    if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
-        raise NotInTransaction
+    refuse_autocommit(connection)
     return connection
 
 

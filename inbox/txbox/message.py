@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 HEADER_MESSAGE_ID = "message-id"
-"""The id a producer gives a message and keeps through every re-send; txbox's outbox always does."""
+"""The id a producer gives a message and keeps through every re-send."""
 HEADER_CLOUDEVENTS_ID = "ce-id"
 HEADER_CLOUDEVENTS_SOURCE = "ce-source"
 HEADER_EVENTBRIDGE_ID = "eventbridge-id"

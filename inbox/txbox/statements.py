@@ -161,9 +161,6 @@ ORDER BY dead_letter_id LIMIT %s"""
 
         # -- status -----------------------------------------------------------------------------------------------
 
-        self.inbox_oid = "SELECT to_regclass(%s)"
-        """The inbox in the catalogue: (quoted table name) → its oid, or null."""
-
         self.inbox_estimate = "SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = %s::regclass"
         """How many rows the inbox has, by the planner's figures: (quoted table name) → rows."""
 
@@ -172,7 +169,7 @@ SELECT subscriber_id, count(*), max(processed_at) FROM {processed} GROUP BY subs
         """Exact figures per subscriber, by reading the whole inbox."""
 
         self.failure_counts = f"""
-SELECT subscriber_id, count(*), max(attempts) FROM {failure} AS failure
+SELECT subscriber_id, count(*) FROM {failure} AS failure
 WHERE NOT EXISTS (
   SELECT FROM {processed} AS processed
   WHERE processed.subscriber_id = failure.subscriber_id AND processed.message_id = failure.message_id

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from txbox.errors import SchemaMissing
 from txbox.statements import statements
+from txbox.transactions import check_table
 
 __all__ = ["EXACT_UP_TO_ROWS", "Status", "SubscriberStatus", "read_status"]
 
@@ -71,8 +71,9 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     sql = statements(schema, prefix)
     found: dict[str, dict[str, Any]] = {}
     with engine.connect() as connection:
-        if connection.exec_driver_sql(sql.inbox_oid, (sql.processed_message,)).scalar() is None:
-            raise SchemaMissing(sql.processed_message)
+        check_table(connection, sql.inbox_exists, sql.processed_message)
+        check_table(connection, sql.failures_exist, sql.message_failure)
+        check_table(connection, sql.letters_exist, sql.dead_letter)
         rows = int(connection.exec_driver_sql(sql.inbox_estimate, (sql.processed_message,)).scalar_one())
         exact = exact or rows <= EXACT_UP_TO_ROWS
         if exact:
@@ -80,7 +81,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
             for subscriber, count, last in connection.exec_driver_sql(sql.inbox_counts):
                 rows += count
                 found.setdefault(subscriber, {}).update(processed=count, last_processed_at=last)
-        for subscriber, count, _attempts in connection.exec_driver_sql(sql.failure_counts):
+        for subscriber, count in connection.exec_driver_sql(sql.failure_counts):
             found.setdefault(subscriber, {})["retrying"] = count
         for subscriber, reason, count, oldest in connection.exec_driver_sql(sql.letter_counts):
             line = found.setdefault(subscriber, {})

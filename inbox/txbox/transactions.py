@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from txbox.errors import SchemaMissing
+from txbox.errors import NotInTransaction, SchemaMissing
 from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
 
-__all__ = ["check_table", "short_transaction"]
+__all__ = ["check_table", "refuse_autocommit", "short_transaction"]
 
 
 @contextmanager
@@ -38,3 +38,10 @@ def check_table(connection: Connection, statement: str, table: str) -> None:
         if sqlstate(error) == UNDEFINED_TABLE:
             raise SchemaMissing(table) from error
         raise
+
+
+def refuse_autocommit(connection: Connection) -> None:
+    """Raise NotInTransaction if the connection commits every statement by itself."""
+    dbapi_connection = connection.connection.dbapi_connection
+    if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
+        raise NotInTransaction

@@ -14,8 +14,8 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from txbox.errors import NotInTransaction
 from txbox.schema import TABLE_NAMES, tables
+from txbox.transactions import refuse_autocommit
 
 __all__ = ["Difference", "Severity", "find_drift"]
 
@@ -146,9 +146,7 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
     Raises:
         NotInTransaction: the connection is in autocommit mode.
     """
-    driver_connection = connection.connection.dbapi_connection
-    if driver_connection is not None and connection.dialect.detect_autocommit_setting(driver_connection):
-        raise NotInTransaction
+    refuse_autocommit(connection)
     names = [f"{prefix}{name}" for name in TABLE_NAMES]
     transaction = connection.begin_nested() if connection.in_transaction() else connection.begin()
     try:

@@ -29,7 +29,7 @@ def upgrade(
 
     Args:
         op: ``alembic.op``, or any ``Operations``.
-        to: the version to reach, 1 to LATEST.
+        to: the version to reach, 0 (nothing happens) to LATEST.
         schema: the schema of the tables, which must exist; None: the connection's search path.
         prefix: put before the name of every table, index and constraint.
         since: the version the tables are at; None: read it from the database. Needed with ``--sql``.

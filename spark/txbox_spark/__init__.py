@@ -1,7 +1,4 @@
-"""Spark beside the inbox: sessions that can reach Postgres over JDBC.
-
-The bulk load through the inbox rests on these sessions.
-"""
+"""Spark beside the inbox: sessions that can reach Postgres over JDBC."""
 
 from txbox_spark.session import JDBC_DRIVER, SparkSetupError, require_jdk, spark_session
 

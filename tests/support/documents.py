@@ -100,6 +100,7 @@ class _Terminal:
         self._directory = directory
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
+        self._seen = 0
         self.printed = ""
         self._log = directory / f".terminal-{id(self)}"
 

@@ -39,7 +39,6 @@ class TcpProxy:
         self._marked_passes = False
         self._closed = False
         self.lost = 0
-        self.connections = 0
 
     # --- controls ----------------------------------------------------------------------------------------------------
 
@@ -108,7 +107,6 @@ class TcpProxy:
             pair = _Pair(client, server)
             with self._lock:
                 self._pairs.add(pair)
-                self.connections += 1
             self._start(lambda pair=pair: self._pump(pair, self._requests))
             self._start(lambda pair=pair: self._pump(pair, self._answers))
 

@@ -31,5 +31,5 @@ def add_purchase(session: Session, message: Message) -> None:
 def find_account(engine: Engine, account_id: str) -> dict[str, object] | None:
     """Return an account; None if nothing was ever bought for it."""
     with engine.connect() as connection:
-        row = connection.execute(select(account).where(account.c.account_id == account_id)).one_or_none()
-    return None if row is None else dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
+        row = connection.execute(select(account).where(account.c.account_id == account_id)).mappings().one_or_none()
+    return None if row is None else dict(row)

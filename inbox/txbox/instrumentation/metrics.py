@@ -116,5 +116,3 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
             yield _DATABASE_UP, 1, ""
         case DatabaseLost():
             yield _DATABASE_UP, 0, ""
-        case _:
-            pass

@@ -4,17 +4,7 @@
 
     worker = SqsWorker(..., hooks=[OpenTelemetryHook()])
 
-========================================  =========  ==============  ==============================================
-metric                                    kind       unit            what it counts
-========================================  =========  ==============  ==============================================
-txbox.deliveries {outcome}                counter    {delivery}      deliveries whose outcome stands
-txbox.ack.failures                        counter    {delivery}      acks that the broker did not confirm
-txbox.retries {sqlstate}                  counter    {transaction}   transactions run again: 40001 or 40P01
-txbox.commit.duration                     histogram  s               transactions, from begin to commit
-txbox.heartbeat.failures                  counter    {delivery}      deliveries that could not be prolonged
-txbox.broker.up, txbox.database.up        gauge      1               1 reachable, 0 lost; as last heard
-========================================  =========  ==============  ==============================================
-
+The metrics are those of ``txbox.instrumentation.metrics``; docs/operating.md lists them with their units.
 Every metric has the attribute ``subscriber``, and ``source`` if asked for.
 """
 

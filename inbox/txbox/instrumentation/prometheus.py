@@ -5,19 +5,11 @@
     worker = SqsWorker(..., hooks=[PrometheusHook()])
     prometheus_client.start_http_server(9000)
 
-========================================  =========  ======================================================
-metric                                    kind       what it counts
-========================================  =========  ======================================================
-txbox_deliveries_total{outcome}           counter    deliveries whose outcome stands
-txbox_ack_failures_total                  counter    acks that the broker did not confirm: they come again
-txbox_retries_total{sqlstate}             counter    transactions run again: 40001 or 40P01
-txbox_commit_seconds                      histogram  transactions, from begin to commit
-txbox_heartbeat_failures_total            counter    deliveries whose visibility could not be prolonged
-txbox_broker_up, txbox_database_up        gauge      1 reachable, 0 lost; as last heard
-========================================  =========  ======================================================
-
+The metrics are those of ``txbox.instrumentation.metrics``; docs/operating.md lists them with their units.
 Every metric has the label ``subscriber``, and ``source`` if asked for.
 """
+
+from collections.abc import Callable
 
 from txbox.instrumentation.events import Event
 from txbox.instrumentation.metrics import COMMIT_SECONDS_BUCKETS, METRICS, Kind, Metric, figures
@@ -49,18 +41,27 @@ class PrometheusHook:
         self._source_label = source_label
         whose = ("subscriber", "source") if source_label else ("subscriber",)
         self._instruments = {metric: _instrument(registry, metric, whose) for metric in METRICS}
+        self._recorders: dict[tuple[Metric, tuple[str, ...]], Callable[[float], None]] = {}
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
         who = (event.subscriber_id, event.source) if self._source_label else (event.subscriber_id,)
         for metric, figure, label in figures(event):
-            match self._instruments[metric].labels(*who, *([label] if metric.label else ())):
-                case Counter() as counter:
-                    counter.inc(figure)
-                case Gauge() as gauge:
-                    gauge.set(figure)
-                case Histogram() as histogram:
-                    histogram.observe(figure)
+            labels = (*who, label) if metric.label else who
+            record = self._recorders.get((metric, labels))
+            if record is None:  # looked up once: labels() takes a lock
+                record = self._recorders[metric, labels] = _recorder(self._instruments[metric].labels(*labels))
+            record(figure)
+
+
+def _recorder(child: Instrument) -> Callable[[float], None]:
+    match child:
+        case Counter():
+            return child.inc
+        case Gauge():
+            return child.set
+        case Histogram():
+            return child.observe
 
 
 def _instrument(registry: CollectorRegistry, metric: Metric, whose: tuple[str, ...]) -> Instrument:

@@ -81,6 +81,15 @@ def odd_engine(fresh_database: str) -> Iterator[Engine]:
     engine.dispose()
 
 
+@pytest.mark.parametrize("table", ["processed_message", "message_failure", "dead_letter"])
+def test_each_table_that_is_missing_is_named(engine: Engine, table: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP TABLE {table}")
+    with pytest.raises(SchemaMissing) as raised:
+        read_status(engine)
+    assert raised.value.table == table
+
+
 def test_schema_and_prefix_with_every_odd_character(odd_engine: Engine) -> None:
     schema, prefix = 'Odd "schema" 100%', "Tx 5%_"
     with odd_engine.begin() as connection:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txbox import BrokerError, DeadLetter, DeadLetters
-from txbox.dead_letters import LetterNotFound
+from txbox import BrokerError, DeadLetter, DeadLetters, LetterNotFound
 from txbox_workers.cli.errors import UsageError, explain
 from txbox_workers.cli.options import (
     JsonOption,
