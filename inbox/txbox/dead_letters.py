@@ -113,9 +113,9 @@ class DeadLetters:
             message_id: its id.
             body: as the broker delivered it; another body under the same id is another letter.
         """
-        with self._engine.connect() as connection:
-            parameters = (subscriber_id, message_id, fingerprint(body))
-            return bool(connection.exec_driver_sql(self._statements.is_parked, parameters).scalar_one())
+        parameters = (subscriber_id, message_id, fingerprint(body))
+        with short_transaction(self._engine) as connection:
+            return connection.exec_driver_sql(self._statements.is_parked, parameters).fetchone() is not None
 
     def check(self, connection: Connection) -> None:
         """See that the table is there.

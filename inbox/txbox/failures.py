@@ -104,7 +104,7 @@ class Failures:
         check_table(connection, self._statements.failures_exist, self._statements.message_failure)
 
     def forget(self, connection: Connection, message_ids: Iterable[str]) -> None:
-        """Forget the failures of messages, in the caller's transaction: the one in which they succeed."""
+        """Forget the failures of messages, in the caller's transaction."""
         connection.exec_driver_sql(self._statements.forget_failures, (self._subscriber_id, sorted(message_ids)))
 
 

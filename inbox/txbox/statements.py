@@ -131,11 +131,16 @@ RETURNING dead_letter_id"""
         """Park a dead letter, once: every column in order → its id, also when it was parked before."""
 
         self.is_parked = f"""
-SELECT EXISTS (
-  SELECT FROM {letter}
-  WHERE subscriber_id = %s AND message_id = %s AND body_hash = %s AND redriven_at IS NULL
-)"""
-        """Whether a message waits as a dead letter: (subscriber, id, SHA-256 of the body) → boolean."""
+SELECT FROM {letter}
+WHERE subscriber_id = %s AND message_id = %s AND body_hash = %s AND redriven_at IS NULL
+FOR KEY SHARE SKIP LOCKED"""
+        """Whether a message waits as a dead letter: (subscriber, id, SHA-256 of the body) → a row if it does.
+
+        One that is locked is being redriven, so it waits no more: its copy may be the very delivery that asks.
+
+            redrive   locks the letter, sends ──────────────────────── redriven_at = now(), commits
+            worker             receives the copy, fails, asks: parked? were it yes, it would ack the only copy
+        """
 
         self.letters_exist = f"SELECT FROM {letter} LIMIT 0"
         """Fails if the dead letters are not there, or not ours to read."""

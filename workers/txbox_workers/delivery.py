@@ -84,7 +84,7 @@ class Source(Protocol):
         """Keep deliveries ours for that long from now on.
 
         Returns:
-            For each receipt that was refused: why.
+            For each receipt that was refused for good: why. Where another try may help, raise.
         """
 
     def close(self) -> None:

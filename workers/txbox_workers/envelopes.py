@@ -111,34 +111,33 @@ def _unwrapped(message: Message, envelope: Envelope) -> Message:
             message.json()
             return message
         case Envelope.AUTO:
-            return _without_events(_without(message, _is_sns, _from_sns))
+            return _without(message, _SNS, _EVENTBRIDGE, _CLOUDEVENT)
         case Envelope.SNS:
-            return _without_events(_from_sns(message, _expected(message, _is_sns, "an SNS notification")))
+            opened = _from_sns(message, _expected(message, _is_sns, "an SNS notification"))
+            return _without(opened, _EVENTBRIDGE, _CLOUDEVENT)
         case Envelope.EVENTBRIDGE:
-            inner = _without(message, _is_sns, _from_sns)
+            inner = _without(message, _SNS)
             return _from_eventbridge(inner, _expected(inner, _is_eventbridge, "an EventBridge event"))
         case Envelope.CLOUDEVENTS:
-            inner = _without(message, _is_sns, _from_sns)
+            inner = _without(message, _SNS)
             if _is_binary_cloudevent(inner):
                 return inner
             return _from_cloudevent(inner, _expected(inner, _is_cloudevent, "a CloudEvent"))
-
-
-def _without_events(message: Message) -> Message:
-    # At most one wrapper of each kind, in the only order that AWS nests them.
-    message = _without(message, _is_eventbridge, _from_eventbridge)
-    if not _is_binary_cloudevent(message):
-        message = _without(message, _is_cloudevent, _from_cloudevent)
-    return message
 
 
 _Test = Callable[[Mapping[str, Any]], bool]
 _Opener = Callable[[Message, Mapping[str, Any]], Message]
 
 
-def _without(message: Message, is_wrapper: _Test, opened: _Opener) -> Message:
-    document = _document(message)
-    return opened(message, document) if document is not None and is_wrapper(document) else message
+def _without(message: Message, *wrappers: tuple[_Test, _Opener]) -> Message:
+    """Take off what is there of these: at most one wrapper of each kind, in the only order that AWS nests them."""
+    parsed, document = None, None
+    for is_wrapper, opened in wrappers:
+        if message is not parsed:  # once for each body, not once for each kind of wrapper
+            parsed, document = message, _document(message)
+        if document is not None and is_wrapper(document):
+            message = opened(message, document)
+    return message
 
 
 def _expected(message: Message, is_wrapper: _Test, what: str) -> Mapping[str, Any]:
@@ -257,6 +256,8 @@ def _is_binary_cloudevent(message: Message) -> bool:
 
 
 def _from_cloudevent(message: Message, document: Mapping[str, Any]) -> Message:
+    if _is_binary_cloudevent(message):
+        return message  # its attributes are the event, so a body that looks like one is its data
     if "data_base64" in document:
         try:
             body = base64.b64decode(document["data_base64"], validate=True)
@@ -280,8 +281,8 @@ def _from_cloudevent(message: Message, document: Mapping[str, Any]) -> Message:
 def _attribute_headers(attributes: Mapping[str, Any]) -> dict[str, str]:
     """Return message attributes as headers; SQS and SNS spell them differently.
 
-    CloudEvents in binary mode come with the prefix ``ce-``, ``ce_`` or ``cloudEvents:`` (an SQS attribute's name may
-    hold no colon, other bindings' may); all become ``ce-``.
+    CloudEvents in binary mode come with the prefix ``ce-``, ``ce_``, ``cloudEvents_`` or ``cloudEvents:`` (an SQS
+    attribute's name may hold no colon, other bindings' may); all become ``ce-``.
     """
     headers = {}
     for name, attribute in attributes.items():
@@ -304,7 +305,7 @@ def _header_name(name: str) -> str:
 
 
 def _sendable(attributes: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return message attributes in a form that JSON can keep and ``sendable_attributes`` can undo."""
+    """Return message attributes in a form that JSON can keep and ``restored_attributes`` can undo."""
     kept = {}
     for name, attribute in attributes.items():
         value = {"DataType": attribute.get("DataType", "String")}
@@ -330,6 +331,10 @@ def _number(digits: str) -> int | float:
     """Return a number of any length: Python refuses to make an int of more than 4,300 digits."""
     return int(digits) if len(digits) < _LONGEST_INT else float(digits)
 
+
+_SNS = (_is_sns, _from_sns)
+_EVENTBRIDGE = (_is_eventbridge, _from_eventbridge)
+_CLOUDEVENT = (_is_cloudevent, _from_cloudevent)
 
 _LONGEST_INT = 4_000
 _JSON_BLANKS = b" \t\r\n"

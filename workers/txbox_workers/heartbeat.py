@@ -1,5 +1,6 @@
 """The heartbeat: keeps deliveries ours while their handlers run."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +20,8 @@ class _Watched:
 class Heartbeat:
     """Extends the visibility of every watched delivery, from one thread, well before it ends.
 
-    A delivery is extended when half of its time has passed, so that one failed call does not lose it. Time is
-    measured by the monotonic clock.
+    A delivery is extended when half of its time has passed, so that a call that fails does not lose it, unless it takes
+    the other half to fail. Time is measured by the monotonic clock.
     """
 
     def __init__(self, source: Source, on_failure: Callable[[Delivery, str], None]) -> None:
@@ -34,6 +35,7 @@ class Heartbeat:
         self._on_failure = on_failure
         self._watched: dict[str, _Watched] = {}
         self._changed = threading.Condition()
+        self._wakes_at = math.inf
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -42,7 +44,7 @@ class Heartbeat:
         if self._source.visibility_seconds is None:
             return
         if self._thread is not None and self._thread.is_alive():
-            return  # of a run that did not drain in time
+            return  # of a start that failed half way
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="txbox-heartbeat", daemon=True)
         self._thread.start()
@@ -66,10 +68,12 @@ class Heartbeat:
         seconds = self._source.visibility_seconds
         if seconds is None:
             return
+        due = received_at + seconds / 2
         with self._changed:
             for delivery in deliveries:
-                self._watched[delivery.receipt] = _Watched(delivery, received_at + seconds / 2)
-            self._changed.notify()
+                self._watched[delivery.receipt] = _Watched(delivery, due)
+            if due < self._wakes_at:  # seldom: the thread sleeps until an earlier batch was due, settled or not
+                self._changed.notify()
 
     def forget(self, deliveries: Iterable[Delivery]) -> None:
         """Leave deliveries alone from now on; a call that is under way may still extend them once."""
@@ -91,8 +95,8 @@ class Heartbeat:
                 due = [watched.delivery for watched in self._watched.values() if watched.due <= now]
                 if due:
                     return due
-                soonest = min((watched.due for watched in self._watched.values()), default=None)
-                self._changed.wait(None if soonest is None else soonest - now)
+                self._wakes_at = min((watched.due for watched in self._watched.values()), default=math.inf)
+                self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
         return None
 
     def _extend(self, deliveries: list[Delivery]) -> None:

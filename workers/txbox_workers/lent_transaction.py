@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session
 
 from txbox import TransactionAborted, TransactionEnded
-from txbox_workers.outages import DatabaseUnavailable, connecting
+from txbox_workers.outages import DatabaseUnavailable, bookkeeping
 
 __all__ = ["LentTransactions", "finish"]
 
@@ -44,7 +44,7 @@ class LentTransactions:
         A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
         goes back to the broker, and when it comes again the inbox knows.
         """
-        with connecting():
+        with bookkeeping():
             lent = self._engine.connect()
         with lent as connection:
             connection.execution_options(**{_LENT: True})
@@ -53,12 +53,8 @@ class LentTransactions:
                 yield connection
                 if not transaction.is_active or connection.get_transaction() is not transaction:
                     raise TransactionEnded
-                connection.info[_COMMITTING] = True
-                try:
-                    transaction.commit()
-                finally:
-                    if not connection.invalidated:
-                        connection.info.pop(_COMMITTING, None)
+                connection.execution_options(**{_LENT: False})  # the handlers are through; this commit is ours
+                transaction.commit()
             except BaseException as error:
                 broken = _is_broken(connection) or not _rolled_back(connection)
                 if broken and not isinstance(error, DatabaseUnavailable):
@@ -76,15 +72,12 @@ def finish(session: Session, connection: Connection) -> None:
     _refuse_aborted(connection)
 
 
-_COMMITTING = "txbox_committing"
-
-
 def _refuse_foreign_commit(connection: Connection) -> None:
     """Stop a handler that commits the worker's transaction, before it happens.
 
     In a batch, it would commit the records of messages whose handlers have not run yet: they would be lost.
     """
-    if _is_lent(connection) and _COMMITTING not in connection.info:
+    if _is_lent(connection):
         raise TransactionEnded
 
 
@@ -98,16 +91,20 @@ def _refuse_commit_as_sql(
 
 def _is_lent(connection: Connection) -> bool:
     """Whether it is the lent connection itself; a handler may open others on the same engine, and commit them."""
-    return _LENT in connection.get_execution_options()
+    return bool(connection.get_execution_options().get(_LENT))
 
 
-@lru_cache(maxsize=256)  # the same few texts for every message; searching one of ours takes 9 us
 def ends_transaction(sql: str) -> bool:
     """Whether one of the statements in a text of SQL ends the transaction it is run in.
 
     A commit may hide behind a comment, an empty statement or another one (``SELECT 1; COMMIT``). What stands in quotes
     or in a function's body is no statement of its own, and ``ROLLBACK TO`` goes back to a savepoint only.
     """
+    # The same few texts come for every message, and searching one of ours takes 9 us; long ones hold values perhaps.
+    return _known(sql) if len(sql) <= _KNOWN_CHARACTERS else _search(sql)
+
+
+def _search(sql: str) -> bool:
     if not _MAY_END.search(sql):
         return False
     bare, before = sql, ""
@@ -115,6 +112,9 @@ def ends_transaction(sql: str) -> bool:
         before, bare = bare, _NO_STATEMENT.sub(" ", bare)
     return any(_ENDS.match(statement) for statement in bare.split(";"))
 
+
+_KNOWN_CHARACTERS = 4_000
+_known = lru_cache(maxsize=256)(_search)
 
 _LENT = "txbox_lent"
 

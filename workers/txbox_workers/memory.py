@@ -109,6 +109,7 @@ class MemorySource:
                     number = next(self._numbers)
                     again = replace(delivery, receipt=str(number), receive_count=delivery.receive_count + 1)
                     heapq.heappush(self._delayed, (time.monotonic() + settlement.delay_seconds, number, again))
+            self._condition.notify_all()
 
     def extend(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:  # noqa: ARG002 - protocol
         """Nothing to extend."""

@@ -169,13 +169,8 @@ class Processor:
             return Settlement(delivery, Outcome.IN_FLIGHT, before.error, before.delay_seconds)
         if delivery.message.body != before.delivery.message.body or delivery.body != before.delivery.body:
             return None
-        match before.outcome:
-            case Outcome.PROCESSED | Outcome.DUPLICATE:
-                return Settlement(delivery, Outcome.DUPLICATE)
-            case Outcome.DEAD:
-                return Settlement(delivery, Outcome.DEAD, before.error)
-            case _:
-                return None
+        outcome = Outcome.DUPLICATE if before.outcome is Outcome.PROCESSED else before.outcome
+        return Settlement(delivery, outcome, before.error)
 
     def _needs_care(self, deliveries: Sequence[Delivery]) -> bool:
         return self._singly or len(deliveries) == 1 or any(self._suspect(d) or d.problem for d in deliveries)
@@ -211,8 +206,8 @@ class Processor:
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
             if first:
                 self._handle(connection, first)
-        self._forget_failures(first)
         self._emit_committed(len(first), len(deliveries) - len(first) - len(recorded.mismatched), begun)
+        self._forget_failures(first)
         return recorded.first, recorded.mismatched
 
     # --- one by one --------------------------------------------------------------------------------------------------
@@ -275,9 +270,9 @@ class Processor:
                 first = self._inbox.record(connection, message.id, message.body)
             if first:
                 self._handle(connection, [delivery])
+        self._emit_committed(int(first), int(not first), begun)
         # Also if it turned out a duplicate: it may have been processed after this attempt was counted in advance.
         self._forget_failures([delivery])
-        self._emit_committed(int(first), int(not first), begun)
         return first
 
     # --- inside a transaction ----------------------------------------------------------------------------------------

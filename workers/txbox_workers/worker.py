@@ -89,7 +89,7 @@ class Worker:
                 fails. "message": always one for each.
             threads: polling threads; each needs a connection of the engine's pool.
             max_attempts: failed attempts after which a message is parked as a dead letter; None leaves that to the
-                broker's own redrive policy.
+                broker's own redrive policy. With 1 there are no batches: each attempt is counted before it is made.
             backoff: the delay before a failed message is delivered again, by attempt.
             session_factory: makes the handler's session: ``Session``, a subclass, or a ``sessionmaker``.
             hooks: told of every event; the log is told in any case.
@@ -264,13 +264,13 @@ class Worker:
 
     def _take(self, deliveries: Sequence[Delivery]) -> None:
         """Process one batch of deliveries, to the end."""
+        self._heartbeat.watch(deliveries, time.monotonic())
         if self._wants_details():
             self._emit(
                 Received,
                 message_ids=tuple(delivery.message.id for delivery in deliveries),
                 delivery_ids=tuple(delivery.receipt for delivery in deliveries),
             )
-        self._heartbeat.watch(deliveries, time.monotonic())
         unsettled = {delivery.receipt: delivery for delivery in deliveries}
         waiting: list[Settlement] = []
         told_at = time.monotonic()

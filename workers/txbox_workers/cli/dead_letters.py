@@ -121,7 +121,7 @@ def redrive(
     sent, failed = [], {}
     with place.engine() as engine, _sender(queue_url) as send:
         letters = DeadLetters(engine, schema=place.schema, prefix=place.prefix)
-        for number in numbers or _waiting(letters, subscriber):
+        for number in numbers or list(_waiting(letters, subscriber)):
             try:
                 letters.redrive(number, send)
             except LetterNotFound as error:

@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txbox import BrokerError, Identify, InvalidConfiguration, identify
 from txbox_workers.backoff import Backoff
@@ -30,6 +30,13 @@ ENTRY_RUNS = 3
 
 ENTRY_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=1.0)
 """Between those tries."""
+
+
+class _Unconfirmed(NamedTuple):
+    """What SQS did not confirm of a batch call."""
+
+    why: str
+    final: bool
 
 
 class SqsSource:
@@ -124,14 +131,14 @@ class SqsSource:
     def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
         """Delete messages, in batches; an entry that failed by the broker's fault is tried again."""
         try:
-            refused = self._in_batches(
+            unconfirmed = self._in_batches(
                 deliveries,
                 lambda entries: self._client.delete_message_batch(QueueUrl=self._queue_url, Entries=entries),  # type: ignore[arg-type]
                 lambda delivery: {"ReceiptHandle": delivery.receipt},
             )
         finally:
             self._forget(deliveries)
-        return [delivery.receipt for delivery in deliveries if delivery.receipt not in refused]
+        return [delivery.receipt for delivery in deliveries if delivery.receipt not in unconfirmed]
 
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
         """Make messages visible again, each after its delay."""
@@ -155,7 +162,13 @@ class SqsSource:
                 extendable.append(delivery)
                 # Rounded down: a second too much is refused as a whole.
                 delays[delivery.receipt] = math.floor(min(seconds, left))
-        return {**refused, **self._change_visibility(extendable, delays)}
+        unconfirmed = self._change_visibility(extendable, delays)
+        refused |= {receipt: why for receipt, (why, final) in unconfirmed.items() if final}
+        unknown = [why for why, final in unconfirmed.values() if not final]
+        if unknown:
+            # Not refused: time is left, and the next try may do it.
+            raise BrokerError(f"{len(unknown)} of {len(deliveries)} extensions were not confirmed: {unknown[0]}")
+        return refused
 
     def close(self) -> None:
         """Close the connections, if they are ours."""
@@ -163,7 +176,9 @@ class SqsSource:
             self._made_client.close()
             self._made_client = None
 
-    def _change_visibility(self, deliveries: Sequence[Delivery], delays: Mapping[str, float]) -> dict[str, str]:
+    def _change_visibility(
+        self, deliveries: Sequence[Delivery], delays: Mapping[str, float]
+    ) -> Mapping[str, _Unconfirmed]:
         def entry(delivery: Delivery) -> dict[str, Any]:
             seconds = min(max(math.ceil(delays[delivery.receipt]), 0), MAX_VISIBILITY_SECONDS)
             return {"ReceiptHandle": delivery.receipt, "VisibilityTimeout": seconds}
@@ -179,15 +194,15 @@ class SqsSource:
         deliveries: Sequence[Delivery],
         call: Callable[[list[dict[str, Any]]], Any],
         entry: Callable[[Delivery], dict[str, Any]],
-    ) -> dict[str, str]:
+    ) -> Mapping[str, _Unconfirmed]:
         """Call for ten deliveries at a time, and reconcile the answer entry by entry.
 
         An entry that is in neither list of the answer counts as failed: only what SQS confirms is taken as done.
 
         Returns:
-            For each receipt that is not confirmed in the end: why.
+            For each receipt that is not confirmed in the end: why, and whether that is final.
         """
-        unconfirmed = {delivery.receipt: "" for delivery in deliveries}
+        unconfirmed = {delivery.receipt: _Unconfirmed("", False) for delivery in deliveries}
         for start in range(0, len(deliveries), MAX_BATCH):
             pending = dict(enumerate(deliveries[start : start + MAX_BATCH]))
             for run in range(1, ENTRY_RUNS + 1):
@@ -198,16 +213,17 @@ class SqsSource:
                     if len(unconfirmed) == len(deliveries):
                         raise
                     # Part of it stands: to say that nothing does would be wrong.
-                    return dict.fromkeys(unconfirmed, str(error))
+                    return {receipt: _Unconfirmed(str(error), False) for receipt in unconfirmed}
                 for done in answer.get("Successful", ()):
                     if delivery := pending.pop(int(done["Id"]), None):
                         unconfirmed.pop(delivery.receipt, None)
                 failures = {int(failed["Id"]): failed for failed in answer.get("Failed", ())}
                 for number, delivery in list(pending.items()):
                     failed = failures.get(number, {})
-                    why = f"{failed.get('Code', 'NoAnswer')}: {failed.get('Message', '')}"
-                    unconfirmed[delivery.receipt] = why.strip()
-                    if failed.get("SenderFault"):
+                    why = f"{failed.get('Code', 'NoAnswer')}: {failed.get('Message', '')}".strip()
+                    final = bool(failed.get("SenderFault"))
+                    unconfirmed[delivery.receipt] = _Unconfirmed(why, final)
+                    if final:
                         del pending[number]
                 if not pending or run == ENTRY_RUNS:
                     break

@@ -223,6 +223,23 @@ def test_all_letters_of_a_subscriber_go_to_another_queue(
     assert "not this one" in txbox("dead-letters", "list").out
 
 
+def test_letters_that_are_parked_again_meanwhile_are_not_chased(txbox: Txbox, engine: Engine, queue: str) -> None:
+    numbers = [park(engine, queue, f"m-{n}") for n in range(3)]
+    with engine.begin() as connection:  # what a worker does whose handler fails at once, as fast as can be
+        connection.exec_driver_sql(
+            "CREATE FUNCTION park_again() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "INSERT INTO dead_letter (subscriber_id, message_id, reason, error, attempts, source, body, body_hash,"
+            " headers, envelope) VALUES (new.subscriber_id, new.message_id, new.reason, new.error, 1, new.source,"
+            " new.body, new.body_hash, new.headers, new.envelope); RETURN NULL; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER park_again AFTER UPDATE OF redriven_at ON dead_letter "
+            "FOR EACH ROW EXECUTE FUNCTION park_again()"
+        )
+    assert json.loads(txbox("dead-letters", "redrive", "--all", "--json").out) == {"redriven": numbers, "failed": {}}
+    assert len(DeadLetters(engine).list()) == 3
+
+
 def test_a_letter_whose_queue_is_gone_stays(txbox: Txbox, engine: Engine, queue: str) -> None:
     number = park(engine, f"{queue}-deleted")
     ended = txbox("dead-letters", "redrive", "--all")

@@ -1,6 +1,6 @@
 """Batch calls against an SQS that answers by a script: partial failures, missing entries, refused calls."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,10 @@ from txbox_workers.sqs.source import ENTRY_RUNS
 
 def deliveries(count: int) -> list[Delivery]:
     return [Delivery(Message(f"m-{number}", b"{}"), receipt=f"r-{number}") for number in range(count)]
+
+
+def refusing_the_second_call(broker: ScriptedSqs) -> Callable[[str, dict[str, Any]], Answer]:
+    return lambda action, request: succeed(action, request) if len(broker.calls) == 1 else error("AccessDenied", 403)
 
 
 # --- ack -------------------------------------------------------------------------------------------------------------
@@ -133,7 +137,22 @@ def test_extend_reports_who_was_refused_and_why(source: SqsSource, broker: Scrip
 
 def test_extend_says_so_when_the_broker_says_nothing(source: SqsSource, broker: ScriptedSqs) -> None:
     broker.answer = lambda action, request: {}
-    assert source.extend(deliveries(1), 30) == {"r-0": "NoAnswer:"}
+    # Raised, not refused: whoever was refused is not extended again.
+    with pytest.raises(BrokerError, match=r"1 of 1 extensions were not confirmed: NoAnswer:"):
+        source.extend(deliveries(1), 30)
+
+
+def test_extensions_of_a_call_that_failed_after_another_had_been_confirmed_are_not_refused(
+    source: SqsSource, broker: ScriptedSqs
+) -> None:
+    broker.answer = refusing_the_second_call(broker)
+    with pytest.raises(BrokerError, match="2 of 12 extensions were not confirmed"):
+        source.extend(deliveries(12), 30)
+
+
+def test_an_ack_of_which_a_part_stands_says_which(source: SqsSource, broker: ScriptedSqs) -> None:
+    broker.answer = refusing_the_second_call(broker)
+    assert list(source.ack(deliveries(12))) == [f"r-{number}" for number in range(10)]
 
 
 def test_an_entry_that_is_extended_in_the_end_was_not_refused(source: SqsSource, broker: ScriptedSqs) -> None:
