@@ -204,6 +204,7 @@ trap 'exit 143' TERM
 ensure_engine
 choose_image
 configure_testcontainers
+unset TXBOX_TEST_DATABASE_URL # it would win, and the container stand by unused
 say "Postgres is $TXBOX_TEST_POSTGRES_IMAGE"
 status=0
 "$@" 8>&- 9>&- || status=$?

@@ -1,5 +1,6 @@
 """The inbox in one transaction: first or not, for a connection and for a session, committed or rolled back."""
 
+import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -7,10 +8,11 @@ from support.inbox import recorded
 from txbox import Inbox, Recorded
 
 
-def test_the_first_time_is_true_and_every_other_time_is_false(engine: Engine, inbox: Inbox) -> None:
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_the_first_time_is_true_and_every_other_time_is_false(engine: Engine, inbox: Inbox, level: str) -> None:
     answers = []
     for _ in range(3):
-        with engine.begin() as connection:
+        with engine.execution_options(isolation_level=level).begin() as connection:
             answers.append(inbox.record(connection, "m-1"))
     assert answers == [True, False, False]
     assert recorded(engine) == [("billing", "m-1")]

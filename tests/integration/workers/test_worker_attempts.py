@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 from support.blocking import backend_pid
@@ -14,8 +14,12 @@ from support.memory_worker import delivery, make, messages, process, work_off
 from support.waiting import wait_until
 from txbox import DeadLetters, Failures, Inbox, Message, Outcome
 from txbox.failures import NO_OUTCOME
+from txbox.schema import tables
+from txbox_workers import processor
+from txbox_workers.backoff import Backoff
 from txbox_workers.memory import MemorySource
 from txbox_workers.outages import DatabaseUnavailable
+from txbox_workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -194,3 +198,67 @@ def test_failures_are_forgotten_with_the_success(engine: Engine, business: Busin
     worker = make(MemorySource(), engine)
     process(worker, delivery("a", receive_count=2))
     assert business.failing() == {}
+
+
+def test_without_a_last_attempt_the_broker_decides_when_it_is_enough(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_always, max_attempts=None)
+    for count in range(1, 16):
+        assert process(worker, delivery("a", receive_count=count)) == [(f"a-{count}", Outcome.FAILED)]
+    assert business.letters() == {}
+    assert business.failing() == {"a": 15}
+
+
+def delays(worker: Worker, *receive_counts: int) -> list[float]:
+    return [
+        settlement.delay_seconds
+        for count in receive_counts
+        for settlements in worker._processor.process([delivery("a", receive_count=count)])
+        for settlement in settlements
+    ]
+
+
+def test_a_failed_message_waits_longer_after_each_attempt_and_never_quite_as_long_as_another(
+    engine: Engine, business: Business
+) -> None:
+    backoff = Backoff(first_seconds=8, longest_seconds=20)
+    workers = [
+        Worker(MemorySource(), inbox=Inbox(name), engine=engine, handler=failing_always, backoff=backoff)
+        for name in ("one", "another")
+    ]
+    waits = [delays(worker, 1, 2, 3, 4) for worker in workers]
+    for first, second, third, fourth in waits:
+        assert 4 <= first <= 8 <= second <= 16
+        assert 10 <= third <= 20
+        assert 10 <= fourth <= 20
+    assert waits[0] != waits[1], "jitter"
+
+
+def test_a_message_in_flight_elsewhere_waits_before_it_comes_again(
+    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "IN_FLIGHT_BACKOFF", Backoff(first_seconds=2, longest_seconds=60))
+    worker = make(MemorySource(), engine, inbox=Inbox("billing", wait_seconds=0.05))
+    with engine.connect() as elsewhere:
+        Inbox("billing").record(elsewhere, "a")
+        (wait,) = delays(worker, 1)
+    assert 1 <= wait <= 2
+
+
+def test_failures_and_letters_are_where_the_inbox_is(fresh_database: str) -> None:
+    engine = create_engine(fresh_database)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA elsewhere")
+        tables("elsewhere", "our_").metadata.create_all(connection)
+    inbox = Inbox("billing", schema="elsewhere", prefix="our_")
+    worker = Worker(MemorySource(), inbox=inbox, engine=engine, handler=refuse, max_attempts=2)
+    assert process(worker, delivery("a")) == [("a-1", Outcome.FAILED)]
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT message_id FROM elsewhere.our_message_failure").all() == [("a",)]
+    assert process(worker, delivery("a", receive_count=2)) == [("a-2", Outcome.DEAD)]
+    (letter,) = DeadLetters(engine, schema="elsewhere", prefix="our_").list()
+    assert letter.message_id == "a"
+    engine.dispose()
+
+
+def refuse(session: Session, message: Message) -> None:
+    raise ValueError("no")

@@ -8,10 +8,12 @@ from sqlalchemy.orm import Session
 
 from support.business import ADD, Business, apply, once
 from support.events import Kept
-from support.memory_worker import at_work, make, messages, numbered, work_off
+from support.memory_worker import at_work, delivery, make, messages, numbered, process, work_off
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.instrumentation import Retried
+from txbox_workers import processor
+from txbox_workers.backoff import Backoff
 from txbox_workers.memory import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -60,6 +62,44 @@ def test_a_serialization_failure_is_retried_and_never_read_as_a_duplicate(
     assert business.applied() == once("ab")
     assert {event.sqlstate for event in kept.of(Retried)} == {"40001"}
     assert kept.outcomes("a") == kept.outcomes("b") == [Outcome.PROCESSED]
+
+
+@pytest.mark.parametrize("ids", ["a", "bc"])
+def test_a_serialization_failure_at_the_commit_is_retried_too(engine: Engine, business: Business, ids: str) -> None:
+    with engine.begin() as connection:
+        for statement in (
+            "CREATE SEQUENCE runs",
+            (
+                "CREATE FUNCTION again() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('runs') = 1 THEN "
+                "RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END IF; RETURN NULL; END $$"
+            ),
+            (
+                "CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED "
+                "FOR EACH ROW EXECUTE FUNCTION again()"
+            ),
+        ):
+            connection.exec_driver_sql(statement)
+    kept = Kept()
+    work_off(MemorySource(messages(*ids)), engine, hooks=[kept], max_attempts=3)
+    assert [(event.sqlstate, event.messages) for event in kept.of(Retried)] == [("40001", len(ids))]
+    assert [kept.outcomes(message_id) for message_id in ids] == [[Outcome.PROCESSED]] * len(ids)
+    assert business.applied() == once(ids)
+
+
+def test_a_transaction_that_is_rolled_back_again_and_again_fails_its_message_after_six_runs(
+    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "RETRY_BACKOFF", Backoff(first_seconds=0, longest_seconds=0))
+    kept, runs = Kept(), []
+
+    def handle(session: Session, message: Message) -> None:
+        runs.append(message.id)
+        session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
+
+    assert process(make(MemorySource(), engine, handle, hooks=[kept]), delivery("a")) == [("a-1", Outcome.FAILED)]
+    assert len(runs) == 6
+    assert [event.attempt for event in kept.of(Retried)] == [1, 2, 3, 4, 5]
+    assert business.failing() == {"a": 1}
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
