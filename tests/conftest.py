@@ -10,6 +10,7 @@ import itertools
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -92,6 +93,7 @@ def engine(schema_url: str) -> Iterator[Engine]:
 def aws() -> Iterator[LocalAws]:
     """A local SQS over real HTTP; boto3's variables point to it for the whole run."""
     with LocalAws() as server, pytest.MonkeyPatch.context() as patch:
+        _servers_used.append(f"SQS used: moto {metadata.version('moto')} (local)")
         for name, value in server.environment().items():
             patch.setenv(name, value)
         yield server

@@ -1,6 +1,7 @@
 """``txbox demo``: exact in spite of everything, able to see when it is not, and gone without a trace."""
 
 import json
+import re
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -61,6 +62,8 @@ def is_exact(figures: dict[str, Any], purchases: int) -> None:
     outcomes = ("processed", "duplicates_rejected", "failed", "in_flight")
     assert figures["delivered"] == sum(figures[outcome] for outcome in outcomes)
     assert figures["duplicate_share"] >= 0.30
+    assert figures["sent"]["resent"] > 0
+    assert figures["sent"]["in_batches_sent_twice"] > 0
     assert figures["dead"] == 0
 
 
@@ -77,6 +80,17 @@ def test_it_is_exact(on_its_own: None, tmp_path: Path) -> None:
     for moment in MOMENTS:
         assert figures["kills"][moment] >= 1, moment
     assert figures["workers_started"] > figures["kills"]["total"]
+    shown = {
+        "sent": f"{figures['sent']['messages']:,}",
+        "delivered": f"{figures['delivered']:,}",
+        "processed": "600",
+        "duplicates rejected": f"{figures['duplicates_rejected']:,}",
+        "kills": f"{figures['kills']['total']}",
+        "dead": "0",
+        "difference": "$0.00",
+    }
+    for name, figure in shown.items():
+        assert re.search(rf"^ *{name} +{re.escape(figure)} ", ended.out, re.MULTILINE), f"{name}: {ended.out}"
 
 
 @pytest.mark.slow
@@ -87,9 +101,21 @@ def test_it_is_exact_as_people_run_it(on_its_own: None, tmp_path: Path) -> None:
         assert running.wait(timeout=380) == 0
     figures = json.loads(file.read_text())
     is_exact(figures, 7_000)
+    assert figures["seconds"] < 120  # seconds; more than that nobody watches
     assert figures["kills"]["total"] >= 20
     for moment in MOMENTS:
         assert figures["kills"][moment] >= 5, moment
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_file_is_exact(on_its_own: None, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    with Running("demo", "--purchases", "69659", "--json", str(file)) as running:
+        assert running.wait(timeout=1740) == 0
+    figures = json.loads(file.read_text())
+    is_exact(figures, 69_659)
+    assert (figures["customers"], figures["expected_dollars"]) == (23_570, "2500315.63")
 
 
 # --- it can fail -----------------------------------------------------------------------------------------------------
@@ -113,6 +139,7 @@ def test_without_the_inboxs_key_the_accounts_are_wrong_and_it_says_so(
     file = tmp_path / "figures.json"
     assert run_here(["demo", "--purchases", "100", "--kills", "0", "--url", database_url, "--json", str(file)]) == 1
     figures = json.loads(file.read_text())
+    assert figures["delivered"] > figures["sent"]["messages"]  # nobody was killed, so because acks got lost
     assert figures["exact"] is False
     assert figures["adds_up"] is False
     assert float(figures["difference_dollars"]) > 0

@@ -263,6 +263,15 @@ def test_nothing_of_this_machine_is_in_a_page(page: Path) -> None:
     assert re.findall(r"(?<![\w.])/(?:home|root|work|Users)/", page.read_text()) == []
 
 
+def test_no_file_names_what_lies_beside_the_repository() -> None:
+    """Whoever clones the project has the project, and nothing of the folder it was written in."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    files = [REPOSITORY / name for name in listed.stdout.split("\0") if name and not name.startswith("tests/")]
+    assert REPOSITORY / "README.md" in files
+    # One that was just removed is still listed.
+    assert [path for path in files if path.is_file() and b"../shared" in path.read_bytes()] == []
+
+
 def test_every_page_can_be_reached() -> None:
     (nav,) = re.findall(r"^nav:\n((?:  - .+\n)+)", (REPOSITORY / "mkdocs.yml").read_text(), re.M)
     assert sorted(re.findall(r": (\S+\.md)", nav)) == sorted(path.name for path in DOCS.glob("*.md"))

@@ -1,5 +1,7 @@
 """The edge where environment variables are read. AWS's are boto3's own business."""
 
+import os
+
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import URL, Engine, create_engine, make_url
@@ -7,7 +9,7 @@ from sqlalchemy.exc import ArgumentError
 
 from txbox import InvalidConfiguration
 
-__all__ = ["DATABASE_URL_VARIABLE", "Settings", "database_engine", "database_url"]
+__all__ = ["DATABASE_URL_VARIABLE", "Settings", "aws_endpoint", "database_engine", "database_url"]
 
 DATABASE_URL_VARIABLE = "TXBOX_DATABASE_URL"
 
@@ -23,6 +25,11 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = Field(default=None, description="the database, as an SQLAlchemy URL")
     database_schema: str | None = Field(default=None, description="the schema of the tables")
     table_prefix: str = Field(default="", description="what the tables' names start with")
+
+
+def aws_endpoint() -> str | None:
+    """Where boto3 will look for SQS, if that is not AWS itself."""
+    return os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def database_url(text: str) -> URL:

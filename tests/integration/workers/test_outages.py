@@ -3,8 +3,7 @@
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,15 @@ from sqlalchemy.orm import Session
 
 from support.business import ADD, Business, apply, once
 from support.events import Kept
-from support.memory_worker import AT_ONCE
+from support.memory_worker import AT_ONCE, at_work
 from support.queues import held, send, wait_until_empty
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import Inbox, Message, Outcome
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Received, Settled
 from txbox.schema import tables
+from txbox_workers import worker as worker_module
+from txbox_workers.backoff import Backoff
 from txbox_workers.embedded import EmbeddedPostgres, LocalAws
 from txbox_workers.memory import MemorySource
 from txbox_workers.sqs import SqsWorker
@@ -66,22 +67,24 @@ def make(source: MemorySource, engine: Engine, handler: Any = pay, **options: An
     return Worker(source, inbox=inbox, engine=engine, handler=handler, backoff=AT_ONCE, **options)
 
 
-@contextmanager
-def at_work(*workers: Worker) -> Iterator[None]:
-    for worker in workers:
-        worker.start()
-    try:
-        yield
-    finally:
-        stopped = [worker.stop(20) for worker in workers]
-        assert all(stopped)
-
-
 def settled_exactly_once(business: Business, *ids: str) -> None:
     assert business.applied() == once(ids)
     assert business.balance() == len(ids)
     assert business.letters() == {}
     assert business.failing() == {}
+
+
+@pytest.fixture
+def growing_pauses(short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses that have room to grow, in place of those that have none."""
+    monkeypatch.setattr(worker_module, "OUTAGE_BACKOFF", Backoff(first_seconds=0.02, longest_seconds=0.5))
+
+
+def begin_small_and_grow(lost: Sequence[BrokerLost | DatabaseLost]) -> None:
+    """Check the pauses of an outage from its beginning: each is drawn from a range that begins where the last ended."""
+    for number, event in enumerate(lost):
+        longest = 0.02 * 2**number
+        assert longest / 2 <= event.pause_seconds <= longest, [event.pause_seconds for event in lost]
 
 
 # --- the database ----------------------------------------------------------------------------------------------------
@@ -168,6 +171,26 @@ def test_a_database_that_refuses_for_a_while_is_waited_for(
     assert taken <= 4, "a worker without a database leaves the messages to others"
     settled_exactly_once(business, "a", "b", "c", "d")
     assert kept.of(DatabaseRestored)
+
+
+@pytest.mark.usefixtures("growing_pauses")
+def test_pauses_grow_while_the_database_is_away_and_begin_small_the_next_time(
+    proxy: TcpProxy, proxied: Engine, business: Business
+) -> None:
+    kept = Kept()
+    source = MemorySource()
+    with at_work(make(source, proxied, hooks=[kept])):
+        for id_ in "ab":
+            before = len(kept.of(DatabaseLost))
+            proxy.refuse()
+            proxy.cut()
+            source.send(messages(id_)[0])
+            wait_until(lambda before=before: len(kept.of(DatabaseLost)) >= before + 5)
+            begin_small_and_grow(kept.of(DatabaseLost)[before : before + 5])
+            proxy.accept()
+            assert source.wait_until_empty(20)
+    assert len(kept.of(DatabaseRestored)) == 2
+    settled_exactly_once(business, "a", "b")
 
 
 def test_a_pool_of_stale_connections_costs_nobody_an_attempt(
@@ -297,6 +320,25 @@ def test_sqs_is_away_for_a_while(engine: Engine, business: Business, remote: Que
         wait_until_empty(remote.direct, remote.url)
     assert kept.of(BrokerRestored)
     settled_exactly_once(business, "a", "b", "c")
+
+
+@pytest.mark.usefixtures("growing_pauses")
+def test_pauses_grow_while_sqs_is_away_and_begin_small_the_next_time(
+    engine: Engine, business: Business, remote: Queue
+) -> None:
+    kept = Kept()
+    with at_work(sqs_worker(remote, engine, hooks=[kept])):
+        for outage in (1, 2):
+            before = len(kept.of(BrokerLost))
+            remote.proxy.refuse()
+            # Over and over: a connection could be accepted just before, and be one of the proxy's just after.
+            wait_until(lambda before=before: remote.proxy.cut() == 0 and len(kept.of(BrokerLost)) >= before + 5)
+            begin_small_and_grow(kept.of(BrokerLost)[before : before + 5])
+            remote.proxy.accept()
+            wait_until(lambda outage=outage: len(kept.of(BrokerRestored)) == outage)
+        send(remote.direct, remote.url, ["a"])
+        wait_until_empty(remote.direct, remote.url)
+    settled_exactly_once(business, "a")
 
 
 @pytest.mark.parametrize("reaches_server", [True, False])

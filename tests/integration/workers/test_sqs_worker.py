@@ -3,16 +3,16 @@
 import itertools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import Engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from support.business import Business, apply, once
 from support.events import Kept
+from support.memory_worker import at_work
 from support.queues import attribute, held, send, sns_notification, wait_until_empty
 from support.waiting import wait_until
 from txbox import BrokerError, DeadLetters, Inbox, LetterNotFound, Message, Outcome
@@ -36,17 +36,6 @@ def make(queue: str, engine: Engine, handler: Any = apply, **options: Any) -> Sq
     if "batch_handler" not in options:
         options["handler"] = handler
     return SqsWorker(queue, engine=engine, **options)
-
-
-@contextmanager
-def at_work(*workers: SqsWorker) -> Iterator[None]:
-    for worker in workers:
-        worker.start()
-    try:
-        yield
-    finally:
-        stopped = [worker.stop(20) for worker in workers]
-        assert all(stopped)
 
 
 def ids(count: int, prefix: str = "m") -> list[str]:
@@ -140,6 +129,30 @@ def test_the_count_of_the_broker_goes_on_over_hand_backs(
         wait_until_empty(sqs, queue)
     assert [event.attempts for event in kept.of(Settled)] == [1, 2, 3, 4]
     assert business.applied() == once("a")
+
+
+def test_batch_handler_session_factory_and_threads_are_passed_on(
+    engine: Engine, business: Business, sqs: "SQSClient", queue: str
+) -> None:
+    class HostSession(Session):
+        pass
+
+    both_threads = threading.Barrier(2)
+    calls: list[tuple[type[Session], list[str]]] = []
+
+    def handle(session: Session, batch: Sequence[Message]) -> None:
+        both_threads.wait(10)
+        calls.append((type(session), [message.id for message in batch]))
+        for message in batch:
+            apply(session, message)
+
+    send(sqs, queue, ["a", "b"])
+    factory = sessionmaker(class_=HostSession)
+    with at_work(make(queue, engine, batch_handler=handle, session_factory=factory, threads=2, batch_size=1)):
+        wait_until_empty(sqs, queue)
+    assert business.applied() == once("ab")
+    assert sorted(batch for _, batch in calls) == [["a"], ["b"]]
+    assert all(issubclass(kind, HostSession) for kind, _ in calls)
 
 
 # --- order -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """``txbox demo``: the main job, from nothing, in one command."""
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,8 @@ from rich.table import Table
 from txbox_workers.cli.errors import UsageError
 from txbox_workers.cli.options import read_url
 from txbox_workers.cli.output import plain_console
+from txbox_workers.demo.purchases import TOTAL_PURCHASES
+from txbox_workers.settings import aws_endpoint
 
 if TYPE_CHECKING:
     from txbox_workers.demo.run import Plan, Report
@@ -35,9 +36,9 @@ SECONDS_PER_LINE = 10.0
 
 
 def demo(
-    purchases: Annotated[int, typer.Option(help="How many of the file's 69,659 purchases.", min=1, max=69_659)] = (
-        DEFAULT_PURCHASES
-    ),
+    purchases: Annotated[
+        int, typer.Option(help=f"How many of the file's {TOTAL_PURCHASES:,} purchases.", min=1, max=TOTAL_PURCHASES)
+    ] = DEFAULT_PURCHASES,
     workers: Annotated[int, typer.Option(help="Worker processes at a time.", min=2, max=32)] = 3,
     kills: Annotated[
         int | None,
@@ -78,7 +79,7 @@ def demo(
         kills=min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL) if kills is None else kills,
         seed=seed,
         database_url=url,
-        own_broker=not (aws or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL_SQS")),
+        own_broker=not (aws or aws_endpoint()),
         keep=keep,
     )
     with _terminated_as_interrupt(), _told(plan) as on_progress:

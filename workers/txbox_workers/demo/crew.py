@@ -99,25 +99,18 @@ class Crew:
         while len(self._members) < self._workers:
             self._members.append(self._start())
 
-    def stop(self, timeout: float = 30.0) -> bool:
-        """Have every worker drain and end.
-
-        Returns:
-            Whether all of them did, in time.
-        """
+    def stop(self, timeout: float = 30.0) -> None:
+        """Have every worker drain and end; one that does not in time is killed, and its messages come again."""
         for member in self._members:
             member.process.send_signal(signal.SIGTERM)
-        drained = True
         for member in self._members:
             try:
-                drained = member.process.wait(timeout) == 0 and drained
+                member.process.wait(timeout)
             except subprocess.TimeoutExpired:
                 member.process.kill()
                 member.process.wait()
-                drained = False
             _close(member)
         self._members = []
-        return drained
 
     def kill(self) -> None:
         """End every worker at once."""

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +92,6 @@ class Report:
     seconds: float
     schema: str
     queue_url: str
-    drained: bool
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def exact(self) -> bool:
@@ -198,10 +196,10 @@ def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: Non
         say(stage="processing")
         _work(plan, crew, publisher, engine, client, queue_url, say)
         say(stage="draining")
-        drained = crew.stop()
+        crew.stop()
         seconds = time.monotonic() - begun
         say(stage="reckoning")
-        return _reckon(plan, crew, publisher, engine, directory, schema, queue_url, drained=drained, seconds=seconds)
+        return _reckon(plan, crew, publisher, engine, directory, schema, queue_url, seconds=seconds)
 
 
 def _work(
@@ -251,7 +249,6 @@ def _reckon(
     schema: str,
     queue_url: str,
     *,
-    drained: bool,
     seconds: float,
 ) -> Report:
     with engine.connect() as connection:
@@ -269,7 +266,6 @@ def _reckon(
         seconds=seconds,
         schema=schema,
         queue_url=queue_url,
-        drained=drained,
     )
 
 

@@ -1,0 +1,39 @@
+"""A run of the tests says on its last lines which servers it used."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+OF_THE_DATABASE = (
+    "tests/integration/txbox/test_inbox_ids.py::test_the_longest_id_of_the_longest_subscriber_fits_into_the_key"
+)
+OF_A_QUEUE = "tests/integration/workers/test_sqs_worker.py::test_start_refuses_a_queue_that_does_not_exist"
+
+
+def last_lines(database_url: str, *tests: str) -> list[str]:
+    """Run tests against the server of this run, and return what is said after the last of them."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *tests],
+        cwd=REPOSITORY,
+        env={**os.environ, "TXBOX_TEST_DATABASE_URL": database_url, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout.rpartition("[100%]\n")[2].splitlines()
+
+
+def test_the_last_lines_of_a_run_name_the_servers_it_used(database_url: str) -> None:
+    postgres, sqs, passed = last_lines(database_url, OF_THE_DATABASE, OF_A_QUEUE)
+    assert re.fullmatch(r"Postgres used: \d+\.\d+.* \(TXBOX_TEST_DATABASE_URL\)", postgres)
+    assert re.fullmatch(r"SQS used: moto \d+\.\d+\.\d+.* \(local\)", sqs)
+    assert " passed in " in passed
+
+
+def test_a_server_that_was_not_used_is_not_named(database_url: str) -> None:
+    assert not any("SQS" in line for line in last_lines(database_url, OF_THE_DATABASE))

@@ -1,0 +1,106 @@
+"""`make` says in one line what is missing on a machine, and what installs it."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+NO_JDK = (
+    "Spark needs a JDK 17 or newer as 'java'; install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless)"
+)
+
+Make = Callable[..., subprocess.CompletedProcess[str]]
+Stub = Callable[[str, str], None]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """The only folder on the PATH: what the recipes need, and what a test puts there."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    awk = shutil.which("awk")
+    assert awk
+    (folder / "awk").symlink_to(awk)
+    return folder
+
+
+@pytest.fixture
+def stub(programs: Path) -> Stub:
+    """Put a program on the PATH: stub(name, script)."""
+
+    def write(name: str, script: str) -> None:
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def make(tmp_path: Path, programs: Path) -> Make:
+    """Run make on a copy of the Makefile, where nothing is set up."""
+    program = shutil.which("make")
+    assert program
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, *arguments],
+            cwd=tmp_path,
+            env={"PATH": str(programs)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    return run
+
+
+def failed_in_one_line(ended: subprocess.CompletedProcess[str], line: str) -> None:
+    assert ended.returncode != 0
+    assert ended.stdout == ""
+    said = ended.stderr.splitlines()
+    # The last line is make's own, about the target that failed.
+    assert (said[:-1], said[-1].startswith("make: ***")) == ([line], True), ended.stderr
+
+
+@pytest.mark.parametrize("version", ["1.8.0_452", "11.0.27", "16"])
+def test_a_jdk_that_is_too_old_is_named(make: Make, stub: Stub, version: str) -> None:
+    stub("java", f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
+    failed_in_one_line(make("jdk"), NO_JDK)
+
+
+def test_a_missing_jdk_is_named(make: Make) -> None:
+    failed_in_one_line(make("jdk"), NO_JDK)
+
+
+def test_a_java_that_does_not_run_is_as_good_as_none(make: Make, stub: Stub) -> None:
+    stub("java", "exit 1")
+    failed_in_one_line(make("jdk"), NO_JDK)
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.1"])
+def test_a_jdk_that_is_new_enough_is_passed_over_in_silence(make: Make, stub: Stub, version: str) -> None:
+    stub("java", f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
+    ended = make("jdk")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_python_without_venv_is_named(make: Make, stub: Stub, tmp_path: Path) -> None:
+    stub("python3.13", """case "$2" in *ensurepip*) echo ModuleNotFoundError >&2; exit 1;; esac""")
+    failed_in_one_line(
+        make("setup", "PYTHON=python3.13"),
+        "python3.13 has no venv module; install it (Debian and Ubuntu: apt-get install python3-venv)",
+    )
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_a_python_that_is_too_old_is_named(make: Make, stub: Stub) -> None:
+    stub("python3", """case "$2" in *version_info*) exit 1;; esac""")
+    failed_in_one_line(
+        make("setup"), "txbox needs Python 3.11 or newer as python3; name another one: make PYTHON=python3.12 ..."
+    )
