@@ -2,6 +2,9 @@
 
 Which Postgres: ``TXBOX_TEST_DATABASE_URL`` names one; ``TXBOX_TEST_POSTGRES_IMAGE`` starts a container of that image;
 otherwise an embedded one is started.
+
+A run in several processes (``pytest -n``) has these servers once in each of them, but for the named Postgres, which
+they share. The process that the others report to has none: it says on the last lines what they have used.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -24,24 +28,55 @@ from txbox_workers.embedded import EmbeddedPostgres, LocalAws
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-_servers_used: list[str] = []
+TESTS = Path(__file__).parent
+SIDE_BY_SIDE_NEVER = {
+    "integration/spark": "spark",  # one JVM is enough: it needs a gigabyte, and seconds to start
+    "acceptance/test_demo.py": "demo",  # they look for what other demos have left on their servers
+}
+"""Folders and files whose tests run in one process, one after the other, and the name of their group."""
+
+_servers_used: set[str] = set()
 _numbers = itertools.count(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook, too
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep together what must not run side by side."""
+    for item in items:
+        for place, group in SIDE_BY_SIDE_NEVER.items():
+            if item.path.is_relative_to(TESTS / place):
+                item.add_marker(pytest.mark.xdist_group(name=group))
+
+
 @pytest.fixture(scope="session")
-def database_url() -> Iterator[str]:
+def note_server() -> Callable[[str], None]:
+    """Have the last lines of the run say which server was used."""
+    return _servers_used.add
+
+
+@pytest.fixture(scope="session")
+def database_url(note_server: Callable[[str], None]) -> Iterator[str]:
     """The URL of a Postgres on which tests may create databases and schemas."""
+
+    def noted(url: str, origin: str) -> str:
+        engine = create_engine(url)
+        with engine.connect() as connection:
+            version = connection.exec_driver_sql("SHOW server_version").scalar_one()
+        engine.dispose()
+        note_server(f"Postgres used: {version} ({origin})")
+        return url
+
     if url := os.environ.get("TXBOX_TEST_DATABASE_URL"):
-        yield _noted(url, "TXBOX_TEST_DATABASE_URL")
+        yield noted(url, "TXBOX_TEST_DATABASE_URL")
     elif image := os.environ.get("TXBOX_TEST_POSTGRES_IMAGE"):
         from testcontainers.community.postgres import PostgresContainer
 
         container = PostgresContainer(image, driver="psycopg")
         with container.with_command("postgres -c fsync=off -c max_connections=200"):
-            yield _noted(container.get_connection_url(), f"container of {image}")
+            yield noted(container.get_connection_url(), f"container of {image}")
     else:
         with EmbeddedPostgres(durable=False) as server:
-            yield _noted(server.url, "embedded")
+            yield noted(server.url, "embedded")
 
 
 @pytest.fixture
@@ -90,10 +125,10 @@ def engine(schema_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def aws() -> Iterator[LocalAws]:
+def aws(note_server: Callable[[str], None]) -> Iterator[LocalAws]:
     """A local SQS over real HTTP; boto3's variables point to it for the whole run."""
     with LocalAws() as server, pytest.MonkeyPatch.context() as patch:
-        _servers_used.append(f"SQS used: moto {metadata.version('moto')} (local)")
+        note_server(f"SQS used: moto {metadata.version('moto')} (local)")
         for name, value in server.environment().items():
             patch.setenv(name, value)
         yield server
@@ -126,16 +161,19 @@ def queue(make_queue: Callable[..., str]) -> str:
     return make_queue()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that this one reports to which servers were used here."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["servers_used"] = sorted(_servers_used)
+
+
+@pytest.hookimpl(optionalhook=True)  # there is no such hook without pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    """Learn which servers a process has used that ends; one that was killed does not say."""
+    _servers_used.update(getattr(node, "workeroutput", {}).get("servers_used", ()))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say on the last lines which servers were used."""
-    for line in _servers_used:
+    for line in sorted(_servers_used):
         terminalreporter.write_line(line)
-
-
-def _noted(url: str, origin: str) -> str:
-    engine = create_engine(url)
-    with engine.connect() as connection:
-        version = connection.exec_driver_sql("SHOW server_version").scalar_one()
-    engine.dispose()
-    _servers_used.append(f"Postgres used: {version} ({origin})")
-    return url

@@ -2,11 +2,15 @@
 
 ``tables(schema, prefix)`` gives the tables for one place in one database. The columns of
 ``processed_message`` are a contract: Spark jobs, reports and people's own SQL read them.
+
+A bulk load of writer jdbc also has staging tables. They come and go with it, beside these tables, and are not part of
+the metadata; ``is_staging()`` knows them by their names.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -21,16 +25,20 @@ from sqlalchemy import (
     Table,
     Text,
     func,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-__all__ = ["TABLE_NAMES", "Tables", "tables"]
+__all__ = ["TABLE_NAMES", "Tables", "is_staging", "tables"]
 
-TABLE_NAMES = ("processed_message", "message_failure", "dead_letter")
+TABLE_NAMES = ("processed_message", "message_failure", "dead_letter", "bulk_load", "bulk_load_chunk")
 """Every table of txbox, without prefix."""
 
 BYTEWISE = Text(collation="C")
 """Ids are compared byte by byte: fastest, and the same order as Python's for sorted inserts."""
+
+# The run, the attempt, and for a partition the chunk.
+_STAGING_NAME: Final = re.compile(r"bulk_load_staging_[0-9a-f]{12}_[0-9]+(?:_[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,8 @@ class Tables:
     processed_message: Table
     message_failure: Table
     dead_letter: Table
+    bulk_load: Table
+    bulk_load_chunk: Table
 
 
 @lru_cache(maxsize=64)
@@ -60,7 +70,19 @@ def tables(schema: str | None = None, prefix: str = "") -> Tables:
         processed_message=_processed_message(metadata, prefix),
         message_failure=_message_failure(metadata, prefix),
         dead_letter=_dead_letter(metadata, prefix),
+        bulk_load=_bulk_load(metadata, prefix),
+        bulk_load_chunk=_bulk_load_chunk(metadata, prefix),
     )
+
+
+def is_staging(name: str, prefix: str = "") -> bool:
+    """Tell whether a table's name is that of a bulk load's staging table, or of one of its partitions.
+
+    Args:
+        name: the table's name, without schema.
+        prefix: what the tables' names start with.
+    """
+    return name.startswith(prefix) and _STAGING_NAME.fullmatch(name, len(prefix)) is not None
 
 
 def _processed_message(metadata: MetaData, prefix: str) -> Table:
@@ -126,6 +148,61 @@ def _dead_letter(metadata: MetaData, prefix: str) -> Table:
         postgresql_where=table.c.redriven_at.is_(None),
     )
     return table
+
+
+def _bulk_load(metadata: MetaData, prefix: str) -> Table:
+    """One bulk load: what it loads and how far it is."""
+    return Table(
+        f"{prefix}bulk_load",
+        metadata,
+        Column("run_id", BYTEWISE, primary_key=True),
+        Column("subscriber_id", BYTEWISE, nullable=False),
+        Column("source", Text, nullable=False, comment="what is loaded, in words"),
+        Column("digest", LargeBinary, nullable=False, comment="SHA-256 of what a resumed run must find again"),
+        Column("writer", Text, nullable=False),
+        Column("chunks", Integer, nullable=False),
+        Column("bounds", JSONB, nullable=False, comment="the first message id of each chunk but the first"),
+        Column(
+            "attempts",
+            Integer,
+            nullable=False,
+            server_default=text("1"),
+            comment="how often it was begun; names the staging table",
+        ),
+        Column("staging_table", Text, comment="the complete staging table, of writer jdbc"),
+        Column("rows_read", BigInteger),
+        Column("rows_rejected", BigInteger),
+        Column("rejected_sample", JSONB),
+        Column("error", Text, comment="why the last attempt ended"),
+        _now("started_at"),
+        _now("heartbeat_at"),
+        Column("finished_at", DateTime(timezone=True)),
+        CheckConstraint("writer IN ('copy', 'jdbc')", name=f"{prefix}bulk_load_writer_check"),
+        CheckConstraint("chunks > 0", name=f"{prefix}bulk_load_chunks_check"),
+    )
+
+
+def _bulk_load_chunk(metadata: MetaData, prefix: str) -> Table:
+    """The chunks that are done: a row is there if, and only if, the chunk's transaction has committed.
+
+    No foreign key leads to bulk_load: alembic would propose it anew to hosts whose metadata names the default schema.
+    """
+    return Table(
+        f"{prefix}bulk_load_chunk",
+        metadata,
+        Column("run_id", BYTEWISE, primary_key=True),
+        Column("chunk", Integer, primary_key=True, autoincrement=False),
+        _count("rows_read"),
+        _count("rows_rejected"),
+        _count("already_processed"),
+        _count("applied"),
+        Column("rejected_sample", JSONB),
+        _now("merged_at"),
+    )
+
+
+def _count(name: str) -> Column[Any]:
+    return Column(name, BigInteger, nullable=False, server_default=text("0"))
 
 
 def _now(name: str) -> Column[Any]:

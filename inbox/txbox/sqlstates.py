@@ -11,6 +11,7 @@ __all__ = [
     "LOCK_NOT_AVAILABLE",
     "SERIALIZATION_FAILURE",
     "UNDEFINED_TABLE",
+    "UNIQUE_VIOLATION",
     "is_outage",
     "is_retryable",
     "sqlstate",
@@ -20,6 +21,7 @@ SERIALIZATION_FAILURE = "40001"
 DEADLOCK_DETECTED = "40P01"
 LOCK_NOT_AVAILABLE = "55P03"
 UNDEFINED_TABLE = "42P01"
+UNIQUE_VIOLATION = "23505"
 
 
 def sqlstate(error: BaseException) -> str | None:

@@ -4,7 +4,7 @@ from alembic import context
 from alembic.runtime.environment import IncludeObjectFn, NameFilterType
 from sqlalchemy.schema import SchemaItem, Table
 
-from txbox.schema import TABLE_NAMES
+from txbox.schema import TABLE_NAMES, is_staging
 from txbox_migrations.environment import VERSION_TABLE
 
 __all__ = ["include_object"]
@@ -13,7 +13,8 @@ __all__ = ["include_object"]
 def include_object(schema: str | None = None, prefix: str = "", also: IncludeObjectFn | None = None) -> IncludeObjectFn:
     """Make the filter for ``context.configure(include_object=…)`` in a host's env.py.
 
-    With it autogenerate neither drops nor alters our tables, ``txbox_version`` included.
+    With it autogenerate neither drops nor alters our tables, ``txbox_version`` and the staging tables of bulk loads
+    included.
 
     Args:
         schema: the schema of our tables; None: the connection's default one.
@@ -29,7 +30,8 @@ def include_object(schema: str | None = None, prefix: str = "", also: IncludeObj
         item: SchemaItem, name: str | None, type_: NameFilterType, reflected: bool, compare_to: SchemaItem | None
     ) -> bool:
         table = item if isinstance(item, Table) else getattr(item, "table", None)
-        if table is not None and table.name in ours and _same_schema(table.schema, schema):
+        is_ours = table is not None and (table.name in ours or is_staging(table.name, prefix))
+        if table is not None and is_ours and _same_schema(table.schema, schema):
             return False
         return also is None or also(item, name, type_, reflected, compare_to)
 

@@ -1,5 +1,40 @@
-"""Spark beside the inbox: sessions that can reach Postgres over JDBC."""
+"""Spark beside the inbox: bulk loads through it, and a look at what is in it.
 
-from txbox_spark.session import JDBC_DRIVER, SparkSetupError, require_jdk, spark_session
+::
 
-__all__ = ["JDBC_DRIVER", "SparkSetupError", "require_jdk", "spark_session"]
+    spark = spark_session()
+    events = read_events(spark, ["purchases.parquet"])
+    report = bulk_load(
+        events, url="postgresql://…", subscriber_id="billing", message_id="event_id",
+        apply="UPDATE account SET … FROM fresh_event …",
+    )
+"""
+
+from txbox_spark.bulk_load import bulk_load
+from txbox_spark.effects import ApplyFailed
+from txbox_spark.ledger import RunNotFound
+from txbox_spark.load import BulkLoadFailed
+from txbox_spark.reconcile import Reconciliation, reconcile
+from txbox_spark.report import BulkLoadReport, Progress
+from txbox_spark.session import JDBC_DRIVER, SparkSetupError, require_jdbc_driver, require_jdk, spark_session
+from txbox_spark.sources import Source, SourceError, read_events, source_of
+
+__all__ = [
+    "JDBC_DRIVER",
+    "ApplyFailed",
+    "BulkLoadFailed",
+    "BulkLoadReport",
+    "Progress",
+    "Reconciliation",
+    "RunNotFound",
+    "Source",
+    "SourceError",
+    "SparkSetupError",
+    "bulk_load",
+    "read_events",
+    "reconcile",
+    "require_jdbc_driver",
+    "require_jdk",
+    "source_of",
+    "spark_session",
+]

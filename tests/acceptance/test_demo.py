@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,24 +211,23 @@ def test_however_it_ends_nothing_keeps_running(on_its_own: None, number: signal.
 def demo_here(database_url: str, aws: "LocalAws") -> Callable[..., Running]:
     """Run the demo as a process on the session's own servers."""
 
-    def start(*arguments: str) -> Running:
-        return Running("demo", "--url", database_url, *arguments)
+    def start(*arguments: str, **options: Any) -> Running:
+        return Running("demo", "--url", database_url, *arguments, **options)
 
     return start
 
 
 def test_an_interrupt_leaves_a_database_and_a_queue_of_ones_own_clean(
-    demo_here: Callable[..., Running], admin: Engine, sqs: "SQSClient"
+    demo_here: Callable[..., Running], admin: Engine, sqs: "SQSClient", tmp_path: Path
 ) -> None:
-    directories = set(Path(tempfile.gettempdir()).glob("txbox-demo-*"))
-    with demo_here("--purchases", "5000") as running:
+    with demo_here("--purchases", "5000", env={"TMPDIR": str(tmp_path)}) as running:
         running.says("processing")
-        assert len(schemas(admin)) == len(queues(sqs)) == 1
+        assert len(schemas(admin)) == len(queues(sqs)) == len(list(tmp_path.iterdir())) == 1
         running.signal(signal.SIGINT)
         assert running.wait() == 130
     assert schemas(admin) == []
     assert queues(sqs) == []
-    assert set(Path(tempfile.gettempdir()).glob("txbox-demo-*")) <= directories
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_keep_keeps_them(demo_here: Callable[..., Running], admin: Engine, sqs: "SQSClient", database_url: str) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[2]
 OF_THE_DATABASE = (
     "tests/integration/txbox/test_inbox_ids.py::test_the_longest_id_of_the_longest_subscriber_fits_into_the_key"
@@ -28,8 +30,9 @@ def last_lines(database_url: str, *tests: str) -> list[str]:
     return ended.stdout.rpartition("[100%]\n")[2].splitlines()
 
 
-def test_the_last_lines_of_a_run_name_the_servers_it_used(database_url: str) -> None:
-    postgres, sqs, passed = last_lines(database_url, OF_THE_DATABASE, OF_A_QUEUE)
+@pytest.mark.parametrize("processes", [["-p", "no:xdist"], ["-n", "2"]], ids=["one process", "two"])
+def test_the_last_lines_of_a_run_name_the_servers_it_used(database_url: str, processes: list[str]) -> None:
+    postgres, sqs, passed = last_lines(database_url, *processes, OF_THE_DATABASE, OF_A_QUEUE)
     assert re.fullmatch(r"Postgres used: \d+\.\d+.* \(TXBOX_TEST_DATABASE_URL\)", postgres)
     assert re.fullmatch(r"SQS used: moto \d+\.\d+\.\d+.* \(local\)", sqs)
     assert " passed in " in passed

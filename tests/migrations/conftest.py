@@ -1,9 +1,9 @@
 """Empty databases: the tables are what is tested here."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import Connection, Engine, NullPool, create_engine, text
+from sqlalchemy import Column, Connection, Engine, Index, Integer, MetaData, NullPool, Table, Text, create_engine, text
 
 
 @pytest.fixture
@@ -24,3 +24,27 @@ def connection(database_url: str) -> Iterator[Connection]:
         yield connection
         connection.rollback()
     engine.dispose()
+
+
+@pytest.fixture
+def make_staging() -> Callable[[Connection, str | None, str], list[str]]:
+    """Make the staging table of a running bulk load: make_staging(connection, schema, prefix); returns its names."""
+
+    def make(connection: Connection, schema: str | None, prefix: str) -> list[str]:
+        name = f"{prefix}bulk_load_staging_0123456789ab_12"
+        whole, *parts = [
+            Table(
+                name + suffix, MetaData(), Column("message_id", Text), Column("chunk", Integer), schema=schema, **more
+            )
+            for suffix, more in (("", {"postgresql_partition_by": "LIST (chunk)"}), ("_0", {}), ("_107", {}))
+        ]
+        Index(f"{name}_ids", whole.c.message_id)
+        whole.create(connection)
+        quoted = connection.dialect.identifier_preparer.format_table
+        for number, part in enumerate(parts):
+            connection.exec_driver_sql(
+                f"CREATE UNLOGGED TABLE {quoted(part)} PARTITION OF {quoted(whole)} FOR VALUES IN ({number})"
+            )
+        return [whole.name, *(part.name for part in parts)]
+
+    return make

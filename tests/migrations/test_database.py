@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
 
@@ -91,7 +92,7 @@ def test_the_hosts_history_is_not_touched(fresh_database: str, engine: sa.Engine
     upgrade_database(fresh_database)
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all() == ["1"]
-        assert connection.execute(sa.text("SELECT version_num FROM txbox_version")).scalars().all() == ["2"]
+        assert connection.execute(sa.text("SELECT version_num FROM txbox_version")).scalars().all() == [str(LATEST)]
 
 
 @pytest.mark.parametrize("isolation_level", ["READ COMMITTED", "AUTOCOMMIT"])
@@ -135,7 +136,7 @@ def test_tables_managed_by_the_host_are_refused(fresh_database: str, engine: sa.
     before = relations(engine)
     for run in (upgrade_database, downgrade_database):
         with pytest.raises(
-            MigrationError, match=r"another alembic history manages .* txbox_migrations\.upgrade\(op, to=2"
+            MigrationError, match=rf"another alembic history manages .* txbox_migrations\.upgrade\(op, to={LATEST}"
         ):
             run(fresh_database, schema=schema)
     assert relations(engine) == before
@@ -160,7 +161,7 @@ def test_a_database_of_a_newer_release_is_refused(fresh_database: str, engine: s
 def test_an_unknown_version_is_refused(fresh_database: str) -> None:
     with pytest.raises(MigrationError, match="to=0"):
         upgrade_database(fresh_database, to=0)
-    with pytest.raises(MigrationError, match="to=3"):
+    with pytest.raises(MigrationError, match=f"to={LATEST + 1}"):
         upgrade_database(fresh_database, to=LATEST + 1)
     with pytest.raises(MigrationError, match="to=-1"):
         downgrade_database(fresh_database, to=-1)
@@ -196,9 +197,9 @@ def test_processes_that_upgrade_at_once_wait_for_each_other(fresh_database: str,
         holder.rollback()
     results = [(*process.communicate(timeout=60), process.returncode) for process in processes]
     assert sorted(results) == [
-        ("VersionChange(before=0, after=2)\n", "", 0),
-        ("VersionChange(before=2, after=2)\n", "", 0),
-        ("VersionChange(before=2, after=2)\n", "", 0),
+        (f"VersionChange(before=0, after={LATEST})\n", "", 0),
+        (f"VersionChange(before={LATEST}, after={LATEST})\n", "", 0),
+        (f"VersionChange(before={LATEST}, after={LATEST})\n", "", 0),
     ]
     with engine.connect() as connection:
         assert find_drift(connection, schema="billing") == []
@@ -216,15 +217,19 @@ def test_threads_that_upgrade_at_once_wait_for_each_other(engine: sa.Engine) -> 
 
     with ThreadPoolExecutor(len(schemas)) as pool:
         results = list(pool.map(run, schemas))
-    assert sorted(result.before for result in results) == [0, 0, 0, 2]
-    assert {result.after for result in results} == {2}
+    assert sorted(result.before for result in results) == [0, 0, 0, LATEST]
+    assert {result.after for result in results} == {LATEST}
     with engine.connect() as connection:
         assert all(find_drift(connection, schema=schema) == [] for schema in schemas)
 
 
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)
 def test_the_script_does_what_the_run_does(
-    fresh_database: str, engine: sa.Engine, schema: str | None, prefix: str
+    fresh_database: str,
+    engine: sa.Engine,
+    make_staging: Callable[..., list[str]],
+    schema: str | None,
+    prefix: str,
 ) -> None:
     place: Place = {"schema": schema, "prefix": prefix}
 
@@ -238,6 +243,8 @@ def test_the_script_does_what_the_run_does(
     with engine.connect() as connection:
         assert find_drift(connection, **place) == []
     assert upgrade_database(fresh_database, **place) == VersionChange(LATEST, LATEST)
+    with engine.begin() as connection:
+        make_staging(connection, schema, prefix)
     run(migration_sql(**place, since=LATEST, to=0))
     assert relations(engine) == []
 

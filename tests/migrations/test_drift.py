@@ -1,5 +1,7 @@
 """The drift check: every kind of change is found, harmless additions are told apart."""
 
+from collections.abc import Callable
+
 import pytest
 import sqlalchemy as sa
 from alembic.operations import Operations
@@ -237,6 +239,8 @@ def test_an_empty_database_lacks_every_table(engine: sa.Engine) -> None:
         "processed_message: the table is missing; expected a table",
         "message_failure: the table is missing; expected a table",
         "dead_letter: the table is missing; expected a table",
+        "bulk_load: the table is missing; expected a table",
+        "bulk_load_chunk: the table is missing; expected a table",
     ]
 
 
@@ -267,6 +271,15 @@ def test_no_object_of_ours_needs_to_be_on_the_search_path(connection: sa.Connect
     upgraded(connection, "billing", "")
     connection.execute(sa.text("SET LOCAL search_path TO ''"))
     assert find_drift(connection, schema="billing") == []
+
+
+@pytest.mark.parametrize(("schema", "prefix"), PLACES)
+def test_staging_tables_are_no_drift(
+    connection: sa.Connection, make_staging: Callable[..., list[str]], schema: str | None, prefix: str
+) -> None:
+    upgraded(connection, schema, prefix)
+    make_staging(connection, schema, prefix)
+    assert find_drift(connection, schema=schema, prefix=prefix) == []
 
 
 def test_tables_of_metadata_have_no_drift(connection: sa.Connection) -> None:

@@ -1,6 +1,8 @@
 """A host with an alembic history of its own, made and run by alembic's own commands."""
 
 import io
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import Script
 
-from txbox.schema import tables
+from txbox.schema import TABLE_NAMES, tables
 from txbox_migrations import MigrationError, find_drift, include_object, upgrade_database
 
 ENV = """
@@ -44,7 +46,11 @@ def downgrade():
 """
 
 # Names every constraint in a way of its own; ours must keep their names all the same.
-CONVENTION = {"pk": "pk_%(table_name)s", "ck": "ck_%(table_name)s_%(constraint_name)s", "ix": "ix_%(column_0_label)s"}
+CONVENTION = {
+    "pk": "pk_%(table_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "ix": "ix_%(column_0_label)s",
+}
 
 
 class Host:
@@ -73,6 +79,12 @@ class Host:
             "h1",
             f"txbox_migrations.upgrade(op, to=2, {where})",
             f"txbox_migrations.downgrade(op, to=1, {where})",
+        )
+        self.write(
+            "h3",
+            "h2",
+            f"txbox_migrations.upgrade(op, to=3, {where})",
+            f"txbox_migrations.downgrade(op, to=2, {where})",
         )
 
     def config(self, **options: Any) -> Config:
@@ -112,7 +124,11 @@ def test_revisions_bring_the_tables_step_by_step(host: Host) -> None:
     with host.engine.connect() as connection:
         found = [difference.table for difference in find_drift(connection, **host.place)]
     prefix = host.place["prefix"]
-    assert found == [f"{prefix}message_failure", f"{prefix}dead_letter"]
+    ledger = [f"{prefix}bulk_load", f"{prefix}bulk_load_chunk"]
+    assert found == [f"{prefix}message_failure", f"{prefix}dead_letter", *ledger]
+    host.upgrade("h2")
+    with host.engine.connect() as connection:
+        assert [difference.table for difference in find_drift(connection, **host.place)] == ledger
     host.upgrade()
     with host.engine.connect() as connection:
         assert find_drift(connection, **host.place) == []
@@ -126,7 +142,7 @@ def test_revisions_bring_the_tables_step_by_step(host: Host) -> None:
 def test_autogenerate_would_drop_our_tables(host: Host) -> None:
     host.upgrade()
     proposed = host.autogenerate(include_schemas=True)
-    for name in ("processed_message", "message_failure", "dead_letter"):
+    for name in TABLE_NAMES:
         assert f"op.drop_table('{host.place['prefix']}{name}'" in proposed
 
 
@@ -147,6 +163,34 @@ def test_autogenerate_proposes_nothing_with_filter_and_metadata(host: Host) -> N
     both = [host.metadata, tables(**host.place).metadata]
     ours = include_object(**host.place)
     assert "op." not in host.autogenerate(include_schemas=True, target_metadata=both, include_object=ours)
+
+
+def test_autogenerate_leaves_the_staging_tables_of_bulk_loads_alone(
+    host: Host, make_staging: Callable[..., list[str]]
+) -> None:
+    host.upgrade()
+    with host.engine.begin() as connection:
+        names = make_staging(connection, **host.place)
+    without = host.autogenerate(include_schemas=True)
+    assert [name for name in names if f"op.drop_table('{name}'" not in without] == []
+    ours = include_object(**host.place)
+    assert "op." not in host.autogenerate(include_schemas=True, include_object=ours)
+    both = [host.metadata, tables(**host.place).metadata]
+    assert "op." not in host.autogenerate(include_schemas=True, target_metadata=both, include_object=ours)
+
+
+def test_staging_tables_of_another_place_are_not_hidden(
+    tmp_path: Path, engine: sa.Engine, make_staging: Callable[..., list[str]]
+) -> None:
+    host = Host(tmp_path / "host", engine, "billing", "")
+    host.upgrade()
+    with engine.begin() as connection:
+        elsewhere = make_staging(connection, None, "")
+        other_prefix = make_staging(connection, "billing", "other_")
+        connection.execute(sa.text("CREATE TABLE billing.bulk_load_staging_area (note text)"))
+    proposed = host.autogenerate(include_schemas=True, include_object=include_object("billing"))
+    dropped = re.findall(r"op\.drop_table\('(\w+)'", proposed)
+    assert sorted(dropped) == sorted([*elsewhere, *other_prefix, "bulk_load_staging_area"])
 
 
 def test_what_was_changed_in_our_tables_is_left_alone(host: Host) -> None:
@@ -174,6 +218,7 @@ def test_the_version_table_of_our_history_is_filtered_too(tmp_path: Path, engine
         "h1", None, "op.create_table('purchase', sa.Column('purchase_id', sa.BigInteger, primary_key=True))", "pass"
     )
     host.write("h2", "h1", "pass", "pass")
+    host.write("h3", "h2", "pass", "pass")
     upgrade_database(engine)
     host.upgrade()
     assert "op.drop_table('txbox_version'" in host.autogenerate()
@@ -213,7 +258,8 @@ def test_offline_the_host_must_say_since(tmp_path: Path, engine: sa.Engine) -> N
         command.upgrade(host.config(), "head", sql=True)
     host.write("h1", None, "txbox_migrations.upgrade(op, to=1, since=0)", "pass")
     host.write("h2", "h1", "txbox_migrations.upgrade(op, to=2, since=1)", "pass")
+    host.write("h3", "h2", "txbox_migrations.upgrade(op, to=3, since=2)", "pass")
     host.output.truncate(0)
     command.upgrade(host.config(), "head", sql=True)
     assert "CREATE TABLE processed_message" in host.output.getvalue()
-    assert "IS 'txbox schema 2'" in host.output.getvalue()
+    assert "IS 'txbox schema 3'" in host.output.getvalue()

@@ -1,6 +1,7 @@
 """The steps, run one by one through alembic's operations: the host's door."""
 
 import io
+from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
@@ -84,6 +85,38 @@ def test_downgrade_to_nothing_leaves_nothing(connection: sa.Connection) -> None:
     assert snapshot(connection) == before
 
 
+@pytest.mark.parametrize(("schema", "prefix"), PLACES)
+def test_staging_tables_go_with_the_ledger_and_those_of_another_place_stay(
+    connection: sa.Connection, make_staging: Callable[..., list[str]], schema: str | None, prefix: str
+) -> None:
+    connection.execute(CreateSchema("else where"))
+    if schema:
+        connection.execute(CreateSchema(schema))
+    txbox_migrations.upgrade(operations(connection), to=2, schema=schema, prefix=prefix)
+    make_staging(connection, schema, f"{prefix}other_")
+    txbox_migrations.upgrade(operations(connection), schema="else where", prefix=prefix)
+    make_staging(connection, "else where", prefix)
+    for name in ("bulk_load_staging_area", "bulk_load_archive_0123456789ab_1"):
+        sa.Table(f"{prefix}{name}", sa.MetaData(), schema=schema).create(connection)
+    before = snapshot(connection)
+    txbox_migrations.upgrade(operations(connection), to=3, schema=schema, prefix=prefix)
+    make_staging(connection, schema, prefix)
+    txbox_migrations.downgrade(operations(connection), to=2, schema=schema, prefix=prefix)
+    assert snapshot(connection) == before
+
+
+@pytest.mark.parametrize("prefix", ["v1.", "a :b'", "\\"])
+def test_a_prefix_may_have_characters_that_mean_something_to_sql(
+    connection: sa.Connection, make_staging: Callable[..., list[str]], prefix: str
+) -> None:
+    before = snapshot(connection)
+    txbox_migrations.upgrade(operations(connection), prefix=prefix)
+    assert find_drift(connection, prefix=prefix) == []
+    make_staging(connection, None, prefix)
+    txbox_migrations.downgrade(operations(connection), prefix=prefix)
+    assert snapshot(connection) == before
+
+
 def test_steps_that_are_there_already_are_skipped(connection: sa.Connection) -> None:
     op = operations(connection)
     txbox_migrations.upgrade(op, to=2)
@@ -117,7 +150,7 @@ def test_since_overrides_the_mark(connection: sa.Connection) -> None:
     tables().metadata.create_all(connection)
     with pytest.raises(MigrationError, match=r"processed_message exists.*pass since=N"):
         txbox_migrations.upgrade(operations(connection))
-    txbox_migrations.downgrade(operations(connection), to=1, since=2)
+    txbox_migrations.downgrade(operations(connection), to=1, since=LATEST)
     assert current_version(connection) == 1
 
 

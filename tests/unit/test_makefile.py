@@ -1,5 +1,6 @@
-"""`make` says in one line what is missing on a machine, and what installs it."""
+"""`make` says in one line what is missing on a machine, and what installs it; what one asks for comes last."""
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -104,3 +105,12 @@ def test_a_python_that_is_too_old_is_named(make: Make, stub: Stub) -> None:
     failed_in_one_line(
         make("setup"), "txbox needs Python 3.11 or newer as python3; name another one: make PYTHON=python3.12 ..."
     )
+
+
+def test_tests_run_side_by_side_unless_one_asks_for_one_process(make: Make) -> None:
+    ended = make("--dry-run", "test", "TESTS=-n0 tests/unit")
+    assert ended.returncode == 0, ended.stderr
+    program, *arguments = shlex.split(ended.stdout.splitlines()[-1])
+    assert program == ".venv/bin/pytest"
+    assert arguments[:4] == ["-n", "3", "--dist", "loadgroup"]
+    assert arguments[-2:] == ["-n0", "tests/unit"]

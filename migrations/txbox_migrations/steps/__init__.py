@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from alembic.operations import Operations
 
-from txbox_migrations.steps import step_001_inbox, step_002_dead_letters
+from txbox_migrations.steps import step_001_inbox, step_002_dead_letters, step_003_bulk_loads
 
 __all__ = ["LATEST", "STEPS", "Step"]
 
@@ -28,6 +28,7 @@ class Step:
 STEPS = (
     Step(step_001_inbox.upgrade, step_001_inbox.downgrade),
     Step(step_002_dead_letters.upgrade, step_002_dead_letters.downgrade),
+    Step(step_003_bulk_loads.upgrade, step_003_bulk_loads.downgrade),
 )
 """``STEPS[n - 1]`` leads from version n - 1 to version n."""
 

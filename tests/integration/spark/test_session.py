@@ -1,24 +1,79 @@
-"""A real Spark reads the inbox over JDBC."""
+"""A real Spark reads the inbox over JDBC, starts without a network, and says what is missing."""
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
+import pyspark
 import pytest
+from pyspark.sql import SparkSession
 from sqlalchemy import Engine, make_url
 
 from txbox import Inbox
-from txbox_spark import spark_session
+from txbox_spark.session import require_jdbc_driver
+
+BEGIN = "from txbox_spark.session import require_jdbc_driver, spark_session\n"
+STARTS_WITHOUT_A_NETWORK = f"""{BEGIN}
+session = spark_session(master="local[1]")
+require_jdbc_driver(session)
+print(session.conf.get("spark.jars"))
+print(session.range(10).count(), flush=True)
+"""
+FINDS_NO_DRIVER = f"""{BEGIN}
+spark_session(master="local[1]")
+"""
+IS_SUBMITTED = f"""{BEGIN}
+session = spark_session(settings={{"spark.sql.shuffle.partitions": "3"}})
+print(session.sparkContext.master, session.conf.get("spark.sql.shuffle.partitions"))
+require_jdbc_driver(session)
+print("on board", flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    session = spark_session("txbox-tests", master="local[1]", settings={"spark.ui.enabled": "false"})
-    yield session
-    session.stop()
+def driver_jar(spark: SparkSession) -> Path:
+    """The JDBC driver, from wherever the session of the tests has it."""
+    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    driver = loader.loadClass("org.postgresql.Driver")
+    return Path(driver.getProtectionDomain().getCodeSource().getLocation().getPath())
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_spark_reads_what_a_worker_has_recorded(spark: Any, engine: Engine, schema_url: str) -> None:
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home folder with nothing in it: no Maven repository, no cache of Ivy's."""
+    home = tmp_path / "home"
+    home.mkdir()
+    return home
+
+
+def run(home: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    # The JVM does not ask HOME where its user is at home.
+    environment = {**os.environ, "HOME": str(home), "JDK_JAVA_OPTIONS": f"-Duser.home={home}"}
+    environment.pop("PYSPARK_PYTHON", None)
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+@pytest.fixture
+def no_network() -> Iterator[tuple[str, ...]]:
+    """What to put before a command that shall find no network but the loopback."""
+    alone = ("unshare", "--user", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us take the network away (unshare, ip)")
+    return alone
+
+
+def test_spark_reads_what_a_worker_has_recorded(spark: SparkSession, engine: Engine, schema_url: str) -> None:
     with engine.begin() as connection:
         Inbox("billing").record_many(connection, [f"message-{number}" for number in range(100)])
         schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
@@ -33,3 +88,64 @@ def test_spark_reads_what_a_worker_has_recorded(spark: Any, engine: Engine, sche
         .load()
     )
     assert frame.filter("subscriber_id = 'billing'").select("message_id").distinct().count() == 100
+
+
+def test_the_session_has_the_driver_and_what_was_asked_for(spark: SparkSession) -> None:
+    require_jdbc_driver(spark)
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_tasks_run_in_the_python_that_started_spark_and_can_use_arrow(spark: SparkSession) -> None:
+    def executable(batches):  # type: ignore[no-untyped-def] # shipped to the tasks as it stands
+        import sys
+
+        import pyarrow
+
+        for batch in batches:
+            yield pyarrow.RecordBatch.from_pydict({"rows": [batch.num_rows], "python": [sys.executable]})
+
+    rows = spark.range(10, numPartitions=2).mapInArrow(executable, "rows long, python string").collect()
+    assert sorted(tuple(row) for row in rows) == [(5, sys.executable)] * 2
+
+
+def test_it_starts_without_a_network_from_the_local_maven_repository_and_says_nothing(
+    home: Path, driver_jar: Path, no_network: tuple[str, ...]
+) -> None:
+    # The jar alone, without its pom: for Ivy that is a reason to ask Maven Central.
+    jar = home / ".m2/repository/org/postgresql/postgresql/42.7.8/postgresql-42.7.8.jar"
+    jar.parent.mkdir(parents=True)
+    shutil.copy(driver_jar, jar)
+    ended = run(home, *no_network, sys.executable, "-c", STARTS_WITHOUT_A_NETWORK)
+    assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (0, [str(jar), "10"], "")
+
+
+def test_a_driver_that_cannot_be_fetched_is_named_with_the_remedy(home: Path, no_network: tuple[str, ...]) -> None:
+    ended = run(home, *no_network, sys.executable, "-c", FINDS_NO_DRIVER)
+    assert ended.returncode == 1
+    assert "SparkSetupError: Spark does not start: org.postgresql:postgresql:42.7.8 or another package" in ended.stderr
+    # What Spark said itself follows, for whoever needs more.
+    assert "UNRESOLVED DEPENDENCIES" in ended.stderr.partition("SparkSetupError")[2]
+
+
+@pytest.mark.parametrize("with_driver", [True, False])
+def test_under_spark_submit_a_missing_driver_is_named_with_the_remedy(
+    home: Path, driver_jar: Path, with_driver: bool
+) -> None:
+    (home / "job.py").write_text(IS_SUBMITTED)
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    jars = ["--jars", driver_jar] if with_driver else []
+    python = f"spark.pyspark.python={sys.executable}"
+    ended = run(home, submit, "--master", "local[1]", "--conf", python, *jars, home / "job.py")
+    # spark-submit writes both streams of its Python to stdout.
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "local[1] 3", ended.stderr
+    if with_driver:
+        assert (ended.returncode, lines[1:]) == (0, ["on board"])
+    else:
+        assert ended.returncode == 1
+        assert (
+            "SparkSetupError: Spark runs without org.postgresql.Driver, and it is too late to add it; start it with "
+            "the driver: spark-submit --packages org.postgresql:postgresql:42.7.8, or --jars"
+        ) in lines[-1]

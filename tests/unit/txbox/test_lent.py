@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox_workers.lent_transaction import ends_transaction
+from txbox.lent import ends_transaction
 
 
 @pytest.mark.parametrize(

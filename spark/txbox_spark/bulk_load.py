@@ -1,0 +1,157 @@
+"""A bulk load: millions of events through the same inbox that the live workers use.
+
+::
+
+    survey ── ledger: begin ──┬─ copy: each task copies and merges its chunks ──────┬── report ── ledger: finish
+                              └─ jdbc: tasks stage, the driver merges the chunks ───┘
+
+A run may be killed at any moment. What has committed is in the inbox, in the business tables and in the ledger, or in
+none of them. Running it again is enough, for the inbox rejects what has been applied; resuming the run saves that work,
+because chunks that are done are not even read.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL, create_engine, make_url
+from sqlalchemy.exc import ArgumentError
+
+from txbox import Inbox, InvalidConfiguration
+from txbox.lent import guard
+from txbox_spark.effects import Apply
+from txbox_spark.events import prepare
+from txbox_spark.executors import COPY, JDBC
+from txbox_spark.load import AUTO, Load
+from txbox_spark.progress import Reporter
+from txbox_spark.report import BulkLoadReport, OnProgress
+from txbox_spark.sources import Source
+from txbox_spark.staging import sweep_staging
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "WRITERS", "bulk_load"]
+
+WRITERS = (AUTO, COPY, JDBC)
+
+CHUNK_ROWS = 1_000_000
+"""Rows in a chunk, about. Larger chunks are faster; the rows that they change stay locked for longer."""
+
+ABANDONED_SECONDS = 24 * 3600.0
+"""After so long without a heartbeat, a run's staging table is dropped."""
+
+
+def bulk_load(
+    events: "DataFrame",
+    *,
+    url: str | URL,
+    subscriber_id: str,
+    message_id: str,
+    apply: Apply,
+    schema: str | None = None,
+    prefix: str = "",
+    column_types: Mapping[str, str] | None = None,
+    writer: str = "auto",
+    parallelism: int | None = None,
+    chunk_rows: int = CHUNK_ROWS,
+    source: Source | None = None,
+    resume: str | None = None,
+    on_progress: OnProgress | None = None,
+    abandoned_seconds: float = ABANDONED_SECONDS,
+) -> BulkLoadReport:
+    """Apply every event of a DataFrame once, whatever has been applied before or is being applied by live workers.
+
+    The DataFrame is read twice, once for its ids alone; it must give the same rows both times.
+
+    Args:
+        events: the events, one a row.
+        url: the database, ``postgresql://user:password@host/name``; executors must reach it under this name.
+        subscriber_id: who processes the events: the name that the live workers' inbox has.
+        message_id: the column that holds the message id, or an expression of Spark SQL that makes it; it must be what
+            the live workers record.
+        apply: the effect: SQL statements over the relation ``fresh_event``, which has the events' columns, and
+            ``message_id`` as text; or a picklable callable that is given the transaction's SQLAlchemy connection, in
+            which that relation is. It runs in the transaction of each chunk that has events that are first, and may run
+            again after a deadlock, when what it did is rolled back.
+        schema: the Postgres schema that holds txbox's tables; None leaves it to the search path.
+        prefix: what those tables' names start with.
+        column_types: Postgres types of columns, where Spark's own type does not say enough, such as
+            ``{"order_id": "uuid", "payload": "jsonb"}``.
+        writer: "copy" (tasks copy and merge; executors need psycopg), "jdbc" (a staging table, merged from here), or
+            "auto": copy where the executors can.
+        parallelism: how many chunks are merged at once; None: as many as Spark runs tasks.
+        chunk_rows: rows in a chunk, about.
+        source: what the events were read from, if that was files: a run is resumed only with the same ones.
+        resume: a run to be finished, in place of beginning one.
+        on_progress: is told how far the load is.
+        abandoned_seconds: after so long without a sign of life, other runs' staging tables are dropped.
+
+    Returns:
+        The report; its counts add up.
+
+    Raises:
+        InvalidConfiguration: an argument cannot work.
+        BulkLoadFailed: a chunk cannot be merged; nothing of it is committed, and the run can be resumed.
+        RunNotFound: there is no run to resume of that name.
+        SchemaMissing: txbox's tables do not exist.
+        SparkSetupError: writer jdbc, and Spark has no JDBC driver.
+    """
+    inbox = Inbox(subscriber_id, schema=schema, prefix=prefix)  # refuses a name that cannot be kept
+    place = _database_url(url)
+    _require(writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {writer!r}")
+    _require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
+    _require(chunk_rows >= 1, f"chunk_rows must be at least 1, not {chunk_rows!r}")
+    _require(callable(apply) or bool(str(apply).strip()), "apply must be SQL or a callable; it is empty")
+    spark = events.sparkSession
+    at_once = parallelism or max(1, spark.sparkContext.defaultParallelism)
+    engine = guard(create_engine(place, pool_size=at_once + _CONNECTIONS_BESIDE_CHUNKS))
+    try:
+        load = Load(
+            spark=spark,
+            engine=engine,
+            url=place,
+            events=prepare(events, message_id, column_types),
+            subscriber_id=inbox.subscriber_id,
+            apply=apply,
+            schema=schema,
+            prefix=prefix,
+            source="a DataFrame" if source is None else source.description,
+            digest=_digest(events, source, message_id),
+            parallelism=at_once,
+            chunk_rows=chunk_rows,
+            reporter=Reporter(spark, on_progress),
+        )
+        load.ledger.check()
+        sweep_staging(engine, load.sql, prefix, abandoned_seconds)
+        return load.run(writer, resume)
+    finally:
+        engine.dispose()
+
+
+def _digest(events: "DataFrame", source: Source | None, message_id: str) -> bytes:
+    """Return the SHA-256 of what a resumed run must find again.
+
+    The effect is not part of it: a run whose statements were wrong is resumed with better ones.
+    """
+    what = source.digest if source is not None else events.schema.json().encode()
+    return hashlib.sha256(b"\0".join((what, message_id.encode()))).digest()
+
+
+def _database_url(url: str | URL) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise InvalidConfiguration("url is not a database URL; give postgresql://user:password@host/name") from error
+    if parsed.get_backend_name() not in ("postgres", "postgresql"):
+        raise InvalidConfiguration(f"url names a database of kind {parsed.drivername}; give postgresql://…")
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def _require(fulfilled: bool, otherwise: str) -> None:
+    if not fulfilled:
+        raise InvalidConfiguration(f"bulk_load: {otherwise}")
+
+
+_CONNECTIONS_BESIDE_CHUNKS = 4
+"""For the ledger, the heartbeat and the progress."""

@@ -1,0 +1,129 @@
+"""The road of writer copy: each task copies its chunks into Postgres and merges them, a transaction each.
+
+The events are repartitioned by chunk and sorted by id, so that a task meets whole chunks, and in each one the
+duplicates of an id side by side. It drops those, and streams the rest to Postgres as CSV, which Arrow writes. Nothing
+is collected, neither here nor on the driver.
+
+Since a chunk's records, effects and ledger entry are one transaction, a task that is run again, or twice at once by
+speculation, is only a redelivery: it finds the chunk done, or waits for the other attempt and then finds it done.
+
+What goes wrong comes back as a row, not as an exception: Spark would run the task again, and tell of it in Java.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from txbox import TxboxError
+from txbox.lent import guard
+from txbox.transactions import short_transaction
+from txbox_spark.chunks import ChunkStream, Distinct
+from txbox_spark.events import CHUNK, MESSAGE_ID, Events, chunk_number, partition_keys
+from txbox_spark.failed_chunk import FailedChunk
+from txbox_spark.ledger import Ledger, span
+from txbox_spark.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
+from txbox_spark.statements import INCOMING
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame
+
+__all__ = ["CopyTask", "copy_chunks", "lay_out"]
+
+
+def lay_out(events: Events, bounds: tuple[str, ...], done: tuple[int, ...], at_once: int | None) -> "DataFrame":
+    """Lay the events out for tasks: whole chunks, each sorted by id.
+
+    Args:
+        events: the source.
+        bounds: between the chunks.
+        done: chunks to leave out.
+        at_once: how many tasks there may be; None: as many as there are chunks.
+    """
+    from pyspark.sql import functions as sql
+
+    chunks = len(bounds) + 1
+    numbered = events.staged.withColumn(CHUNK, chunk_number(bounds))
+    if done:
+        numbered = numbered.where(~sql.col(CHUNK).isin(list(done)))
+    placed = numbered.repartition(chunks, chunk_number(bounds, partition_keys(chunks)))
+    whole = placed.sortWithinPartitions(MESSAGE_ID)
+    return whole if at_once is None else whole.coalesce(at_once)
+
+
+def copy_chunks(frame: "DataFrame", task: "CopyTask") -> list[FailedChunk]:
+    """Run the tasks, and return the chunks that could not be merged."""
+    failed = frame.mapInArrow(task, "chunk int, error string, passing boolean").collect()
+    return [FailedChunk(row["chunk"], row["error"], row["passing"]) for row in failed]
+
+
+@dataclass(frozen=True)
+class CopyTask:
+    """What a task does. It travels to the executors, so it holds nothing but values.
+
+    Attributes:
+        url: of the database, as SQLAlchemy has it.
+        plan: of the run.
+        bounds: between the chunks.
+    """
+
+    url: str = field(repr=False)
+    plan: MergePlan
+    bounds: tuple[str, ...]
+
+    def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
+        """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""
+        import pyarrow
+
+        stream = ChunkStream(batches)
+        while (chunk := stream.next_chunk()) is not None:
+            failed = self.merge(chunk, stream.rows())
+            if failed is not None:
+                columns = {"chunk": [failed.chunk], "error": [failed.error], "passing": [failed.passing]}
+                yield pyarrow.RecordBatch.from_pydict(columns, schema=_failed_chunk_schema())
+
+    def merge(self, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> FailedChunk | None:
+        """Copy and merge one chunk, in a transaction of its own.
+
+        Args:
+            chunk: its number.
+            batches: its rows, sorted by id.
+        """
+        engine = guard(create_engine(self.url, poolclass=NullPool))
+        ledger = Ledger(engine, self.plan.sql)
+        try:
+            if (error := ledger.given_up(self.plan.run_id)) is not None:
+                return FailedChunk(chunk, error, passing=False)  # another task has met what this one would meet
+            with short_transaction(engine) as connection:
+                if begin_chunk(connection, self.plan, chunk):
+                    counts = self._copy(connection, batches)
+                    merge_chunk(connection, self.plan, chunk, span(self.bounds, chunk), counts)
+        except (SQLAlchemyError, psycopg.Error, TxboxError) as raised:
+            failed = FailedChunk.of(chunk, raised, self.plan.columns)
+            if not failed.passing:
+                ledger.give_up(self.plan.run_id, failed.error)
+            return failed
+        return None
+
+    def _copy(self, connection: Connection, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
+        """Stream a chunk's distinct events into a temporary table."""
+        sql = self.plan.sql
+        connection.exec_driver_sql(sql.create_incoming(self.plan.columns))
+        distinct = Distinct(batches)
+        driver_connection: Any = connection.connection.driver_connection
+        with driver_connection.cursor() as cursor, cursor.copy(sql.copy_incoming(self.plan.columns)) as copy:
+            for block in distinct.as_csv():
+                copy.write(block)
+        connection.exec_driver_sql(sql.analyze(INCOMING))
+        return ChunkCounts(distinct.read, distinct.rejected, distinct.kept, tuple(distinct.rejected_sample))
+
+
+def _failed_chunk_schema() -> "pyarrow.Schema":
+    import pyarrow
+
+    return pyarrow.schema({"chunk": pyarrow.int32(), "error": pyarrow.string(), "passing": pyarrow.bool_()})

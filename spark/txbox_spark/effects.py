@@ -1,0 +1,47 @@
+"""The effect of a bulk load: what the caller does with the events that are first, in the chunk's transaction."""
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox import TxboxError
+from txbox.lent import lent, refuse_aborted
+from txbox.sqlstates import LOCK_NOT_AVAILABLE, is_outage, is_retryable, sqlstate
+from txbox_spark.statements import in_one_statement
+
+__all__ = ["Apply", "ApplyFailed", "apply_effects"]
+
+Apply = str | Callable[[Connection], object]
+"""Statements over the relation ``fresh_event``, or a callable that is given the transaction's connection.
+
+A callable is sent to the executors, so it has to be picklable, and what it imports has to be there.
+"""
+
+
+class ApplyFailed(TxboxError):
+    """The caller's statements, or callable, failed; nothing of the chunk is committed."""
+
+
+def apply_effects(connection: Connection, apply: Apply) -> None:
+    """Apply the events in ``fresh_event``.
+
+    Raises:
+        ApplyFailed: it failed, and would fail again.
+        TransactionEnded, TransactionAborted: a callable has ended the transaction, or swallowed a statement's error.
+        sqlalchemy.exc.DBAPIError: a deadlock, a serialization failure, or the connection is gone.
+    """
+    try:
+        if isinstance(apply, str):
+            connection.exec_driver_sql(in_one_statement(apply).replace("%", "%%"))
+            return
+        with lent(connection):
+            apply(connection)
+        refuse_aborted(connection)
+    except TxboxError:
+        raise
+    except Exception as error:
+        if is_retryable(error) or is_outage(error) or sqlstate(error) == LOCK_NOT_AVAILABLE:
+            raise
+        what = error.orig if isinstance(error, DBAPIError) else f"{type(error).__name__}: {error}"
+        raise ApplyFailed(f"applying the events failed: {what}") from error

@@ -1,0 +1,272 @@
+"""Events as a bulk load needs them: each with its message id, the bad ones told from the good, cut into chunks.
+
+A chunk is a range of message ids. A range is one stretch of the inbox's primary key: the search for ids that are
+already there reads that stretch and no more, and inserts in sorted order meet pages that are still at hand. All
+duplicates of an id are in one chunk, so chunks can be merged side by side without waiting for each other.
+
+The bounds of the ranges are quantiles of a sample: the ids with the smallest hashes, which is a uniform sample of the
+distinct ids, the same each time (bottom-k sampling: E. Cohen and H. Kaplan, "Summarizing Data using Bottom-k
+Sketches", PODC 2007). So ids in order of time, at random, or in any other order are cut evenly.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from txbox import InvalidConfiguration
+from txbox.message import MAX_MESSAGE_ID_BYTES
+from txbox_spark.columns import EventColumn, event_columns, holds_nul, quoted
+from txbox_spark.sources import CORRUPT_RECORD
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = [
+    "CHUNK",
+    "MESSAGE_ID",
+    "REJECTED",
+    "SAMPLE_IDS",
+    "Events",
+    "Survey",
+    "chunk_bounds",
+    "chunk_number",
+    "partition_keys",
+    "prepare",
+    "survey",
+]
+
+MESSAGE_ID = "message_id"
+"""The column that holds an event's id."""
+REJECTED = "rejected"
+"""The column that says why a row cannot be loaded."""
+CHUNK = "chunk"
+"""The column that says to which chunk a row belongs."""
+
+SAMPLE_IDS = 20_000
+"""How many ids the bounds of the chunks are chosen from."""
+
+REJECTED_CHARACTERS = 300
+"""How much of a rejected row is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A source, understood.
+
+    Attributes:
+        identified: its rows as ``message_id`` (text; null if the row is rejected), ``rejected`` (the reason and the
+            row; null unless it is) and ``event`` (a struct of the source's columns).
+        staged: its rows as ``message_id``, ``rejected`` and the columns as they travel.
+        ids: the ids alone, bad ones included, without looking at anything else.
+        columns: the columns of ``fresh_event``, ``message_id`` apart.
+    """
+
+    identified: "DataFrame"
+    staged: "DataFrame"
+    ids: "DataFrame"
+    columns: tuple[EventColumn, ...]
+
+
+def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str] | None = None) -> Events:
+    """Find each row's message id, and tell the rows that cannot be loaded.
+
+    Args:
+        frame: the source.
+        message_id: the column that holds the id, or an expression of Spark SQL that makes it.
+        column_types: Postgres types of columns, where Spark's own type does not say enough, such as
+            ``{"order_id": "uuid", "payload": "jsonb"}``.
+
+    Raises:
+        InvalidConfiguration: there is no such column, or the columns cannot be loaded.
+    """
+    from pyspark.sql import functions as sql
+
+    declared = dict(column_types or {})
+    malformed = CORRUPT_RECORD in frame.columns
+    source = frame.drop(CORRUPT_RECORD) if malformed else frame
+    identity, plain = _identity(source, message_id)
+    kept = source
+    if MESSAGE_ID in source.columns:
+        if message_id != MESSAGE_ID:
+            raise InvalidConfiguration(
+                f"the events have a column named {MESSAGE_ID}, which is not the id; rename it, or load it as the id"
+            )
+        kept = source.drop(MESSAGE_ID)
+    nested = frame.select(
+        identity.cast("string").alias(MESSAGE_ID),
+        (sql.col(CORRUPT_RECORD) if malformed else sql.lit(None).cast("string")).alias(_MALFORMED),
+        sql.struct(*[sql.col(quoted(name)) for name in source.columns]).alias(_EVENT),
+    )
+    travelling = event_columns(kept, declared, f"{_EVENT}.")
+    reason = _reason([one.value for one in travelling if one.text and one.column.name != plain])
+    shown = sql.coalesce(sql.col(_MALFORMED), sql.to_json(sql.col(_EVENT)))
+    rejected = sql.when(reason.isNotNull(), sql.concat_ws(": ", reason, sql.left(shown, sql.lit(REJECTED_CHARACTERS))))
+    valid_id = sql.when(reason.isNull(), sql.col(MESSAGE_ID))
+    # The id's own column is not sent twice if it is text already.
+    columns = tuple(
+        EventColumn(one.column.name, MESSAGE_ID, "text") if one.column.name == plain else one.column
+        for one in travelling
+    )
+    sent = [one.value.alias(one.column.staged_as) for one in travelling if one.column.name != plain]
+    return Events(
+        identified=nested.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), sql.col(_EVENT)),
+        staged=nested.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), *sent),
+        ids=source.select(identity.cast("string").alias(MESSAGE_ID)),
+        columns=columns,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a first pass over the events has found.
+
+    Attributes:
+        rows: how many rows there are, bad ones included.
+        sample: ids, evenly drawn from all distinct ones, sorted as Postgres sorts them.
+        rejected: how many rows cannot be loaded; None if they were not judged.
+        rejected_sample: some of those.
+    """
+
+    rows: int
+    sample: tuple[str, ...]
+    rejected: int | None = None
+    rejected_sample: tuple[str, ...] = ()
+
+
+def survey(events: Events, *, judge: bool) -> Survey:
+    """Count the rows and sample the ids, in one pass that keeps ``SAMPLE_IDS`` ids and no more.
+
+    Args:
+        events: the source.
+        judge: count the rejected rows too, for which every column that is text must be read, and not the ids alone.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as sql
+
+    # An observation, since a count of its own would be another pass. It is exact where, as here, the pass ends in one
+    # stage: then Spark counts each task once, however often it was run. (It cannot watch a write over JDBC, which runs
+    # its plan where no observation is heard.)
+    observation = Observation()
+    metrics = [sql.count(sql.lit(1)).alias("rows")]
+    if judge:
+        metrics += [sql.count(REJECTED).alias("rejected"), sql.min(REJECTED).alias("a"), sql.max(REJECTED).alias("z")]
+    drawn = (
+        (events.identified if judge else events.ids)
+        .observe(observation, *metrics)
+        .where(sql.octet_length(MESSAGE_ID).between(1, MAX_MESSAGE_ID_BYTES))
+        .orderBy(sql.xxhash64(MESSAGE_ID))
+        .select(MESSAGE_ID)
+        .limit(SAMPLE_IDS)
+        .collect()
+    )
+    found = observation.get
+    sample = tuple(sorted({row[0] for row in drawn}))
+    shown = tuple(sorted({one for one in (found.get("a"), found.get("z")) if one is not None}))
+    return Survey(int(found["rows"]), sample, found.get("rejected"), shown)
+
+
+def chunk_bounds(sample: Sequence[str], chunks: int) -> tuple[str, ...]:
+    """Choose the bounds between chunks: bound k is the first id of chunk k + 1.
+
+    Args:
+        sample: distinct ids, sorted.
+        chunks: how many chunks there should be; with few ids there are fewer.
+
+    Returns:
+        One bound less than there are chunks, sorted.
+    """
+    wanted = min(chunks, len(sample))
+    return tuple(sample[len(sample) * number // wanted] for number in range(1, wanted))
+
+
+def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> "Column":
+    """Return Spark's expression for an id's chunk, by binary search; a rejected row belongs to the last one.
+
+    Args:
+        bounds: from ``chunk_bounds``. Spark compares strings byte by byte, as Postgres does with COLLATE "C".
+        leaves: what to return in place of the chunk's number, for each chunk.
+    """
+    from pyspark.sql import functions as sql
+
+    numbers = range(len(bounds) + 1) if leaves is None else leaves
+    if not bounds:
+        return sql.lit(numbers[0])
+    middle = len(bounds) // 2
+    return sql.when(
+        sql.col(MESSAGE_ID) < sql.lit(bounds[middle]), chunk_number(bounds[:middle], numbers[: middle + 1])
+    ).otherwise(chunk_number(bounds[middle + 1 :], numbers[middle + 1 :]))
+
+
+def partition_keys(partitions: int) -> tuple[int, ...]:
+    """Return, for each partition, a number that ``repartition(partitions, number)`` sends there.
+
+    Spark places a row by the Murmur3 hash of its key. With these keys every chunk gets a partition of its own; with
+    the chunks' own numbers some would share one, and others would be empty.
+    """
+    keys: dict[int, int] = {}
+    number = 0
+    while len(keys) < partitions:
+        keys.setdefault(_murmur3(number) % partitions, number)
+        number += 1
+    return tuple(keys[partition] for partition in range(partitions))
+
+
+def _identity(frame: "DataFrame", message_id: str) -> tuple["Column", str | None]:
+    """Return the id's expression, and the name of the column that is the id as it is."""
+    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import functions as sql
+    from pyspark.sql import types
+
+    identity = sql.col(quoted(message_id)) if message_id in frame.columns else sql.expr(message_id)
+    try:
+        type_ = frame.select(identity).schema.fields[0].dataType
+    except (AnalysisException, ParseException) as error:
+        what = str(error).splitlines()[0]
+        raise InvalidConfiguration(
+            f"message_id {message_id!r} is neither a column of the events ({', '.join(frame.columns[:20])}) "
+            f"nor an expression over them: {what}"
+        ) from error
+    allowed = (types.StringType, types.IntegralType, types.DecimalType, types.DateType)
+    if not isinstance(type_, allowed):
+        raise InvalidConfiguration(
+            f"message_id {message_id!r} is of type {type_.simpleString()}; an id is text or a whole number, as the "
+            "live workers record it: cast it"
+        )
+    return identity, message_id if message_id in frame.columns and isinstance(type_, types.StringType) else None
+
+
+def _reason(texts: Sequence["Column"]) -> "Column":
+    """Return Spark's expression for why a row cannot be loaded; null if it can."""
+    from pyspark.sql import functions as sql
+
+    identity = sql.col(MESSAGE_ID)
+    reason = (
+        sql.when(sql.col(_MALFORMED).isNotNull(), "malformed record")
+        .when(identity.isNull(), "no message id")
+        .when(identity == "", "empty message id")
+        .when(
+            sql.octet_length(identity) > MAX_MESSAGE_ID_BYTES, f"message id of more than {MAX_MESSAGE_ID_BYTES} bytes"
+        )
+        .when(sql.contains(identity, sql.lit("\0")), "NUL character in the message id")
+    )
+    for text in texts:
+        reason = reason.when(holds_nul(text), "NUL character, which Postgres cannot keep")
+    return reason
+
+
+def _murmur3(number: int) -> int:
+    """Return Spark's ``hash`` of an integer: Murmur3 (A. Appleby), 32 bits, signed, seed 42."""
+    bits = 0xFFFFFFFF
+    mixed = number * 0xCC9E2D51 & bits
+    mixed = (mixed << 15 | mixed >> 17) * 0x1B873593 & bits
+    hashed = 42 ^ mixed
+    hashed = ((hashed << 13 | hashed >> 19) & bits) * 5 + 0xE6546B64 & bits
+    hashed ^= 4
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & bits
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & bits
+    hashed ^= hashed >> 16
+    return hashed - (1 << 32) if hashed >> 31 else hashed
+
+
+_EVENT = "event"
+_MALFORMED = "malformed"

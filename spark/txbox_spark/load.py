@@ -1,0 +1,291 @@
+"""One bulk load at work: from the survey to the report, with every try in between."""
+
+import logging
+import math
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL, Engine
+
+from txbox import InvalidConfiguration, TxboxError
+from txbox_spark.copying import CopyTask, copy_chunks, lay_out
+from txbox_spark.effects import Apply
+from txbox_spark.events import Events, chunk_bounds, survey
+from txbox_spark.executors import COPY, Choice, choose_writer
+from txbox_spark.failed_chunk import FailedChunk
+from txbox_spark.ledger import Ledger, Run, heartbeat
+from txbox_spark.merge import MergePlan
+from txbox_spark.progress import Reporter
+from txbox_spark.report import BulkLoadReport
+from txbox_spark.session import require_jdbc_driver
+from txbox_spark.staging import StagingLost, drop_staging, merge_staged, stage
+from txbox_spark.statements import Statements, statements
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["AUTO", "LOAD_ATTEMPTS", "BulkLoadFailed", "Load"]
+
+AUTO = "auto"
+
+FEWEST_CHUNK_ROWS = 5_000
+"""A smaller chunk would cost more as a transaction than it saves by being merged beside another one."""
+
+MOST_CHUNKS = 4_096
+"""The bounds of the chunks are part of Spark's plan."""
+
+LOAD_ATTEMPTS = 5
+"""How often chunks are tried that fail for a passing reason, such as a lost connection."""
+
+LONGEST_PAUSE_SECONDS = 30.0
+"""The longest pause between two of them."""
+
+
+class BulkLoadFailed(TxboxError):
+    """A bulk load has ended before every chunk was merged. What has committed stays; the rest can be resumed.
+
+    Attributes:
+        run_id: what to resume.
+        done: chunks that are merged.
+        chunks: how many there are.
+    """
+
+    def __init__(self, run_id: str, why: str, *, done: int, chunks: int) -> None:
+        self.run_id = run_id
+        self.done = done
+        self.chunks = chunks
+        super().__init__(
+            f"{why} ({done} of {chunks} chunks are merged, and of the others nothing is committed; "
+            f"when it is mended, resume run {run_id})"
+        )
+
+
+@dataclass
+class Load:
+    """One bulk load at work.
+
+    Attributes:
+        spark: the session of the events.
+        engine: the database, for this process.
+        url: the same, for the executors.
+        events: the source, understood.
+        subscriber_id: who processes them.
+        apply: the effect.
+        schema: of txbox's tables; None leaves it to the search path.
+        prefix: of their names.
+        source: what is loaded, in words.
+        digest: what another attempt must find again.
+        parallelism: how many chunks are merged at once.
+        chunk_rows: rows in a chunk, about.
+        reporter: tells how far it is.
+        seconds: how long each stage took.
+    """
+
+    spark: "SparkSession"
+    engine: Engine
+    url: URL
+    events: Events
+    subscriber_id: str
+    apply: Apply
+    schema: str | None
+    prefix: str
+    source: str
+    digest: bytes
+    parallelism: int
+    chunk_rows: int
+    reporter: Reporter
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sql(self) -> Statements:
+        """The statements."""
+        return statements(self.schema, self.prefix)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger."""
+        return Ledger(self.engine, self.sql)
+
+    def run(self, writer: str, resume: str | None) -> BulkLoadReport:
+        """Load the events, or what is left of them."""
+        if resume is None:
+            choice = choose_writer(self.spark, self.url) if writer == AUTO else Choice(writer, "asked for")
+            run = self._begin(choice.writer)
+        else:
+            run = self._resume(resume, writer)
+            choice = Choice(run.writer, f"run {run.run_id} was begun with it")
+        if choice.writer != COPY:
+            require_jdbc_driver(self.spark)
+        if not run.finished:
+            try:
+                with heartbeat(self.ledger, run.run_id):
+                    run = self._merge(run)
+            except BulkLoadFailed as error:
+                self.ledger.give_up(run.run_id, str(error))
+                raise
+        return self._report(run, choice)
+
+    def _begin(self, writer: str) -> Run:
+        with self._stage("survey", None):
+            found = survey(self.events, judge=writer != COPY)
+        chunks = max(1, math.ceil(found.rows / self.chunk_rows))
+        # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
+        even = math.ceil(chunks / self.parallelism) * self.parallelism
+        chunks = min(even, max(chunks, found.rows // FEWEST_CHUNK_ROWS), MOST_CHUNKS)
+        return self.ledger.begin(
+            subscriber_id=self.subscriber_id,
+            source=self.source,
+            digest=self.digest,
+            writer=writer,
+            bounds=chunk_bounds(found.sample, chunks),
+            found=found,
+        )
+
+    def _resume(self, run_id: str, writer: str) -> Run:
+        run = self.ledger.read(run_id)
+        if run.subscriber_id != self.subscriber_id:
+            raise InvalidConfiguration(f"run {run_id} is of subscriber {run.subscriber_id}, not {self.subscriber_id}")
+        if run.digest != self.digest:
+            raise InvalidConfiguration(
+                f"run {run_id} has begun to load {run.source}, and this is not the same (other files, changed files, "
+                "or another message id); begin a new run: what has been applied is not applied again"
+            )
+        if writer not in (AUTO, run.writer):
+            raise InvalidConfiguration(f"run {run_id} was begun with writer {run.writer}; resume it with that one")
+        return run if run.finished else self.ledger.take_up(run_id)
+
+    def _merge(self, run: Run) -> Run:
+        """Try until every chunk is merged, or one of them cannot be."""
+        for attempt in range(1, LOAD_ATTEMPTS + 1):
+            failed = self._try(run)
+            done = self.ledger.done(run.run_id)
+            lasting = [one for one in failed if not one.passing]
+            if not failed:
+                return self._complete(run)
+            if lasting or attempt == LOAD_ATTEMPTS:
+                first = (lasting or failed)[0]
+                why = f"chunk {first.chunk} of run {run.run_id}: {first.error}"
+                raise BulkLoadFailed(run.run_id, why, done=len(done), chunks=run.chunks)
+            _log.warning("bulk load %s: %d chunks failed: %s; trying again", run.run_id, len(failed), failed[0].error)
+            # What was lost may take a moment to come back; equal jitter, as the workers have it.
+            time.sleep(min(2.0**attempt, LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            run = self.ledger.take_up(run.run_id)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _try(self, run: Run) -> list[FailedChunk]:
+        """Merge the chunks that are not merged yet; return those that failed."""
+        if run.writer == COPY:
+            return self._copy(run)
+        try:
+            return self._merge_staged(run)
+        except StagingLost as error:
+            _log.warning("bulk load %s: %s; staging the events anew", run.run_id, error)
+            self.ledger.staged(run.run_id, None)
+            return [FailedChunk(0, str(error), passing=True)]
+
+    def _plan(self, run: Run) -> MergePlan:
+        return MergePlan(run.run_id, self.subscriber_id, self.events.columns, self.apply, self.schema, self.prefix)
+
+    def _copy(self, run: Run) -> list[FailedChunk]:
+        slots = self.spark.sparkContext.defaultParallelism
+        at_once = self.parallelism if self.parallelism < slots else None
+        frame = lay_out(self.events, run.bounds, self.ledger.done(run.run_id), at_once)
+        task = CopyTask(self.url.render_as_string(hide_password=False), self._plan(run), run.bounds)
+        with self._stage("merge", run), self.reporter.merge_stage(self.ledger, run):
+            return copy_chunks(frame, task)
+
+    def _merge_staged(self, run: Run) -> list[FailedChunk]:
+        if run.staging_table is None:
+            with self._stage("staging", run):
+                table = stage(self.engine, self.url, self.events, run, self.sql, self.prefix, self.parallelism)
+            run = self.ledger.staged(run.run_id, table)
+        todo = sorted(set(range(run.chunks)) - set(self.ledger.done(run.run_id)))
+        with self._stage("merge", run), self.reporter.merge_stage(self.ledger, run):
+            return merge_staged(self.engine, self._plan(run), run, todo, self.parallelism)
+
+    def _complete(self, run: Run) -> Run:
+        """See that every row of the source has had its turn, and write down that the run is finished."""
+        run = self.ledger.read(run.run_id)
+        totals = self.ledger.totals(run.run_id)
+        if run.writer == COPY:
+            self._require_rows(run, run.rows, totals.read)
+            rejected, sample = totals.rejected, self.ledger.rejected_sample(run.run_id)
+        else:
+            # A task that was run again has staged its rows again; they count as read twice, and are applied once.
+            loadable = run.rows - (run.rejected or 0)
+            self._require_rows(run, loadable, min(loadable, totals.read))
+            rejected, sample = run.rejected or 0, run.rejected_sample
+        self.ledger.finish(run.run_id, rejected=rejected, sample=sample)
+        if run.staging_table is not None:
+            drop_staging(self.engine, self.sql, run.staging_table)
+        return self.ledger.read(run.run_id)
+
+    def _require_rows(self, run: Run, expected: int, found: int) -> None:
+        """Fail if the source did not give the rows that were counted: then it is not known what was left out."""
+        if found != expected:
+            raise BulkLoadFailed(
+                run.run_id,
+                f"{expected:,} events were counted, and {found:,} loaded; the source must not change meanwhile: begin "
+                "a new run (what has been applied is not applied again)",
+                done=len(self.ledger.done(run.run_id)),
+                chunks=run.chunks,
+            )
+
+    def _report(self, run: Run, choice: Choice) -> BulkLoadReport:
+        totals = self.ledger.totals(run.run_id)
+        rejected = run.rejected or 0
+        return BulkLoadReport(
+            run_id=run.run_id,
+            subscriber_id=run.subscriber_id,
+            source=run.source,
+            writer=run.writer,
+            writer_reason=choice.reason,
+            attempts=run.attempt,
+            chunks=run.chunks,
+            read=run.rows,
+            rejected=rejected,
+            rejected_sample=run.rejected_sample,
+            duplicate_in_source=run.rows - rejected - totals.already_processed - totals.applied,
+            already_processed=totals.already_processed,
+            applied=totals.applied,
+            seconds=dict(self.seconds),
+        )
+
+    @contextmanager
+    def _stage(self, name: str, run: Run | None) -> Iterator[None]:
+        """Time a stage, name its jobs in Spark's pages, and cancel them if the caller is interrupted."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        context = self.spark.sparkContext
+        group = f"txbox-{secrets.token_hex(6)}"
+        context.setJobGroup(group, f"txbox bulk load of {self.source}: {name}", interruptOnCancel=True)
+        reporting = nullcontext() if name == "merge" else self.reporter.spark_stage(name, group)
+        started = time.monotonic()
+        try:
+            with reporting:
+                yield
+        except BaseException as error:
+            context.cancelJobGroup(group)
+            if not isinstance(error, PySparkException | Py4JError):
+                raise
+            if run is None:
+                raise TxboxError(f"the events cannot be read: {_said(error)}") from error
+            done = len(self.ledger.done(run.run_id))
+            raise BulkLoadFailed(run.run_id, f"Spark failed: {_said(error)}", done=done, chunks=run.chunks) from error
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def _said(error: Exception) -> str:
+    """Return what an error of Spark says, without the Java around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:500]
+
+
+_log = logging.getLogger("txbox")

@@ -1,0 +1,191 @@
+"""Merging one chunk: the events that are first are recorded and applied, in one transaction.
+
+::
+
+    claim the chunk ── events in place ── SAVEPOINT ─┬─ fresh_event: not in the inbox, one of each id, sorted
+                                            ▲        ├─ plain sorted INSERT into the inbox
+                                            │        ├─ the caller's statements over fresh_event
+                                            │        └─ counts into the ledger ── COMMIT
+                              23505, 40001, 40P01, 55P03: back to the savepoint
+
+Why so: the primary key and its order dominate the cost. Finding the known ids first, by a join, and inserting the rest
+sorted and without ON CONFLICT took a third of the time of INSERT … ON CONFLICT … RETURNING. A live worker that records
+one of the ids in between turns into 23505, a unique violation; then the chunk is merged once more with ON CONFLICT.
+
+What is waited for, and why nothing waits in a circle:
+
+- inbox rows: inserted in sorted order, by us and by the workers, before any other row is locked;
+- the caller's rows: chunks apply their effects one at a time, behind an advisory lock of the transaction, since nobody
+  knows in which order the caller's statements lock; two chunks cannot wait for each other;
+- a live worker that locks the caller's rows in another order may still meet a chunk in a deadlock. Postgres ends one of
+  the two; it is run again.
+
+Chunks run at READ COMMITTED, whatever the role's default. There each statement sees what has committed before it, so
+going back to the savepoint is enough, and the events need not be read again.
+"""
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
+from txbox_spark.columns import EventColumn
+from txbox_spark.effects import Apply, apply_effects
+from txbox_spark.statements import INCOMING, Statements, statements
+
+__all__ = ["MERGE_ATTEMPTS", "SORT_MEMORY", "ChunkCounts", "MergePlan", "begin_chunk", "merge_chunk"]
+
+MERGE_ATTEMPTS = 10
+"""How often a chunk is merged that meets a deadlock or a serialization failure each time."""
+
+LONGEST_PAUSE_SECONDS = 2.0
+"""The longest pause between two of them."""
+
+SORT_MEMORY = "64MB"
+"""The work_mem of a chunk's transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """What all chunks of a run have in common. It travels to the executors.
+
+    Attributes:
+        run_id: of the ledger.
+        subscriber_id: who processes the events.
+        columns: of ``fresh_event``.
+        apply: the effect.
+        schema: of the tables; None leaves it to the search path.
+        prefix: of their names.
+    """
+
+    run_id: str
+    subscriber_id: str
+    columns: tuple[EventColumn, ...]
+    apply: Apply
+    schema: str | None
+    prefix: str
+
+    @property
+    def sql(self) -> Statements:
+        """The statements."""
+        return statements(self.schema, self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCounts:
+    """What a chunk's rows were, before any of them was merged.
+
+    Attributes:
+        read: rows of the source.
+        rejected: rows that cannot be loaded.
+        distinct: different message ids.
+        rejected_sample: some of the rejected rows.
+    """
+
+    read: int
+    rejected: int
+    distinct: int
+    rejected_sample: tuple[str, ...] = ()
+
+
+def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
+    """Begin a chunk's transaction by claiming the chunk.
+
+    Returns:
+        False: the chunk is done, and nothing is left to do but to roll back.
+    """
+    connection.exec_driver_sql(plan.sql.prepare_session, (SORT_MEMORY,))
+    return connection.exec_driver_sql(plan.sql.claim_chunk, (plan.run_id, chunk)).rowcount == 1
+
+
+def merge_chunk(
+    connection: Connection,
+    plan: MergePlan,
+    chunk: int,
+    span: tuple[str, str | None],
+    counts: ChunkCounts,
+    *,
+    incoming: str = INCOMING,
+    pause: Callable[[float], object] = time.sleep,
+) -> int:
+    """Record and apply the events of a chunk that are first; everything but the COMMIT.
+
+    Args:
+        connection: in the transaction that has claimed the chunk.
+        plan: of the run.
+        chunk: its number.
+        span: its first possible id, and the first one beyond it.
+        counts: of its rows.
+        incoming: the table that holds its events, quoted.
+        pause: waits for so many seconds between two attempts.
+
+    Returns:
+        How many events were first, and are applied.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: a statement has failed; roll back.
+    """
+    raced = False
+    failures = 0
+    while True:
+        savepoint = connection.begin_nested()
+        try:
+            applied = _merge(connection, plan, span, incoming, raced=raced)
+        except _Raced:
+            savepoint.rollback()
+            raced = True
+            _log.info("bulk load %s, chunk %d: someone else was faster with some events", plan.run_id, chunk)
+        except DBAPIError as error:
+            failures += 1
+            again = is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
+            if error.connection_invalidated or not again or failures == MERGE_ATTEMPTS:
+                raise
+            savepoint.rollback()
+            _log.info("bulk load %s, chunk %d: %s; once more", plan.run_id, chunk, sqlstate(error))
+            # Full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+            pause(random.uniform(0, min(0.05 * 2**failures, LONGEST_PAUSE_SECONDS)))  # noqa: S311 - no secret
+        else:
+            savepoint.commit()
+            break
+    sample = json.dumps(counts.rejected_sample) if counts.rejected_sample else None
+    settled = (counts.read, counts.rejected, counts.distinct - applied, applied, sample, plan.run_id, chunk)
+    connection.exec_driver_sql(plan.sql.settle_chunk, settled)
+    return applied
+
+
+class _Raced(Exception):
+    """Someone else has recorded one of the ids since we looked."""
+
+
+def _merge(connection: Connection, plan: MergePlan, span: tuple[str, str | None], incoming: str, *, raced: bool) -> int:
+    """Record and apply what is first, once; return how many events that were."""
+    sql = plan.sql
+    first, beyond = span
+    connection.exec_driver_sql(sql.create_fresh(plan.columns))
+    found = (plan.subscriber_id, first, beyond, beyond)
+    fresh = connection.exec_driver_sql(sql.find_fresh(plan.columns, incoming), found).rowcount
+    if fresh and raced:
+        connection.exec_driver_sql(sql.create_recorded)
+        connection.exec_driver_sql(sql.record_raced, (plan.subscriber_id,))
+        fresh -= connection.exec_driver_sql(sql.drop_unrecorded).rowcount
+    elif fresh:
+        try:
+            connection.exec_driver_sql(sql.record, (plan.subscriber_id,))
+        except DBAPIError as error:
+            if sqlstate(error) == UNIQUE_VIOLATION:
+                raise _Raced from error
+            raise
+    if fresh:
+        connection.exec_driver_sql(sql.analyze_fresh)
+        connection.exec_driver_sql(sql.lock_effects, (sql.processed_message,))
+        apply_effects(connection, plan.apply)
+    return fresh
+
+
+_log = logging.getLogger("txbox")

@@ -1,0 +1,281 @@
+"""Compares an archive of events with the inbox: what was never processed, and what is in no archive.
+
+::
+
+    archive ── prepare ── ids, counted ──┐
+                                         ├── full outer join, kept ──┬── counts and samples ──> Reconciliation
+    inbox ─── ranges of ids over JDBC ───┘                           ├── archive's rows ──────> never_processed/
+                                                                     └── ids, times ──────────> not_archived/
+
+The join is kept until the end, so counts, samples and files say the same. Only counts and samples reach the driver.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from psycopg.sql import Literal
+from sqlalchemy import URL, Connection, NullPool, create_engine, make_url
+from sqlalchemy.exc import ArgumentError
+
+from txbox import InvalidConfiguration
+from txbox.statements import statements
+from txbox.transactions import check_table
+from txbox_spark.events import prepare
+from txbox_spark.jdbc import jdbc_options
+from txbox_spark.sources import explained
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["NotArchived", "Reconciliation", "reconcile"]
+
+NEVER_PROCESSED = "never_processed"
+NOT_ARCHIVED = "not_archived"
+
+PARTITION_BYTES = 32 << 20
+"""How much of the inbox one task reads, unless a number of partitions is given; about 300,000 rows."""
+
+MAX_PARTITIONS = 256
+
+SAMPLED_BYTES = 8 << 20
+"""How much of the inbox is looked at to cut it evenly; about 80,000 rows."""
+
+FETCHED_ROWS = 10_000
+"""How many rows a task holds at a time: left to itself, the JDBC driver would fetch all of them at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotArchived:
+    """A message that was processed and is in no archive."""
+
+    message_id: str
+    processed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """What a comparison has found. ``archived - never_processed`` and ``processed - not_archived`` are the same.
+
+    Attributes:
+        archived: distinct ids in the archive.
+        rejected: rows of the archive that cannot be loaded, so they have no part in the comparison.
+        duplicate_in_archive: rows of the archive whose id another row has, one of each id not counted.
+        processed: ids in the inbox of this subscriber.
+        never_processed: ids of the archive that are not in the inbox.
+        never_processed_sample: the first of them.
+        not_archived: ids of the inbox that are not in the archive.
+        not_archived_sample: the first of them, with the time of their processing.
+        output: where all of them were written to; None if they were not.
+    """
+
+    archived: int
+    rejected: int
+    duplicate_in_archive: int
+    processed: int
+    never_processed: int
+    never_processed_sample: tuple[str, ...]
+    not_archived: int
+    not_archived_sample: tuple[NotArchived, ...]
+    output: str | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row of the archive is known to be processed; an inbox may hold more than one archive does."""
+        return self.never_processed == 0 and self.rejected == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return {**asdict(self), "complete": self.complete}
+
+
+def reconcile(
+    events: "DataFrame",
+    *,
+    url: str,
+    subscriber_id: str,
+    message_id: str,
+    schema: str | None = None,
+    prefix: str = "",
+    output: str | None = None,
+    sample: int = 10,
+    partitions: int | None = None,
+) -> Reconciliation:
+    """Compare an archive with a subscriber's inbox.
+
+    The inbox is read by several transactions while workers go on: an event that is processed meanwhile may count as
+    never processed, and one that arrives meanwhile as not archived. And it remembers no longer than its retention.
+
+    Args:
+        events: the archive, such as from ``read_events``.
+        url: the database, as an SQLAlchemy URL; executors must reach it over TCP.
+        subscriber_id: whose inbox.
+        message_id: the column that holds the id, or an expression of Spark SQL that makes it.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+        output: a folder on anything that Spark's Hadoop can reach. It gets Parquet in ``never_processed``, with rows of
+            the archive as they are, one of each id, and in ``not_archived``, with ``message_id`` and ``processed_at``.
+        sample: how many ids of each kind to return.
+        partitions: how many tasks read the inbox; None goes by its size.
+
+    Raises:
+        InvalidConfiguration: an argument cannot work, or there is something where the output should go.
+        SchemaMissing: the inbox does not exist.
+        SourceError: Spark cannot read the inbox, or write the output.
+    """
+    from pyspark.sql import functions as sql
+
+    if sample < 0:
+        raise InvalidConfiguration("sample must not be negative")
+    if partitions is not None and partitions < 1:
+        raise InvalidConfiguration("partitions must be at least 1")
+    database = _database(url)
+    identified = prepare(events, message_id).identified
+    targets = {} if output is None else _targets(events.sparkSession, output)
+    inbox = _inbox(events.sparkSession, database, subscriber_id, schema, prefix, partitions)
+
+    # All rejected rows have the id null, so they are one group, and it meets nothing in the join.
+    archive = identified.groupBy(sql.col("message_id").alias(_ARCHIVED)).agg(sql.count(sql.lit(1)).alias(_ROWS))
+    joined = archive.join(inbox, sql.col(_ARCHIVED) == sql.col(_PROCESSED), "full_outer").persist()
+    archived, processed = sql.col(_ARCHIVED).isNotNull(), sql.col(_PROCESSED).isNotNull()
+    never_processed = joined.where(archived & ~processed).select(_ARCHIVED)
+    not_archived = joined.where(processed & ~archived).select(sql.col(_PROCESSED).alias("message_id"), _PROCESSED_AT)
+    try:
+        row = joined.agg(
+            _sum_where(archived).alias("archived"),
+            _sum_where(~archived, sql.coalesce(_ROWS, sql.lit(0))).alias("rejected"),
+            _sum_where(archived, sql.col(_ROWS) - 1).alias("duplicate_in_archive"),
+            _sum_where(processed).alias("processed"),
+            _sum_where(archived & ~processed).alias("never_processed"),
+            _sum_where(processed & ~archived).alias("not_archived"),
+        ).collect()[0]
+        never_sample = never_processed.orderBy(_ARCHIVED).limit(sample).collect()
+        # Not as a timestamp: pyspark makes those local to the machine, and leaves the zone out.
+        times = not_archived.select("message_id", sql.unix_micros(_PROCESSED_AT))
+        not_archived_sample = times.orderBy("message_id").limit(sample).collect()
+        if targets:
+            rows = identified.join(never_processed, sql.col("message_id") == sql.col(_ARCHIVED), "left_semi")
+            _write(rows.dropDuplicates(["message_id"]).select("event.*"), targets[NEVER_PROCESSED])
+            _write(not_archived, targets[NOT_ARCHIVED])
+    finally:
+        joined.unpersist()
+    return Reconciliation(
+        **row.asDict(),
+        never_processed_sample=tuple(one[0] for one in never_sample),
+        not_archived_sample=tuple(
+            NotArchived(one[0], _EPOCH + timedelta(microseconds=one[1])) for one in not_archived_sample
+        ),
+        output=output,
+    )
+
+
+def id_ranges(bounds: Sequence[str]) -> list[str]:
+    """Return SQL conditions that cut the inbox at the bounds, without gap or overlap.
+
+    Args:
+        bounds: ids, sorted. Whatever they are, each id meets one condition; better ones only cut more evenly.
+    """
+    literals = [_literal(bound) for bound in dict.fromkeys(bounds)]
+    if not literals:
+        return ["true"]
+    between = [f"message_id >= {low} AND message_id < {high}" for low, high in pairwise(literals)]
+    return [f"message_id < {literals[0]}", *between, f"message_id >= {literals[-1]}"]
+
+
+def _inbox(
+    spark: "SparkSession", database: URL, subscriber_id: str, schema: str | None, prefix: str, partitions: int | None
+) -> "DataFrame":
+    """Return a subscriber's inbox as ``_PROCESSED`` and ``_PROCESSED_AT``, to be read by several tasks."""
+    options = jdbc_options(database)
+    sql = statements(schema, prefix)
+    engine = create_engine(database, poolclass=NullPool)
+    with engine.connect() as connection:
+        check_table(connection, sql.inbox_exists, sql.processed_message)
+        bounds = _bounds(connection, sql.processed_message, subscriber_id, partitions)
+    # Spark's JDBC takes SQL as text and binds nothing.
+    table = (
+        f"(SELECT message_id, processed_at "  # noqa: S608 - quoted
+        f"FROM {sql.processed_message} WHERE subscriber_id = {_literal(subscriber_id)}) AS inbox"
+    )
+    reader = {**options, "fetchsize": str(FETCHED_ROWS)}
+    with explained("cannot read the inbox over JDBC"):
+        frame = spark.read.jdbc(reader.pop("url"), table, predicates=id_ranges(bounds), properties=reader)
+    return frame.selectExpr(f"message_id AS {_PROCESSED}", _PROCESSED_AT)
+
+
+def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: int | None) -> list[str]:
+    """Return ids that cut a subscriber's inbox evenly: quantiles of a sample of the table's blocks.
+
+    A table of up to ``SAMPLED_BYTES`` is read whole, so the quantiles are exact.
+
+    Args:
+        connection: to the database.
+        table: the inbox, quoted.
+        subscriber_id: whose rows.
+        partitions: how many parts; None goes by the table's size.
+    """
+    size = int(connection.exec_driver_sql("SELECT pg_relation_size(%s::regclass)", (table,)).scalar_one())
+    parts = partitions or min(max(-(-size // PARTITION_BYTES), 1), MAX_PARTITIONS)
+    if parts == 1:
+        return []
+    escaped = table.replace("%", "%%")
+    quantiles = (
+        "SELECT percentile_disc(%s::float8[]) WITHIN GROUP (ORDER BY message_id) "  # noqa: S608 - quoted, and bound
+        f"FROM {escaped} TABLESAMPLE SYSTEM (%s::real) WHERE subscriber_id = %s"
+    )
+    fractions = [part / parts for part in range(1, parts)]
+    percent = min(100.0, 100.0 * SAMPLED_BYTES / max(size, 1))
+    return connection.exec_driver_sql(quantiles, (fractions, percent, subscriber_id)).scalar_one() or []
+
+
+def _targets(spark: "SparkSession", output: str) -> dict[str, str]:
+    """Return where to write, having seen that nothing is there."""
+    from pyspark.errors import AnalysisException
+
+    targets = {name: f"{output.rstrip('/')}/{name}" for name in (NEVER_PROCESSED, NOT_ARCHIVED)}
+    for target in targets.values():
+        with explained(f"cannot write to {target}"):
+            try:
+                spark.read.format("binaryFile").load(target)
+            except AnalysisException as error:
+                if error.getCondition() == "PATH_NOT_FOUND":
+                    continue
+                raise
+        raise InvalidConfiguration(f"there is something at {target} already; give another output, or remove it")
+    return targets
+
+
+def _write(frame: "DataFrame", target: str) -> None:
+    with explained(f"cannot write {target}"):
+        frame.write.mode("errorifexists").parquet(target)
+
+
+def _sum_where(condition: "Column", value: "Column | None" = None) -> "Column":
+    from pyspark.sql import functions as sql
+
+    return sql.coalesce(sql.sum(sql.when(condition, sql.lit(1) if value is None else value)), sql.lit(0))
+
+
+def _literal(value: str) -> str:
+    if "\0" in value:
+        raise InvalidConfiguration(f"{value!r} holds a NUL character, which Postgres cannot keep")
+    return Literal(value).as_string(None).strip()
+
+
+def _database(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise InvalidConfiguration(
+            "url is not a database URL; give postgresql://user:password@host:5432/database"
+        ) from error
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername in ("postgres", "postgresql") else parsed
+
+
+_ARCHIVED = "archived_id"
+_ROWS = "archived_rows"
+_PROCESSED = "processed_id"
+_PROCESSED_AT = "processed_at"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

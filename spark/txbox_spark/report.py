@@ -1,0 +1,71 @@
+"""What a bulk load came to, and how far it is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["BulkLoadReport", "OnProgress", "Progress"]
+
+
+@dataclass(frozen=True, slots=True)
+class BulkLoadReport:
+    """What a bulk load came to, over all attempts at it: the rows of the source, each counted once.
+
+    ``read`` is the sum of ``rejected``, ``duplicate_in_source``, ``already_processed`` and ``applied``.
+
+    Attributes:
+        run_id: of the ledger.
+        subscriber_id: who has processed the events.
+        source: what was loaded.
+        writer: "copy" or "jdbc".
+        writer_reason: why that one.
+        attempts: how often the run was begun.
+        chunks: how many transactions the events were applied in.
+        read: rows of the source.
+        rejected: rows that cannot be loaded.
+        rejected_sample: some of those, each with the reason.
+        duplicate_in_source: rows whose id another row of the source has.
+        already_processed: events that were in the inbox before.
+        applied: events that were first, and whose effect is committed.
+        seconds: how long this attempt took, by stage.
+    """
+
+    run_id: str
+    subscriber_id: str
+    source: str
+    writer: str
+    writer_reason: str
+    attempts: int
+    chunks: int
+    read: int
+    rejected: int
+    rejected_sample: tuple[str, ...]
+    duplicate_in_source: int
+    already_processed: int
+    applied: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a bulk load is.
+
+    Attributes:
+        stage: "survey", "staging" or "merge".
+        done: tasks or chunks that are done.
+        total: of how many; 0 as long as that is not known.
+        applied: events applied so far, by all attempts.
+    """
+
+    stage: str
+    done: int
+    total: int
+    applied: int = 0
+
+
+OnProgress = Callable[[Progress], object]
+"""Is told how far a load is, about twice a second, from a thread of its own."""

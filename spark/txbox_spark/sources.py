@@ -1,0 +1,291 @@
+"""Events from files: Parquet, JSON lines and CSV, read so that nothing is dropped and nothing changes on the way.
+
+Spark's readers are lenient by default. Where that would lose or alter an event, the defaults here differ:
+
+- A line that cannot be read stays in the result, with its text in the column ``_corrupt_record``. Spark judges a line
+  only by the columns that a query asks for, so the result always asks for all of them.
+- A CSV file whose header is not what the columns are, in their order, fails the query; a quoted ``""`` is an empty
+  text, an empty field is null; a quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write it.
+- Numbers in JSON never become floating-point numbers where a decimal can hold them, and a text in quotes stays text.
+- Folders below a path that Spark would pass over are an error.
+
+What it cannot see: text after the first JSON value of a line is ignored by Spark's parser, and a decimal with more
+digits after the point than the schema has is rounded.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from txbox import TxboxError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+__all__ = ["CORRUPT_RECORD", "FORMATS", "Source", "SourceError", "read_events", "source_of"]
+
+FORMATS = ("parquet", "json", "csv")
+"""What events can be read from; json means one JSON object a line."""
+
+CORRUPT_RECORD = "_corrupt_record"
+"""The column with the text of a line that could not be read; null for all other lines."""
+
+
+class SourceError(TxboxError):
+    """Events cannot be read from where they should be; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What events are read from.
+
+    Attributes:
+        description: for people.
+        digest: SHA-256 of the names, sizes and times of the files: a resumed run must find the same.
+    """
+
+    description: str
+    digest: bytes
+
+
+def read_events(
+    spark: "SparkSession",
+    paths: Sequence[str],
+    *,
+    format: str | None = None,  # noqa: A002 - as Spark calls it
+    schema: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> "DataFrame":
+    """Read events from files.
+
+    Args:
+        spark: the session to read with.
+        paths: files, folders or patterns, on anything that Spark's Hadoop can reach.
+        format: one of ``FORMATS``; None goes by the files' names.
+        schema: the columns as Spark DDL, such as ``event_id string, amount decimal(12,2)``. Without it the columns of
+            JSON are found by reading all of it once or twice, and those of CSV are all text.
+        options: options of Spark's reader; they win over ours.
+
+    Returns:
+        The events; those of JSON and CSV with the column ``CORRUPT_RECORD``.
+
+    Raises:
+        SourceError: there is nothing there, or it cannot be read.
+    """
+    files = _files(spark, paths, options)
+    chosen = _format(format, paths, files)
+    given = {**_DEFAULTS[chosen], **(options or {})}
+    if any(name.lower() == _CORRUPT_OPTION.lower() for name in options or {}):
+        raise SourceError(f"option {_CORRUPT_OPTION} cannot be set: malformed lines are in {CORRUPT_RECORD}")
+    columns = None if schema is None else _columns(schema)
+    with explained(f"cannot read {_described(paths)} as {chosen}"):
+        if chosen != "parquet":
+            columns = _with_corrupt_record(_inferred(spark, chosen, paths, given) if columns is None else columns)
+        frame = _load(spark, chosen, paths, given, columns)
+        _refuse_overlooked(files, frame.inputFiles())
+    return frame if chosen == "parquet" else _read_whole(frame)
+
+
+def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> Source:
+    """Say what is read, and make out a digest by which to know it again.
+
+    Args:
+        spark: the session to look with.
+        paths: as for ``read_events``.
+        options: as for ``read_events``; those that choose among files matter.
+
+    Raises:
+        SourceError: there is nothing there.
+    """
+    from pyspark.sql import functions as sql
+
+    listing = _listing(spark, paths, options)
+    with explained(f"cannot list {_described(paths)}"):
+        modified = sql.unix_micros("modificationTime")
+        found = sorted(tuple(row) for row in listing.select("path", "length", modified).collect())
+    if not found:
+        raise SourceError(_nothing(paths))
+    return Source(_described(paths), hashlib.sha256(json.dumps(found).encode()).digest())
+
+
+def _listing(spark: "SparkSession", paths: Sequence[str], options: Mapping[str, str] | None) -> "DataFrame":
+    """Return every file below the paths, without its content: Spark's own listing reaches whatever its readers do."""
+    if isinstance(paths, str) or not paths:
+        raise SourceError("give at least one path to read events from, in a list")
+    choosing = {name: value for name, value in (options or {}).items() if name.lower() in _CHOOSING_FILES}
+    with explained(f"cannot find {_described(paths)}"):
+        return (
+            spark.read.format("binaryFile").options(**choosing).option("recursiveFileLookup", "true").load(list(paths))
+        )
+
+
+def _files(spark: "SparkSession", paths: Sequence[str], options: Mapping[str, str] | None) -> list[str]:
+    listing = _listing(spark, paths, options)
+    with explained(f"cannot list {_described(paths)}"):
+        files = listing.inputFiles()
+    if not files:
+        raise SourceError(_nothing(paths))
+    return files
+
+
+def _format(wanted: str | None, paths: Sequence[str], files: Sequence[str]) -> str:
+    if wanted is not None:
+        if wanted not in FORMATS:
+            raise SourceError(f"format {wanted!r} is unknown; use one of {', '.join(FORMATS)}")
+        return wanted
+    names = paths if all(_format_by_name(path) for path in paths) else files
+    found = {_format_by_name(name): name for name in reversed(names)}
+    if None in found:
+        raise SourceError(f"the name of {found[None]} does not tell its format; give format: {', '.join(FORMATS)}")
+    if len(found) > 1:
+        examples = ", ".join(f"{name} ({format_})" for format_, name in sorted(found.items(), key=str))
+        raise SourceError(f"the files are of several formats: {examples}; read them one by one")
+    return str(next(iter(found)))
+
+
+def _format_by_name(path: str) -> str | None:
+    name = path.rstrip("/").lower()
+    for ending in _COMPRESSED:
+        name = name.removesuffix(ending)
+    return next((format_ for ending, format_ in _ENDINGS.items() if name.endswith(ending)), None)
+
+
+def _columns(schema: str) -> "StructType":
+    from pyspark.sql import types
+
+    with explained(f"schema {schema!r} is not Spark DDL such as 'event_id string, amount decimal(12,2)'"):
+        parsed = types.DataType.fromDDL(schema)
+    if not isinstance(parsed, types.StructType) or not parsed.fields:
+        raise SourceError(f"schema {schema!r} names no columns; write it as 'event_id string, amount decimal(12,2)'")
+    return parsed
+
+
+def _with_corrupt_record(columns: "StructType") -> "StructType":
+    from pyspark.sql import types
+
+    kept = [field for field in columns.fields if field.name.lower() != CORRUPT_RECORD]
+    if not kept:
+        raise SourceError(
+            "no line can be read, so there are no columns; see that the format is right, or give a schema"
+        )
+    return types.StructType([*kept, types.StructField(CORRUPT_RECORD, types.StringType())])
+
+
+def _inferred(spark: "SparkSession", chosen: str, paths: Sequence[str], given: Mapping[str, str]) -> "StructType":
+    """Find the columns of CSV or JSON.
+
+    Spark's ``prefersDecimal`` turns numbers into decimals, which is wanted, and quoted digits too, which would make 7
+    of the id "007". So it is asked only about what is floating-point without it.
+    """
+    plain = _load(spark, chosen, paths, given, None).schema
+    if chosen != "json" or not _has_floats(plain):
+        return plain
+    decimals = _load(spark, chosen, paths, {**given, "prefersDecimal": "true"}, None).schema
+    return cast("StructType", _without_floats(plain, decimals))
+
+
+def _has_floats(type_: "DataType") -> bool:
+    from pyspark.sql import types
+
+    match type_:
+        case types.StructType():
+            return any(_has_floats(field.dataType) for field in type_.fields)
+        case types.ArrayType():
+            return _has_floats(type_.elementType)
+    return isinstance(type_, types.DoubleType)
+
+
+def _without_floats(plain: "DataType", decimals: "DataType") -> "DataType":
+    """Replace each floating-point type by what the other type has in its place."""
+    from pyspark.sql import types
+
+    match plain, decimals:
+        case types.StructType(), types.StructType():
+            others = {field.name: field.dataType for field in decimals.fields}
+            return types.StructType(
+                [
+                    types.StructField(
+                        field.name, _without_floats(field.dataType, others.get(field.name, field.dataType))
+                    )
+                    for field in plain.fields
+                ]
+            )
+        case types.ArrayType(), types.ArrayType():
+            return types.ArrayType(_without_floats(plain.elementType, decimals.elementType))
+        case types.DoubleType(), types.DecimalType():
+            return decimals
+    return plain
+
+
+def _load(
+    spark: "SparkSession", chosen: str, paths: Sequence[str], given: Mapping[str, str], columns: "StructType | None"
+) -> "DataFrame":
+    reader = spark.read.format(chosen).options(**given)
+    return (reader if columns is None else reader.schema(columns)).load(list(paths))
+
+
+def _read_whole(frame: "DataFrame") -> "DataFrame":
+    """Have every column parsed, whatever a query asks for, by a condition on all of them that is always true.
+
+    Otherwise a line that is malformed in one column counts as good in a query that asks for another, and Spark refuses
+    queries that ask for the corrupt records alone.
+    """
+    from pyspark.sql import functions as sql
+
+    every = sql.array(*[sql.isnull(sql.col(f"`{name.replace('`', '``')}`")) for name in frame.columns])
+    return frame.where(sql.size(every) >= 0)
+
+
+def _refuse_overlooked(there: Sequence[str], read: Sequence[str]) -> None:
+    """See that no file is passed over: Spark looks into folders below a path only if they are named key=value."""
+    if overlooked := sorted(set(there) - set(read)):
+        raise SourceError(
+            f"{len(overlooked)} of {len(there)} files would be passed over, such as {overlooked[0]}: their folders are "
+            "not named key=value; give the option recursiveFileLookup=true"
+        )
+
+
+def _described(paths: Sequence[str]) -> str:
+    return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def _nothing(paths: Sequence[str]) -> str:
+    return f"there are no files in {_described(paths)}; names that begin with _ or . do not count"
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise what Spark raises as one line: what cannot be done, and why."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        why = lines[1] if len(lines) > 1 and lines[0].startswith("An error occurred while calling") else lines[0]
+        raise SourceError(f"{what}: {why.lstrip(': ')}") from error
+
+
+_CORRUPT_OPTION = "columnNameOfCorruptRecord"
+_PERMISSIVE = {"mode": "PERMISSIVE", _CORRUPT_OPTION: CORRUPT_RECORD}
+_DEFAULTS: Mapping[str, Mapping[str, str]] = {
+    "parquet": {},
+    "json": _PERMISSIVE,
+    "csv": {
+        **_PERMISSIVE,
+        "header": "true",
+        "enforceSchema": "false",
+        "escape": '"',
+        "emptyValue": "",
+        # Spark cannot tell an empty field from an empty text, unless null is a text; so one that Postgres cannot hold.
+        "nullValue": "\0null\0",
+    },
+}
+_ENDINGS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
+_COMPRESSED = (".gz", ".bz2", ".zst")
+_CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremissingfiles", "timezone")

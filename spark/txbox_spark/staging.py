@@ -1,0 +1,186 @@
+"""The road of writer jdbc: executors write to a staging table, and the driver merges it chunk by chunk.
+
+For clusters whose executors have a JVM and nothing else. Spark's JDBC writer knows no upsert, and a task that is run
+again writes its rows again; both do no harm in a staging table, from which one event of each id is taken. It is named
+after the run and the attempt, so that two attempts never write to the same one, and has a partition for each chunk, so
+that a chunk is read without the others.
+
+It is unlogged: what is in it is in the source too. Postgres empties unlogged tables when it recovers from a crash, so
+a chunk that was written and is empty is not merged (``StagingLost``); the staging is done once more.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+from sqlalchemy import URL, Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from txbox import InvalidConfiguration, TxboxError
+from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
+from txbox.transactions import short_transaction
+from txbox_spark.columns import MAX_NAME_BYTES
+from txbox_spark.events import MESSAGE_ID, REJECTED, Events
+from txbox_spark.failed_chunk import FailedChunk
+from txbox_spark.jdbc import jdbc_options
+from txbox_spark.ledger import Run, span
+from txbox_spark.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
+from txbox_spark.statements import Statements, quote
+
+__all__ = ["BATCH_ROWS", "StagingLost", "drop_staging", "merge_staged", "stage", "sweep_staging"]
+
+BATCH_ROWS = 10_000
+"""Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
+
+
+class StagingLost(TxboxError):
+    """The staging table is not complete any more: Postgres has recovered from a crash, or it was swept."""
+
+
+def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statements, prefix: str, tasks: int) -> str:
+    """Write the events to a new staging table.
+
+    Args:
+        engine: the database.
+        url: the same, for the executors.
+        events: the source.
+        run: the run, at the attempt that it is in.
+        statements: for the ledger's place.
+        prefix: what tables' names start with.
+        tasks: how many tasks may write at once.
+
+    Returns:
+        The table's name.
+
+    Raises:
+        InvalidConfiguration: the name would be too long.
+    """
+    from pyspark.sql import functions as sql
+
+    name = f"{prefix}bulk_load_staging_{run.run_id}_{run.attempt}"
+    if len(f"{name}_{run.chunks}".encode()) > MAX_NAME_BYTES:
+        raise InvalidConfiguration(f"with the prefix {prefix!r}, a staging table's name is too long; use writer copy")
+    with short_transaction(engine) as connection:
+        schema = _schema(connection, statements)
+        for statement in statements.create_staging(schema, name, events.columns, run.bounds):
+            connection.exec_driver_sql(statement)
+    (
+        events.staged.where(sql.col(MESSAGE_ID).isNotNull())
+        .drop(REJECTED)
+        .write.format("jdbc")
+        .options(**jdbc_options(url))
+        # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
+        .option("stringtype", "unspecified")
+        .option("reWriteBatchedInserts", "true")
+        .option("batchsize", BATCH_ROWS)
+        .option("numPartitions", tasks)
+        .option("dbtable", f"{schema}.{quote(name)}")
+        .mode("append")
+        .save()
+    )
+    return name
+
+
+def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int], at_once: int) -> list[FailedChunk]:
+    """Merge chunks of a complete staging table, several at once, each in a transaction of its own.
+
+    An error that would come again stops those that have not begun. So does an interruption of the caller; it waits for
+    the chunks that have begun.
+
+    Args:
+        engine: the database.
+        plan: of the run.
+        run: the run.
+        chunks: their numbers.
+        at_once: how many.
+
+    Returns:
+        The chunks that could not be merged.
+
+    Raises:
+        StagingLost: the staging table is not there, or not complete.
+    """
+    stopping = threading.Event()
+
+    def merge(chunk: int) -> FailedChunk | None:
+        if stopping.is_set():
+            return None
+        try:
+            _merge_chunk(engine, plan, run, chunk)
+        except StagingLost:
+            stopping.set()
+            raise
+        except (SQLAlchemyError, psycopg.Error, TxboxError) as error:
+            failed = FailedChunk.of(chunk, error, plan.columns)
+            if not failed.passing:
+                stopping.set()
+            return failed
+        return None
+
+    with ThreadPoolExecutor(at_once, thread_name_prefix="txbox-merge") as pool:
+        try:
+            return [failed for failed in pool.map(merge, chunks) if failed is not None]
+        finally:
+            stopping.set()
+
+
+def drop_staging(engine: Engine, statements: Statements, table: str) -> None:
+    """Drop a staging table, if it is there."""
+    with short_transaction(engine) as connection:
+        connection.exec_driver_sql(statements.drop_staging(_schema(connection, statements), table))
+
+
+def sweep_staging(engine: Engine, statements: Statements, prefix: str, abandoned_seconds: float) -> tuple[str, ...]:
+    """Drop the staging tables of runs that nobody has worked on for a while, and return their names.
+
+    Such a run can still be resumed: its events are staged anew.
+    """
+    start = f"^{re.escape(prefix)}bulk_load_staging_"
+    values = (statements.bulk_load, f"{start}[0-9a-f]{{12}}_[0-9]+$", f"{start}([0-9a-f]{{12}})_", abandoned_seconds)
+    with short_transaction(engine) as connection:
+        found = connection.exec_driver_sql(statements.abandoned_staging, values).scalars().all()
+    for table in found:
+        _log.info("dropping the abandoned staging table %s", table)
+        drop_staging(engine, statements, table)
+    return tuple(found)
+
+
+def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int) -> None:
+    """Merge one chunk of the staging table, in a transaction of its own.
+
+    Raises:
+        StagingLost: the staging table is not there, or not complete.
+        sqlalchemy.exc.DBAPIError, TxboxError: the chunk cannot be merged; nothing of it is committed.
+    """
+    sql = plan.sql
+    with short_transaction(engine) as connection:
+        if not begin_chunk(connection, plan, chunk):
+            return
+        schema = _schema(connection, sql)
+        incoming = f"{schema}.{quote(f'{run.staging_table}_{chunk}')}"
+        try:
+            read, distinct = connection.exec_driver_sql(sql.distinct_ids(incoming)).one()
+        except DBAPIError as error:
+            if sqlstate(error) == UNDEFINED_TABLE:
+                raise StagingLost(f"the staging table {run.staging_table} is gone") from error
+            raise
+        # After a crash all of it is empty, never a part. A chunk alone may be: all its ids may be of rejected rows.
+        if not read and run.rows > (run.rejected or 0) and not _has_rows(connection, schema, run.staging_table):
+            raise StagingLost(f"the staging table {run.staging_table} has been emptied; did Postgres crash?")
+        connection.exec_driver_sql(sql.analyze(incoming))
+        merge_chunk(connection, plan, chunk, span(run.bounds, chunk), ChunkCounts(read, 0, distinct), incoming=incoming)
+
+
+def _has_rows(connection: Connection, schema: str, table: str | None) -> bool:
+    return connection.exec_driver_sql(Statements.any_row(f"{schema}.{quote(str(table))}")).rowcount > 0
+
+
+def _schema(connection: Connection, statements: Statements) -> str:
+    """Return the schema that our tables are in, quoted."""
+    return str(connection.exec_driver_sql(statements.schema_of_tables, (statements.bulk_load,)).scalar_one())
+
+
+_log = logging.getLogger("txbox")

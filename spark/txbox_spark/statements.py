@@ -1,0 +1,297 @@
+"""Every SQL statement of a bulk load: named, pure, in one place.
+
+Values are bound (``%s``), names are quoted by SQLAlchemy. Tables of ours that live for one transaction start with
+``txbox_``, so that none of the caller's is hidden from the statements that apply the events; ``fresh_event`` is the
+one that those statements are meant to see.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from psycopg import sql as psycopg_sql
+from sqlalchemy import Table
+from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+
+from txbox.schema import tables
+from txbox_spark.columns import EventColumn
+
+__all__ = ["FRESH", "INCOMING", "Statements", "in_one_statement", "quote", "statements"]
+
+INCOMING = "txbox_incoming"
+"""The events of one chunk, as a task has copied them."""
+FRESH = "fresh_event"
+"""The events of a chunk that are first: what the caller's statements apply."""
+
+
+class Statements:
+    """The statements for the tables in one schema, under one prefix."""
+
+    def __init__(self, schema: str | None, prefix: str) -> None:
+        described = tables(schema, prefix)
+        run = _quoted(described.bulk_load)
+        chunk = _quoted(described.bulk_load_chunk)
+        processed = _quoted(described.processed_message)
+
+        # -- the ledger -------------------------------------------------------------------------------------------
+
+        self.inbox_exists = f"SELECT FROM {processed} LIMIT 0"
+        """Fails if the inbox is not there, or not ours to read."""
+
+        self.ledger_exists = f"SELECT FROM {run}, {chunk} LIMIT 0"
+        """Fails if the ledger is not there, or not ours to read."""
+
+        self.begin_run = f"""
+INSERT INTO {run} (
+  run_id, subscriber_id, source, digest, writer, chunks, bounds, rows_read, rows_rejected, rejected_sample
+)
+VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s::jsonb)"""
+        """Begin a run: every column in order; rows_rejected is null as long as only the chunks know."""
+
+        self.read_run = f"""
+SELECT subscriber_id, source, digest, writer, bounds, attempts, staging_table, rows_read, rows_rejected,
+  rejected_sample, finished_at IS NOT NULL
+FROM {run} WHERE run_id = %s"""
+        """What a run was begun with, and how it stands: (run) → a row, if there is such a run."""
+
+        self.take_up_run = f"""
+UPDATE {run} SET attempts = attempts + 1, heartbeat_at = now(), error = NULL WHERE run_id = %s RETURNING attempts"""
+        """Begin another attempt: (run) → its number."""
+
+        self.heartbeat = f"UPDATE {run} SET heartbeat_at = now() WHERE run_id = %s"
+        """Say that a run is being worked on: (run)."""
+
+        self.staged = f"UPDATE {run} SET staging_table = %s, heartbeat_at = now() WHERE run_id = %s"
+        """Say that the staging table is complete, or gone: (its name or null, run)."""
+
+        self.fail_run = f"UPDATE {run} SET error = %s, heartbeat_at = now() WHERE run_id = %s AND finished_at IS NULL"
+        """Say why an attempt is given up: (error, run)."""
+
+        self.given_up = f"SELECT error FROM {run} WHERE run_id = %s"
+        """Why the attempt was given up: (run) → error, or null."""
+
+        self.finish_run = f"""
+UPDATE {run}
+SET finished_at = now(), staging_table = NULL, error = NULL, rows_rejected = %s, rejected_sample = %s::jsonb
+WHERE run_id = %s"""
+        """Say that every chunk is merged: (rows rejected, a sample of those, run)."""
+
+        self.forget_run = f"""
+WITH chunks AS (DELETE FROM {chunk} WHERE run_id = %s)
+DELETE FROM {run} WHERE run_id = %s"""
+        """Forget a run and its chunks: (run, run)."""
+
+        self.done_chunks = f"SELECT chunk FROM {chunk} WHERE run_id = %s ORDER BY chunk"
+        """The chunks that are merged: (run) → rows."""
+
+        self.totals = f"""
+SELECT count(*), coalesce(sum(rows_read), 0)::bigint, coalesce(sum(rows_rejected), 0)::bigint,
+  coalesce(sum(already_processed), 0)::bigint, coalesce(sum(applied), 0)::bigint
+FROM {chunk} WHERE run_id = %s"""
+        """What the merged chunks add up to: (run) → chunks, read, rejected, already processed, applied."""
+
+        self.rejected_samples = f"""
+SELECT sample.event FROM {chunk} AS chunk, jsonb_array_elements_text(chunk.rejected_sample) AS sample (event)
+WHERE chunk.run_id = %s AND chunk.rejected_sample IS NOT NULL ORDER BY chunk.chunk LIMIT %s"""
+        """Rejected rows: (run, how many at most) → rows."""
+
+        # -- one chunk --------------------------------------------------------------------------------------------
+
+        self.prepare_session = """
+SELECT set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+  set_config('idle_in_transaction_session_timeout', '0', true), set_config('work_mem', %s, true)"""
+        """Settings for one transaction: what a role's time-outs guard against, a bulk load does on purpose:
+        (memory for each sort)."""
+
+        self.claim_chunk = f"INSERT INTO {chunk} (run_id, chunk) VALUES (%s, %s) ON CONFLICT DO NOTHING"
+        """Claim a chunk: (run, chunk) → one row, or none if it is done. It waits for a transaction that has claimed the
+        same chunk and has not ended: of two attempts, one merges, and the other finds it done."""
+
+        self.settle_chunk = f"""
+UPDATE {chunk}
+SET rows_read = %s, rows_rejected = %s, already_processed = %s, applied = %s, rejected_sample = %s::jsonb,
+  merged_at = clock_timestamp()
+WHERE run_id = %s AND chunk = %s"""
+        """Write down what a chunk came to, in the transaction that merges it."""
+
+        self.record = f"INSERT INTO {processed} (subscriber_id, message_id) SELECT %s, message_id FROM {FRESH}"
+        """Record the fresh events, which lie sorted: (subscriber). A race ends it with 23505."""
+
+        self.record_raced = f"""
+WITH first AS (
+  INSERT INTO {processed} (subscriber_id, message_id) SELECT %s, message_id FROM {FRESH} ORDER BY message_id
+  ON CONFLICT DO NOTHING
+  RETURNING message_id
+)
+INSERT INTO txbox_recorded SELECT message_id FROM first"""
+        """Record those of the fresh events that nobody else has recorded meanwhile: (subscriber)."""
+
+        self.lock_effects = """
+SELECT pg_advisory_xact_lock(hashtextextended('txbox bulk load', %s::regclass::oid::bigint))"""
+        """Wait until no other chunk applies its events: (quoted name of the inbox)."""
+
+        # -- the staging table ------------------------------------------------------------------------------------
+
+        self.schema_of_tables = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = %s::regclass"
+        """The schema of a table, quoted: (quoted name) → schema."""
+
+        self.abandoned_staging = f"""
+SELECT staging.relname FROM pg_class AS staging
+WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = %s::regclass)
+  AND staging.relkind = 'p' AND staging.relname ~ %s
+  AND NOT EXISTS (
+    SELECT FROM {run} AS run
+    WHERE run.run_id = substring(staging.relname FROM %s)
+      AND run.finished_at IS NULL AND run.heartbeat_at > now() - make_interval(secs => %s)
+  )"""
+        """Staging tables that nobody has worked on for a while: (quoted name of the ledger, pattern of their names,
+        the pattern with the run as its group, seconds) → names."""
+
+        # Quoted and with their schema: for messages, and to look them up in the catalogue.
+        self.bulk_load = run.replace("%%", "%")
+        self._processed = processed
+        self.processed_message = processed.replace("%%", "%")
+
+    create_recorded = 'CREATE TEMPORARY TABLE txbox_recorded (message_id text COLLATE "C" NOT NULL) ON COMMIT DROP'
+    """Create the table of what was recorded after a race."""
+
+    drop_unrecorded = f"""
+DELETE FROM {FRESH} AS fresh
+WHERE NOT EXISTS (SELECT FROM txbox_recorded AS recorded WHERE recorded.message_id = fresh.message_id)"""
+    """Leave no event in ``fresh_event`` that someone else has recorded."""
+
+    analyze_fresh = f"ANALYZE {FRESH}"
+    """Tell the planner about the fresh events, for the caller's statements."""
+
+    @staticmethod
+    def create_incoming(columns: Sequence[EventColumn]) -> str:
+        """Create the table that a task copies a chunk to."""
+        return f"CREATE TEMPORARY TABLE {INCOMING} ({_staged_columns(columns)}) ON COMMIT DROP"
+
+    @staticmethod
+    def copy_incoming(columns: Sequence[EventColumn]) -> str:
+        """Copy a chunk, as CSV in which only null is not in quotes, for psycopg's own cursor."""
+        names = ["message_id", *(one.staged_as for one in columns if one.staged_as != "message_id")]
+        return f"COPY {INCOMING} ({', '.join(names)}) FROM STDIN (FORMAT csv)"
+
+    @staticmethod
+    def create_fresh(columns: Sequence[EventColumn]) -> str:
+        """Create ``fresh_event``, with the source's names."""
+        defined = ", ".join([_ID, *(f"{quote(one.name)} {one.postgres_type}" for one in _named(columns))])
+        return f"CREATE TEMPORARY TABLE {FRESH} ({defined}) ON COMMIT DROP"
+
+    def find_fresh(self, columns: Sequence[EventColumn], incoming: str) -> str:
+        """Keep the events whose ids are not in the inbox, one of each id, sorted.
+
+        The primary key decides what is first; this only saves it the work. It looks at the chunk's own stretch of the
+        inbox: (subscriber, first id of the chunk, first id beyond it or null, the same).
+        """
+        fresh = ", ".join(["message_id", *(quote(one.name) for one in _named(columns))])
+        staged = ", ".join(["message_id", *(one.staged_as for one in _named(columns))])
+        return f"""
+INSERT INTO {FRESH} ({fresh})
+SELECT DISTINCT ON (message_id) {staged} FROM {incoming} AS incoming
+WHERE NOT EXISTS (
+  SELECT FROM {self._processed} AS processed
+  WHERE processed.subscriber_id = %s AND processed.message_id = incoming.message_id
+    AND processed.message_id >= %s AND (%s::text IS NULL OR processed.message_id < %s)
+)
+ORDER BY message_id"""
+
+    @staticmethod
+    def distinct_ids(incoming: str) -> str:
+        """Count a chunk's rows and ids."""
+        return f"SELECT count(*), count(DISTINCT message_id) FROM {incoming}"
+
+    @staticmethod
+    def any_row(table: str) -> str:
+        """Look for a row, any row."""
+        return f"SELECT FROM {table} LIMIT 1"
+
+    @staticmethod
+    def analyze(incoming: str) -> str:
+        """Tell the planner about a chunk."""
+        return f"ANALYZE {incoming} (message_id)"
+
+    @staticmethod
+    def create_staging(
+        schema: str, name: str, columns: Sequence[EventColumn], bounds: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Create a staging table with one partition for each chunk.
+
+        Unlogged: what is in it is in the source too. Postgres empties such a table when it recovers from a crash.
+
+        Args:
+            schema: of our tables, quoted.
+            name: of the staging table.
+            columns: of the events.
+            bounds: between the chunks.
+
+        Returns:
+            The statements; none takes parameters, and bounds stand in them as quoted literals, because DDL has no
+            other place for them.
+        """
+        ends = ["MINVALUE", *(_literal(bound) for bound in bounds), "MAXVALUE"]
+        table = f"{schema}.{quote(name)}"
+        return (
+            f"CREATE TABLE {table} ({_staged_columns(columns)}) PARTITION BY RANGE (message_id)",
+            *(
+                f"CREATE UNLOGGED TABLE {schema}.{quote(f'{name}_{chunk}')} PARTITION OF {table} "
+                f"FOR VALUES FROM ({first}) TO ({beyond}) WITH (autovacuum_enabled = false)"
+                for chunk, (first, beyond) in enumerate(pairwise(ends))
+            ),
+        )
+
+    @staticmethod
+    def drop_staging(schema: str, name: str) -> str:
+        """Drop a staging table with its partitions."""
+        return f"DROP TABLE IF EXISTS {schema}.{quote(name)}"
+
+
+@lru_cache(maxsize=64)
+def statements(schema: str | None = None, prefix: str = "") -> Statements:
+    """Return the statements for one place; the same object for the same arguments."""
+    return Statements(schema, prefix)
+
+
+def quote(name: str) -> str:
+    """Return a name, quoted as Postgres and psycopg's placeholders need it."""
+    return str(_PREPARER.quote_identifier(name))
+
+
+def in_one_statement(script: str) -> str:
+    """Wrap a script of SQL so that Postgres itself refuses to end the transaction in it.
+
+    Sent as it is, a script with COMMIT in it would commit the records of its events in the middle of their effects.
+    EXECUTE runs every statement but those, whatever comments or quotes they hide behind.
+    https://www.postgresql.org/docs/current/plpgsql-statements.html#PLPGSQL-STATEMENTS-EXECUTING-DYN
+
+    Args:
+        script: statements, separated by semicolons.
+    """
+    tag = "txbox"
+    while f"${tag}" in script:
+        tag += "x"
+    return f"DO ${tag}_do$ BEGIN EXECUTE ${tag}${script}${tag}$; END ${tag}_do$"
+
+
+def _named(columns: Sequence[EventColumn]) -> list[EventColumn]:
+    """The columns beside ``message_id`` itself."""
+    return [one for one in columns if one.name != "message_id"]
+
+
+def _staged_columns(columns: Sequence[EventColumn]) -> str:
+    sent = [f"{one.staged_as} {one.postgres_type}" for one in columns if one.staged_as != "message_id"]
+    return ", ".join([_ID, *sent])
+
+
+def _quoted(table: Table) -> str:
+    return str(_PREPARER.format_table(table))
+
+
+def _literal(text: str) -> str:
+    return psycopg_sql.Literal(text).as_string(None)
+
+
+_ID = 'message_id text COLLATE "C" NOT NULL'
+_PREPARER = psycopg_dialect().identifier_preparer  # type: ignore[no-untyped-call]

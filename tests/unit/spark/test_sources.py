@@ -1,0 +1,88 @@
+"""Formats by names of files, and exact numbers for JSON: no Spark session is needed to decide these."""
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from txbox_spark.sources import SourceError, _format, _has_floats, _refuse_overlooked, _without_floats
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("events.parquet", "parquet"),
+        ("events.snappy.parquet", "parquet"),
+        ("events.jsonl", "json"),
+        ("events.json", "json"),
+        ("events.ndjson.zst", "json"),
+        ("EVENTS.JSON.GZ", "json"),
+        ("events.csv.bz2", "csv"),
+        ("s3a://bucket/events.csv", "csv"),
+        ("s3a://bucket/day=1/*.jsonl.gz", "json"),
+        ("events.parquet/", "parquet"),
+    ],
+)
+def test_the_format_is_guessed_by_the_ending(path: str, expected: str) -> None:
+    assert _format(None, [path], ["file:///part-0"]) == expected
+
+
+def test_a_folder_has_the_format_of_its_files() -> None:
+    assert _format(None, ["archive"], ["file:///archive/a.csv", "file:///archive/b.csv.gz"]) == "csv"
+
+
+def test_a_given_format_counts_more_than_names() -> None:
+    assert _format("json", ["events.csv"], ["file:///events.csv"]) == "json"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "paths", "files", "why"),
+    [
+        ("avro", ["a.csv"], ["a.csv"], "format 'avro' is unknown; use one of parquet, json, csv"),
+        (None, ["archive"], ["file:///archive/part-0"], "the name of file:///archive/part-0 does not tell its format"),
+        (None, ["a.csv", "b.json"], ["a.csv", "b.json"], r"several formats: a\.csv \(csv\), b\.json \(json\)"),
+        (None, ["archive"], ["x/a.csv", "x/b.parquet"], "several formats"),
+    ],
+)
+def test_a_format_that_is_not_clear_is_refused(
+    wanted: str | None, paths: list[str], files: list[str], why: str
+) -> None:
+    with pytest.raises(SourceError, match=why):
+        _format(wanted, paths, files)
+
+
+def test_floats_become_decimals_and_nothing_else_does() -> None:
+    plain = StructType(
+        [
+            StructField("id", StringType()),
+            StructField("count", LongType()),
+            StructField("amount", DoubleType()),
+            StructField("huge", DoubleType()),
+            StructField("lines", ArrayType(StructType([StructField("price", DoubleType())]))),
+        ]
+    )
+    decimals = StructType(
+        [
+            StructField("id", DecimalType(3, 0)),
+            StructField("count", LongType()),
+            StructField("amount", DecimalType(5, 2)),
+            StructField("huge", DoubleType()),
+            StructField("lines", ArrayType(StructType([StructField("price", DecimalType(4, 3))]))),
+        ]
+    )
+    assert _has_floats(plain)
+    assert _without_floats(plain, decimals).simpleString() == (
+        "struct<id:string,count:bigint,amount:decimal(5,2),huge:double,lines:array<struct<price:decimal(4,3)>>>"
+    )
+
+
+def test_files_that_would_be_passed_over_are_refused() -> None:
+    _refuse_overlooked(["a", "b"], ["b", "a"])
+    with pytest.raises(SourceError, match=r"1 of 2 files would be passed over, such as b.*recursiveFileLookup=true"):
+        _refuse_overlooked(["a", "b"], ["a"])
