@@ -265,7 +265,11 @@ class Load:
         context = self.spark.sparkContext
         group = f"txbox-{secrets.token_hex(6)}"
         context.setJobGroup(group, f"txbox bulk load of {self.source}: {name}", interruptOnCancel=True)
-        reporting = nullcontext() if name == "merge" else self.reporter.spark_stage(name, group)
+        reporting = (
+            nullcontext()
+            if name == "merge"
+            else self.reporter.spark_stage(name, None if run is None else run.run_id, group)
+        )
         started = time.monotonic()
         try:
             with reporting:

@@ -28,7 +28,7 @@ class Reporter:
         self._on_progress = on_progress
 
     @contextmanager
-    def spark_stage(self, name: str, group: str) -> Iterator[None]:
+    def spark_stage(self, name: str, run_id: str | None, group: str) -> Iterator[None]:
         """Report a stage by the tasks of a job group of Spark."""
         tracker = self._spark.sparkContext.statusTracker()
 
@@ -41,7 +41,7 @@ class Reporter:
                 if (stage := tracker.getStageInfo(number)) is not None
             ]
             done = sum(stage.numCompletedTasks for stage in stages)
-            return Progress(name, done, sum(stage.numTasks for stage in stages))
+            return Progress(run_id, name, done, sum(stage.numTasks for stage in stages))
 
         with self._reporting(look):
             yield
@@ -52,7 +52,7 @@ class Reporter:
 
         def look() -> Progress:
             totals = ledger.totals(run.run_id)
-            return Progress("merge", totals.chunks, run.chunks, totals.applied)
+            return Progress(run.run_id, "merge", totals.chunks, run.chunks, totals.applied)
 
         with self._reporting(look):
             yield

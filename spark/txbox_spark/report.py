@@ -55,12 +55,14 @@ class Progress:
     """How far a bulk load is.
 
     Attributes:
+        run_id: of the ledger; None before there is a run.
         stage: "survey", "staging" or "merge".
         done: tasks or chunks that are done.
         total: of how many; 0 as long as that is not known.
         applied: events applied so far, by all attempts.
     """
 
+    run_id: str | None
     stage: str
     done: int
     total: int

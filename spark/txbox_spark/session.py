@@ -117,7 +117,7 @@ def require_jdbc_driver(spark: "SparkSession") -> None:
     Raises:
         SparkSetupError: it cannot; the message says what to give to spark-submit.
     """
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped] # py4j has no types
+    from py4j.protocol import Py4JJavaError
 
     jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to ask for its JVM
     # Spark itself looks the driver up in the class loader of the thread.

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import txbox
-from txbox_workers.cli import db, dead_letters, demo, dev, status, worker
+from txbox_workers.cli import bulk_load, db, dead_letters, demo, dev, reconcile, status, worker
 from txbox_workers.cli.errors import UsageError, explain, mask, masked_traceback
 from txbox_workers.cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE
 from txbox_workers.settings import DATABASE_URL_VARIABLE
@@ -49,6 +49,8 @@ app.command("demo", short_help="See it count to the cent while workers are kille
 app.command("dev", short_help="Start a PostgreSQL and an SQS of your own.")(dev.dev)
 app.command("worker")(worker.worker)
 app.command("status", short_help="Show what is processed, what waits, what is parked.")(status.status)
+app.command("bulk-load", short_help="Apply events from files once, by Spark.")(bulk_load.bulk_load)
+app.command("reconcile", short_help="Compare an archive of events with the inbox.")(reconcile.reconcile)
 app.add_typer(db.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters")
 

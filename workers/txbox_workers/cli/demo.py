@@ -1,12 +1,10 @@
 """``txbox demo``: the main job, from nothing, in one command."""
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +15,7 @@ from rich.table import Table
 from txbox_workers.cli.errors import UsageError
 from txbox_workers.cli.options import read_url
 from txbox_workers.cli.output import plain_console
+from txbox_workers.cli.signals import terminated_as_interrupt
 from txbox_workers.demo.purchases import TOTAL_PURCHASES
 from txbox_workers.settings import aws_endpoint
 
@@ -82,7 +81,7 @@ def demo(
         own_broker=not (aws or aws_endpoint()),
         keep=keep,
     )
-    with _terminated_as_interrupt(), _told(plan) as on_progress:
+    with terminated_as_interrupt(), _told(plan) as on_progress:
         report = run_demo(plan, on_progress)
     if json_file is not None:
         json_file.write_text(f"{json.dumps(report.as_dict(), indent=2)}\n")
@@ -200,18 +199,3 @@ def _print(console: Console, report: "Report") -> None:
 def _grouped(dollars: str) -> str:
     whole, _, cents = dollars.partition(".")
     return f"{int(whole):,}.{cents}"
-
-
-@contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """Have SIGTERM, and the end of the terminal, unwind as Ctrl-C does: every server and worker is stopped."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

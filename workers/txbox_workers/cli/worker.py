@@ -1,18 +1,12 @@
 """``txbox worker``: run a worker of yours as a process."""
 
-import importlib
 import inspect
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from txbox import TxboxError
 from txbox_workers.cli.errors import CommandFailed, UsageError
+from txbox_workers.cli.named import find, own_code_of
 from txbox_workers.worker import STOP_SECONDS, Worker
 
 __all__ = ["worker"]
@@ -53,10 +47,8 @@ def load(target: str) -> Worker:
         UsageError: there is no such module or name, or it is not a worker.
         CommandFailed: the module is there, and its own code raised.
     """
-    module_name, colon, name = target.partition(":")
-    if not (module_name and colon and name):
-        raise UsageError(f"{target!r} is not of the form MODULE:NAME, such as billing:worker")
-    module = _import(module_name)
+    module, name = find(target, such_as="billing:worker")
+    module_name = module.__name__
     found = getattr(module, name, None)
     workers = sorted(known for known, value in vars(module).items() if isinstance(value, Worker))
     if found is None:
@@ -67,7 +59,7 @@ def load(target: str) -> Worker:
         kind = "class" if isinstance(found, type) else type(found).__name__
         what = f"{target} is the {kind} {name}({', '.join(wanted)})"
     elif callable(found) and not isinstance(found, Worker):
-        with _own_code_of(f"{target}()"):
+        with own_code_of(f"{target}()"):
             found = found()
         what = f"{target}() returned a {type(found).__name__}"
     if not isinstance(found, Worker):
@@ -98,28 +90,3 @@ def _instead(module_name: str, name: str, wanted: list[str], workers: list[str])
             f"and run `txbox worker {module_name}:worker`"
         )
     return "name a worker, or a function without parameters that returns one"
-
-
-def _import(module_name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        with _own_code_of(f"module {module_name}"):
-            return importlib.import_module(module_name)
-    except CommandFailed as error:
-        missing = error.__cause__
-        if isinstance(missing, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing.name}."):
-            raise UsageError(f"there is no module {module_name} here ({here}) or on the Python path") from missing
-        raise
-
-
-@contextmanager
-def _own_code_of(what: str) -> Iterator[None]:
-    """Say in one line what the user's code raised; the traceback, with --debug, says where."""
-    try:
-        yield
-    except TxboxError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise CommandFailed(f"{what} failed: {type(error).__name__}: {error}; --debug shows where") from error

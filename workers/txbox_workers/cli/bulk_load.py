@@ -1,0 +1,234 @@
+"""``txbox bulk-load``: events from files through the same inbox that the live workers use."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from txbox_workers.cli.errors import CommandFailed, UsageError
+from txbox_workers.cli.events import (
+    ConfOption,
+    FieldsOption,
+    FormatOption,
+    JarOption,
+    MasterOption,
+    MessageIdOption,
+    PathsArgument,
+    ReadOption,
+    SubscriberOption,
+    pairs,
+    session,
+)
+from txbox_workers.cli.named import find
+from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_workers.cli.output import plain_console, print_json, print_table, printable
+from txbox_workers.cli.signals import terminated_as_interrupt
+
+if TYPE_CHECKING:
+    from txbox_spark import BulkLoadReport
+    from txbox_spark import Progress as LoadProgress
+
+__all__ = ["bulk_load"]
+
+SECONDS_PER_LINE = 10.0
+"""Between two lines of the same stage, where there is no terminal."""
+
+
+def bulk_load(
+    paths: PathsArgument,
+    subscriber: SubscriberOption,
+    message_id: MessageIdOption,
+    apply: Annotated[
+        Path | None,
+        typer.Option("--apply", metavar="FILE.sql", help="The effect: statements over the relation fresh_event."),
+    ] = None,
+    call: Annotated[
+        str | None,
+        typer.Option(
+            "--call",
+            metavar="MODULE:NAME",
+            help="The effect, in place of --apply: a function that is given a connection.",
+        ),
+    ] = None,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option's name
+    fields: FieldsOption = None,
+    types: Annotated[
+        list[str] | None,
+        typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type in Postgres: payload=jsonb. Repeatable."),
+    ] = None,
+    read_options: ReadOption = None,
+    writer: Annotated[
+        str,
+        typer.Option(help="copy: tasks COPY and merge; jdbc: over a staging table; auto: copy where executors can."),
+    ] = "auto",
+    parallelism: Annotated[
+        int | None, typer.Option(help="Chunks merged at once; by default as many as Spark runs tasks.", min=1)
+    ] = None,
+    chunk_rows: Annotated[
+        int | None, typer.Option(help="Rows in a chunk, about: fewer keep rows locked for a shorter time.", min=1)
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
+    ] = None,
+    master: MasterOption = None,
+    jdbc_jar: JarOption = None,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply every event of some files once, by Spark, whatever live workers have applied or are applying.
+
+    Events are cut into chunks by message id. A chunk is one transaction: ids that are first go into the inbox, and the
+    effect is applied to their events, in the relation fresh_event. So the command may be killed, repeated, and run
+    beside workers; --resume leaves out the chunks that are done.
+
+    For example, with purchases.jsonl and an account table:
+
+    \b
+      UPDATE account SET cents = account.cents + new.cents
+      FROM (SELECT customer_id, sum(cents) AS cents FROM fresh_event GROUP BY 1) AS new
+      WHERE account.customer_id = new.customer_id;
+
+    \b
+      txbox bulk-load purchases.jsonl --subscriber billing --message-id event_id
+        --fields 'event_id string, customer_id string, cents bigint' --apply account.sql
+    """
+    effect = _effect(apply, call)
+    column_types = pairs("--type", types)
+    options = pairs("--read-option", read_options)
+    place = database(url, schema, prefix)
+    from txbox_spark import bulk_load as load
+    from txbox_spark import read_events, source_of
+    from txbox_spark.bulk_load import CHUNK_ROWS
+
+    seen = _Seen()
+    with terminated_as_interrupt(), session("txbox bulk-load", master, jdbc_jar, conf) as spark, _told(seen) as tell:
+        try:
+            report = load(
+                read_events(spark, paths, format=format, schema=fields, options=options),
+                url=place.url,
+                subscriber_id=subscriber,
+                message_id=message_id,
+                apply=effect,
+                schema=place.schema,
+                prefix=place.prefix,
+                column_types=column_types,
+                writer=writer,
+                parallelism=parallelism,
+                chunk_rows=chunk_rows or CHUNK_ROWS,
+                source=source_of(spark, paths, options=options),
+                resume=resume,
+                on_progress=tell,
+            )
+        except KeyboardInterrupt:
+            if seen.run_id is None:
+                raise
+            raise CommandFailed(f"interrupted; finish it with --resume {seen.run_id}, or run it again") from None
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print(report)
+
+
+def _effect(apply: Path | None, call: str | None) -> "str | Callable[..., object]":
+    if (apply is None) == (call is None):
+        raise UsageError("name the effect: --apply FILE.sql, or --call MODULE:NAME")
+    if apply is not None:
+        statements = apply.read_text()
+        if not statements.strip():
+            raise UsageError(f"--apply: {apply} is empty")
+        return statements
+    module, name = find(str(call), such_as="billing:apply")
+    found: Callable[..., object] | None = getattr(module, name, None)
+    if not callable(found):
+        raise UsageError(f"--call: module {module.__name__} has no function {name}")
+    return found
+
+
+class _Seen:
+    """What the progress has told so far."""
+
+    def __init__(self) -> None:
+        self.run_id: str | None = None
+
+
+@contextmanager
+def _told(seen: _Seen) -> "Iterator[Callable[[LoadProgress], None]]":
+    console = plain_console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(seen)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[remark]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield _Bars(seen, progress)
+
+
+class _Lines:
+    """Where nobody watches: a line for each stage, and one now and then."""
+
+    def __init__(self, seen: _Seen) -> None:
+        self._seen = seen
+        self._stage = ""
+        self._next_at = 0.0
+
+    def __call__(self, load: "LoadProgress") -> None:
+        self._seen.run_id = load.run_id
+        now = time.monotonic()
+        if load.stage == self._stage and now < self._next_at and load.done < load.total:
+            return
+        run = f"run {load.run_id}, " if load.run_id else ""
+        typer.echo(f"{run}{load.stage}: {load.done} of {load.total}{_remark(load)}", err=True)
+        self._stage, self._next_at = load.stage, now + SECONDS_PER_LINE
+
+
+class _Bars:
+    """A bar for each stage."""
+
+    def __init__(self, seen: _Seen, progress: Progress) -> None:
+        self._seen = seen
+        self._progress = progress
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, load: "LoadProgress") -> None:
+        self._seen.run_id = load.run_id
+        if load.stage not in self._tasks:
+            self._tasks[load.stage] = self._progress.add_task(load.stage, total=None, remark="")
+        self._progress.update(
+            self._tasks[load.stage], completed=load.done, total=load.total or None, remark=_remark(load).strip(", ")
+        )
+
+
+def _remark(load: "LoadProgress") -> str:
+    return f" chunks, {load.applied:,} events applied" if load.stage == "merge" else " tasks"
+
+
+def _print(report: "BulkLoadReport") -> None:
+    rows = [
+        ("read", report.read, f"rows of {report.source}"),
+        ("rejected", report.rejected, "rows that cannot be loaded"),
+        ("duplicate in source", report.duplicate_in_source, "rows whose id another row has"),
+        ("already processed", report.already_processed, f"events that {report.subscriber_id} had processed before"),
+        ("applied", report.applied, "events that were first"),
+    ]
+    print_table(("", "", ""), [(name, f"{count:,}", remark) for name, count, remark in rows])
+    for row in report.rejected_sample:
+        typer.echo(f"rejected: {printable(row)}")
+    seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())
+    attempts = "" if report.attempts == 1 else f", attempt {report.attempts}"
+    typer.echo(
+        f"run {report.run_id}{attempts}: {report.chunks} chunks, writer {report.writer} ({report.writer_reason})"
+        + (f"; {seconds}" if seconds else "")
+    )

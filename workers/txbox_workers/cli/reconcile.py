@@ -1,0 +1,96 @@
+"""``txbox reconcile``: compare an archive of events with the inbox."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txbox_workers.cli.events import (
+    ConfOption,
+    FieldsOption,
+    FormatOption,
+    JarOption,
+    MasterOption,
+    MessageIdOption,
+    PathsArgument,
+    ReadOption,
+    SubscriberOption,
+    pairs,
+    session,
+)
+from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_workers.cli.output import print_json, print_table, printable
+from txbox_workers.cli.signals import terminated_as_interrupt
+
+if TYPE_CHECKING:
+    from txbox_spark import Reconciliation
+
+__all__ = ["reconcile"]
+
+
+def reconcile(
+    paths: PathsArgument,
+    subscriber: SubscriberOption,
+    message_id: MessageIdOption,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option's name
+    fields: FieldsOption = None,
+    read_options: ReadOption = None,
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Write all of them there, as Parquet; a folder that is not there."),
+    ] = None,
+    sample: Annotated[int, typer.Option(help="How many ids of each kind to show.", min=0)] = 10,
+    partitions: Annotated[int | None, typer.Option(help="Tasks that read the inbox.", min=1)] = None,
+    master: MasterOption = None,
+    jdbc_jar: JarOption = None,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Find the events of an archive that were never processed, and the ids in the inbox that are in no archive.
+
+    A Spark job; nothing is changed. Workers may go on meanwhile; what they process then may be reported.
+
+    Exit status 0 only if every event of the archive was processed.
+    """
+    options = pairs("--read-option", read_options)
+    place = database(url, schema, prefix)
+    from txbox_spark import read_events
+    from txbox_spark import reconcile as compare
+
+    with terminated_as_interrupt(), session("txbox reconcile", master, jdbc_jar, conf) as spark:
+        found = compare(
+            read_events(spark, paths, format=format, schema=fields, options=options),
+            url=place.url.render_as_string(hide_password=False),
+            subscriber_id=subscriber,
+            message_id=message_id,
+            schema=place.schema,
+            prefix=place.prefix,
+            output=output,
+            sample=sample,
+            partitions=partitions,
+        )
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _print(found)
+    return 0 if found.complete else 1
+
+
+def _print(found: "Reconciliation") -> None:
+    rows = [
+        ("archived", found.archived, "different ids in the archive"),
+        ("duplicate in archive", found.duplicate_in_archive, "rows whose id another row has"),
+        ("rejected", found.rejected, "rows without an id that can be compared"),
+        ("processed", found.processed, "ids in the inbox"),
+        ("never processed", found.never_processed, "archived, and not in the inbox"),
+        ("not archived", found.not_archived, "in the inbox, and not in the archive"),
+    ]
+    print_table(("", "", ""), [(name, f"{count:,}", remark) for name, count, remark in rows])
+    for message_id in found.never_processed_sample:
+        typer.echo(f"never processed: {printable(message_id)}")
+    for one in found.not_archived_sample:
+        typer.echo(f"not archived: {printable(one.message_id)}, processed {one.processed_at:%Y-%m-%d %H:%M:%S}")
+    if found.output:
+        typer.echo(f"written to {found.output}")
