@@ -38,7 +38,7 @@ $(BIN)/python:
 
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what the demo needs"
-	@$(PIP) install $(CONSTRAINTS) -e '.[aws,cli,embedded]'
+	@$(PIP) install $(CONSTRAINTS) -e '.[aws,cli,embedded,spark]'
 	@touch $@
 
 $(VENV)/.dev-ready: $(VENV)/.demo-ready
@@ -66,7 +66,7 @@ jdk:
 # --- what people run ---------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV)/.demo-ready ## Run the main job: 7,000 purchases, duplicates and killed workers, exact totals
+demo: $(VENV)/.demo-ready jdk ## Run the main job: duplicates, killed workers, a bulk load beside them, exact totals
 	@$(BIN)/txbox demo $(DEMO)
 
 .PHONY: test

@@ -77,12 +77,16 @@ def test_what_a_page_shows_works(
     found = blocks(page)
     names: dict[str, Any] = {"engine": page_engine, "queue_url": queue, "sqs": sqs, "__name__": page.stem}
     runners: Mapping[str, Callable[[Block], object]] = {
-        "python": lambda block: run_python(block, names, page, terminals.directory),
+        "python": lambda block: run_python(block, names, page),
         "sql": lambda block: run_sql(block, page_engine),
     }
     for number, block in enumerate(found):
         if block.language == "console":
             terminals.run(block, goes_on=runs_on(block, found[number + 1 :]))
+        elif block.title:
+            file = terminals.directory / block.title
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text)
         elif block.language in runners:
             runners[block.language](block)
 
@@ -98,14 +102,9 @@ def runs_on(block: Block, later: list[Block]) -> bool:
     return following is not None and following.text.startswith("^C")
 
 
-def run_python(block: Block, names: dict[str, Any], page: Path, directory: Path) -> None:
-    if block.title:
-        file = directory / block.title
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(block.text)
-    else:
-        # Line numbers of a traceback are those of the page.
-        exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+def run_python(block: Block, names: dict[str, Any], page: Path) -> None:
+    # Line numbers of a traceback are those of the page.
+    exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
 
 
 def run_sql(block: Block, engine: Engine) -> None:

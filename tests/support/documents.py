@@ -2,7 +2,8 @@
 
 What a block means, its first line says, and readers see the same:
 
-* ``python title="billing.py"``: a file of that name, in the directory of the page's terminals;
+* ``python title="billing.py"``, and so for ``sql`` and ``json``: a file of that name, in the directory of the page's
+  terminals;
 * ``python``: code that is run here, after the blocks above it on the page;
 * ``console title="Terminal 1"``: commands behind ``$``, each followed by what it prints. ``…`` stands for anything.
   A later block of the same terminal that begins with ``^C`` interrupts the last command, which runs on until then;

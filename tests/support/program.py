@@ -46,7 +46,7 @@ class Ended:
         assert PASSWORD not in self.out + self.err
 
 
-def txbox(*arguments: str, env: Mapping[str, str] | None = None, **options: Any) -> Ended:
+def txbox(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120, **options: Any) -> Ended:
     """Run the program to its end."""
     ended = subprocess.run(
         [*COMMAND, *arguments],
@@ -54,7 +54,7 @@ def txbox(*arguments: str, env: Mapping[str, str] | None = None, **options: Any)
         text=True,
         stdin=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
-        timeout=120,
+        timeout=timeout,
         check=False,
         **options,
     )

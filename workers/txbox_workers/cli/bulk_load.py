@@ -181,17 +181,20 @@ class _Lines:
 
     def __init__(self, seen: _Seen) -> None:
         self._seen = seen
-        self._stage = ""
+        self._told = ("", False)
         self._next_at = 0.0
 
     def __call__(self, load: "LoadProgress") -> None:
         self._seen.run_id = load.run_id
         now = time.monotonic()
-        if load.stage == self._stage and now < self._next_at and load.done < load.total:
+        if not load.total:  # Spark has not planned it yet
+            return
+        tells = (load.stage, load.done == load.total)
+        if tells == self._told and (now < self._next_at or load.done == load.total):
             return
         run = f"run {load.run_id}, " if load.run_id else ""
         typer.echo(f"{run}{load.stage}: {load.done} of {load.total}{_remark(load)}", err=True)
-        self._stage, self._next_at = load.stage, now + SECONDS_PER_LINE
+        self._told, self._next_at = tells, now + SECONDS_PER_LINE
 
 
 class _Bars:

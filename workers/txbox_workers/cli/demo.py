@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ from txbox_workers.demo.purchases import TOTAL_PURCHASES
 from txbox_workers.settings import aws_endpoint
 
 if TYPE_CHECKING:
+    from txbox_workers.demo.last_act import LastAct
     from txbox_workers.demo.run import Plan, Report
     from txbox_workers.demo.run import Progress as RunProgress
 
@@ -53,6 +55,9 @@ def demo(
             "--aws", help="Your AWS account's SQS, by boto3's own settings. AWS_ENDPOINT_URL is used as it is."
         ),
     ] = False,
+    without_spark: Annotated[
+        bool, typer.Option("--without-spark", help="Leave out the last act, which needs txbox[spark] and a JDK.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave schema and queue behind, to look at them.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> int:
@@ -60,7 +65,8 @@ def demo(
 
     Purchases go to SQS, some twice, some again later, and some acks get lost. Workers add each purchase to its
     customer's account; they are killed with SIGKILL again and again, some between commit and ack. At the end every
-    customer's account is compared with the file.
+    customer's account is compared with the file. In the last act Spark loads the whole file through the same inbox,
+    while workers are still busy with a part of it.
 
     Exit status 0 only if every customer is right to the cent and every delivery is accounted for.
     """
@@ -70,6 +76,8 @@ def demo(
         read_url(url)
     if json_file is not None:
         _require_writable(json_file)
+    if not without_spark:
+        _require_spark()
     if keep and url is None:
         raise UsageError("--keep needs --url: the embedded database goes when the demo ends")
     plan = Plan(
@@ -80,6 +88,7 @@ def demo(
         database_url=url,
         own_broker=not (aws or aws_endpoint()),
         keep=keep,
+        last_act=not without_spark,
     )
     with terminated_as_interrupt(), _told(plan) as on_progress:
         report = run_demo(plan, on_progress)
@@ -87,6 +96,19 @@ def demo(
         json_file.write_text(f"{json.dumps(report.as_dict(), indent=2)}\n")
     _print(plain_console(), report)
     return 0 if report.exact else 1
+
+
+def _require_spark() -> None:
+    """Find out before the work, not after it."""
+    from txbox_spark import SparkSetupError, require_jdk
+
+    try:
+        require_jdk()
+        for name in ("pyspark", "pyarrow"):
+            if find_spec(name) is None:
+                raise UsageError(f"the last act needs {name}: pip install 'txbox[spark]', or give --without-spark")
+    except SparkSetupError as error:
+        raise UsageError(f"{error}; or leave the last act out with --without-spark") from error
 
 
 def _require_writable(file: Path) -> None:
@@ -192,8 +214,44 @@ def _print(console: Console, report: "Report") -> None:
         console.print(f"CONTRADICTION: {contradiction}")
     verdict = "every customer is right to the cent" if report.comparison.exact else "THE ACCOUNTS ARE WRONG"
     console.print(f"{verdict}; {report.seconds:.0f} s, {report.workers_started} workers started", style="bold")
+    if report.last_act is not None:
+        _print_last_act(console, report.last_act)
     if report.plan.keep:
         console.print(f"kept: schema {report.schema}, queue {report.queue_url}")
+
+
+def _print_last_act(console: Console, act: "LastAct") -> None:
+    load = act.load
+    console.print("\nlast act: Spark loads the whole file while workers process a part of it", style="bold")
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    begun = (
+        f"writer {load['writer']}, {load['chunks']} chunks; {act.left_for_workers:,} messages were sent after the first"
+    )
+    rows = [
+        ("read by Spark", load["read"], begun),
+        ("applied by Spark", load["applied"], "events that were first"),
+        ("found processed", load["already_processed"], "events that workers had been first with"),
+        ("applied by workers", act.processed_by_workers, "messages that were first"),
+        ("rejected by workers", act.rejected_by_workers, "among them those that Spark had been first with"),
+        ("in the inbox", act.recorded, "both roads together"),
+    ]
+    for name, value, remark in rows:
+        table.add_row(name, f"{value:,}", remark)
+    comparison = act.comparison
+    for name, cents in (
+        ("by the file", comparison.expected_cents),
+        ("in the accounts", comparison.found_cents),
+        ("difference", comparison.difference_cents),
+    ):
+        table.add_row(name, f"${cents // 100:,}.{cents % 100:02}", "")
+    console.print(table)
+    balance = f"{load['read']:,} purchases = {load['applied']:,} by Spark + {act.processed_by_workers:,} by workers"
+    console.print(balance if act.adds_up else f"DOES NOT ADD UP: {balance}")
+    verdict = "every customer is right to the cent" if comparison.exact else "THE ACCOUNTS ARE WRONG"
+    console.print(f"{verdict}; {act.seconds:.0f} s", style="bold")
 
 
 def _grouped(dollars: str) -> str:

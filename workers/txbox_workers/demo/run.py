@@ -1,30 +1,29 @@
 """The main job: publish, process, kill, and reckon."""
 
 import os
-import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, text
-from sqlalchemy.schema import CreateSchema, DropSchema
+from sqlalchemy import text
 
 from txbox import TxboxError
 from txbox.status import read_status
-from txbox_migrations import upgrade_database
 from txbox_workers.demo.accounting import Comparison, Deliveries, account_for, compare
-from txbox_workers.demo.billing import SUBSCRIBER, create_tables, read_accounts
+from txbox_workers.demo.billing import SUBSCRIBER, read_accounts
 from txbox_workers.demo.crew import Crew, Kills
 from txbox_workers.demo.journal import read_journals
+from txbox_workers.demo.last_act import LastAct, run_last_act
+from txbox_workers.demo.place import Place, open_place
 from txbox_workers.demo.publisher import Publisher, Sent
 from txbox_workers.demo.purchases import read_purchases, totals
 from txbox_workers.demo.worker_process import LOST_ACK_SHARE
 from txbox_workers.settings import DATABASE_URL_VARIABLE, database_engine, database_url
-from txbox_workers.sqs import MAX_BATCH, create_queue, delete_queue, queue_backlog, sqs_client
+from txbox_workers.sqs import MAX_BATCH, queue_backlog, sqs_client
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -57,6 +56,7 @@ class Plan:
         database_url: a Postgres to use; None starts an embedded one.
         own_broker: start a local SQS; otherwise boto3's own settings lead to one.
         keep: leave schema and queue behind.
+        last_act: have Spark load the whole file beside the workers, at the end.
     """
 
     purchases: int
@@ -66,6 +66,7 @@ class Plan:
     database_url: str | None = None
     own_broker: bool = True
     keep: bool = False
+    last_act: bool = False
 
 
 @dataclass(slots=True)
@@ -92,11 +93,13 @@ class Report:
     seconds: float
     schema: str
     queue_url: str
+    last_act: LastAct | None = None
 
     @property
     def exact(self) -> bool:
-        """Whether every customer is right to the cent and every delivery is accounted for."""
-        return self.comparison.exact and self.deliveries.adds_up
+        """Whether every customer is right to the cent and every delivery is accounted for, in the last act too."""
+        well_ended = self.last_act is None or self.last_act.exact
+        return self.comparison.exact and self.deliveries.adds_up and well_ended
 
     @property
     def duplicate_share(self) -> float:
@@ -128,6 +131,7 @@ class Report:
             "wrong_customers": list(self.comparison.wrong[:100]),
             "seconds": round(self.seconds, 1),
             "seed": self.plan.seed,
+            "last_act": self.last_act and self.last_act.as_dict(),
         }
 
 
@@ -156,24 +160,13 @@ def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: Non
             client = sqs_client("")
         cleanup.callback(client.close)
         url = database_url(environment[DATABASE_URL_VARIABLE])
-        schema = f"txbox_demo_{secrets.token_hex(4)}"
         admin = database_engine(url)
         cleanup.callback(admin.dispose)
-        engine = database_engine(url.update_query_dict({"options": f"-csearch_path={schema}"}))
         say(stage="creating tables and queue")
-        with admin.begin() as connection:
-            connection.execute(CreateSchema(schema))
-        if not plan.keep:
-            cleanup.callback(_drop_schema, admin, schema)
-        cleanup.callback(engine.dispose)
-        upgrade_database(admin, schema=schema)
-        create_tables(engine)
-        queue_url = create_queue(schema.replace("_", "-"), client=client)
-        if not plan.keep:
-            cleanup.callback(delete_queue, queue_url, client=client)
+        place = open_place(admin, url, client, cleanup, keep=plan.keep)
         crew = Crew(
-            queue_url=queue_url,
-            schema=schema,
+            queue_url=place.queue_url,
+            schema=place.schema,
             directory=directory,
             environment=environment,
             workers=plan.workers,
@@ -185,7 +178,7 @@ def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: Non
         cleanup.callback(crew.kill)
         publisher = Publisher(
             client,
-            queue_url,
+            place.queue_url,
             read_purchases(plan.purchases),
             seed=plan.seed,
             on_sent=lambda more: say(sent=progress.sent + more),
@@ -194,21 +187,35 @@ def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: Non
         publisher.start()
         cleanup.callback(publisher.stop)
         say(stage="processing")
-        _work(plan, crew, publisher, engine, client, queue_url, say)
+        _work(plan, crew, publisher, place, client, say)
         say(stage="draining")
         crew.stop()
         seconds = time.monotonic() - begun
         say(stage="reckoning")
-        return _reckon(plan, crew, publisher, engine, directory, schema, queue_url, seconds=seconds)
+        report = _reckon(plan, crew, publisher, place, directory, seconds=seconds)
+        if not plan.last_act:
+            return report
+        backstage = directory / "last-act"
+        backstage.mkdir()
+        last_act = run_last_act(
+            open_place(admin, url, client, cleanup, keep=plan.keep),
+            client,
+            environment,
+            backstage,
+            purchases=plan.purchases,
+            seed=plan.seed,
+            visibility_seconds=VISIBILITY_SECONDS,
+            say=lambda stage: say(stage=stage),
+        )
+        return replace(report, last_act=last_act)
 
 
 def _work(
     plan: Plan,
     crew: Crew,
     publisher: Publisher,
-    engine: Engine,
+    place: Place,
     client: "SQSClient",
-    queue_url: str,
     say: Callable[..., None],
 ) -> None:
     """Tend the crew until everything is processed and the queue is empty."""
@@ -220,13 +227,13 @@ def _work(
             raise TxboxError(f"publishing failed: {publisher.error}") from publisher.error
         now = time.monotonic()
         if now >= count_at:
-            with engine.connect() as connection:
+            with place.engine.connect() as connection:
                 processed = int(connection.execute(_COUNT).scalar_one())
             # Counting reads the whole inbox; however large that is, it gets a small share of the time.
             count_at = time.monotonic() + COUNT_PAUSE * (time.monotonic() - now)
         say(processed=processed, kills=crew.kills.total)
         if processed >= plan.purchases and publisher.done:
-            backlog = sum(queue_backlog(queue_url, client=client).values())
+            backlog = sum(queue_backlog(place.queue_url, client=client).values())
             if not backlog:
                 return
         if seen != (processed, crew.kills.total, backlog) or not publisher.done:
@@ -244,17 +251,15 @@ def _reckon(
     plan: Plan,
     crew: Crew,
     publisher: Publisher,
-    engine: Engine,
+    place: Place,
     directory: Path,
-    schema: str,
-    queue_url: str,
     *,
     seconds: float,
 ) -> Report:
-    with engine.connect() as connection:
+    with place.engine.connect() as connection:
         processed_ids = frozenset(connection.execute(_PROCESSED, {"subscriber": SUBSCRIBER}).scalars())
         found = read_accounts(connection)
-    status = read_status(engine)
+    status = read_status(place.engine)
     return Report(
         plan=plan,
         sent=publisher.sent,
@@ -264,8 +269,8 @@ def _reckon(
         comparison=compare(totals(read_purchases(plan.purchases)), found),
         dead=sum(sum(line.dead_letters.values()) for line in status.subscribers),
         seconds=seconds,
-        schema=schema,
-        queue_url=queue_url,
+        schema=place.schema,
+        queue_url=place.queue_url,
     )
 
 
@@ -295,11 +300,6 @@ def _aws_environment(environment: dict[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-def _drop_schema(engine: Engine, schema: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(DropSchema(schema, cascade=True))
 
 
 def _dollars(cents: int) -> str:

@@ -49,7 +49,7 @@ def test_which_sqs_it_leads_to(
     monkeypatch.setattr(demo_run, "run_demo", planned)  # because no test reaches AWS
     if variable:
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
-    txbox("demo", *arguments).failed_in_one_line(1, "planned, and not run")
+    txbox("demo", "--without-spark", *arguments).failed_in_one_line(1, "planned, and not run")
     (plan,) = plans
     assert plan.own_broker is own_broker
 
@@ -66,7 +66,7 @@ def test_a_terminal_shows_the_stages_and_three_bars(txbox: Txbox, monkeypatch: p
 
     monkeypatch.setattr(command, "plain_console", lambda **_: terminal)
     monkeypatch.setattr(demo_run, "run_demo", progresses)
-    txbox("demo", "--purchases", "600", "--kills", "12").failed_in_one_line(1, "far enough")
+    txbox("demo", "--without-spark", "--purchases", "600", "--kills", "12").failed_in_one_line(1, "far enough")
     assert shown.getvalue().count("starting servers …") == 1
     assert shown.getvalue().count("processing …") == 1
     for name, count in [("sent", "400/600"), ("processed", "350/600"), ("workers killed", "7/12")]:
@@ -91,7 +91,40 @@ def test_deliveries_that_do_not_add_up_are_a_failure_though_every_customer_is_ri
         )
 
     monkeypatch.setattr(demo_run, "run_demo", reports)
-    ended = txbox("demo", "--purchases", "1", "--json", str(tmp_path / "figures.json"))
+    ended = txbox("demo", "--without-spark", "--purchases", "1", "--json", str(tmp_path / "figures.json"))
     assert ended.status == 1
     assert "DOES NOT ADD UP: deliveries 2 = 1 processed + 0 duplicates" in ended.out
     assert json.loads((tmp_path / "figures.json").read_text())["exact"] is False
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("java", "Spark needs a JDK 17 or newer, and there is no java"),
+        ("pyspark", "the last act needs pyspark: pip install 'txbox[spark]'"),
+        ("pyarrow", "the last act needs pyarrow: pip install 'txbox[spark]'"),
+    ],
+)
+def test_what_the_last_act_lacks_is_said_before_the_work(
+    missing: str, said: str, txbox: Txbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "java":
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+    else:
+        monkeypatch.setattr(command, "find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: pytest.fail("it began"))
+    txbox("demo").failed_in_one_line(2, said, "--without-spark")
+
+
+def test_the_last_act_is_part_of_the_demo_unless_it_is_left_out(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[bool] = []
+
+    def plans(plan: Plan, _: OnProgress) -> Report:
+        planned.append(plan.last_act)
+        raise TxboxError("planned, and not run")
+
+    monkeypatch.setattr(demo_run, "run_demo", plans)
+    txbox("demo")
+    txbox("demo", "--without-spark")
+    assert planned == [True, False]
