@@ -25,7 +25,7 @@ from txbox_workers.cli.events import (
 )
 from txbox_workers.cli.named import find
 from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
-from txbox_workers.cli.output import plain_console, print_json, print_table, printable
+from txbox_workers.cli.output import plain_console, print_counts, print_json, printable
 from txbox_workers.cli.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
@@ -88,16 +88,15 @@ def bulk_load(
     effect is applied to their events, in the relation fresh_event. So the command may be killed, repeated, and run
     beside workers; --resume leaves out the chunks that are done.
 
-    For example, with purchases.jsonl and an account table:
+    For example:
 
     \b
-      UPDATE account SET cents = account.cents + new.cents
-      FROM (SELECT customer_id, sum(cents) AS cents FROM fresh_event GROUP BY 1) AS new
-      WHERE account.customer_id = new.customer_id;
+    txbox bulk-load a.jsonl --subscriber billing --message-id id --apply a.sql
+
+    where a.sql is:
 
     \b
-      txbox bulk-load purchases.jsonl --subscriber billing --message-id event_id
-        --fields 'event_id string, customer_id string, cents bigint' --apply account.sql
+    INSERT INTO purchase (id, cents) SELECT id, cents FROM fresh_event;
     """
     effect = _effect(apply, call)
     column_types = pairs("--type", types)
@@ -226,7 +225,7 @@ def _print(report: "BulkLoadReport") -> None:
         ("already processed", report.already_processed, f"events that {report.subscriber_id} had processed before"),
         ("applied", report.applied, "events that were first"),
     ]
-    print_table(("", "", ""), [(name, f"{count:,}", remark) for name, count, remark in rows])
+    print_counts(rows)
     for row in report.rejected_sample:
         typer.echo(f"rejected: {printable(row)}")
     seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())

@@ -25,7 +25,9 @@ __all__ = [
 
 PathsArgument = Annotated[
     list[str],
-    typer.Argument(metavar="PATH...", help="Files or folders: Parquet, JSON lines or CSV; s3a://… where Spark can."),
+    typer.Argument(
+        metavar="PATH...", help="Files or folders: Parquet, JSON lines or CSV; s3a://bucket/folder where Spark can."
+    ),
 ]
 SubscriberOption = Annotated[
     str, typer.Option("--subscriber", help="Who processes the events: the name that the live workers' inbox has.")

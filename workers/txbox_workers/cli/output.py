@@ -3,13 +3,13 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["plain_console", "print_json", "print_table", "printable"]
+__all__ = ["plain_console", "print_counts", "print_json", "print_table", "printable"]
 
 UNFOLDED_COLUMNS = 10_000
 """Where nobody looks at columns, no line is folded."""
@@ -27,6 +27,17 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(*headings, box=None, header_style="bold")
     for row in rows:
         table.add_row(*(printable(cell) for cell in row))
+    plain_console().print(table)
+
+
+def print_counts(rows: Sequence[tuple[str, int, str]]) -> None:
+    """Print what was counted: its name, how many, and a remark."""
+    table = Table(show_header=False, box=None)
+    justifications: tuple[Literal["left", "right"], ...] = ("left", "right", "left")
+    for justify in justifications:
+        table.add_column(justify=justify)
+    for name, count, remark in rows:
+        table.add_row(name, f"{count:,}", printable(remark))
     plain_console().print(table)
 
 

@@ -18,7 +18,7 @@ from txbox_workers.cli.events import (
     session,
 )
 from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
-from txbox_workers.cli.output import print_json, print_table, printable
+from txbox_workers.cli.output import print_counts, print_json, printable
 from txbox_workers.cli.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _print(found: "Reconciliation") -> None:
         ("never processed", found.never_processed, "archived, and not in the inbox"),
         ("not archived", found.not_archived, "in the inbox, and not in the archive"),
     ]
-    print_table(("", "", ""), [(name, f"{count:,}", remark) for name, count, remark in rows])
+    print_counts(rows)
     for message_id in found.never_processed_sample:
         typer.echo(f"never processed: {printable(message_id)}")
     for one in found.not_archived_sample:

@@ -1,0 +1,251 @@
+"""The commands around Spark: what they refuse before it is started, what they hand on, what they show."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import txbox_spark
+from support.program import Ended
+from txbox_spark import BulkLoadReport, Progress, Reconciliation
+from txbox_workers.cli import bulk_load as command
+from txbox_workers.cli import events
+
+Txbox = Callable[..., Ended]
+
+URL = ("--url", "postgresql://u:hunter2@127.0.0.1:1/x")
+WHAT = ("events.jsonl", "--subscriber", "billing", "--message-id", "event_id")
+
+REPORT = BulkLoadReport(
+    run_id="0123456789ab",
+    subscriber_id="billing",
+    source="events.jsonl",
+    writer="jdbc",
+    writer_reason="executor here has no psycopg",
+    attempts=2,
+    chunks=3,
+    read=1_010,
+    rejected=1,
+    rejected_sample=("no message id: {\x1b}",),
+    duplicate_in_source=9,
+    already_processed=400,
+    applied=600,
+    seconds={"survey": 1.25, "merge": 2.0},
+)
+
+
+class Spark:
+    """Stands where Spark would be started: what the commands hand on is looked at here, Spark is used elsewhere."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, Any] = {}
+        self.read: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}
+        self.progress: list[Progress] = []
+        self.stopped = 0
+        self.raises: BaseException | None = None
+
+
+@pytest.fixture
+def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
+    seen = Spark()
+
+    class Session:
+        def stop(self) -> None:
+            seen.stopped += 1
+
+    def spark_session(name: str, **options: Any) -> Session:
+        seen.started = {"name": name, **options}
+        return Session()
+
+    def read_events(_: Session, paths: list[str], **options: Any) -> str:
+        seen.read = {"paths": paths, **options}
+        return "the events"
+
+    def load(frame: str, *, on_progress: Callable[[Progress], object], **options: Any) -> BulkLoadReport:
+        assert frame == "the events"
+        seen.given = options
+        for one in seen.progress:
+            on_progress(one)
+        if seen.raises:
+            raise seen.raises
+        return REPORT
+
+    def reconcile(frame: str, **options: Any) -> Reconciliation:
+        seen.given = options
+        return Reconciliation(5, 0, 1, 4, 2, ("a", "b\x1b"), 1, (), None)
+
+    monkeypatch.setattr(txbox_spark, "spark_session", spark_session)
+    monkeypatch.setattr(txbox_spark, "read_events", read_events)
+    monkeypatch.setattr(txbox_spark, "source_of", lambda *_, **__: "the source")
+    monkeypatch.setattr(txbox_spark, "bulk_load", load)
+    monkeypatch.setattr(txbox_spark, "reconcile", reconcile)
+    return seen
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    file = tmp_path / "account.sql"
+    file.write_text("SELECT 1")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*WHAT, *URL], "name the effect: --apply FILE.sql, or --call MODULE:NAME"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--call", "a:b"], "name the effect"),
+        ([*WHAT, *URL, "--call", "nothing"], "such as billing:apply"),
+        ([*WHAT, *URL, "--call", "no_such_module:apply"], "there is no module no_such_module"),
+        ([*WHAT, *URL, "--call", "json:no_such"], "module json has no function no_such"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--type", "payload"], "--type takes NAME=VALUE, not 'payload'"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--read-option", "=x"], "--read-option takes NAME=VALUE"),
+        ([*WHAT, "--apply", "SCRIPT"], "no database is named"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--parallelism", "0"], "greater than or equal to 1"),
+        (["events.jsonl", "--message-id", "event_id", *URL, "--apply", "SCRIPT"], "--subscriber"),
+        (["events.jsonl", "--subscriber", "billing", *URL, "--apply", "SCRIPT"], "--message-id"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_spark_is_started(
+    arguments: list[str], said: str, txbox: Txbox, spark: Spark, script: str
+) -> None:
+    given = [script if argument == "SCRIPT" else argument for argument in arguments]
+    txbox("bulk-load", *given).failed_in_one_line(2, said)
+    assert not spark.started
+
+
+def test_an_empty_script_is_refused(txbox: Txbox, spark: Spark, tmp_path: Path) -> None:
+    file = tmp_path / "empty.sql"
+    file.write_text(" \n")
+    txbox("bulk-load", *WHAT, *URL, "--apply", str(file)).failed_in_one_line(2, "empty.sql is empty")
+
+
+def test_a_script_that_is_not_there_is_told(txbox: Txbox, spark: Spark) -> None:
+    txbox("bulk-load", *WHAT, *URL, "--apply", "/no/such.sql").failed_in_one_line(1, "/no/such.sql: No such file")
+
+
+def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) -> None:
+    ended = txbox(
+        *("bulk-load", *WHAT, "more.csv", *URL, "--apply", script, "--schema", "messaging", "--prefix", "p_"),
+        *("--format", "json", "--fields", "event_id string", "--type", "event_id=uuid", "--read-option", "sep=;"),
+        *("--writer", "jdbc", "--parallelism", "3", "--chunk-rows", "500", "--resume", "0123456789ab"),
+        *("--master", "local[1]", "--jdbc-jar", "/a/driver.jar", "--conf", "spark.driver.memory=2g"),
+    )
+    assert ended.status == 0, ended.err
+    assert spark.started == {
+        "name": "txbox bulk-load",
+        "master": "local[1]",
+        "jdbc_jar": Path("/a/driver.jar"),
+        "settings": {"spark.driver.memory": "2g"},
+    }
+    options = {"sep": ";"}
+    assert spark.read == {
+        "paths": ["events.jsonl", "more.csv"],
+        "format": "json",
+        "schema": "event_id string",
+        "options": options,
+    }
+    assert spark.given.pop("url").render_as_string(hide_password=False).endswith("u:hunter2@127.0.0.1:1/x")
+    assert spark.given == {
+        "subscriber_id": "billing",
+        "message_id": "event_id",
+        "apply": "SELECT 1",
+        "schema": "messaging",
+        "prefix": "p_",
+        "column_types": {"event_id": "uuid"},
+        "writer": "jdbc",
+        "parallelism": 3,
+        "chunk_rows": 500,
+        "source": "the source",
+        "resume": "0123456789ab",
+    }
+    assert spark.stopped == 1
+
+
+def test_a_function_may_be_the_effect(
+    txbox: Txbox, spark: Spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "effect_of_a_test.py").write_text("def apply(connection): return 'applied'\n")
+    monkeypatch.chdir(tmp_path)
+    assert txbox("bulk-load", *WHAT, *URL, "--call", "effect_of_a_test:apply").status == 0
+    assert spark.given["apply"](None) == "applied"
+
+
+def test_the_report_is_a_table_or_json(txbox: Txbox, spark: Spark, script: str) -> None:
+    shown = txbox("bulk-load", *WHAT, *URL, "--apply", script).out
+    for line in (
+        " read                1,010 ",
+        " duplicate in source     9 ",
+        " already processed     400 ",
+        " applied  ",
+    ):
+        assert line in shown
+    assert "rejected: no message id: {\\x1b}" in shown
+    assert "run 0123456789ab, attempt 2: 3 chunks, writer jdbc (executor here has no psycopg)" in shown
+    assert "survey 1.2 s, merge 2.0 s" in shown
+    as_json = txbox("bulk-load", *WHAT, *URL, "--apply", script, "--json").out
+    assert '"applied": 600' in as_json
+    assert '"writer_reason": "executor here has no psycopg"' in as_json
+
+
+def test_where_nobody_watches_progress_is_a_line_for_each_stage(txbox: Txbox, spark: Spark, script: str) -> None:
+    spark.progress = [
+        Progress(None, "survey", 0, 0),
+        Progress(None, "survey", 1, 4),
+        Progress(None, "survey", 2, 4),
+        Progress("0123456789ab", "merge", 0, 2),
+        Progress("0123456789ab", "merge", 1, 2, 5_000),
+        Progress("0123456789ab", "merge", 2, 2, 9_000),
+        Progress("0123456789ab", "merge", 2, 2, 9_000),
+    ]
+    ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
+    assert ended.err.splitlines() == [
+        "survey: 1 of 4 tasks",
+        "run 0123456789ab, merge: 0 of 2 chunks, 0 events applied",
+        "run 0123456789ab, merge: 2 of 2 chunks, 9,000 events applied",
+    ]
+
+
+def test_in_a_terminal_each_stage_has_a_bar(
+    txbox: Txbox, spark: Spark, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr(command, "plain_console", lambda **_: terminal)
+    spark.progress = [Progress(None, "survey", 4, 4), Progress("0123456789ab", "merge", 1, 2, 5_000)]
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script).status == 0
+    assert "4/4 tasks" in " ".join(shown.getvalue().split())
+    assert "1/2 chunks, 5,000 events applied" in " ".join(shown.getvalue().split())
+
+
+def test_an_interrupt_says_how_to_go_on_and_stops_spark(txbox: Txbox, spark: Spark, script: str) -> None:
+    spark.progress = [Progress("0123456789ab", "merge", 1, 2, 5)]
+    spark.raises = KeyboardInterrupt()
+    ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
+    assert ended.status == 1
+    assert ended.err.endswith("txbox: interrupted; finish it with --resume 0123456789ab, or run it again\n")
+    assert spark.stopped == 1
+
+
+def test_an_interrupt_before_there_is_a_run_is_told_as_shells_do(txbox: Txbox, spark: Spark, script: str) -> None:
+    spark.raises = KeyboardInterrupt()
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script).status == 130
+    assert spark.stopped == 1
+
+
+def test_a_reconciliation_that_is_not_complete_has_exit_status_1(txbox: Txbox, spark: Spark) -> None:
+    ended = txbox("reconcile", *WHAT, *URL, "--output", "there", "--sample", "2", "--partitions", "4")
+    assert ended.status == 1
+    assert " never processed      2 " in ended.out
+    assert "never processed: b\\x1b" in ended.out
+    assert (spark.given["output"], spark.given["sample"], spark.given["partitions"]) == ("there", 2, 4)
+    assert spark.stopped == 1
+
+
+def test_the_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch, spark: Spark) -> None:
+    with pytest.raises(ZeroDivisionError), events.session("name", None, None, None):
+        raise ZeroDivisionError
+    assert spark.stopped == 1
