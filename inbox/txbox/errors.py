@@ -15,7 +15,8 @@
     ├── LetterNotFound       no dead letter of that number waits
     └── BrokerError          the broker could not be reached, or refused
 
-In the packages around it: ``MigrationError``, ``EmbeddedServerError``, ``SparkSetupError``.
+In the packages around it: ``MigrationError``, ``EmbeddedServerError``, and of Spark ``SparkSetupError``,
+``SourceError``, ``BulkLoadFailed``, ``BatchFailed``, ``ApplyFailed``, ``RunNotFound``.
 
 Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not
 wrapped: they pass through as SQLAlchemy raises them. ``txbox.sqlstates`` tells which of them to retry.

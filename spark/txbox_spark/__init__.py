@@ -1,4 +1,4 @@
-"""Spark beside the inbox: bulk loads through it, and a look at what is in it.
+"""Spark beside the inbox: bulk loads and streams through it, and a look at what is in it.
 
 ::
 
@@ -17,11 +17,13 @@ from txbox_spark.load import BulkLoadFailed
 from txbox_spark.reconcile import Reconciliation, reconcile
 from txbox_spark.report import BulkLoadReport, Progress
 from txbox_spark.session import JDBC_DRIVER, SparkSetupError, require_jdbc_driver, require_jdk, spark_session
+from txbox_spark.sink import BatchFailed, inbox_sink
 from txbox_spark.sources import Source, SourceError, read_events, source_of
 
 __all__ = [
     "JDBC_DRIVER",
     "ApplyFailed",
+    "BatchFailed",
     "BulkLoadFailed",
     "BulkLoadReport",
     "Progress",
@@ -31,6 +33,7 @@ __all__ = [
     "SourceError",
     "SparkSetupError",
     "bulk_load",
+    "inbox_sink",
     "read_events",
     "reconcile",
     "require_jdbc_driver",

@@ -31,7 +31,7 @@ from txbox_spark.staging import sweep_staging
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "WRITERS", "bulk_load"]
+__all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "WRITERS", "bulk_load", "check_arguments"]
 
 WRITERS = (AUTO, COPY, JDBC)
 
@@ -97,12 +97,15 @@ def bulk_load(
         SchemaMissing: txbox's tables do not exist.
         SparkSetupError: writer jdbc, and Spark has no JDBC driver.
     """
-    inbox = Inbox(subscriber_id, schema=schema, prefix=prefix)  # refuses a name that cannot be kept
-    place = _database_url(url)
-    _require(writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {writer!r}")
-    _require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
-    _require(chunk_rows >= 1, f"chunk_rows must be at least 1, not {chunk_rows!r}")
-    _require(callable(apply) or bool(str(apply).strip()), "apply must be SQL or a callable; it is empty")
+    place = check_arguments(
+        "bulk_load",
+        url=url,
+        subscriber_id=subscriber_id,
+        apply=apply,
+        writer=writer,
+        parallelism=parallelism,
+        chunk_rows=chunk_rows,
+    )
     spark = events.sparkSession
     at_once = parallelism or max(1, spark.sparkContext.defaultParallelism)
     engine = guard(create_engine(place, pool_size=at_once + _CONNECTIONS_BESIDE_CHUNKS))
@@ -112,7 +115,7 @@ def bulk_load(
             engine=engine,
             url=place,
             events=prepare(events, message_id, column_types),
-            subscriber_id=inbox.subscriber_id,
+            subscriber_id=subscriber_id,
             apply=apply,
             schema=schema,
             prefix=prefix,
@@ -127,6 +130,47 @@ def bulk_load(
         return load.run(writer, resume)
     finally:
         engine.dispose()
+
+
+def check_arguments(
+    caller: str,
+    *,
+    url: str | URL,
+    subscriber_id: str,
+    apply: Apply,
+    writer: str,
+    parallelism: int | None,
+    chunk_rows: int,
+) -> URL:
+    """See that the arguments of a bulk load, or of something that is going to call it, can work.
+
+    Args:
+        caller: whose arguments they are.
+        url: the database.
+        subscriber_id: who processes the events.
+        apply: the effect.
+        writer: one of ``WRITERS``.
+        parallelism: how many chunks are merged at once.
+        chunk_rows: rows in a chunk, about.
+
+    Returns:
+        The database's URL with the driver that is used.
+
+    Raises:
+        InvalidConfiguration: one cannot.
+    """
+
+    def require(fulfilled: bool, otherwise: str) -> None:
+        if not fulfilled:
+            raise InvalidConfiguration(f"{caller}: {otherwise}")
+
+    Inbox(subscriber_id)  # refuses a name that cannot be kept
+    place = _database_url(url)
+    require(writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {writer!r}")
+    require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
+    require(chunk_rows >= 1, f"chunk_rows must be at least 1, not {chunk_rows!r}")
+    require(callable(apply) or bool(str(apply).strip()), "apply must be SQL or a callable; it is empty")
+    return place
 
 
 def _digest(events: "DataFrame", source: Source | None, message_id: str) -> bytes:
@@ -146,11 +190,6 @@ def _database_url(url: str | URL) -> URL:
     if parsed.get_backend_name() not in ("postgres", "postgresql"):
         raise InvalidConfiguration(f"url names a database of kind {parsed.drivername}; give postgresql://…")
     return parsed.set(drivername="postgresql+psycopg")
-
-
-def _require(fulfilled: bool, otherwise: str) -> None:
-    if not fulfilled:
-        raise InvalidConfiguration(f"bulk_load: {otherwise}")
 
 
 _CONNECTIONS_BESIDE_CHUNKS = 4

@@ -78,7 +78,7 @@ class Distinct:
             events = self._distinct(self._loadable(batch))
             if events.num_rows:
                 block = pyarrow.BufferOutputStream()
-                csv.write_csv(events.drop_columns([REJECTED, CHUNK]), block, options)
+                csv.write_csv(_in_utc(events.drop_columns([REJECTED, CHUNK])), block, options)
                 yield memoryview(block.getvalue())
 
     def _loadable(self, batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
@@ -106,3 +106,14 @@ class Distinct:
         kept: int = mask.true_count
         self.kept += kept
         return batch if kept == batch.num_rows else batch.filter(mask)
+
+
+def _in_utc(batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
+    """Return the same moments, to be written as UTC: Arrow leaves out the seconds that old offsets of zones have."""
+    import pyarrow
+
+    def moved(field: "pyarrow.Field") -> "pyarrow.Field":
+        zoned = pyarrow.types.is_timestamp(field.type) and field.type.tz is not None
+        return field.with_type(pyarrow.timestamp(field.type.unit, "UTC")) if zoned else field
+
+    return batch.cast(pyarrow.schema([moved(field) for field in batch.schema]))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["MAX_NAME_BYTES", "EventColumn", "event_columns", "holds_nul"]
+__all__ = ["MAX_NAME_BYTES", "EventColumn", "Travelling", "event_columns", "in_words", "quoted", "refuse_twins"]
 
 MAX_NAME_BYTES = 63
 """What Postgres keeps of a name; a longer one would be cut without a word."""
@@ -44,12 +44,12 @@ class Travelling:
     Attributes:
         column: what ``fresh_event`` has.
         value: Spark's expression for what is sent.
-        text: whether that is text, in which a NUL character would be fatal.
+        holds_nul: whether that holds a NUL character, which would be fatal; None if it cannot.
     """
 
     column: EventColumn
     value: "Column"
-    text: bool
+    holds_nul: "Column | None"
 
 
 def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) -> tuple[Travelling, ...]:
@@ -70,29 +70,67 @@ def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) ->
         raise InvalidConfiguration(
             f"column_types names {unknown[0]!r}, which is no column of the events: {_list(names)}"
         )
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidConfiguration(f"the events have two columns named {min(twice)!r}; rename one")
     travelling = []
     for number, field in enumerate(frame.schema.fields):
         if not 0 < len(field.name.encode()) <= MAX_NAME_BYTES or "\0" in field.name:
             raise InvalidConfiguration(f"column {field.name!r}: Postgres takes names of 1 to 63 bytes; rename it")
         value = sql.col(f"{path}{quoted(field.name)}")
+        if field.name in _SYSTEM_COLUMNS:
+            raise InvalidConfiguration(f"column {field.name!r}: Postgres has its own of that name; rename it")
         postgres_type, value, text = _travel(field.name, field.dataType, value, declared.get(field.name))
-        travelling.append(Travelling(EventColumn(field.name, f"c{number}", postgres_type), value, text))
+        holds_nul = _holds_nul(value, postgres_type) if text else None
+        travelling.append(Travelling(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul))
     return tuple(travelling)
 
 
-def holds_nul(value: "Column") -> "Column":
-    """Whether a text holds the character that Postgres's text cannot, raw or as JSON's ``\\u0000``."""
+def refuse_twins(frame: "DataFrame") -> None:
+    """See that every column has a name of its own, by which Spark can tell it from the others.
+
+    Raises:
+        InvalidConfiguration: two have one name; to Spark, upper and lower case are the same unless it is told.
+    """
+    exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    seen: dict[str, str] = {}
+    for name in frame.columns:
+        first = seen.setdefault(name if exact else name.lower(), name)
+        if first is not name:
+            raise InvalidConfiguration(f"the events have two columns named {first!r} and {name!r}; rename one")
+
+
+def _holds_nul(value: "Column", postgres_type: str) -> "Column":
+    """Whether a text holds the character that Postgres's text cannot; jsonb refuses it as ``\\u0000``, too."""
     from pyspark.sql import functions as sql
 
-    escaped = sql.contains(value, sql.lit(r"\u0000")) & value.rlike(r"(?<!\\)(\\\\)*\\u0000")
-    return sql.contains(value, sql.lit("\0")) | escaped
+    raw = sql.contains(value, sql.lit("\0"))
+    if postgres_type.lower() != "jsonb":
+        return raw
+    # With another backslash before it, it is six characters of text.
+    return raw | (sql.contains(value, sql.lit(r"\u0000")) & value.rlike(r"(?<!\\)(\\\\)*\\u0000"))
 
 
 def quoted(name: str) -> str:
     """Return a column's name as Spark's expressions take it."""
     return f"`{name.replace('`', '``')}`"
+
+
+def in_words(frame: "DataFrame") -> "DataFrame":
+    """Return a frame in which dates and times are text, for roads that do not know them as Spark does.
+
+    JDBC has them in the calendar that Rome left in 1582, in the time zone of the JVM: days of that October, moments
+    before zones had whole minutes, and local times that this zone leaves out would arrive as others.
+    """
+    from pyspark.sql import functions as sql
+    from pyspark.sql import types
+
+    spelled = (types.DateType, types.TimestampType, types.TimestampNTZType)
+    return frame.select(
+        [
+            _literal(field.name, field.dataType, sql.col(quoted(field.name))).alias(field.name)
+            if isinstance(field.dataType, spelled)
+            else sql.col(quoted(field.name))
+            for field in frame.schema.fields
+        ]
+    )
 
 
 def _travel(name: str, type_: "DataType", value: "Column", declared: str | None) -> tuple[str, "Column", bool]:
@@ -102,6 +140,8 @@ def _travel(name: str, type_: "DataType", value: "Column", declared: str | None)
     if declared is not None:
         if not _TYPE_NAME.fullmatch(declared):
             raise InvalidConfiguration(f"column {name!r}: {declared!r} is not the name of a Postgres type")
+        if declared.lower() in ("json", "jsonb") and isinstance(type_, types.ArrayType):
+            return declared, _as_json(value), True
         return declared, _literal(name, type_, value), True
     match type_:
         case types.StringType() | types.CharType() | types.VarcharType():
@@ -113,20 +153,24 @@ def _travel(name: str, type_: "DataType", value: "Column", declared: str | None)
         case types.ByteType():
             return "smallint", value.cast("smallint"), False
         case types.ArrayType() | types.StructType() | types.MapType() | types.VariantType() | types.BinaryType():
-            return _array_type(type_), _literal(name, type_, value), True
+            return _array_type(name, type_), _literal(name, type_, value), True
+    return _as_it_is(name, type_), value, False
+
+
+def _as_it_is(name: str, type_: "DataType") -> str:
     if (postgres_type := _AS_THEY_ARE.get(type_.typeName())) is None:
         raise InvalidConfiguration(
             f"column {name!r} is of type {type_.simpleString()}, which has no counterpart in Postgres; cast it"
         )
-    return postgres_type, value, False
+    return postgres_type
 
 
-def _array_type(type_: "DataType") -> str:
+def _array_type(name: str, type_: "DataType") -> str:
     from pyspark.sql import types
 
     match type_:
         case types.ArrayType():
-            element = _array_type(type_.elementType)
+            element = _array_type(name, type_.elementType)
             return element if element == "jsonb" else f"{element}[]"
         case types.StructType() | types.MapType() | types.VariantType():
             return "jsonb"
@@ -136,7 +180,9 @@ def _array_type(type_: "DataType") -> str:
             return f"numeric({type_.precision},{type_.scale})"
         case types.ByteType():
             return "smallint"
-    return _AS_THEY_ARE.get(type_.typeName(), "text")
+        case types.NullType() | types.CharType() | types.VarcharType():
+            return "text"
+    return _as_it_is(name, type_)
 
 
 def _literal(name: str, type_: "DataType", value: "Column") -> "Column":
@@ -148,15 +194,31 @@ def _literal(name: str, type_: "DataType", value: "Column") -> "Column":
         case types.BinaryType():
             return sql.concat(sql.lit("\\x"), sql.hex(value))
         case types.StructType() | types.MapType() | types.VariantType():
-            return sql.to_json(value, {"ignoreNullFields": "false"})
-        case types.ArrayType() if _array_type(type_) == "jsonb":
-            return sql.to_json(value, {"ignoreNullFields": "false"})
+            return _as_json(value)
+        case types.ArrayType() if _array_type(name, type_) == "jsonb":
+            return _as_json(value)
         case types.ArrayType():
             return _array_literal(name, type_, value)
         case types.TimestampType():
-            # Spark writes a timestamp in the session's time zone and leaves the zone out.
-            return sql.date_format(value, "yyyy-MM-dd HH:mm:ss.SSSSSSXXX")
+            # Spark writes a timestamp in the session's time zone and leaves the zone out. Times of day that the zone
+            # has twice, and offsets with seconds, as all zones once had, make that of UTC the only safe one.
+            epoch = sql.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
+            moment = sql.timestamp_add("MICROSECOND", sql.unix_micros(value), epoch)
+            return sql.concat(moment.cast("string"), sql.lit("Z"))
     return value.cast("string")
+
+
+def _as_json(value: "Column") -> "Column":
+    """Return a value as JSON in which nothing is left out: no null, and no microsecond."""
+    from pyspark.sql import functions as sql
+
+    options = {
+        "ignoreNullFields": "false",
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+        "timeZone": "UTC",
+    }
+    return sql.to_json(value, options)
 
 
 def _array_literal(name: str, type_: "DataType", value: "Column") -> "Column":
@@ -183,6 +245,8 @@ def _array_literal(name: str, type_: "DataType", value: "Column") -> "Column":
 def _list(names: list[str]) -> str:
     return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
 
+
+_SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
 
 _AS_THEY_ARE = {
     "string": "text",

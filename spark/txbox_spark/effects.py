@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox import TxboxError
+from txbox import TransactionEnded, TxboxError
 from txbox.lent import lent, refuse_aborted
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, is_outage, is_retryable, sqlstate
 from txbox_spark.statements import in_one_statement
@@ -20,14 +21,17 @@ A callable is sent to the executors, so it has to be picklable, and what it impo
 
 
 class ApplyFailed(TxboxError):
-    """The caller's statements, or callable, failed; nothing of the chunk is committed."""
+    """The caller's statements, or callable, failed; nothing of the chunk is committed.
+
+    Its cause may be an error of the database that may pass, around which a callable has put one of its own.
+    """
 
 
 def apply_effects(connection: Connection, apply: Apply) -> None:
     """Apply the events in ``fresh_event``.
 
     Raises:
-        ApplyFailed: it failed, and would fail again.
+        ApplyFailed: it failed.
         TransactionEnded, TransactionAborted: a callable has ended the transaction, or swallowed a statement's error.
         sqlalchemy.exc.DBAPIError: a deadlock, a serialization failure, or the connection is gone.
     """
@@ -38,10 +42,15 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         with lent(connection):
             apply(connection)
         refuse_aborted(connection)
+    except TransactionEnded:
+        # SQLAlchemy takes the transaction for ended, and would give the connection back without rolling it back.
+        connection.invalidate()
+        raise
     except TxboxError:
         raise
     except Exception as error:
-        if is_retryable(error) or is_outage(error) or sqlstate(error) == LOCK_NOT_AVAILABLE:
+        passing = is_retryable(error) or is_outage(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
+        if passing and isinstance(error, DBAPIError | psycopg.Error):
             raise
         what = error.orig if isinstance(error, DBAPIError) else f"{type(error).__name__}: {error}"
         raise ApplyFailed(f"applying the events failed: {what}") from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from txbox import InvalidConfiguration
 from txbox.message import MAX_MESSAGE_ID_BYTES
-from txbox_spark.columns import EventColumn, event_columns, holds_nul, quoted
+from txbox_spark.columns import EventColumn, event_columns, quoted, refuse_twins
 from txbox_spark.sources import CORRUPT_RECORD
 
 if TYPE_CHECKING:
@@ -84,7 +84,10 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
     declared = dict(column_types or {})
     malformed = CORRUPT_RECORD in frame.columns
     source = frame.drop(CORRUPT_RECORD) if malformed else frame
+    refuse_twins(source)
     identity, plain = _identity(source, message_id)
+    if plain in declared:
+        plain = None  # it arrives as text, and as what is declared beside it
     kept = source
     if MESSAGE_ID in source.columns:
         if message_id != MESSAGE_ID:
@@ -98,8 +101,11 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
         sql.struct(*[sql.col(quoted(name)) for name in source.columns]).alias(_EVENT),
     )
     travelling = event_columns(kept, declared, f"{_EVENT}.")
-    reason = _reason([one.value for one in travelling if one.text and one.column.name != plain])
-    shown = sql.coalesce(sql.col(_MALFORMED), sql.to_json(sql.col(_EVENT)))
+    reason = _reason([one.holds_nul for one in travelling if one.holds_nul is not None and one.column.name != plain])
+    # The ledger keeps it as JSON of Postgres, which cannot hold a NUL character either.
+    shown = sql.replace(
+        sql.coalesce(sql.col(_MALFORMED), sql.to_json(sql.col(_EVENT))), sql.lit("\0"), sql.lit(r"\u0000")
+    )
     rejected = sql.when(reason.isNotNull(), sql.concat_ws(": ", reason, sql.left(shown, sql.lit(REJECTED_CHARACTERS))))
     valid_id = sql.when(reason.isNull(), sql.col(MESSAGE_ID))
     # The id's own column is not sent twice if it is text already.
@@ -153,7 +159,7 @@ def survey(events: Events, *, judge: bool) -> Survey:
     drawn = (
         (events.identified if judge else events.ids)
         .observe(observation, *metrics)
-        .where(sql.octet_length(MESSAGE_ID).between(1, MAX_MESSAGE_ID_BYTES))
+        .where(sql.octet_length(MESSAGE_ID).between(1, MAX_MESSAGE_ID_BYTES) & ~sql.contains(MESSAGE_ID, sql.lit("\0")))
         .orderBy(sql.xxhash64(MESSAGE_ID))
         .select(MESSAGE_ID)
         .limit(SAMPLE_IDS)
@@ -219,7 +225,8 @@ def _identity(frame: "DataFrame", message_id: str) -> tuple["Column", str | None
 
     identity = sql.col(quoted(message_id)) if message_id in frame.columns else sql.expr(message_id)
     try:
-        type_ = frame.select(identity).schema.fields[0].dataType
+        # With the other columns, as it is going to be used: beside them, an aggregate is an error.
+        type_ = frame.select(identity, "*").schema.fields[0].dataType
     except (AnalysisException, ParseException) as error:
         what = str(error).splitlines()[0]
         raise InvalidConfiguration(
@@ -235,8 +242,12 @@ def _identity(frame: "DataFrame", message_id: str) -> tuple["Column", str | None
     return identity, message_id if message_id in frame.columns and isinstance(type_, types.StringType) else None
 
 
-def _reason(texts: Sequence["Column"]) -> "Column":
-    """Return Spark's expression for why a row cannot be loaded; null if it can."""
+def _reason(holding_nul: Sequence["Column"]) -> "Column":
+    """Return Spark's expression for why a row cannot be loaded; null if it can.
+
+    Args:
+        holding_nul: conditions under which a column holds a NUL character.
+    """
     from pyspark.sql import functions as sql
 
     identity = sql.col(MESSAGE_ID)
@@ -249,8 +260,8 @@ def _reason(texts: Sequence["Column"]) -> "Column":
         )
         .when(sql.contains(identity, sql.lit("\0")), "NUL character in the message id")
     )
-    for text in texts:
-        reason = reason.when(holds_nul(text), "NUL character, which Postgres cannot keep")
+    for holds_nul in holding_nul:
+        reason = reason.when(holds_nul, "NUL character, which Postgres cannot keep")
     return reason
 
 

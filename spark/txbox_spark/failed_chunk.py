@@ -1,5 +1,6 @@
 """A chunk that is not merged, and why: as plain values, so that it comes back from an executor."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,8 +30,9 @@ class FailedChunk:
     def of(cls, chunk: int, error: Exception, columns: Sequence[EventColumn]) -> "FailedChunk":
         """Describe an error with the source's own names for columns."""
         said = " ".join(str(getattr(error, "orig", None) or error).split())
-        for column in columns:
-            said = said.replace(f"column {column.staged_as}:", f"column {column.name}:")
+        # In one pass, for a column of the source may be named as another one is on the way.
+        names = {column.staged_as: column.name for column in columns}
+        said = re.sub(r"\bcolumn (\w+):", lambda found: f"column {names.get(found[1], found[1])}:", said)
         # psycopg's own errors come from COPY, which SQLAlchemy does not see; without a code, the connection is gone.
         lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
         passing = lost or is_outage(error) or is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE

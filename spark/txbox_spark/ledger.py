@@ -27,6 +27,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox import TxboxError
 from txbox.transactions import check_table, short_transaction
 from txbox_spark.events import Survey
+from txbox_spark.patience import patient
 from txbox_spark.statements import Statements
 
 __all__ = ["HEARTBEAT_SECONDS", "Ledger", "Run", "RunNotFound", "Totals", "heartbeat", "span"]
@@ -97,7 +98,11 @@ class Totals:
 
 
 class Ledger:
-    """The ledger in one database. Every method is a short transaction of its own."""
+    """The ledger in one database. Every method is a short transaction of its own.
+
+    What a load cannot do without is tried again while the database is away. Done twice, it does no harm: at worst an
+    attempt is counted that nobody made, or a run is begun that nobody knows of.
+    """
 
     def __init__(self, engine: Engine, statements: Statements) -> None:
         self._engine = engine
@@ -113,6 +118,7 @@ class Ledger:
             check_table(connection, self._sql.inbox_exists, self._sql.processed_message)
             check_table(connection, self._sql.ledger_exists, self._sql.bulk_load)
 
+    @patient
     def begin(
         self, *, subscriber_id: str, source: str, digest: bytes, writer: str, bounds: Sequence[str], found: Survey
     ) -> Run:
@@ -124,6 +130,7 @@ class Ledger:
             connection.exec_driver_sql(self._sql.begin_run, (*plan, *rows))
         return self.read(run_id)
 
+    @patient
     def read(self, run_id: str) -> Run:
         """Read a run.
 
@@ -150,18 +157,21 @@ class Ledger:
             finished,
         )
 
+    @patient
     def take_up(self, run_id: str) -> Run:
         """Begin another attempt at a run, and return the run."""
         with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(self._sql.take_up_run, (run_id,))
         return self.read(run_id)
 
+    @patient
     def staged(self, run_id: str, table: str | None) -> Run:
         """Write down that a run's staging table is complete (or, with None, that it is lost), and return the run."""
         with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(self._sql.staged, (table, run_id))
         return self.read(run_id)
 
+    @patient
     def give_up(self, run_id: str, error: str) -> None:
         """Write down why an attempt has ended."""
         with short_transaction(self._engine) as connection:
@@ -173,26 +183,44 @@ class Ledger:
             error: str | None = connection.exec_driver_sql(self._sql.given_up, (run_id,)).scalar_one_or_none()
             return error
 
+    @patient
     def finish(self, run_id: str, *, rejected: int, sample: Sequence[str]) -> None:
         """Write down that every chunk is merged."""
         with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(self._sql.finish_run, (rejected, json.dumps(list(sample)), run_id))
 
+    @patient
     def forget(self, run_id: str) -> None:
         """Forget a run and its chunks."""
         with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(self._sql.forget_run, (run_id, run_id))
 
+    def sweep(self, subscriber_id: str, mine: str, others: str, abandoned_seconds: float) -> tuple[str, ...]:
+        """Forget runs of a subscriber that were left behind, and chunks whose run is forgotten; return the runs.
+
+        Args:
+            subscriber_id: of the runs.
+            mine: a regular expression: sources that nobody else loads, so that none is being worked on.
+            others: a regular expression: sources that someone may be loading.
+            abandoned_seconds: how long these must have given no sign of life.
+        """
+        values = (subscriber_id, mine, others, abandoned_seconds)
+        with short_transaction(self._engine) as connection:
+            return tuple(connection.exec_driver_sql(self._sql.sweep_runs, values).scalars())
+
+    @patient
     def done(self, run_id: str) -> tuple[int, ...]:
         """Return the chunks that are merged."""
         with short_transaction(self._engine) as connection:
             return tuple(connection.exec_driver_sql(self._sql.done_chunks, (run_id,)).scalars())
 
+    @patient
     def totals(self, run_id: str) -> Totals:
         """Add the merged chunks up."""
         with short_transaction(self._engine) as connection:
             return Totals(*connection.exec_driver_sql(self._sql.totals, (run_id,)).one())
 
+    @patient
     def rejected_sample(self, run_id: str) -> tuple[str, ...]:
         """Return some of the rejected rows that the chunks have met."""
         with short_transaction(self._engine) as connection:

@@ -6,13 +6,15 @@ import random
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from txbox import InvalidConfiguration, TxboxError
+from txbox.sqlstates import is_outage
 from txbox_spark.copying import CopyTask, copy_chunks, lay_out
 from txbox_spark.effects import Apply
 from txbox_spark.events import Events, chunk_bounds, survey
@@ -51,12 +53,14 @@ class BulkLoadFailed(TxboxError):
 
     Attributes:
         run_id: what to resume.
+        why: what has gone wrong.
         done: chunks that are merged.
         chunks: how many there are.
     """
 
     def __init__(self, run_id: str, why: str, *, done: int, chunks: int) -> None:
         self.run_id = run_id
+        self.why = why
         self.done = done
         self.chunks = chunks
         super().__init__(
@@ -84,6 +88,7 @@ class Load:
         chunk_rows: rows in a chunk, about.
         reporter: tells how far it is.
         seconds: how long each stage took.
+        done: how many chunks were merged when the ledger was last asked.
     """
 
     spark: "SparkSession"
@@ -100,6 +105,7 @@ class Load:
     chunk_rows: int
     reporter: Reporter
     seconds: dict[str, float] = field(default_factory=dict)
+    done: int = 0
 
     @property
     def sql(self) -> Statements:
@@ -126,9 +132,25 @@ class Load:
                 with heartbeat(self.ledger, run.run_id):
                     run = self._merge(run)
             except BulkLoadFailed as error:
-                self.ledger.give_up(run.run_id, str(error))
-                raise
+                with suppress(SQLAlchemyError):  # it may be the database that is away
+                    self.ledger.give_up(run.run_id, str(error))
+                    run = self.ledger.read(run.run_id)
+                if not run.finished:
+                    raise
+                # Someone else has resumed the run, too, has finished it, and has cleared away what this was working on.
+                _log.info("bulk load %s has been finished by someone else", run.run_id)
+            except SQLAlchemyError as error:
+                if not is_outage(error):
+                    raise
+                why = f"the database cannot be reached: {' '.join(str(getattr(error, 'orig', None) or error).split())}"
+                raise BulkLoadFailed(run.run_id, why, done=self.done, chunks=run.chunks) from error
         return self._report(run, choice)
+
+    def _done(self, run: Run) -> tuple[int, ...]:
+        """Return the chunks that are merged."""
+        done = self.ledger.done(run.run_id)
+        self.done = len(done)
+        return done
 
     def _begin(self, writer: str) -> Run:
         with self._stage("survey", None):
@@ -161,9 +183,11 @@ class Load:
 
     def _merge(self, run: Run) -> Run:
         """Try until every chunk is merged, or one of them cannot be."""
+        if not run.rows:
+            return self._complete(run)
         for attempt in range(1, LOAD_ATTEMPTS + 1):
             failed = self._try(run)
-            done = self.ledger.done(run.run_id)
+            done = self._done(run)
             lasting = [one for one in failed if not one.passing]
             if not failed:
                 return self._complete(run)
@@ -194,7 +218,7 @@ class Load:
     def _copy(self, run: Run) -> list[FailedChunk]:
         slots = self.spark.sparkContext.defaultParallelism
         at_once = self.parallelism if self.parallelism < slots else None
-        frame = lay_out(self.events, run.bounds, self.ledger.done(run.run_id), at_once)
+        frame = lay_out(self.events, run.bounds, self._done(run), at_once)
         task = CopyTask(self.url.render_as_string(hide_password=False), self._plan(run), run.bounds)
         with self._stage("merge", run), self.reporter.merge_stage(self.ledger, run):
             return copy_chunks(frame, task)
@@ -204,7 +228,7 @@ class Load:
             with self._stage("staging", run):
                 table = stage(self.engine, self.url, self.events, run, self.sql, self.prefix, self.parallelism)
             run = self.ledger.staged(run.run_id, table)
-        todo = sorted(set(range(run.chunks)) - set(self.ledger.done(run.run_id)))
+        todo = sorted(set(range(run.chunks)) - set(self._done(run)))
         with self._stage("merge", run), self.reporter.merge_stage(self.ledger, run):
             return merge_staged(self.engine, self._plan(run), run, todo, self.parallelism)
 
@@ -221,8 +245,8 @@ class Load:
             self._require_rows(run, loadable, min(loadable, totals.read))
             rejected, sample = run.rejected or 0, run.rejected_sample
         self.ledger.finish(run.run_id, rejected=rejected, sample=sample)
-        if run.staging_table is not None:
-            drop_staging(self.engine, self.sql, run.staging_table)
+        if run.writer != COPY:
+            drop_staging(self.engine, self.sql, self.prefix, run.run_id)
         return self.ledger.read(run.run_id)
 
     def _require_rows(self, run: Run, expected: int, found: int) -> None:
@@ -232,7 +256,7 @@ class Load:
                 run.run_id,
                 f"{expected:,} events were counted, and {found:,} loaded; the source must not change meanwhile: begin "
                 "a new run (what has been applied is not applied again)",
-                done=len(self.ledger.done(run.run_id)),
+                done=len(self._done(run)),
                 chunks=run.chunks,
             )
 
@@ -263,6 +287,7 @@ class Load:
         from pyspark.errors import PySparkException
 
         context = self.spark.sparkContext
+        theirs = {name: context.getLocalProperty(name) for name in _JOB_GROUP}
         group = f"txbox-{secrets.token_hex(6)}"
         context.setJobGroup(group, f"txbox bulk load of {self.source}: {name}", interruptOnCancel=True)
         reporting = (
@@ -280,10 +305,13 @@ class Load:
                 raise
             if run is None:
                 raise TxboxError(f"the events cannot be read: {_said(error)}") from error
-            done = len(self.ledger.done(run.run_id))
+            done = len(self._done(run))
             raise BulkLoadFailed(run.run_id, f"Spark failed: {_said(error)}", done=done, chunks=run.chunks) from error
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+            # The thread is the caller's, perhaps a stream's, and so are its next jobs.
+            for property_, value in theirs.items():
+                context.setLocalProperty(property_, value)  # type: ignore[arg-type] # None takes it away
 
 
 def _said(error: Exception) -> str:
@@ -291,5 +319,7 @@ def _said(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3])[:500]
 
+
+_JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 _log = logging.getLogger("txbox")

@@ -36,7 +36,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox_spark.columns import EventColumn
-from txbox_spark.effects import Apply, apply_effects
+from txbox_spark.effects import Apply, ApplyFailed, apply_effects
 from txbox_spark.statements import INCOMING, Statements, statements
 
 __all__ = ["MERGE_ATTEMPTS", "SORT_MEMORY", "ChunkCounts", "MergePlan", "begin_chunk", "merge_chunk"]
@@ -129,7 +129,7 @@ def merge_chunk(
         How many events were first, and are applied.
 
     Raises:
-        sqlalchemy.exc.DBAPIError: a statement has failed; roll back.
+        sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
     """
     raced = False
     failures = 0
@@ -141,10 +141,11 @@ def merge_chunk(
             savepoint.rollback()
             raced = True
             _log.info("bulk load %s, chunk %d: someone else was faster with some events", plan.run_id, chunk)
-        except DBAPIError as error:
+        except (DBAPIError, ApplyFailed) as error:
             failures += 1
             again = is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
-            if error.connection_invalidated or not again or failures == MERGE_ATTEMPTS:
+            lost = isinstance(error, DBAPIError) and error.connection_invalidated
+            if lost or not again or failures == MERGE_ATTEMPTS:
                 raise
             savepoint.rollback()
             _log.info("bulk load %s, chunk %d: %s; once more", plan.run_id, chunk, sqlstate(error))

@@ -16,18 +16,21 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import URL, Connection, Engine, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from txbox import InvalidConfiguration, TxboxError
+from txbox.lent import guard
 from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
 from txbox.transactions import short_transaction
-from txbox_spark.columns import MAX_NAME_BYTES
+from txbox_spark.columns import MAX_NAME_BYTES, in_words
 from txbox_spark.events import MESSAGE_ID, REJECTED, Events
 from txbox_spark.failed_chunk import FailedChunk
 from txbox_spark.jdbc import jdbc_options
 from txbox_spark.ledger import Run, span
 from txbox_spark.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
+from txbox_spark.patience import patient
 from txbox_spark.statements import Statements, quote
 
 __all__ = ["BATCH_ROWS", "StagingLost", "drop_staging", "merge_staged", "stage", "sweep_staging"]
@@ -68,8 +71,7 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
         for statement in statements.create_staging(schema, name, events.columns, run.bounds):
             connection.exec_driver_sql(statement)
     (
-        events.staged.where(sql.col(MESSAGE_ID).isNotNull())
-        .drop(REJECTED)
+        in_words(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
         .write.format("jdbc")
         .options(**jdbc_options(url))
         # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
@@ -77,7 +79,7 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
         .option("reWriteBatchedInserts", "true")
         .option("batchsize", BATCH_ROWS)
         .option("numPartitions", tasks)
-        .option("dbtable", f"{schema}.{quote(name)}")
+        .option("dbtable", f"{schema}.{quote(name)}".replace("%%", "%"))
         .mode("append")
         .save()
     )
@@ -104,12 +106,15 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
         StagingLost: the staging table is not there, or not complete.
     """
     stopping = threading.Event()
+    # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a temporary
+    # table or a setting, must not meet the next chunk.
+    sessions = guard(create_engine(engine.url, poolclass=NullPool))
 
     def merge(chunk: int) -> FailedChunk | None:
         if stopping.is_set():
             return None
         try:
-            _merge_chunk(engine, plan, run, chunk)
+            _merge_chunk(sessions, plan, run, chunk)
         except StagingLost:
             stopping.set()
             raise
@@ -127,8 +132,17 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
             stopping.set()
 
 
-def drop_staging(engine: Engine, statements: Statements, table: str) -> None:
-    """Drop a staging table, if it is there."""
+@patient
+def drop_staging(engine: Engine, statements: Statements, prefix: str, run_id: str) -> None:
+    """Drop the staging tables of a run, those of attempts included that were killed before theirs was complete."""
+    pattern = f"^{re.escape(prefix)}bulk_load_staging_{run_id}_[0-9]+$"
+    with short_transaction(engine) as connection:
+        found = connection.exec_driver_sql(statements.staging_of_run, (statements.bulk_load, pattern)).scalars().all()
+    for table in found:
+        _drop(engine, statements, table)
+
+
+def _drop(engine: Engine, statements: Statements, table: str) -> None:
     with short_transaction(engine) as connection:
         connection.exec_driver_sql(statements.drop_staging(_schema(connection, statements), table))
 
@@ -144,7 +158,7 @@ def sweep_staging(engine: Engine, statements: Statements, prefix: str, abandoned
         found = connection.exec_driver_sql(statements.abandoned_staging, values).scalars().all()
     for table in found:
         _log.info("dropping the abandoned staging table %s", table)
-        drop_staging(engine, statements, table)
+        _drop(engine, statements, table)
     return tuple(found)
 
 
@@ -179,8 +193,9 @@ def _has_rows(connection: Connection, schema: str, table: str | None) -> bool:
 
 
 def _schema(connection: Connection, statements: Statements) -> str:
-    """Return the schema that our tables are in, quoted."""
-    return str(connection.exec_driver_sql(statements.schema_of_tables, (statements.bulk_load,)).scalar_one())
+    """Return the schema that our tables are in, quoted as Postgres and psycopg's placeholders need it."""
+    schema = str(connection.exec_driver_sql(statements.schema_of_tables, (statements.bulk_load,)).scalar_one())
+    return schema.replace("%", "%%")
 
 
 _log = logging.getLogger("txbox")

@@ -81,6 +81,22 @@ WITH chunks AS (DELETE FROM {chunk} WHERE run_id = %s)
 DELETE FROM {run} WHERE run_id = %s"""
         """Forget a run and its chunks: (run, run)."""
 
+        self.sweep_runs = f"""
+WITH left_behind AS (
+  DELETE FROM {run}
+  WHERE subscriber_id = %s
+    AND (source ~ %s OR source ~ %s AND heartbeat_at < now() - make_interval(secs => %s))
+  RETURNING run_id
+), chunks AS (
+  DELETE FROM {chunk} AS chunk
+  WHERE chunk.run_id IN (SELECT run_id FROM left_behind)
+    OR NOT EXISTS (SELECT FROM {run} AS run WHERE run.run_id = chunk.run_id)
+)
+SELECT run_id FROM left_behind"""
+        """Forget runs that were left behind: (subscriber, pattern of sources that are nobody else's, pattern of sources
+        that others may be loading, seconds without a heartbeat for these) → runs. A task may outlive its driver, and
+        merge a chunk after the run was forgotten: such chunks go, too."""
+
         self.done_chunks = f"SELECT chunk FROM {chunk} WHERE run_id = %s ORDER BY chunk"
         """The chunks that are merged: (run) → rows."""
 
@@ -146,6 +162,12 @@ WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = %s::
   )"""
         """Staging tables that nobody has worked on for a while: (quoted name of the ledger, pattern of their names,
         the pattern with the run as its group, seconds) → names."""
+
+        self.staging_of_run = """
+SELECT staging.relname FROM pg_class AS staging
+WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = %s::regclass)
+  AND staging.relkind = 'p' AND staging.relname ~ %s"""
+        """Staging tables of one run: (quoted name of the ledger, pattern of their names) → names."""
 
         # Quoted and with their schema: for messages, and to look them up in the catalogue.
         self.bulk_load = run.replace("%%", "%")
@@ -290,7 +312,7 @@ def _quoted(table: Table) -> str:
 
 
 def _literal(text: str) -> str:
-    return psycopg_sql.Literal(text).as_string(None)
+    return psycopg_sql.Literal(text).as_string(None).replace("%", "%%")
 
 
 _ID = 'message_id text COLLATE "C" NOT NULL'

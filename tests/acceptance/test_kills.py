@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -204,12 +205,15 @@ def test_sigterm_finishes_what_was_begun_and_hands_back_the_rest(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(
-    business: Business, sqs: "SQSClient", queue: str, start: Start, number: signal.Signals
+    business: Business, sqs: "SQSClient", queue: str, start: Start, number: signal.Signals, tmp_path: Path
 ) -> None:
     send(sqs, queue, ["m0000"])
-    process = start(pause=60, visibility_seconds=2)
+    log = tmp_path / "log"
+    process = start(pause=60, visibility_seconds=2, log=str(log))
     wait_until(lambda: runs(business), timeout=60)
     process.send_signal(number)
+    # Two that are sent before the process gets to run are one to it.
+    wait_until(lambda: "finishing what was taken" in log.read_text(), "the first signal is seen")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     process.send_signal(number)

@@ -5,6 +5,7 @@ known even when it did not live to tell.
 """
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -42,8 +43,8 @@ def start(url: str, queue: str, **settings: Any) -> subprocess.Popen[bytes]:
         url: the database, whose search path holds the tables.
         queue: the queue's URL.
         settings: ``deadly`` ids kill their process in the handler, ``deadly_once`` ids in their first run only;
-            ``kill_at`` names the event that kills; ``pause`` is how long the handler takes, in seconds; the rest goes
-            to SqsWorker.
+            ``kill_at`` names the event that kills; ``pause`` is how long the handler takes, in seconds; ``log`` is a
+            file for what the worker logs; the rest goes to SqsWorker.
     """
     paths = os.pathsep.join(path for path in sys.path if path)
     return subprocess.Popen(
@@ -59,6 +60,8 @@ def main() -> None:
     deadly, deadly_once = set(settings.pop("deadly", ())), set(settings.pop("deadly_once", ()))
     pause = settings.pop("pause", 0.0)
     moment = settings.pop("kill_at", None)
+    if log := settings.pop("log", None):
+        logging.basicConfig(filename=log, level=logging.INFO)
     hooks = [kill_at(getattr(events, moment))] if moment else []
     notes = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
 

@@ -1,15 +1,15 @@
-"""One Spark for all tests of Spark: a JVM takes seconds to start, and a process has room for one."""
+"""One Spark for all tests that need one in their own process: a JVM takes seconds to start. A plugin of pytest."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
-from txbox_spark import spark_session
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-HERE = Path(__file__).parent
 # pyspark may leave it to the garbage collector to close a socket that it has read rows from: seen with 4.0.
 UNCLOSED = r"ignore:unclosed <socket\.socket .*127\.0\.0\.1:ResourceWarning"
 
@@ -19,6 +19,10 @@ _used: list[str] = []
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session with two threads and the JDBC driver on board."""
+    import pyspark
+
+    from txbox_spark import spark_session
+
     session = spark_session("txbox-tests", master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
     _used.append(f"Spark used: {session.version} (pyspark {pyspark.__version__})")
     yield session
@@ -26,9 +30,9 @@ def spark() -> Iterator[SparkSession]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Pass over pyspark's own leaks, in the tests of this folder alone."""
+    """Pass over pyspark's own leaks, in the tests that use it alone."""
     for item in items:
-        if item.path.is_relative_to(HERE):
+        if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.filterwarnings(UNCLOSED))
 
 

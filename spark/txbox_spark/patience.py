@@ -1,0 +1,49 @@
+"""Patience with a database that is away for a while: for short transactions of ours that may be done twice."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from txbox.sqlstates import is_outage
+
+__all__ = ["OUTAGE_ATTEMPTS", "patient"]
+
+OUTAGE_ATTEMPTS = 8
+"""How often it is tried; with the pauses between, for half a minute or more, in which a standby can take over."""
+
+FIRST_PAUSE_SECONDS = 0.25
+"""The longest pause after the first failure. It is short, for a pool that lost its server is full of dead connections,
+and knows it then. Each pause is up to twice as long as the one before."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def patient(work: Callable[P, R]) -> Callable[P, R]:
+    """Try again, with pauses, what has failed because the database could not be reached.
+
+    The answer to a COMMIT may be what was lost; so it must be harmless to do the work twice.
+    """
+
+    @wraps(work)
+    def patiently(*args: P.args, **kwargs: P.kwargs) -> R:
+        for failures in range(1, OUTAGE_ATTEMPTS):
+            try:
+                return work(*args, **kwargs)
+            except SQLAlchemyError as error:
+                if not is_outage(error):
+                    raise
+                _log.warning("bulk load: the database is away (%s); trying again", " ".join(str(error).split())[:200])
+                # Equal jitter, as the workers have it.
+                time.sleep(FIRST_PAUSE_SECONDS * 2 ** (failures - 1) * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        return work(*args, **kwargs)
+
+    return patiently
+
+
+_log = logging.getLogger("txbox")

@@ -1,0 +1,175 @@
+"""Structured Streaming through the inbox: each micro-batch is a bulk load.
+
+::
+
+    stream.writeStream.foreachBatch(inbox_sink(url=…, …)).option("checkpointLocation", …).start()
+
+    batch n ──▶ bulk load "stream QUERY batch n" ──▶ on_batch ──▶ Spark commits n to the checkpoint
+                          │                                ▲
+                          └── killed, or failed: the next start of the query gives the same rows again,
+                              in batches cut as before or otherwise; the inbox rejects what was applied
+
+Spark promises foreachBatch no more than to give each batch at least once. The inbox makes of it that each event is
+applied once, and needs neither the batch's number nor its bounds for that: a query may go on from its checkpoint, from
+an older one, or begin anew without any.
+
+The ledger holds the batch that is being loaded, and no other. A batch is forgotten when it is loaded. One that was
+killed or has failed stays, with its error, until the same query begins a batch again; if it never does, until a sink of
+the same subscriber begins one after ``abandoned_seconds``.
+
+The batch is not persisted. It is read twice, which for most sources costs less than to keep it: see
+``inbox_sink``.
+"""
+
+import logging
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL, NullPool, create_engine
+
+from txbox import TxboxError
+from txbox_spark.bulk_load import ABANDONED_SECONDS, CHUNK_ROWS, bulk_load, check_arguments
+from txbox_spark.effects import Apply
+from txbox_spark.executors import Choice
+from txbox_spark.ledger import Ledger
+from txbox_spark.load import AUTO, BulkLoadFailed
+from txbox_spark.report import BulkLoadReport
+from txbox_spark.sources import Source
+from txbox_spark.statements import statements
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["BatchFailed", "OnBatch", "inbox_sink"]
+
+OnBatch = Callable[[int, BulkLoadReport], object]
+"""Is given each batch's number and report, after the batch is loaded and before Spark commits it to the checkpoint."""
+
+
+class BatchFailed(TxboxError):
+    """A batch of a stream cannot be loaded, and the query ends. What has committed stays, and is not applied again.
+
+    Attributes:
+        batch_id: the number that Spark gives the batch.
+        run_id: what the ledger calls it.
+    """
+
+    def __init__(self, batch_id: int, run_id: str, why: str, *, done: int, chunks: int) -> None:
+        self.batch_id = batch_id
+        self.run_id = run_id
+        super().__init__(
+            f"batch {batch_id} of the stream: {why} ({done} of {chunks} chunks are merged, and of the others nothing "
+            "is committed; when it is mended, start the query again with the same checkpoint)"
+        )
+
+
+def inbox_sink(
+    *,
+    url: str | URL,
+    subscriber_id: str,
+    message_id: str,
+    apply: Apply,
+    schema: str | None = None,
+    prefix: str = "",
+    column_types: Mapping[str, str] | None = None,
+    writer: str = "auto",
+    parallelism: int | None = None,
+    chunk_rows: int = CHUNK_ROWS,
+    abandoned_seconds: float = ABANDONED_SECONDS,
+    on_batch: OnBatch | None = None,
+) -> "Callable[[DataFrame, int], None]":
+    """Make the function that ``DataStreamWriter.foreachBatch`` calls: every event of the stream is applied once.
+
+    Rejected rows are counted, logged as a warning with a sample, and told to ``on_batch``; they do not stop the query.
+
+    Each batch is computed twice, first for its ids alone. That is cheap for files, and needs no memory. Where computing
+    a batch is dear (a wide stateful query, a source that throttles), or gives other rows the second time, keep it::
+
+        sink = inbox_sink(...)
+
+        def keep(batch, batch_id):
+            batch.persist()
+            try:
+                sink(batch, batch_id)
+            finally:
+                batch.unpersist()
+
+    Args:
+        url: the database, ``postgresql://user:password@host/name``; executors must reach it under this name.
+        subscriber_id: who processes the events: the name that the live workers' inbox has.
+        message_id: the column that holds the message id, or an expression of Spark SQL that makes it.
+        apply: the effect, as ``bulk_load`` takes it: SQL over the relation ``fresh_event``, or a picklable callable.
+        schema: the Postgres schema that holds txbox's tables; None leaves it to the search path.
+        prefix: what those tables' names start with.
+        column_types: Postgres types of columns, where Spark's own type does not say enough.
+        writer: "copy", "jdbc", or "auto": chosen at the first batch, and kept.
+        parallelism: how many chunks are merged at once; None: as many as Spark runs tasks.
+        chunk_rows: rows in a chunk, about. Most batches have few rows, and are one chunk.
+        abandoned_seconds: after so long without a sign of life, what other queries have left behind is swept.
+        on_batch: is given each batch's number and report, but for batches without rows. After a restart it may be given
+            the same number again. What it raises ends the query.
+
+    Returns:
+        The function; it raises ``BatchFailed`` if a batch cannot be loaded, which ends the query.
+
+    Raises:
+        InvalidConfiguration: an argument cannot work.
+    """
+    place = check_arguments(
+        "inbox_sink", url=url, subscriber_id=subscriber_id, apply=apply, writer=writer, parallelism=parallelism,
+        chunk_rows=chunk_rows,
+    )  # fmt: skip
+    ledger = Ledger(create_engine(place, poolclass=NullPool), statements(schema, prefix))
+    unnamed = str(uuid.uuid4())
+    chosen = Choice(writer, "asked for")
+    clean: str | None = None
+
+    def sink(batch: "DataFrame", batch_id: int) -> None:
+        nonlocal chosen, clean
+        # Spark sets it in the thread that runs the query; the same after a restart from the same checkpoint.
+        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or unnamed
+        if clean != query:
+            ledger.check()
+            # A query runs one batch at a time: older ones of it are not being worked on.
+            mine = f"^stream {re.escape(query)} batch [0-9]+$"
+            for left_behind in ledger.sweep(subscriber_id, mine, _ANY_BATCH, abandoned_seconds):
+                _log.info("a batch of a stream was left behind: bulk load %s", left_behind)
+        clean = None
+        try:
+            report = bulk_load(
+                batch,
+                url=place,
+                subscriber_id=subscriber_id,
+                message_id=message_id,
+                apply=apply,
+                schema=schema,
+                prefix=prefix,
+                column_types=column_types,
+                writer=chosen.writer,
+                parallelism=parallelism,
+                chunk_rows=chunk_rows,
+                source=Source(f"stream {query} batch {batch_id}", b""),
+                abandoned_seconds=abandoned_seconds,
+            )
+        except BulkLoadFailed as error:
+            failed = BatchFailed(batch_id, error.run_id, error.why, done=error.done, chunks=error.chunks)
+            raise failed from error
+        if chosen.writer == AUTO:
+            chosen = Choice(report.writer, report.writer_reason)
+        ledger.forget(report.run_id)
+        clean = query
+        if report.rejected:
+            sample = "; ".join(report.rejected_sample)
+            _log.warning("%s: %d of %d rows rejected: %s", report.source, report.rejected, report.read, sample)
+        if report.read and on_batch is not None:
+            on_batch(batch_id, replace(report, writer_reason=chosen.reason))
+
+    return sink
+
+
+_ANY_BATCH = "^stream [0-9a-f-]{36} batch [0-9]+$"
+
+_log = logging.getLogger("txbox")

@@ -1,0 +1,219 @@
+"""Bulk loads whose statements lock rows in any order: no deadlock among chunks, and a way out of one with others."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from support.bulk_load_moments import held
+from support.purchases import GATE, WRITE_EFFECT, Books, Purchases, adds_up
+from support.waiting import wait_until
+from txbox.schema import tables
+from txbox.sqlstates import DEADLOCK_DETECTED, sqlstate
+from txbox_spark import BulkLoadReport, bulk_load, read_events
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)  # the first needs a JVM, and a machine may be slow
+
+PURCHASES = Purchases.make(1_500, twice=100)
+REACHED_SECONDS = 90
+
+IN_ANY_ORDER = f"""
+{WRITE_EFFECT};
+DO $each$
+DECLARE added record;
+BEGIN
+  FOR added IN SELECT account_id, sum(amount) AS amount FROM fresh_event GROUP BY account_id ORDER BY random() LOOP
+    UPDATE account SET balance = balance + added.amount WHERE account_id = added.account_id;
+    PERFORM pg_sleep(0.02);
+  END LOOP;
+END $each$"""
+"""Locks the accounts one by one, in an order of each chunk's own."""
+
+UPWARDS = f"""
+{WRITE_EFFECT};
+DO $each$
+DECLARE added record;
+BEGIN
+  FOR added IN SELECT account_id, sum(amount) AS amount FROM fresh_event GROUP BY account_id ORDER BY account_id LOOP
+    UPDATE account SET balance = balance + added.amount WHERE account_id = added.account_id;
+    PERFORM pg_advisory_xact_lock_shared({GATE});
+  END LOOP;
+END $each$"""
+"""Locks the accounts one by one, the first one first, and then waits at the gate."""
+
+Load = Callable[..., BulkLoadReport]
+
+
+@pytest.fixture
+def url(fresh_database: str) -> str:
+    """A database of its own: Postgres counts deadlocks by database."""
+    engine = create_engine(fresh_database, poolclass=NullPool)
+    tables().metadata.create_all(engine)
+    return fresh_database
+
+
+@pytest.fixture
+def engine(url: str) -> Engine:
+    return create_engine(url, poolclass=NullPool)
+
+
+@pytest.fixture
+def books(engine: Engine) -> Books:
+    return Books(engine)
+
+
+@pytest.fixture
+def load(spark: "SparkSession", url: str, tmp_path: Path) -> Load:
+    events = read_events(spark, [PURCHASES.write(tmp_path / "archive")])
+
+    def load(deadlock_timeout: str = "1s", **settings: Any) -> BulkLoadReport:
+        place = make_url(url).update_query_dict({"options": f"-cdeadlock_timeout={deadlock_timeout}"})
+        settings = {"chunk_rows": 250, "parallelism": 2, **settings}
+        return bulk_load(events, url=place, subscriber_id="billing", message_id="purchase_id", **settings)
+
+    return load
+
+
+def deadlocks(engine: Engine) -> int:
+    """How many deadlocks there were; a connection has told of its own at the latest when it has ended."""
+    with engine.connect() as connection:
+
+        def alone() -> bool:
+            with connection.begin():
+                others = connection.exec_driver_sql(
+                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                    "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+                )
+                return others.scalar_one() == 0
+
+        wait_until(alone, "all others are gone")
+        found = connection.exec_driver_sql("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        return int(found.scalar_one())
+
+
+@pytest.mark.parametrize(
+    ("writer", "parallelism"),
+    [
+        pytest.param("copy", 1, marks=pytest.mark.slow),
+        pytest.param("copy", 2),
+        pytest.param("copy", 4, marks=pytest.mark.slow),
+        pytest.param("jdbc", 1, marks=pytest.mark.slow),
+        pytest.param("jdbc", 2, marks=pytest.mark.slow),
+        pytest.param("jdbc", 4),
+    ],
+)
+def test_chunks_that_lock_the_same_rows_in_different_orders_do_not_meet_in_a_deadlock(
+    writer: str, parallelism: int, engine: Engine, books: Books, load: Load
+) -> None:
+    report = load(deadlock_timeout="10ms", writer=writer, parallelism=parallelism, apply=IN_ANY_ORDER)
+    assert report.chunks >= 6
+    assert report.attempts == 1
+    adds_up(report, PURCHASES)
+    books.assert_exact(PURCHASES)
+    assert deadlocks(engine) == 0
+
+
+# Postgres looks for a deadlock once in each wait, when it has lasted deadlock_timeout. So whoever closes the circle
+# with a short one is the victim.
+
+
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+def test_a_chunk_that_is_the_victim_of_a_deadlock_is_merged_once_more(
+    writer: str, engine: Engine, books: Books, load: Load
+) -> None:
+    """The chunk has the first account, the other the last, and waits for the first; then the chunk wants the last."""
+    with ThreadPoolExecutor(2) as pool:
+        with engine.connect() as other:
+            with held(engine, f"SELECT pg_advisory_xact_lock({GATE})"):
+                other.exec_driver_sql("SET deadlock_timeout = '60s'")
+                other.exec_driver_sql("UPDATE account SET balance = balance + 5 WHERE account_id = 7")
+                loading = pool.submit(load, deadlock_timeout="10ms", writer=writer, apply=UPWARDS)
+                reached(loading, lambda: books.waiting("advisory", GATE))
+                waiting = pool.submit(
+                    other.exec_driver_sql, "UPDATE account SET balance = balance - 5 WHERE account_id = 1"
+                )
+                reached(loading, lambda: books.waiting("transactionid"))
+            waiting.result(60)
+            other.commit()
+        report = loading.result(120)
+    assert report.attempts == 1, "the chunk has gone back to its savepoint, and no further"
+    adds_up(report, PURCHASES)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE account SET balance = balance - 5 WHERE account_id = 7")
+        connection.exec_driver_sql("UPDATE account SET balance = balance + 5 WHERE account_id = 1")
+    books.assert_exact(PURCHASES)
+    assert deadlocks(engine) == 1
+
+
+@pytest.mark.parametrize("writer", ["copy", pytest.param("jdbc", marks=pytest.mark.slow)])
+def test_a_chunk_goes_on_when_the_other_is_the_victim(writer: str, engine: Engine, books: Books, load: Load) -> None:
+    """The other has the last account, for which the chunk waits, and then wants the first, which the chunk has."""
+    with ThreadPoolExecutor(1) as pool:
+        with engine.connect() as other:
+            other.exec_driver_sql("SET deadlock_timeout = '10ms'")
+            other.exec_driver_sql("UPDATE account SET balance = balance + 5 WHERE account_id = 7")
+            loading = pool.submit(load, deadlock_timeout="60s", writer=writer, apply=UPWARDS)
+            reached(loading, lambda: books.waiting("transactionid"))
+            with pytest.raises(DBAPIError) as caught:
+                other.exec_driver_sql("UPDATE account SET balance = balance - 5 WHERE account_id = 1")
+            assert sqlstate(caught.value) == DEADLOCK_DETECTED
+            other.rollback()
+        report = loading.result(120)
+    assert report.attempts == 1
+    adds_up(report, PURCHASES)
+    books.assert_exact(PURCHASES)
+
+
+def reached(loading: "Future[BulkLoadReport]", moment: Callable[[], object]) -> None:
+    wait_until(lambda: loading.done() or moment(), "the load gets there", timeout=REACHED_SECONDS)
+    assert not loading.done(), loading.result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+def test_many_live_transactions_that_lock_in_any_order(writer: str, engine: Engine, books: Books, load: Load) -> None:
+    """They move money to and fro, and come out at nothing."""
+    ended = threading.Event()
+    moved, victims = 0, 0
+
+    def move() -> None:
+        nonlocal moved, victims
+        with engine.connect() as connection:
+            while not ended.is_set():
+                try:
+                    connection.exec_driver_sql(
+                        "SELECT set_config('deadlock_timeout', '50ms', true); "
+                        "DO $$ DECLARE one int; BEGIN "
+                        "FOR one IN SELECT account_id FROM account ORDER BY random() LIMIT 3 LOOP "
+                        "UPDATE account SET balance = balance + 0 WHERE account_id = one; PERFORM pg_sleep(0.01); "
+                        "END LOOP; END $$"
+                    )
+                    connection.commit()
+                    moved += 1
+                except DBAPIError as error:
+                    if sqlstate(error) != DEADLOCK_DETECTED:
+                        raise
+                    connection.rollback()
+                    victims += 1
+
+    with ThreadPoolExecutor(2) as pool:
+        movers = [pool.submit(move) for _ in range(2)]
+        try:
+            report = load(deadlock_timeout="20ms", writer=writer, apply=IN_ANY_ORDER)
+        finally:
+            ended.set()
+        for mover in movers:
+            mover.result(30)
+    adds_up(report, PURCHASES)
+    books.assert_exact(PURCHASES)
+    assert deadlocks(engine) > victims, "some of them were the load's"
+    assert moved

@@ -1,0 +1,299 @@
+"""Bulk loads and live workers, and bulk loads and each other, over the same messages: each is applied once.
+
+Whoever was first has applied it; the report and the workers' outcomes add up to the ids that there are.
+"""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy.orm import Session
+
+from support.bulk_load_moments import database
+from support.memory_worker import at_work, make
+from support.purchases import APPLY, GATE, GATED, Books, Purchases, adds_up, messages, settle
+from support.waiting import wait_until
+from txbox import Message, Outcome
+from txbox_spark import BulkLoadFailed, BulkLoadReport, bulk_load, read_events
+from txbox_workers.memory import MemorySource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.timeout(300)  # the first needs a JVM, and a machine may be slow
+
+PURCHASES = Purchases.make(2_500, twice=250, without_id=3)
+BEYOND = Purchases.make(200, first=2_500)
+"""What is not in the file."""
+REACHED_SECONDS = 90
+
+Load = Callable[..., BulkLoadReport]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return PURCHASES.write(tmp_path_factory.mktemp("purchases") / "archive")
+
+
+@pytest.fixture
+def events(spark: "SparkSession", path: str) -> "DataFrame":
+    return read_events(spark, [path])
+
+
+@pytest.fixture
+def schema_url(fresh_database: str) -> str:
+    """A database of its own: who waits there waits for this test."""
+    database(fresh_database)
+    return fresh_database
+
+
+@pytest.fixture
+def books(engine: Engine) -> Books:
+    return Books(engine)
+
+
+@pytest.fixture
+def load(events: "DataFrame", schema_url: str) -> Load:
+    """Load the file; the loader's connections have the default isolation level that is named."""
+
+    def load(*, isolation: str = "serializable", **settings: Any) -> BulkLoadReport:
+        options = f"-cdefault_transaction_isolation={isolation}"
+        settings = {"subscriber_id": "billing", "apply": APPLY, "chunk_rows": 500, "parallelism": 2, **settings}
+        return bulk_load(
+            events,
+            url=make_url(schema_url).update_query_dict({"options": options}),
+            message_id="purchase_id",
+            **settings,
+        )
+
+    return load
+
+
+# --- live workers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def live(schema_url: str) -> Iterator[Callable[..., Any]]:
+    """Make a worker, and its source, for messages; its connections have the isolation level that is named."""
+    engines: list[Engine] = []
+
+    def live(source: MemorySource, isolation: str = "READ COMMITTED", handler: Any = settle, **options: Any) -> Any:
+        engines.append(create_engine(schema_url, isolation_level=isolation))
+        return make(source, engines[-1], handler, max_attempts=None, **options)
+
+    yield live
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+def test_one_after_the_other_workers_load_workers(
+    writer: str, books: Books, load: Load, live: Callable[..., Any]
+) -> None:
+    chance = random.Random(3)
+    early = chance.sample(sorted(PURCHASES.ids), 600)
+    late = chance.sample(sorted(PURCHASES.ids), 300)
+    source = MemorySource(messages(PURCHASES, early))
+    with at_work(before := live(source)):
+        assert source.wait_until_empty(60)
+    assert before.counts == {Outcome.PROCESSED: 600}
+
+    report = load(writer=writer)
+    adds_up(report, PURCHASES, already=600)
+
+    source = MemorySource([*messages(PURCHASES, late), *messages(BEYOND, sorted(BEYOND.ids))])
+    with at_work(after := live(source)):
+        assert source.wait_until_empty(60)
+    assert after.counts == {Outcome.DUPLICATE: 300, Outcome.PROCESSED: 200}
+    books.assert_exact(PURCHASES, BEYOND)
+
+
+@pytest.mark.parametrize(
+    ("writer", "isolation"),
+    [
+        pytest.param("copy", "READ COMMITTED"),
+        pytest.param("copy", "REPEATABLE READ", marks=pytest.mark.slow),
+        pytest.param("copy", "SERIALIZABLE", marks=pytest.mark.slow),
+        pytest.param("jdbc", "READ COMMITTED", marks=pytest.mark.slow),
+        pytest.param("jdbc", "REPEATABLE READ", marks=pytest.mark.slow),
+        pytest.param("jdbc", "SERIALIZABLE"),
+    ],
+)
+def test_at_the_same_time(writer: str, isolation: str, books: Books, load: Load, live: Callable[..., Any]) -> None:
+    """The workers begin once the run has, so both are at it until one of them has no more."""
+    ids = sorted(PURCHASES.ids)
+    random.Random(4).shuffle(ids)
+    ids = ids[:1_500]
+    source = MemorySource([*messages(PURCHASES, ids), *messages(BEYOND, sorted(BEYOND.ids))])
+    early = MemorySource(messages(PURCHASES, ids[:50]))
+    with at_work(first := live(early, isolation)):
+        assert early.wait_until_empty(60), "the workers have had some before"
+    worker = live(source, isolation, threads=3)
+    apply = f"{APPLY}; SELECT pg_sleep(0.1)"
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load, writer=writer, apply=apply)
+        wait_until(
+            lambda: loading.done() or books.rows("SELECT 1 FROM bulk_load"), "it merges", timeout=REACHED_SECONDS
+        )
+        with at_work(worker):
+            report = loading.result(120)
+            assert source.wait_until_empty(120)
+    by_workers = first.counts[Outcome.PROCESSED] + worker.counts[Outcome.PROCESSED] - len(BEYOND.ids)
+    assert report.applied + by_workers == len(PURCHASES.ids)
+    assert by_workers >= 50
+    assert report.applied >= len(PURCHASES.ids) - len(ids)
+    adds_up(report, PURCHASES, already=by_workers)
+    acked = Counter(worker.counts) - Counter({Outcome.IN_FLIGHT: worker.counts.get(Outcome.IN_FLIGHT, 0)})
+    assert set(acked) <= {Outcome.PROCESSED, Outcome.DUPLICATE}
+    assert acked.total() == len(ids) + len(BEYOND.ids)
+    books.assert_exact(PURCHASES, BEYOND)
+
+
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("commits", [True, False], ids=["worker commits", "worker rolls back"])
+def test_a_chunk_waits_for_a_worker_that_has_recorded_one_of_its_ids(
+    writer: str, commits: bool, books: Books, load: Load, live: Callable[..., Any]
+) -> None:
+    handling, go_on = threading.Event(), threading.Event()
+    runs = 0
+
+    def slowly(session: Session, message: Message) -> None:
+        nonlocal runs
+        runs += 1
+        settle(session, message)
+        handling.set()
+        assert go_on.wait(REACHED_SECONDS + 30)
+        if not commits and runs == 1:
+            raise ValueError("not this time")
+
+    source = MemorySource(messages(PURCHASES, ["p001200"]))
+    with at_work(worker := live(source, handler=slowly)), ThreadPoolExecutor(1) as pool:
+        assert handling.wait(30)
+        try:
+            loading = pool.submit(load, writer=writer)
+            wait_until(
+                lambda: loading.done() or books.waiting("transactionid"), "a chunk waits", timeout=REACHED_SECONDS
+            )
+            assert not loading.done()
+        finally:
+            go_on.set()
+        report = loading.result(120)
+        assert source.wait_until_empty(60)
+    adds_up(report, PURCHASES, already=worker.counts.get(Outcome.PROCESSED, 0))
+    if commits:
+        assert worker.counts == {Outcome.PROCESSED: 1}, "the chunk has found out that it was second"
+    else:
+        assert worker.counts[Outcome.FAILED] == 1
+        assert worker.counts.get(Outcome.PROCESSED, 0) + worker.counts.get(Outcome.DUPLICATE, 0) == 1
+    books.assert_exact(PURCHASES)
+
+
+def test_a_chunk_that_meets_a_second_worker_while_it_makes_up_for_the_first(
+    books: Books, load: Load, live: Callable[..., Any]
+) -> None:
+    """The first turns its plain INSERT into a failure; the second has it find out by ON CONFLICT what to leave out."""
+    ids = ("p001300", "p001500")  # of one chunk
+    handling, go_on = threading.Barrier(3), {id_: threading.Event() for id_ in ids}
+
+    def slowly(session: Session, message: Message) -> None:
+        settle(session, message)
+        handling.wait(30)
+        assert go_on[message.id].wait(REACHED_SECONDS + 30)
+
+    workers = [live(MemorySource(messages(PURCHASES, [id_])), handler=slowly) for id_ in ids]
+    with at_work(*workers), ThreadPoolExecutor(1) as pool:
+        handling.wait(30)
+        try:
+            loading = pool.submit(load, writer="jdbc")
+            waited_for: set[str] = set()
+            for id_ in ids:
+                waited_for |= wait_until(
+                    lambda before=frozenset(waited_for): books.waited_for() - before, timeout=REACHED_SECONDS
+                )
+                go_on[id_].set()
+        finally:
+            for event in go_on.values():
+                event.set()
+        report = loading.result(120)
+    adds_up(report, PURCHASES, already=2)
+    books.assert_exact(PURCHASES)
+
+
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+def test_a_worker_hands_back_what_a_chunk_has_recorded_and_not_committed(
+    writer: str, engine: Engine, books: Books, load: Load, live: Callable[..., Any]
+) -> None:
+    source = MemorySource(messages(PURCHASES, sorted(PURCHASES.ids)[::5]))
+    worker = live(source)
+    with ThreadPoolExecutor(1) as pool:
+        with engine.connect() as connection, connection.begin():
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({GATE})")
+            loading = pool.submit(load, writer=writer, apply=GATED)
+            wait_until(
+                lambda: loading.done() or books.waiting("advisory", GATE), "a chunk waits", timeout=REACHED_SECONDS
+            )
+            worker.start()
+            wait_until(lambda: worker.counts.get(Outcome.IN_FLIGHT), "the worker meets the chunk", timeout=60)
+        report = loading.result(120)
+        assert source.wait_until_empty(60)
+        assert worker.stop(20)
+    processed = worker.counts.get(Outcome.PROCESSED, 0)
+    assert worker.counts[Outcome.DUPLICATE] + processed == 500
+    adds_up(report, PURCHASES, already=processed)
+    books.assert_exact(PURCHASES)
+
+
+# --- other loads -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "writers",
+    [
+        pytest.param(("copy", "jdbc")),
+        pytest.param(("copy", "copy"), marks=pytest.mark.slow),
+        pytest.param(("jdbc", "jdbc"), marks=pytest.mark.slow),
+    ],
+)
+def test_two_loads_of_one_file_at_once(writers: tuple[str, str], books: Books, load: Load) -> None:
+    """Their chunks begin and end at different ids, so each meets two of the other's."""
+    with ThreadPoolExecutor(2) as pool:
+        loading = [
+            pool.submit(load, writer=writer, chunk_rows=rows) for writer, rows in zip(writers, (500, 700), strict=True)
+        ]
+        one, other = (future.result(150) for future in loading)
+    assert one.run_id != other.run_id
+    assert one.applied + other.applied == len(PURCHASES.ids)
+    adds_up(one, PURCHASES, already=other.applied)
+    adds_up(other, PURCHASES, already=one.applied)
+    books.assert_exact(PURCHASES)
+
+
+def test_two_subscribers_load_one_file_at_once_and_each_gets_everything(books: Books, load: Load) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        loading = [
+            pool.submit(load, writer=writer, subscriber_id=who)
+            for writer, who in (("copy", "billing"), ("jdbc", "shipping"))
+        ]
+        for future in loading:
+            adds_up(future.result(150), PURCHASES)
+    books.assert_exact(PURCHASES, subscribers=("billing", "shipping"))
+
+
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+def test_one_run_is_resumed_twice_at_once(writer: str, books: Books, load: Load) -> None:
+    """Both come to the same end, and the ledger has each chunk once."""
+    with pytest.raises(BulkLoadFailed) as caught:
+        load(writer=writer, apply="SELECT 1 / 0")
+    run_id = caught.value.run_id
+    with ThreadPoolExecutor(2) as pool:
+        apply = f"{APPLY}; SELECT pg_sleep(0.1)"
+        loading = [pool.submit(load, writer=writer, resume=run_id, apply=apply) for _ in range(2)]
+        for future in loading:
+            adds_up(future.result(150), PURCHASES)
+    books.assert_exact(PURCHASES)
+    books.assert_finished(run_id)

@@ -1,0 +1,134 @@
+"""A streaming query that is killed with SIGKILL in a batch, and started again: with its checkpoint, and without."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from support import sink_process
+from support.sink_process import GATE
+from support.waiting import wait_until
+
+pytest.importorskip("pyspark")
+
+Event = dict[str, Any]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def events(numbers: range) -> list[Event]:
+    return [{"event_id": f"e{number:05}", "account": number % 7, "amount": number % 11 - 5} for number in numbers]
+
+
+FILES: list[list[Event]] = [
+    [*events(range(400)), *events(range(100))],
+    [*events(range(300, 700)), {"event_id": "gate", "account": 3, "amount": 1000}],
+    events(range(600, 1000)),
+]
+
+
+@pytest.fixture
+def landing(tmp_path: Path, engine: Engine) -> Path:
+    """The files, and the tables that they change."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE effect (event_id text NOT NULL)")
+        connection.exec_driver_sql("CREATE TABLE account (account_id int PRIMARY KEY, balance bigint NOT NULL)")
+        connection.exec_driver_sql("INSERT INTO account SELECT n, 0 FROM generate_series(0, 6) AS n")
+    folder = tmp_path / "landing"
+    folder.mkdir()
+    for number, rows in enumerate(FILES):
+        path = folder / f"{number}.json"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        os.utime(path, (1_000_000_000 + number, 1_000_000_000 + number))  # Spark takes the oldest file first
+    return folder
+
+
+@pytest.fixture
+def start(schema_url: str, landing: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start the query's process, and see that none outlives the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*, checkpoint: str = "checkpoint", **settings: Any) -> "subprocess.Popen[str]":
+        place = {"url": schema_url, "landing": str(landing), "checkpoint": str(tmp_path / checkpoint)}
+        processes.append(sink_process.start(**place, **settings))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        kill(process)
+
+
+def kill(process: "subprocess.Popen[str]") -> None:
+    """Kill the driver and its JVM at once; the JVM's Python workers end when they find it gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)
+
+
+def rows(engine: Engine, sql: str) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(sql)]
+
+
+def assert_applied_once(engine: Engine, expected: list[Event]) -> None:
+    first = {event["event_id"]: event for event in expected}
+    balances = Counter(dict.fromkeys(range(7), 0))
+    for event in first.values():
+        balances[event["account"]] += event["amount"]
+    ids = sorted((one,) for one in first)
+    assert sorted(rows(engine, "SELECT event_id FROM effect")) == ids
+    assert sorted(rows(engine, "SELECT message_id FROM processed_message")) == ids
+    assert dict(rows(engine, "SELECT * FROM account")) == dict(balances)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("writer", "checkpoint"),
+    [
+        pytest.param("copy", "checkpoint", id="copy, checkpoint kept"),
+        pytest.param("copy", "another", id="copy, checkpoint lost", marks=pytest.mark.slow),
+        pytest.param("jdbc", "checkpoint", id="jdbc, checkpoint kept", marks=pytest.mark.slow),
+        pytest.param("jdbc", "another", id="jdbc, checkpoint lost"),
+    ],
+)
+def test_killed_in_a_batch(engine: Engine, start: Start, writer: str, checkpoint: str) -> None:
+    settings = {"writer": writer, "chunk_rows": 100, "parallelism": 2}
+    waiting = f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = {GATE} AND NOT granted"
+    with engine.connect() as gate:
+        gate.exec_driver_sql("SELECT pg_advisory_lock(%s)", (GATE,))
+        victim = start(**settings)
+        wait_until(lambda: rows(engine, waiting) or victim.poll() is not None, "the second batch", timeout=120)
+        assert victim.poll() is None
+        kill(victim)
+        gate.exec_driver_sql("SELECT pg_advisory_unlock(%s)", (GATE,))
+        assert victim.returncode == -signal.SIGKILL
+    claimed = "SELECT FROM pg_locks WHERE relation = 'bulk_load_chunk'::regclass"
+    wait_until(lambda: not rows(engine, claimed), "the end of the killed transactions")
+    assert len(rows(engine, "SELECT FROM effect WHERE event_id < 'e00400'")) == 400, "the first batch is committed"
+    assert not rows(engine, "SELECT FROM effect WHERE event_id = 'gate'"), "the chunk in which it was killed is not"
+    ((left_behind, source),) = rows(engine, "SELECT run_id, source FROM bulk_load")
+    assert source.endswith(" batch 1")
+    applied_before = len(rows(engine, "SELECT FROM effect"))
+
+    process = start(checkpoint=checkpoint, **settings)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert_applied_once(engine, [event for file in FILES for event in file])
+    reports = [json.loads(line) for line in said.splitlines()]
+    kept = checkpoint == "checkpoint"
+    assert [report["batch"] for report in reports] == ([1, 2] if kept else [0, 1, 2])
+    assert [report["read"] for report in reports] == [len(file) for file in (FILES[1:] if kept else FILES)]
+    assert sum(report["applied"] for report in reports) == 1001 - applied_before
+    # A query that begins anew is another one for Spark: what the old one left is swept when it is old.
+    staging = (
+        "SELECT FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname ~ '^bulk_load_staging'"
+    )
+    assert bool(rows(engine, staging)) == (writer == "jdbc" and not kept)
+    assert rows(engine, "SELECT run_id FROM bulk_load") == ([] if kept else [(left_behind,)])

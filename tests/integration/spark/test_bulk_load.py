@@ -1,0 +1,200 @@
+"""A bulk load, by a real Spark into a real Postgres; what is to come of it is worked out in Python."""
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import Connection, Engine, text
+
+from support.bulk_loads import ADD_UP, APPLY, SUBSCRIBER, WRITE_EFFECT, WRITERS, Books, counts, frame, purchases
+from txbox import InvalidConfiguration, SchemaMissing
+from txbox_spark import BulkLoadFailed, BulkLoadReport, Progress, bulk_load
+
+pytestmark = pytest.mark.parametrize("writer", WRITERS)
+
+
+@pytest.fixture
+def books(engine: Engine) -> Books:
+    return Books(engine)
+
+
+def load(events: DataFrame, url: str, writer: str, **changed: Any) -> BulkLoadReport:
+    given = {"subscriber_id": SUBSCRIBER, "message_id": "event_id", "apply": APPLY, "chunk_rows": 100, **changed}
+    return bulk_load(events, url=url, writer=writer, **given)
+
+
+def test_into_an_empty_inbox(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    events = purchases(450)
+    report = load(frame(spark, events), schema_url, writer, source=None)
+    assert counts(report) == {
+        "read": 450, "rejected": 0, "duplicate_in_source": 0, "already_processed": 0, "applied": 450
+    }  # fmt: skip
+    assert (report.writer, report.attempts, report.chunks, report.rejected_sample) == (writer, 1, 5, ())
+    assert report.subscriber_id == SUBSCRIBER
+    books.require_applied(events)
+    assert books.staging_tables() == []
+    assert books.chunks(report.run_id) == [0, 1, 2, 3, 4]
+    ledger = books.ledger(report.run_id)
+    assert ledger["finished_at"] is not None
+    assert (ledger["error"], ledger["staging_table"], ledger["rows_read"], ledger["rows_rejected"]) == (
+        None,
+        None,
+        450,
+        0,
+    )
+
+
+def test_into_an_inbox_that_has_some_of_them(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    events = purchases(400)
+    known = [one[0] for one in events[::3]]
+    books.record([*known, "of-another-archive"])
+    books.record([one[0] for one in events], subscriber="shipping")
+    report = load(frame(spark, events + events[::4]), schema_url, writer)
+    new = [one for number, one in enumerate(events) if number % 3]
+    assert counts(report) == {
+        "read": 500, "rejected": 0, "duplicate_in_source": 100, "already_processed": 134, "applied": 266
+    }  # fmt: skip
+    books.require_applied(new, recorded=[*known, "of-another-archive"])
+    assert books.inbox("shipping") == sorted(str(one[0]) for one in events)
+
+
+def test_chunks_of_one_row(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    events = purchases(9)
+    report = load(frame(spark, events * 2), schema_url, writer, chunk_rows=1, parallelism=3)
+    assert (report.chunks, report.duplicate_in_source, report.applied) == (9, 9, 9)
+    books.require_applied(events)
+
+
+@pytest.mark.parametrize("kind", ["no rows", "no partitions", "filtered"])
+def test_nothing_to_load(spark: SparkSession, books: Books, schema_url: str, writer: str, kind: str) -> None:
+    events = {
+        "no rows": lambda: spark.createDataFrame([], "event_id string, account_id int, amount bigint"),
+        "no partitions": lambda: frame(spark, purchases(3)).limit(0),
+        "filtered": lambda: frame(spark, purchases(3)).where("amount < 0"),
+    }[kind]()
+    report = load(events, schema_url, writer)
+    assert set(counts(report).values()) == {0}
+    assert books.effects() == {}
+    assert books.ledger(report.run_id)["finished_at"] is not None
+    assert books.staging_tables() == []
+
+
+def test_only_ids(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    events = frame(spark, [(f"e{number}",) for number in range(30)], "message_id string")
+    apply = "INSERT INTO effect (event_id) SELECT message_id FROM fresh_event"
+    assert load(events, schema_url, writer, message_id="message_id", apply=apply).applied == 30
+    assert books.inbox() == sorted(f"e{number}" for number in range(30))
+
+
+def test_progress(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    told: list[Progress] = []
+    load(frame(spark, purchases(300)), schema_url, writer, on_progress=told.append)
+    stages = list(dict.fromkeys(one.stage for one in told))
+    assert stages == (["survey", "merge"] if writer == "copy" else ["survey", "staging", "merge"])
+    last = told[-1]
+    assert (last.stage, last.done, last.total, last.applied) == ("merge", 3, 3, 300)
+
+
+def test_a_script_of_many_statements(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    """One that leaves a temporary table behind must not be in the way of the next chunk."""
+    books.run("CREATE TABLE note (said text)")
+    script = f"""
+        -- COMMIT; is only a comment here, and 100 % harmless;
+        CREATE TEMP TABLE per_account AS
+          SELECT account_id, sum(amount) AS amount FROM fresh_event GROUP BY 1;
+        /* so is /* this; */ COMMIT; */
+        INSERT INTO note SELECT 'it''s 5 % 3 = ' || 5 % 3 || $q$; COMMIT; %s$q$ || $txbox$ $txbox_do$ $txbox$;
+        DO $$ BEGIN PERFORM 1; END $$;
+        SELECT count(*) FROM per_account WHERE account_id::text LIKE '%1%';
+        UPDATE account SET balance = balance + per_account.amount
+        FROM per_account WHERE account.account_id = per_account.account_id;
+        {WRITE_EFFECT};;
+        -- the end"""
+    events = purchases(600)
+    report = load(frame(spark, events), schema_url, writer, apply=script, parallelism=1)
+    assert report.chunks == 6
+    books.require_applied(events)
+    assert books.rows("SELECT DISTINCT said FROM note") == [("it's 5 % 3 = 2; COMMIT; %s $txbox_do$ ",)]
+
+
+def test_a_setting_of_one_chunk_is_not_another_chunks(
+    spark: SparkSession, books: Books, schema_url: str, writer: str
+) -> None:
+    events = purchases(600)
+    script = f"SELECT 1 / (current_setting('application_name') <> 'mine')::int; {APPLY}; SET application_name = 'mine'"
+    assert load(frame(spark, events), schema_url, writer, apply=script, parallelism=1).chunks == 6
+    books.require_applied(events)
+
+
+def test_a_callable_of_a_module(
+    spark: SparkSession, books: Books, schema_url: str, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support import bulk_loads
+
+    # Spark's workers are processes of their own, and find modules by their own path.
+    root = bulk_loads.__file__.rpartition("/support/")[0]
+    monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", root)
+    events = purchases(250)
+    assert load(frame(spark, events), schema_url, writer, apply=bulk_loads.write_effect).applied == 250
+    books.require_applied(events)
+
+
+def test_a_closure(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    statements = [WRITE_EFFECT, ADD_UP]
+
+    def apply(connection: Connection) -> None:
+        assert type(connection).__name__ == "Connection"
+        for statement in statements:
+            connection.execute(text(statement))
+
+    events = purchases(250)
+    assert load(frame(spark, events), schema_url, writer, apply=apply).applied == 250
+    books.require_applied(events)
+
+
+def test_a_callable_that_goes_back_to_its_own_savepoint(
+    spark: SparkSession, books: Books, schema_url: str, writer: str
+) -> None:
+    def apply(connection: Connection) -> None:
+        try:
+            with connection.begin_nested():
+                connection.execute(text("INSERT INTO effect SELECT 'twice' FROM fresh_event"))
+                connection.execute(text("SELECT 1 / 0"))
+        except Exception:  # noqa: BLE001 - any
+            connection.execute(text(APPLY))
+
+    events = purchases(150)
+    assert load(frame(spark, events), schema_url, writer, apply=apply).applied == 150
+    books.require_applied(events)
+
+
+def test_arguments(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    events = frame(spark, purchases(3))
+    for changed, said in (
+        ({"writer": "fax"}, "writer must be one of auto, copy, jdbc, not 'fax'"),
+        ({"chunk_rows": 0}, "chunk_rows must be at least 1, not 0"),
+        ({"parallelism": 0}, "parallelism must be at least 1, not 0"),
+        ({"apply": " \n"}, "apply must be SQL or a callable; it is empty"),
+        ({"url": "mysql://localhost/x"}, "url names a database of kind mysql"),
+        ({"url": "nonsense"}, "url is not a database URL"),
+        ({"subscriber_id": ""}, "subscriber_id"),
+        ({"message_id": "account_id + "}, "neither a column of the events"),
+    ):
+        given = {"url": schema_url, "writer": writer, **changed}
+        with pytest.raises(InvalidConfiguration, match=said):
+            load(events, given.pop("url"), given.pop("writer"), **given)
+    assert books.rows("SELECT FROM bulk_load") == []
+
+
+def test_tables_missing(spark: SparkSession, fresh_database: str, writer: str) -> None:
+    with pytest.raises(SchemaMissing, match="processed_message does not exist; create it with `txbox db upgrade`"):
+        load(frame(spark, purchases(3)), fresh_database, writer)
+
+
+def test_a_value_that_is_not_of_its_type(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    events = frame(spark, [("e1", 1, "no uuid")], "event_id string, c0 int, order_id string")
+    with pytest.raises(BulkLoadFailed, match='invalid input syntax for type uuid: "no uuid"') as raised:
+        load(events, schema_url, writer, column_types={"order_id": "uuid"}, apply="SELECT")
+    if writer == "copy":
+        assert "column order_id" in str(raised.value)
+    assert books.inbox() == []

@@ -1,0 +1,66 @@
+"""What stands in the statements of a bulk load, as far as it can be seen without Postgres."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from psycopg import sql
+
+from txbox_spark.statements import Statements, in_one_statement, quote, statements
+
+
+@pytest.mark.parametrize(
+    ("name", "quoted"),
+    [
+        ("plain", "plain"),
+        ("Upper", '"Upper"'),
+        ("with blank", '"with blank"'),
+        ('quo"te', '"quo""te"'),
+        ("per%cent", '"per%%cent"'),
+        ("select", '"select"'),
+        ("a.b", '"a.b"'),
+        ("1st", '"1st"'),
+    ],
+)
+def test_names(name: str, quoted: str) -> None:
+    assert quote(name).strip('"') == quoted.strip('"')
+    assert quote(name) in (quoted, f'"{quoted}"')
+
+
+@pytest.mark.parametrize("tag", ["$txbox$", "$txbox_do$", "$txboxx$", "$txbox", "$txboxx_do$", "$$", "$", "$txbo"])
+def test_a_script_cannot_end_its_own_quotes(tag: str) -> None:
+    script = f"SELECT 1 {tag}"
+    wrapped = in_one_statement(script)
+    do, outer, rest = wrapped.partition("$ BEGIN EXECUTE ")
+    outer = do.removeprefix("DO ") + "$"
+    inner = rest[: rest.index("$", 1) + 1]
+    assert outer != inner
+    assert rest == f"{inner}{script}{inner}; END {outer}"
+    assert inner not in script
+    assert outer not in script
+
+
+@given(some.text(some.sampled_from("$txbo_dxo ;'")))
+def test_no_script_can(script: str) -> None:
+    test_a_script_cannot_end_its_own_quotes(script)
+
+
+def test_bounds_are_literals() -> None:
+    created = Statements.create_staging("s", "t", (), ["it's", "back\\slash", "100 %"])
+    assert len(created) == 5
+    assert "FROM (MINVALUE) TO ('it''s')" in created[1]
+    assert r"E'back\\slash'" in created[2]
+    assert "'100 %%'" in created[3]  # as psycopg's placeholders need it
+    assert "TO (MAXVALUE)" in created[4]
+    assert sql.Literal("it's").as_string(None) == "'it''s'"
+
+
+def test_one_object_for_one_place() -> None:
+    assert statements("a", "b") is statements("a", "b")
+    assert statements("a", "b") is not statements("a", "c")
+
+
+def test_names_for_the_catalogue_and_for_statements() -> None:
+    made = Statements("per%cent", "100%_")
+    assert made.bulk_load == '"per%cent"."100%_bulk_load"'
+    assert made.processed_message == '"per%cent"."100%_processed_message"'
+    assert '"per%%cent"."100%%_bulk_load"' in made.read_run
