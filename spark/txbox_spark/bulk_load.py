@@ -11,7 +11,7 @@ because chunks that are done are not even read.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, create_engine, make_url
@@ -170,7 +170,20 @@ def check_arguments(
     require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
     require(chunk_rows >= 1, f"chunk_rows must be at least 1, not {chunk_rows!r}")
     require(callable(apply) or bool(str(apply).strip()), "apply must be SQL or a callable; it is empty")
+    if callable(apply):
+        _require_picklable(caller, apply)
     return place
+
+
+def _require_picklable(caller: str, apply: Callable[..., object]) -> None:
+    from pyspark.cloudpickle import dumps
+
+    try:
+        dumps(apply)  # type: ignore[no-untyped-call]
+    except Exception as error:  # what pickling raises is whatever the object raises
+        raise InvalidConfiguration(
+            f"{caller}: apply cannot be sent to the executors, for it holds on to something that stays here: {error}"
+        ) from error
 
 
 def _digest(events: "DataFrame", source: Source | None, message_id: str) -> bytes:

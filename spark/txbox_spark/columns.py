@@ -44,7 +44,8 @@ class Travelling:
     Attributes:
         column: what ``fresh_event`` has.
         value: Spark's expression for what is sent.
-        holds_nul: whether that holds a NUL character, which would be fatal; None if it cannot.
+        holds_nul: whether what is sent, by its name on the way, holds a NUL character, which would be fatal; None if it
+            cannot.
     """
 
     column: EventColumn
@@ -78,7 +79,7 @@ def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) ->
         if field.name in _SYSTEM_COLUMNS:
             raise InvalidConfiguration(f"column {field.name!r}: Postgres has its own of that name; rename it")
         postgres_type, value, text = _travel(field.name, field.dataType, value, declared.get(field.name))
-        holds_nul = _holds_nul(value, postgres_type) if text else None
+        holds_nul = _holds_nul(sql.col(f"c{number}"), postgres_type) if text else None
         travelling.append(Travelling(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul))
     return tuple(travelling)
 

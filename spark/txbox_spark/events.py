@@ -101,22 +101,26 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
         sql.struct(*[sql.col(quoted(name)) for name in source.columns]).alias(_EVENT),
     )
     travelling = event_columns(kept, declared, f"{_EVENT}.")
-    reason = _reason([one.holds_nul for one in travelling if one.holds_nul is not None and one.column.name != plain])
+    # The id's own column is not sent twice if it is text already.
+    beside = [one for one in travelling if one.column.name != plain]
+    # In steps, so that what is sent is computed once, and the reason is too; Spark keeps them apart.
+    sent = nested.select("*", *[one.value.alias(one.column.staged_as) for one in beside])
+    judged = sent.select("*", _reason([one.holds_nul for one in beside if one.holds_nul is not None]).alias(_REASON))
+    reason = sql.col(_REASON)
     # The ledger keeps it as JSON of Postgres, which cannot hold a NUL character either.
     shown = sql.replace(
         sql.coalesce(sql.col(_MALFORMED), sql.to_json(sql.col(_EVENT))), sql.lit("\0"), sql.lit(r"\u0000")
     )
     rejected = sql.when(reason.isNotNull(), sql.concat_ws(": ", reason, sql.left(shown, sql.lit(REJECTED_CHARACTERS))))
     valid_id = sql.when(reason.isNull(), sql.col(MESSAGE_ID))
-    # The id's own column is not sent twice if it is text already.
     columns = tuple(
         EventColumn(one.column.name, MESSAGE_ID, "text") if one.column.name == plain else one.column
         for one in travelling
     )
-    sent = [one.value.alias(one.column.staged_as) for one in travelling if one.column.name != plain]
+    staged = [one.column.staged_as for one in beside]
     return Events(
-        identified=nested.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), sql.col(_EVENT)),
-        staged=nested.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), *sent),
+        identified=judged.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), sql.col(_EVENT)),
+        staged=judged.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), *staged),
         ids=source.select(identity.cast("string").alias(MESSAGE_ID)),
         columns=columns,
     )
@@ -239,7 +243,23 @@ def _identity(frame: "DataFrame", message_id: str) -> tuple["Column", str | None
             f"message_id {message_id!r} is of type {type_.simpleString()}; an id is text or a whole number, as the "
             "live workers record it: cast it"
         )
+    _refuse_other_ids_each_time(frame, identity, message_id)
     return identity, message_id if message_id in frame.columns and isinstance(type_, types.StringType) else None
+
+
+def _refuse_other_ids_each_time(frame: "DataFrame", identity: "Column", message_id: str) -> None:
+    """Refuse uuid(), rand(), monotonically_increasing_id() and the like: events are read more than once."""
+    from pyspark.errors import AnalysisException
+
+    # Spark knows what is not deterministic, and refuses it in the condition of a join; nothing is run.
+    nobody = frame.sparkSession.range(0).toDF("txbox_nobody")
+    try:
+        frame.join(nobody, identity.isNull())
+    except AnalysisException as error:
+        raise InvalidConfiguration(
+            f"message_id {message_id!r} may be another one each time that it is asked for; an id must be the same when "
+            "the event is read again (in place of input_file_name(), take _metadata.file_path)"
+        ) from error
 
 
 def _reason(holding_nul: Sequence["Column"]) -> "Column":
@@ -281,3 +301,4 @@ def _murmur3(number: int) -> int:
 
 _EVENT = "event"
 _MALFORMED = "malformed"
+_REASON = "reason"

@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from txbox import InvalidConfiguration, TxboxError
 from txbox.lent import guard
-from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
+from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from txbox.transactions import short_transaction
 from txbox_spark.columns import MAX_NAME_BYTES, in_words
 from txbox_spark.events import MESSAGE_ID, REJECTED, Events
@@ -34,6 +34,9 @@ from txbox_spark.patience import patient
 from txbox_spark.statements import Statements, quote
 
 __all__ = ["BATCH_ROWS", "StagingLost", "drop_staging", "merge_staged", "stage", "sweep_staging"]
+
+DROP_SECONDS = 10
+"""How long to wait for whoever still holds a staging table that is to be dropped."""
 
 BATCH_ROWS = 10_000
 """Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
@@ -143,8 +146,18 @@ def drop_staging(engine: Engine, statements: Statements, prefix: str, run_id: st
 
 
 def _drop(engine: Engine, statements: Statements, table: str) -> None:
-    with short_transaction(engine) as connection:
-        connection.exec_driver_sql(statements.drop_staging(_schema(connection, statements), table))
+    """Drop a staging table, or leave it to a later sweep if somebody's transaction does not let go of it.
+
+    An executor that hangs, or that is cut off, may hold a lock on it for as long as Postgres believes that it lives.
+    """
+    try:
+        with short_transaction(engine) as connection:
+            connection.exec_driver_sql(statements.bound_wait, (f"{DROP_SECONDS}s",))
+            connection.exec_driver_sql(statements.drop_staging(_schema(connection, statements), table))
+    except DBAPIError as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        _log.warning("the staging table %s is in use; a later load will drop it", table)
 
 
 def sweep_staging(engine: Engine, statements: Statements, prefix: str, abandoned_seconds: float) -> tuple[str, ...]:

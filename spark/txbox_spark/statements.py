@@ -174,6 +174,9 @@ WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = %s::
         self._processed = processed
         self.processed_message = processed.replace("%%", "%")
 
+    bound_wait = "SELECT set_config('lock_timeout', %s, true)"
+    """Wait for locks no longer than this, in this transaction: (interval)."""
+
     create_recorded = 'CREATE TEMPORARY TABLE txbox_recorded (message_id text COLLATE "C" NOT NULL) ON COMMIT DROP'
     """Create the table of what was recorded after a race."""
 

@@ -165,9 +165,9 @@ def test_a_chunk_waits_for_a_worker_that_has_recorded_one_of_its_ids(
     def slowly(session: Session, message: Message) -> None:
         nonlocal runs
         runs += 1
-        settle(session, message)
-        handling.set()
+        handling.set()  # with the id in the inbox, and no account locked: it is for the id that the chunk waits
         assert go_on.wait(REACHED_SECONDS + 30)
+        settle(session, message)
         if not commits and runs == 1:
             raise ValueError("not this time")
 
@@ -201,9 +201,9 @@ def test_a_chunk_that_meets_a_second_worker_while_it_makes_up_for_the_first(
     handling, go_on = threading.Barrier(3), {id_: threading.Event() for id_ in ids}
 
     def slowly(session: Session, message: Message) -> None:
-        settle(session, message)
         handling.wait(30)
         assert go_on[message.id].wait(REACHED_SECONDS + 30)
+        settle(session, message)
 
     workers = [live(MemorySource(messages(PURCHASES, [id_])), handler=slowly) for id_ in ids]
     with at_work(*workers), ThreadPoolExecutor(1) as pool:

@@ -1,12 +1,13 @@
 """What a source may hold: rows that cannot be loaded, ids of every make, columns of every name."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from support.bulk_loads import APPLY, COLUMNS, SUBSCRIBER, WRITERS, Books, counts, frame, purchases
 from txbox import InvalidConfiguration
@@ -161,6 +162,9 @@ def test_ids_made_from_columns(
         ("concat(event_id", "is neither a column of the events"),
         ("count(*)", "is neither a column of the events"),
         ("", "is neither a column of the events"),
+        ("uuid()", "may be another one each time that it is asked for"),
+        ("concat(event_id, rand())", "may be another one each time"),
+        ("monotonically_increasing_id()", "may be another one each time"),
     ],
 )
 def test_what_is_no_id(spark: SparkSession, books: Books, schema_url: str, message_id: str, said: str) -> None:
@@ -210,4 +214,16 @@ def test_names_that_are_refused(
     events = spark.createDataFrame([tuple(names)]).toDF(*names)
     with pytest.raises(InvalidConfiguration, match=said):
         load(events, schema_url, "copy", apply=KEEP_IDS)
+    assert books.rows("SELECT FROM bulk_load") == []
+
+
+def test_an_effect_that_cannot_be_sent_is_refused(spark: SparkSession, books: Books, schema_url: str) -> None:
+    lock = threading.Lock()
+
+    def apply(connection: Connection) -> None:
+        with lock:
+            connection.exec_driver_sql(KEEP_IDS)
+
+    with pytest.raises(InvalidConfiguration, match="apply cannot be sent to the executors"):
+        load(frame(spark, purchases(1)), schema_url, "copy", apply=apply)
     assert books.rows("SELECT FROM bulk_load") == []

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -56,9 +57,12 @@ class Stream:
     def drop(self, rows: list[Event]) -> None:
         """Put a file into the folder, whole at once."""
         self.dropped += rows
-        path = self.landing / f"{len(list(self.landing.iterdir())):04}.json"
+        number = len(list(self.landing.iterdir()))
+        path = self.landing / f"{number:04}.json"
         hidden = path.with_name(f"_{path.name}")
         hidden.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        # Spark takes the oldest file first, and files that are written one after another may be of one time.
+        os.utime(hidden, (1_000_000_000 + number, 1_000_000_000 + number))
         hidden.rename(path)
 
     def read(self) -> DataFrame:
