@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from txbox_spark.events import CHUNK, MESSAGE_ID, REJECTED
+from txbox_spark.events import CHUNK, LINE, MESSAGE_ID, REJECTED
 from txbox_spark.ledger import SHOWN_REJECTED
 
 if TYPE_CHECKING:
@@ -69,17 +69,11 @@ class Distinct:
         self._last: str | None = None
 
     def as_csv(self) -> Iterator[memoryview]:
-        """Give the events as CSV in which text is in quotes, so that only null is nothing."""
-        import pyarrow
-        from pyarrow import csv
-
-        options = csv.WriteOptions(include_header=False, quoting_style="needed")
+        """Give the events as CSV, as it lies in the batches."""
         for batch in self._batches:
             events = self._distinct(self._loadable(batch))
             if events.num_rows:
-                block = pyarrow.BufferOutputStream()
-                csv.write_csv(_in_utc(events.drop_columns([REJECTED, CHUNK])), block, options)
-                yield memoryview(block.getvalue())
+                yield _text(events.column(LINE))
 
     def _loadable(self, batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
         self.read += batch.num_rows
@@ -108,12 +102,11 @@ class Distinct:
         return batch if kept == batch.num_rows else batch.filter(mask)
 
 
-def _in_utc(batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
-    """Return the same moments, to be written as UTC: Arrow leaves out the seconds that old offsets of zones have."""
-    import pyarrow
+def _text(lines: "pyarrow.StringArray") -> memoryview:
+    """Return the texts of an array, none of them null, as Arrow keeps them: one after the other, nothing between.
 
-    def moved(field: "pyarrow.Field") -> "pyarrow.Field":
-        zoned = pyarrow.types.is_timestamp(field.type) and field.type.tz is not None
-        return field.with_type(pyarrow.timestamp(field.type.unit, "UTC")) if zoned else field
-
-    return batch.cast(pyarrow.schema([moved(field) for field in batch.schema]))
+    https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-layout
+    """
+    _, offsets, text = lines.buffers()
+    ends = memoryview(offsets).cast("i")
+    return memoryview(text)[ends[lines.offset] : ends[lines.offset + len(lines)]]

@@ -6,7 +6,7 @@ digits, and whatever the caller has declared (``uuid``, ``jsonb``, …).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["MAX_NAME_BYTES", "EventColumn", "Travelling", "event_columns", "in_words", "quoted", "refuse_twins"]
+__all__ = [
+    "MAX_NAME_BYTES",
+    "EventColumn",
+    "Travelling",
+    "csv_line",
+    "event_columns",
+    "in_words",
+    "quoted",
+    "refuse_twins",
+]
 
 MAX_NAME_BYTES = 63
 """What Postgres keeps of a name; a longer one would be cut without a word."""
@@ -132,6 +141,24 @@ def in_words(frame: "DataFrame") -> "DataFrame":
             for field in frame.schema.fields
         ]
     )
+
+
+def csv_line(frame: "DataFrame", names: Sequence[str]) -> "Column":
+    """Return the expression for a row as a line of CSV, in which all text is in quotes, so that only null is nothing.
+
+    Null, if the first column is. https://www.postgresql.org/docs/current/sql-copy.html
+    """
+    from pyspark.sql import functions as sql
+    from pyspark.sql import types
+
+    pieces: list[Column] = []
+    for number, name in enumerate(names):
+        type_ = frame.schema[name].dataType
+        value = _literal(name, type_, sql.col(name))
+        if isinstance(type_, types.StringType):
+            value = sql.concat(sql.lit('"'), sql.replace(value, sql.lit('"'), sql.lit('""')), sql.lit('"'))
+        pieces += [sql.lit(","), sql.coalesce(value, sql.lit(""))] if number else [value]
+    return sql.concat(*pieces, sql.lit("\n"))
 
 
 def _travel(name: str, type_: "DataType", value: "Column", declared: str | None) -> tuple[str, "Column", bool]:

@@ -1,8 +1,9 @@
 """The road of writer copy: each task copies its chunks into Postgres and merges them, a transaction each.
 
 The events are repartitioned by chunk and sorted by id, so that a task meets whole chunks, and in each one the
-duplicates of an id side by side. It drops those, and streams the rest to Postgres as CSV, which Arrow writes. Nothing
-is collected, neither here nor on the driver.
+duplicates of an id side by side. It drops those, and streams the rest to Postgres. Spark has made a line of CSV of
+each event, and a batch of lines, as Arrow keeps text, is one stretch of memory that needs nothing done to it but to be
+sent. Nothing is collected, neither here nor on the driver.
 
 Since a chunk's records, effects and ledger entry are one transaction, a task that is run again, or twice at once by
 speculation, is only a redelivery: it finds the chunk done, or waits for the other attempt and then finds it done.
@@ -23,7 +24,8 @@ from txbox import TxboxError
 from txbox.lent import guard
 from txbox.transactions import short_transaction
 from txbox_spark.chunks import ChunkStream, Distinct
-from txbox_spark.events import CHUNK, MESSAGE_ID, Events, chunk_number, partition_keys
+from txbox_spark.columns import csv_line
+from txbox_spark.events import CHUNK, LINE, MESSAGE_ID, REJECTED, Events, chunk_number, partition_keys
 from txbox_spark.failed_chunk import FailedChunk
 from txbox_spark.ledger import Ledger, span
 from txbox_spark.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
@@ -53,7 +55,9 @@ def lay_out(events: Events, bounds: tuple[str, ...], done: tuple[int, ...], at_o
         numbered = numbered.where(~sql.col(CHUNK).isin(list(done)))
     placed = numbered.repartition(chunks, chunk_number(bounds, partition_keys(chunks)))
     whole = placed.sortWithinPartitions(MESSAGE_ID)
-    return whole if at_once is None else whole.coalesce(at_once)
+    line = csv_line(whole, [name for name in events.staged.columns if name != REJECTED])
+    lines = whole.select(MESSAGE_ID, REJECTED, CHUNK, line.alias(LINE))
+    return lines if at_once is None else lines.coalesce(at_once)
 
 
 def copy_chunks(frame: "DataFrame", task: "CopyTask") -> list[FailedChunk]:

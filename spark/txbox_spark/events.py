@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHUNK",
+    "LINE",
     "MESSAGE_ID",
     "REJECTED",
     "SAMPLE_IDS",
@@ -41,6 +42,8 @@ REJECTED = "rejected"
 """The column that says why a row cannot be loaded."""
 CHUNK = "chunk"
 """The column that says to which chunk a row belongs."""
+LINE = "line"
+"""The column that holds a row as a line of CSV."""
 
 SAMPLE_IDS = 20_000
 """How many ids the bounds of the chunks are chosen from."""
