@@ -18,6 +18,7 @@ SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
 # The oldest Spark that the [spark] extra admits; constraints.txt pins the newest. It has an environment of its own.
 SPARK_OLDEST := 4.0.0
+SPARK_TESTS := tests/integration/spark $(wildcard tests/acceptance/test_bulk_load_*.py) tests/acceptance/test_sink_kills.py
 OLDEST := $(VENV)-spark-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt
 
@@ -77,6 +78,10 @@ test: $(VENV)/.dev-ready jdk ## Run the tests that must always pass (under 10 mi
 test-all: $(VENV)/.dev-ready jdk ## Run every test, the slow campaigns too
 	@$(BIN)/pytest -m 'not containers' $(TESTS)
 
+.PHONY: test-spark
+test-spark: $(VENV)/.dev-ready jdk ## Run the slow campaigns of Spark: kills, outages, a cluster, speculation
+	@$(BIN)/pytest -n 2 --dist loadfile -m 'slow and not containers' $(SPARK_TESTS) $(TESTS)
+
 .PHONY: test-spark-oldest
 test-spark-oldest: $(OLDEST)/.ready-$(SPARK_OLDEST) jdk ## Run the integration tests of Spark with the oldest Spark that is supported
 	@$(OLDEST)/bin/pytest -m 'not slow and not containers' tests/integration/spark $(TESTS)
@@ -113,7 +118,7 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: ci
-ci: lint types docs test test-spark-oldest demo test-containers wheel ## Everything that CI runs
+ci: lint types docs test test-spark test-spark-oldest demo test-containers wheel ## Everything that CI runs
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt

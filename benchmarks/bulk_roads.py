@@ -41,7 +41,7 @@ WITH first AS (
 )
 {APPLY.strip()};"""
 
-SETTINGS = "SET work_mem = '64MB';"
+SETTINGS = "SET work_mem = '128MB';"
 """As our own chunks have it."""
 
 

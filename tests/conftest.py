@@ -38,6 +38,7 @@ SIDE_BY_SIDE_NEVER = {
     "acceptance/test_bulk_load_outages.py": "spark",
     "acceptance/test_bulk_load_overlap.py": "spark",
     "acceptance/test_bulk_load_signals.py": "spark",
+    "acceptance/test_sink_kills.py": "spark",
     "acceptance/test_demo.py": "demo",  # they look for what other demos have left on their servers
 }
 """Folders and files whose tests run in one process, one after the other, and the name of their group."""

@@ -47,8 +47,8 @@ MERGE_ATTEMPTS = 10
 LONGEST_PAUSE_SECONDS = 2.0
 """The longest pause between two of them."""
 
-SORT_MEMORY = "64MB"
-"""The work_mem of a chunk's transaction."""
+SORT_MEMORY = "128MB"
+"""The work_mem of a chunk's transaction: enough to sort a million events of a usual width without the disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from txbox_spark import BulkLoadFailed, BulkLoadReport, bulk_load, read_events
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # the first needs a JVM, and a machine may be slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the first needs a JVM, and a machine may be slow
 
 PURCHASES = Purchases.make(1_000, twice=100, without_id=3)
 REACHED_SECONDS = 90

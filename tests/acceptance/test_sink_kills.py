@@ -17,7 +17,7 @@ from support import sink_process
 from support.sink_process import GATE
 from support.waiting import wait_until
 
-pytest.importorskip("pyspark")
+pytestmark = pytest.mark.slow
 
 Event = dict[str, Any]
 Start = Callable[..., "subprocess.Popen[str]"]

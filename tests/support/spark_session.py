@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,18 +13,16 @@ if TYPE_CHECKING:
 # pyspark may leave it to the garbage collector to close a socket that it has read rows from: seen with 4.0.
 UNCLOSED = r"ignore:unclosed <socket\.socket .*127\.0\.0\.1:ResourceWarning"
 
-_used: list[str] = []
-
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(note_server: Callable[[str], None]) -> Iterator[SparkSession]:
     """A session with two threads and the JDBC driver on board."""
     import pyspark
 
     from txbox_spark import spark_session
 
     session = spark_session("txbox-tests", master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
-    _used.append(f"Spark used: {session.version} (pyspark {pyspark.__version__})")
+    note_server(f"Spark used: {session.version} (pyspark {pyspark.__version__})")
     yield session
     session.stop()
 
@@ -34,9 +32,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.filterwarnings(UNCLOSED))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say on the last lines which Spark was used."""
-    for line in _used:
-        terminalreporter.write_line(line)

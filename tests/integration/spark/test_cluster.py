@@ -16,7 +16,7 @@ from support.waiting import wait_until
 from txbox import Inbox
 from txbox.schema import tables
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 GATE = 4713
 """The advisory lock that tests hold to keep a task where it is."""
