@@ -88,7 +88,7 @@ test-spark-oldest: $(OLDEST)/.ready-$(SPARK_OLDEST) jdk ## Run the integration t
 
 .PHONY: test-containers
 test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)
-	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest -m 'not slow' tests/integration tests/migrations tests/containers $(TESTS)
+	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest -m 'not slow' --ignore tests/integration/spark tests/integration tests/migrations tests/containers $(TESTS)
 
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Check style, formatting and the arrows between packages
@@ -118,7 +118,7 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: ci
-ci: lint types docs test test-spark test-spark-oldest demo test-containers wheel ## Everything that CI runs
+ci: lint types docs test demo test-containers wheel ## Everything that CI runs
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt

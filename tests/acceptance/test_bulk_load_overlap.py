@@ -154,6 +154,7 @@ def test_at_the_same_time(writer: str, isolation: str, books: Books, load: Load,
     books.assert_exact(PURCHASES, BEYOND)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", ["copy", "jdbc"])
 @pytest.mark.parametrize("commits", [True, False], ids=["worker commits", "worker rolls back"])
 def test_a_chunk_waits_for_a_worker_that_has_recorded_one_of_its_ids(
@@ -193,6 +194,7 @@ def test_a_chunk_waits_for_a_worker_that_has_recorded_one_of_its_ids(
     books.assert_exact(PURCHASES)
 
 
+@pytest.mark.slow
 def test_a_chunk_that_meets_a_second_worker_while_it_makes_up_for_the_first(
     books: Books, load: Load, live: Callable[..., Any]
 ) -> None:
@@ -224,6 +226,7 @@ def test_a_chunk_that_meets_a_second_worker_while_it_makes_up_for_the_first(
     books.assert_exact(PURCHASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", ["copy", "jdbc"])
 def test_a_worker_hands_back_what_a_chunk_has_recorded_and_not_committed(
     writer: str, engine: Engine, books: Books, load: Load, live: Callable[..., Any]
@@ -273,6 +276,7 @@ def test_two_loads_of_one_file_at_once(writers: tuple[str, str], books: Books, l
     books.assert_exact(PURCHASES)
 
 
+@pytest.mark.slow
 def test_two_subscribers_load_one_file_at_once_and_each_gets_everything(books: Books, load: Load) -> None:
     with ThreadPoolExecutor(2) as pool:
         loading = [
@@ -284,6 +288,7 @@ def test_two_subscribers_load_one_file_at_once_and_each_gets_everything(books: B
     books.assert_exact(PURCHASES, subscribers=("billing", "shipping"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", ["copy", "jdbc"])
 def test_one_run_is_resumed_twice_at_once(writer: str, books: Books, load: Load) -> None:
     """Both come to the same end, and the ledger has each chunk once."""

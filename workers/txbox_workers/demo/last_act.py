@@ -138,8 +138,8 @@ def run_last_act(
     """
     begun = time.monotonic()
     merging = threading.Event()
-    first = purchases // BEFORE_THE_LOAD
-    publisher = Publisher(client, place.queue_url, _gated(purchases, first, merging), seed=seed, on_sent=lambda _: None)
+    left = purchases - len(range(0, purchases, BEFORE_THE_LOAD))
+    publisher = Publisher(client, place.queue_url, _gated(purchases, merging), seed=seed, on_sent=lambda _: None)
     crew = Crew(
         queue_url=place.queue_url,
         schema=place.schema,
@@ -172,15 +172,15 @@ def run_last_act(
         crew.kill()
         load.kill()
         load.wait()
-    return _reckon(place, directory, purchases - first, seconds=time.monotonic() - begun)
+    return _reckon(place, directory, left, seconds=time.monotonic() - begun)
 
 
-def _gated(purchases: int, first: int, gate: threading.Event) -> Iterator[Purchase]:
-    """Give purchases from all over the file: the first ones at once, and the others when the gate opens."""
-    chosen = islice(islice(read_purchases(), 0, None, TOTAL_PURCHASES // purchases), purchases)
-    yield from islice(chosen, first)
+def _gated(purchases: int, gate: threading.Event) -> Iterator[Purchase]:
+    """Give purchases from all over the file: some from everywhere at once, and the others when the gate opens."""
+    chosen = list(islice(islice(read_purchases(), 0, None, TOTAL_PURCHASES // purchases), purchases))
+    yield from chosen[::BEFORE_THE_LOAD]
     gate.wait()
-    yield from chosen
+    yield from (purchase for number, purchase in enumerate(chosen) if number % BEFORE_THE_LOAD)
 
 
 def _start_load(place: Place, environment: dict[str, str], directory: Path) -> "subprocess.Popen[bytes]":

@@ -46,8 +46,8 @@ def test_figures_that_add_up_do_not_make_wrong_accounts_right() -> None:
 
 def test_the_workers_purchases_come_from_all_over_the_file_and_the_first_ones_before_the_gate_opens() -> None:
     gate = threading.Event()
-    gated = _gated(100, 30, gate)
-    first = [next(gated) for _ in range(30)]
+    gated = _gated(100, gate)
+    first = [next(gated) for _ in range(34)]
     gate.set()
     everything = first + list(gated)
     assert len({purchase.event_id for purchase in everything}) == 100
@@ -55,3 +55,5 @@ def test_the_workers_purchases_come_from_all_over_the_file_and_the_first_ones_be
     places = sorted(in_file.index(purchase.event_id) for purchase in everything)
     assert places[0] < 1_000
     assert places[-1] > 0.95 * TOTAL_PURCHASES
+    before = sorted(in_file.index(purchase.event_id) for purchase in first)
+    assert (before[0], before[-1]) == (places[0], places[-1])
