@@ -18,6 +18,7 @@ SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
 # The oldest Spark that the [spark] extra admits; constraints.txt pins the newest. It has an environment of its own.
 SPARK_OLDEST := 4.0.0
+# One JVM for all of them, and nothing beside it: it needs a gigabyte, seconds to start, and both processors.
 SPARK_TESTS := tests/integration/spark $(wildcard tests/acceptance/test_bulk_load_*.py) tests/acceptance/test_sink_kills.py
 OLDEST := $(VENV)-spark-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt
@@ -72,7 +73,8 @@ demo: $(VENV)/.demo-ready jdk ## Run the main job: duplicates, killed workers, a
 
 .PHONY: test
 test: $(VENV)/.dev-ready jdk ## Run the tests that must always pass (under 10 minutes)
-	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers' $(TESTS)
+	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers' $(SPARK_TESTS:%=--ignore=%) $(TESTS)
+	@$(if $(TESTS),,$(BIN)/pytest -m 'not slow and not containers' $(SPARK_TESTS))
 
 .PHONY: test-all
 test-all: $(VENV)/.dev-ready jdk ## Run every test, the slow campaigns too

@@ -30,7 +30,10 @@ from support.bulk_load_process import BulkLoadProcess
 from support.purchases import APPLY, GATE, GATED, Books, adds_up
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(600)  # each needs a JVM or two of its own, and a machine may be slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]  # each needs a JVM or two of its own, and a machine may be slow
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,7 @@ def test_a_python_that_is_too_old_is_named(make: Make, stub: Stub) -> None:
 def test_tests_run_side_by_side_unless_one_asks_for_one_process(make: Make) -> None:
     ended = make("--dry-run", "test", "TESTS=-n0 tests/unit")
     assert ended.returncode == 0, ended.stderr
-    program, *arguments = shlex.split(ended.stdout.splitlines()[-1])
+    program, *arguments = shlex.split(next(line for line in ended.stdout.splitlines() if "pytest" in line))
     assert program == ".venv/bin/pytest"
     assert arguments[:4] == ["-n", "3", "--dist", "loadgroup"]
     assert arguments[-2:] == ["-n0", "tests/unit"]

@@ -106,6 +106,8 @@ step "[cli] txbox --help" "$bin/txbox" --help
 step "[cli] python -m txbox_workers --version" "$bin/python" -m txbox_workers --version
 step "[cli] neither boto3 nor moto is there" lacks boto3 moto
 step "[cli] txbox demo names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" demo --purchases 10
+step "[cli] txbox bulk-load names what is missing" remedy "pip install 'txbox\[spark" "$bin/txbox" bulk-load x.jsonl \
+  --subscriber billing --message-id id --apply /dev/stdin --url postgresql://nobody@127.0.0.1:1/x <<<"SELECT 1"
 step "[cli] txbox dev names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" dev
 discard
 
@@ -114,7 +116,7 @@ step "[aws] import txbox_workers.sqs" imports txbox_workers.sqs
 discard
 
 step "[cli,aws,embedded] installs" environment cli,aws,embedded
-step "[cli,aws,embedded] txbox demo --purchases 200" "$bin/txbox" demo --purchases 200
+step "[cli,aws,embedded] txbox demo --purchases 200" "$bin/txbox" demo --purchases 200 --without-spark
 discard
 
 step "[prometheus] installs" environment prometheus

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from txbox_workers.cli.errors import UsageError
+from txbox_workers.cli.errors import CommandFailed, UsageError
 from txbox_workers.cli.options import read_url
 from txbox_workers.cli.output import plain_console
 from txbox_workers.cli.signals import terminated_as_interrupt
@@ -106,9 +106,9 @@ def _require_spark() -> None:
         require_jdk()
         for name in ("pyspark", "pyarrow"):
             if find_spec(name) is None:
-                raise UsageError(f"the last act needs {name}: pip install 'txbox[spark]', or give --without-spark")
+                raise CommandFailed(f"the last act needs {name}: pip install 'txbox[spark]', or give --without-spark")
     except SparkSetupError as error:
-        raise UsageError(f"{error}; or leave the last act out with --without-spark") from error
+        raise CommandFailed(f"{error}; or leave the last act out with --without-spark") from error
 
 
 def _require_writable(file: Path) -> None:

@@ -114,7 +114,7 @@ def test_what_the_last_act_lacks_is_said_before_the_work(
     else:
         monkeypatch.setattr(command, "find_spec", lambda name: None if name == missing else object())
     monkeypatch.setattr(demo_run, "run_demo", lambda *_: pytest.fail("it began"))
-    txbox("demo").failed_in_one_line(2, said, "--without-spark")
+    txbox("demo").failed_in_one_line(1, said, "--without-spark")
 
 
 def test_the_last_act_is_part_of_the_demo_unless_it_is_left_out(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
