@@ -4,8 +4,9 @@ import json
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from support.ordinary_user import as_nobody, reachable_directory
 from support.program import COMMAND, Running
 from support.program import txbox as run_process
+from support.waiting import wait_until
 
 READY = "Ctrl-C stops"
 
@@ -32,6 +34,7 @@ def dev(monkeypatch: pytest.MonkeyPatch, reachable: Path) -> Iterator[Callable[.
         running = Running("dev", *arguments, **options)
         started.append(running)
         running.says(READY)
+        wait_until(lambda: printed_all(running, arguments), "all that it prints")
         servers.extend(family(running))
         return running
 
@@ -48,6 +51,15 @@ def reachable() -> Iterator[Path]:
     """A directory that the database's user can reach."""
     with reachable_directory() as directory:
         yield directory
+
+
+def printed_all(running: Running, arguments: Sequence[str]) -> bool:
+    """Whether we have read what it prints before it says, on the other stream, that it is ready."""
+    printed = "".join(running.out)
+    if "--json" in arguments:
+        return printed.endswith("}\n")
+    queues = [name for option, name in pairwise(arguments) if option == "--queue"]
+    return "export AWS_DEFAULT_REGION=" in printed and all(f"# queue {name}: " in printed for name in queues)
 
 
 def exports(running: Running) -> dict[str, str]:
