@@ -129,10 +129,10 @@ def _measured(key: str, road: Road, place: BulkPlace) -> Measurement:
 
 
 def _warm(place: BulkPlace, frame: Any, url: str) -> None:
-    """Load a little, so that nobody pays for starting Python workers and compiling plans."""
+    """Load a part, so that nobody pays for starting Python workers, and for Java as long as it interprets."""
     place.reset()
     for writer in ("copy", "jdbc"):
-        bulk_roads.ours(frame.limit(20_000), url, writer, 10_000)
+        bulk_roads.ours(frame.limit(500_000), url, writer, 250_000)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from txbox_spark.events import CHUNK, LINE, MESSAGE_ID, REJECTED
+from txbox_spark.events import CHUNK, MESSAGE_ID, REJECTED
 from txbox_spark.ledger import SHOWN_REJECTED
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ChunkStream:
 
 
 class Distinct:
-    """The loadable events of one chunk, one of each id, as CSV; and the count of everything else.
+    """The loadable events of one chunk, one of each id; and the count of everything else.
 
     Attributes:
         read: rows so far.
@@ -66,14 +66,14 @@ class Distinct:
         self.kept = 0
         self.rejected_sample: list[str] = []
         self._batches = batches
-        self._last: str | None = None
+        self._last = ""
 
-    def as_csv(self) -> Iterator[memoryview]:
-        """Give the events as CSV, as it lies in the batches."""
+    def events(self) -> "Iterator[pyarrow.RecordBatch]":
+        """Give the events, as they lie in the batches."""
         for batch in self._batches:
             events = self._distinct(self._loadable(batch))
             if events.num_rows:
-                yield _text(events.column(LINE))
+                yield events
 
     def _loadable(self, batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
         self.read += batch.num_rows
@@ -93,20 +93,13 @@ class Distinct:
         if not batch.num_rows:
             return batch
         ids = batch.column(MESSAGE_ID)
-        first = pyarrow.array([ids[0].as_py() != self._last])
-        differs = compute.not_equal(ids.slice(1), ids.slice(0, len(ids) - 1))
+        first = ids[0].as_py()
+        following, before = ids.slice(1), ids.slice(0, len(ids) - 1)
+        # Arrow compares texts as Spark and Postgres do here: byte by byte.
+        if compute.any(compute.less(following, before)).as_py() or first.encode() < self._last.encode():
+            raise AssertionError("the events are not sorted by id, so that duplicates could be missed")
+        mask = pyarrow.concat_arrays([pyarrow.array([first != self._last]), compute.greater(following, before)])
         self._last = ids[len(ids) - 1].as_py()
-        mask = pyarrow.concat_arrays([first, differs])
         kept: int = mask.true_count
         self.kept += kept
         return batch if kept == batch.num_rows else batch.filter(mask)
-
-
-def _text(lines: "pyarrow.StringArray") -> memoryview:
-    """Return the texts of an array, none of them null, as Arrow keeps them: one after the other, nothing between.
-
-    https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-layout
-    """
-    _, offsets, text = lines.buffers()
-    ends = memoryview(offsets).cast("i")
-    return memoryview(text)[ends[lines.offset] : ends[lines.offset + len(lines)]]

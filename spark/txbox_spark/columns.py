@@ -6,7 +6,7 @@ digits, and whatever the caller has declared (``uuid``, ``jsonb``, …).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_NAME_BYTES",
+    "MESSAGE_ID",
     "EventColumn",
     "Travelling",
-    "csv_line",
     "event_columns",
     "in_words",
     "quoted",
     "refuse_twins",
 ]
+
+MESSAGE_ID = "message_id"
+"""The column that holds an event's id."""
 
 MAX_NAME_BYTES = 63
 """What Postgres keeps of a name; a longer one would be cut without a word."""
@@ -37,7 +40,8 @@ class EventColumn:
 
     Attributes:
         name: its name, the source's.
-        staged_as: its name on the way, which needs no quotes anywhere.
+        staged_as: its name on the way, which needs no quotes anywhere; ``message_id`` if it is the id itself, which
+            is not sent twice.
         postgres_type: its type in Postgres.
     """
 
@@ -141,24 +145,6 @@ def in_words(frame: "DataFrame") -> "DataFrame":
             for field in frame.schema.fields
         ]
     )
-
-
-def csv_line(frame: "DataFrame", names: Sequence[str]) -> "Column":
-    """Return the expression for a row as a line of CSV, in which all text is in quotes, so that only null is nothing.
-
-    Null, if the first column is. https://www.postgresql.org/docs/current/sql-copy.html
-    """
-    from pyspark.sql import functions as sql
-    from pyspark.sql import types
-
-    pieces: list[Column] = []
-    for number, name in enumerate(names):
-        type_ = frame.schema[name].dataType
-        value = _literal(name, type_, sql.col(name))
-        if isinstance(type_, types.StringType):
-            value = sql.concat(sql.lit('"'), sql.replace(value, sql.lit('"'), sql.lit('""')), sql.lit('"'))
-        pieces += [sql.lit(","), sql.coalesce(value, sql.lit(""))] if number else [value]
-    return sql.concat(*pieces, sql.lit("\n"))
 
 
 def _travel(name: str, type_: "DataType", value: "Column", declared: str | None) -> tuple[str, "Column", bool]:

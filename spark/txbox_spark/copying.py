@@ -1,9 +1,11 @@
 """The road of writer copy: each task copies its chunks into Postgres and merges them, a transaction each.
 
 The events are repartitioned by chunk and sorted by id, so that a task meets whole chunks, and in each one the
-duplicates of an id side by side. It drops those, and streams the rest to Postgres. Spark has made a line of CSV of
-each event, and a batch of lines, as Arrow keeps text, is one stretch of memory that needs nothing done to it but to be
-sent. Nothing is collected, neither here nor on the driver.
+duplicates of an id side by side. It drops those, and streams the rest to Postgres, a batch of Arrow's at a time.
+Nothing is collected, neither here nor on the driver.
+
+Chunks whose ids seem to be known already, as when a file is loaded again, are tried with their ids alone first: where
+each one turns out to be in the inbox, the events themselves are never read.
 
 Since a chunk's records, effects and ledger entry are one transaction, a task that is run again, or twice at once by
 speculation, is only a redelivery: it finds the chunk done, or waits for the other attempt and then finds it done.
@@ -11,7 +13,7 @@ speculation, is only a redelivery: it finds the chunk done, or waits for the oth
 What goes wrong comes back as a row, not as an exception: Spark would run the task again, and tell of it in Java.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +26,13 @@ from txbox import TxboxError
 from txbox.lent import guard
 from txbox.transactions import short_transaction
 from txbox_spark.chunks import ChunkStream, Distinct
-from txbox_spark.columns import csv_line
-from txbox_spark.events import CHUNK, LINE, MESSAGE_ID, REJECTED, Events, chunk_number, partition_keys
+from txbox_spark.columns import MESSAGE_ID
+from txbox_spark.csv_lines import csv_lines
+from txbox_spark.events import CHUNK, chunk_number, partition_keys
 from txbox_spark.failed_chunk import FailedChunk
 from txbox_spark.ledger import Ledger, span
-from txbox_spark.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
-from txbox_spark.statements import INCOMING
+from txbox_spark.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk, settle_known_chunk
+from txbox_spark.statements import FRESH
 
 if TYPE_CHECKING:
     import pyarrow
@@ -38,26 +41,26 @@ if TYPE_CHECKING:
 __all__ = ["CopyTask", "copy_chunks", "lay_out"]
 
 
-def lay_out(events: Events, bounds: tuple[str, ...], done: tuple[int, ...], at_once: int | None) -> "DataFrame":
+def lay_out(
+    events: "DataFrame", bounds: tuple[str, ...], left_out: Collection[int], at_once: int | None
+) -> "DataFrame":
     """Lay the events out for tasks: whole chunks, each sorted by id.
 
     Args:
-        events: the source.
+        events: the source, as ``Events`` has it: staged, or judged.
         bounds: between the chunks.
-        done: chunks to leave out.
+        left_out: chunks to leave out.
         at_once: how many tasks there may be; None: as many as there are chunks.
     """
     from pyspark.sql import functions as sql
 
     chunks = len(bounds) + 1
-    numbered = events.staged.withColumn(CHUNK, chunk_number(bounds))
-    if done:
-        numbered = numbered.where(~sql.col(CHUNK).isin(list(done)))
+    numbered = events.withColumn(CHUNK, chunk_number(bounds))
+    if left_out:
+        numbered = numbered.where(~sql.col(CHUNK).isin(list(left_out)))
     placed = numbered.repartition(chunks, chunk_number(bounds, partition_keys(chunks)))
     whole = placed.sortWithinPartitions(MESSAGE_ID)
-    line = csv_line(whole, [name for name in events.staged.columns if name != REJECTED])
-    lines = whole.select(MESSAGE_ID, REJECTED, CHUNK, line.alias(LINE))
-    return lines if at_once is None else lines.coalesce(at_once)
+    return whole if at_once is None else whole.coalesce(at_once)
 
 
 def copy_chunks(frame: "DataFrame", task: "CopyTask") -> list[FailedChunk]:
@@ -74,11 +77,13 @@ class CopyTask:
         url: of the database, as SQLAlchemy has it.
         plan: of the run.
         bounds: between the chunks.
+        ids_alone: the frame has no more than ids; settle the chunks in which every one is known, and leave the others.
     """
 
     url: str = field(repr=False)
     plan: MergePlan
     bounds: tuple[str, ...]
+    ids_alone: bool = False
 
     def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
         """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""
@@ -104,26 +109,31 @@ class CopyTask:
             if (error := ledger.given_up(self.plan.run_id)) is not None:
                 return FailedChunk(chunk, error, passing=False)  # another task has met what this one would meet
             with short_transaction(engine) as connection:
-                if begin_chunk(connection, self.plan, chunk):
-                    counts = self._copy(connection, batches)
-                    merge_chunk(connection, self.plan, chunk, span(self.bounds, chunk), counts)
+                if not begin_chunk(connection, self.plan, chunk):
+                    return None
+                here = (connection, self.plan, chunk, span(self.bounds, chunk), self._copy(connection, batches))
+                if not self.ids_alone:
+                    merge_chunk(*here)
+                elif not settle_known_chunk(*here):
+                    connection.rollback()
         except (SQLAlchemyError, psycopg.Error, TxboxError) as raised:
-            failed = FailedChunk.of(chunk, raised, self.plan.columns)
+            failed = FailedChunk.of(chunk, raised)
             if not failed.passing:
                 ledger.give_up(self.plan.run_id, failed.error)
             return failed
         return None
 
     def _copy(self, connection: Connection, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
-        """Stream a chunk's distinct events into a temporary table."""
-        sql = self.plan.sql
-        connection.exec_driver_sql(sql.create_incoming(self.plan.columns))
+        """Stream a chunk's distinct events into ``fresh_event``."""
+        sql, columns = self.plan.sql, () if self.ids_alone else self.plan.columns
+        connection.exec_driver_sql(sql.create_fresh(columns))
+        sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
         distinct = Distinct(batches)
         driver_connection: Any = connection.connection.driver_connection
-        with driver_connection.cursor() as cursor, cursor.copy(sql.copy_incoming(self.plan.columns)) as copy:
-            for block in distinct.as_csv():
-                copy.write(block)
-        connection.exec_driver_sql(sql.analyze(INCOMING))
+        with driver_connection.cursor() as cursor, cursor.copy(sql.copy_fresh(columns)) as copy:
+            for events in distinct.events():
+                copy.write(csv_lines(events.select(sent)))
+        connection.exec_driver_sql(sql.analyze(FRESH))
         return ChunkCounts(distinct.read, distinct.rejected, distinct.kept, tuple(distinct.rejected_sample))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from txbox import InvalidConfiguration
 from txbox.message import MAX_MESSAGE_ID_BYTES
-from txbox_spark.columns import EventColumn, event_columns, quoted, refuse_twins
+from txbox_spark.columns import MESSAGE_ID, EventColumn, event_columns, quoted, refuse_twins
 from txbox_spark.sources import CORRUPT_RECORD
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHUNK",
-    "LINE",
     "MESSAGE_ID",
     "REJECTED",
     "SAMPLE_IDS",
@@ -36,14 +35,10 @@ __all__ = [
     "survey",
 ]
 
-MESSAGE_ID = "message_id"
-"""The column that holds an event's id."""
 REJECTED = "rejected"
 """The column that says why a row cannot be loaded."""
 CHUNK = "chunk"
 """The column that says to which chunk a row belongs."""
-LINE = "line"
-"""The column that holds a row as a line of CSV."""
 
 SAMPLE_IDS = 20_000
 """How many ids the bounds of the chunks are chosen from."""
@@ -68,6 +63,11 @@ class Events:
     staged: "DataFrame"
     ids: "DataFrame"
     columns: tuple[EventColumn, ...]
+
+    @property
+    def judged(self) -> "DataFrame":
+        """Its rows as ``message_id`` and ``rejected`` alone."""
+        return self.identified.select(MESSAGE_ID, REJECTED)
 
 
 def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str] | None = None) -> Events:

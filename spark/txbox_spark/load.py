@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Engine
@@ -20,6 +20,7 @@ from txbox_spark.effects import Apply
 from txbox_spark.events import Events, chunk_bounds, survey
 from txbox_spark.executors import COPY, Choice, choose_writer
 from txbox_spark.failed_chunk import FailedChunk
+from txbox_spark.known import likely_known
 from txbox_spark.ledger import Ledger, Run, heartbeat
 from txbox_spark.merge import MergePlan
 from txbox_spark.progress import Reporter
@@ -89,6 +90,7 @@ class Load:
         reporter: tells how far it is.
         seconds: how long each stage took.
         done: how many chunks were merged when the ledger was last asked.
+        likely_known: chunks to be tried with their ids alone first.
     """
 
     spark: "SparkSession"
@@ -106,6 +108,7 @@ class Load:
     reporter: Reporter
     seconds: dict[str, float] = field(default_factory=dict)
     done: int = 0
+    likely_known: tuple[int, ...] = ()
 
     @property
     def sql(self) -> Statements:
@@ -159,12 +162,15 @@ class Load:
         # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
         even = math.ceil(chunks / self.parallelism) * self.parallelism
         chunks = min(even, max(chunks, found.rows // FEWEST_CHUNK_ROWS), MOST_CHUNKS)
+        bounds = chunk_bounds(found.sample, chunks)
+        if writer == COPY:
+            self.likely_known = likely_known(self.engine, self.sql, self.subscriber_id, found.sample, bounds)
         return self.ledger.begin(
             subscriber_id=self.subscriber_id,
             source=self.source,
             digest=self.digest,
             writer=writer,
-            bounds=chunk_bounds(found.sample, chunks),
+            bounds=bounds,
             found=found,
         )
 
@@ -218,10 +224,17 @@ class Load:
     def _copy(self, run: Run) -> list[FailedChunk]:
         slots = self.spark.sparkContext.defaultParallelism
         at_once = self.parallelism if self.parallelism < slots else None
-        frame = lay_out(self.events, run.bounds, self._done(run), at_once)
         task = CopyTask(self.url.render_as_string(hide_password=False), self._plan(run), run.bounds)
+        known, self.likely_known = self.likely_known, ()
         with self._stage("merge", run), self.reporter.merge_stage(self.ledger, run):
-            return copy_chunks(frame, task)
+            if known:
+                ids = lay_out(self.events.judged, run.bounds, set(range(run.chunks)).difference(known), at_once)
+                if failed := copy_chunks(ids, replace(task, ids_alone=True)):
+                    return failed
+            done = self._done(run)
+            if len(done) == run.chunks:
+                return []
+            return copy_chunks(lay_out(self.events.staged, run.bounds, done, at_once), task)
 
     def _merge_staged(self, run: Run) -> list[FailedChunk]:
         if run.staging_table is None:

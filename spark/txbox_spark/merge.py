@@ -2,7 +2,7 @@
 
 ::
 
-    claim the chunk ── events in place ── SAVEPOINT ─┬─ fresh_event: not in the inbox, one of each id, sorted
+    claim the chunk ── events in place ── SAVEPOINT ─┬─ fresh_event: what is not in the inbox, one of each id, sorted
                                             ▲        ├─ plain sorted INSERT into the inbox
                                             │        ├─ the caller's statements over fresh_event
                                             │        └─ counts into the ledger ── COMMIT
@@ -37,9 +37,17 @@ from sqlalchemy.exc import DBAPIError
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox_spark.columns import EventColumn
 from txbox_spark.effects import Apply, ApplyFailed, apply_effects
-from txbox_spark.statements import INCOMING, Statements, statements
+from txbox_spark.statements import Statements, statements
 
-__all__ = ["MERGE_ATTEMPTS", "SORT_MEMORY", "ChunkCounts", "MergePlan", "begin_chunk", "merge_chunk"]
+__all__ = [
+    "MERGE_ATTEMPTS",
+    "SORT_MEMORY",
+    "ChunkCounts",
+    "MergePlan",
+    "begin_chunk",
+    "merge_chunk",
+    "settle_known_chunk",
+]
 
 MERGE_ATTEMPTS = 10
 """How often a chunk is merged that meets a deadlock or a serialization failure each time."""
@@ -111,7 +119,7 @@ def merge_chunk(
     span: tuple[str, str | None],
     counts: ChunkCounts,
     *,
-    incoming: str = INCOMING,
+    staged: str | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> int:
     """Record and apply the events of a chunk that are first; everything but the COMMIT.
@@ -122,7 +130,7 @@ def merge_chunk(
         chunk: its number.
         span: its first possible id, and the first one beyond it.
         counts: of its rows.
-        incoming: the table that holds its events, quoted.
+        staged: the table that holds its events, quoted; None: ``fresh_event`` does, one of each id and sorted.
         pause: waits for so many seconds between two attempts.
 
     Returns:
@@ -136,7 +144,7 @@ def merge_chunk(
     while True:
         savepoint = connection.begin_nested()
         try:
-            applied = _merge(connection, plan, span, incoming, raced=raced)
+            applied = _merge(connection, plan, span, counts.distinct, staged, raced=raced)
         except _Raced:
             savepoint.rollback()
             raced = True
@@ -154,23 +162,63 @@ def merge_chunk(
         else:
             savepoint.commit()
             break
+    _settle(connection, plan, chunk, counts, applied)
+    return applied
+
+
+def settle_known_chunk(
+    connection: Connection, plan: MergePlan, chunk: int, span: tuple[str, str | None], counts: ChunkCounts
+) -> bool:
+    """Settle a chunk of which every id is in the inbox: nothing is to be done but to write it down.
+
+    Args:
+        connection: in the transaction that has claimed the chunk, with its distinct ids in ``fresh_event``.
+        plan: of the run.
+        chunk: its number.
+        span: its first possible id, and the first one beyond it.
+        counts: of its rows.
+
+    Returns:
+        False: some id is not there; roll back.
+    """
+    if connection.exec_driver_sql(plan.sql.count_unknown, _here(plan, span)).scalar_one():
+        return False
+    _settle(connection, plan, chunk, counts, applied=0)
+    return True
+
+
+def _settle(connection: Connection, plan: MergePlan, chunk: int, counts: ChunkCounts, applied: int) -> None:
     sample = json.dumps(counts.rejected_sample) if counts.rejected_sample else None
     settled = (counts.read, counts.rejected, counts.distinct - applied, applied, sample, plan.run_id, chunk)
     connection.exec_driver_sql(plan.sql.settle_chunk, settled)
-    return applied
+
+
+def _here(plan: MergePlan, span: tuple[str, str | None]) -> tuple[str | None, ...]:
+    """The values of the statements that look at a chunk's stretch of the inbox."""
+    first, beyond = span
+    return plan.subscriber_id, first, beyond, beyond
 
 
 class _Raced(Exception):
     """Someone else has recorded one of the ids since we looked."""
 
 
-def _merge(connection: Connection, plan: MergePlan, span: tuple[str, str | None], incoming: str, *, raced: bool) -> int:
+def _merge(
+    connection: Connection,
+    plan: MergePlan,
+    span: tuple[str, str | None],
+    distinct: int,
+    staged: str | None,
+    *,
+    raced: bool,
+) -> int:
     """Record and apply what is first, once; return how many events that were."""
     sql = plan.sql
-    first, beyond = span
-    connection.exec_driver_sql(sql.create_fresh(plan.columns))
-    found = (plan.subscriber_id, first, beyond, beyond)
-    fresh = connection.exec_driver_sql(sql.find_fresh(plan.columns, incoming), found).rowcount
+    if staged is None:
+        fresh = distinct - connection.exec_driver_sql(sql.drop_known, _here(plan, span)).rowcount
+    else:
+        connection.exec_driver_sql(sql.create_fresh(plan.columns))
+        fresh = connection.exec_driver_sql(sql.find_fresh(plan.columns, staged), _here(plan, span)).rowcount
     if fresh and raced:
         connection.exec_driver_sql(sql.create_recorded)
         connection.exec_driver_sql(sql.record_raced, (plan.subscriber_id,))

@@ -122,7 +122,7 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
             stopping.set()
             raise
         except (SQLAlchemyError, psycopg.Error, TxboxError) as error:
-            failed = FailedChunk.of(chunk, error, plan.columns)
+            failed = FailedChunk.of(chunk, error)
             if not failed.passing:
                 stopping.set()
             return failed
@@ -187,9 +187,9 @@ def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int) -> None:
         if not begin_chunk(connection, plan, chunk):
             return
         schema = _schema(connection, sql)
-        incoming = f"{schema}.{quote(f'{run.staging_table}_{chunk}')}"
+        staged = f"{schema}.{quote(f'{run.staging_table}_{chunk}')}"
         try:
-            read, distinct = connection.exec_driver_sql(sql.distinct_ids(incoming)).one()
+            read, distinct = connection.exec_driver_sql(sql.distinct_ids(staged)).one()
         except DBAPIError as error:
             if sqlstate(error) == UNDEFINED_TABLE:
                 raise StagingLost(f"the staging table {run.staging_table} is gone") from error
@@ -197,8 +197,8 @@ def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int) -> None:
         # After a crash all of it is empty, never a part. A chunk alone may be: all its ids may be of rejected rows.
         if not read and run.rows > (run.rejected or 0) and not _has_rows(connection, schema, run.staging_table):
             raise StagingLost(f"the staging table {run.staging_table} has been emptied; did Postgres crash?")
-        connection.exec_driver_sql(sql.analyze(incoming))
-        merge_chunk(connection, plan, chunk, span(run.bounds, chunk), ChunkCounts(read, 0, distinct), incoming=incoming)
+        connection.exec_driver_sql(sql.analyze(staged))
+        merge_chunk(connection, plan, chunk, span(run.bounds, chunk), ChunkCounts(read, 0, distinct), staged=staged)
 
 
 def _has_rows(connection: Connection, schema: str, table: str | None) -> bool:

@@ -14,12 +14,10 @@ from sqlalchemy import Table
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txbox.schema import tables
-from txbox_spark.columns import EventColumn
+from txbox_spark.columns import MESSAGE_ID, EventColumn
 
-__all__ = ["FRESH", "INCOMING", "Statements", "in_one_statement", "quote", "statements"]
+__all__ = ["FRESH", "Statements", "in_one_statement", "quote", "statements"]
 
-INCOMING = "txbox_incoming"
-"""The events of one chunk, as a task has copied them."""
 FRESH = "fresh_event"
 """The events of a chunk that are first: what the caller's statements apply."""
 
@@ -146,6 +144,22 @@ INSERT INTO txbox_recorded SELECT message_id FROM first"""
 SELECT pg_advisory_xact_lock(hashtextextended('txbox bulk load', %s::regclass::oid::bigint))"""
         """Wait until no other chunk applies its events: (quoted name of the inbox)."""
 
+        self._known_here = f"""{processed} AS processed
+WHERE processed.subscriber_id = %s AND processed.message_id = event.message_id
+  AND processed.message_id >= %s AND (%s::text IS NULL OR processed.message_id < %s)"""
+
+        self.drop_known = f"DELETE FROM {FRESH} AS event USING {self._known_here}"
+        """Leave no event in ``fresh_event`` whose id is in the inbox. The primary key decides what is first; this only
+        saves it the work. It looks at the chunk's own stretch of the inbox:
+        (subscriber, first id of the chunk, first id beyond it or null, the same)."""
+
+        self.count_unknown = f"SELECT count(*) FROM {FRESH} AS event WHERE NOT EXISTS (SELECT FROM {self._known_here})"
+        """Count the events in ``fresh_event`` whose ids are not in the inbox: the same values. (To ask only whether
+        there is one, with LIMIT or EXISTS, makes Postgres look up id after id, which takes three times as long.)"""
+
+        self.find_known = f"SELECT message_id FROM {processed} WHERE subscriber_id = %s AND message_id = ANY(%s)"
+        """Look for ids in the inbox: (subscriber, ids) → those that are there."""
+
         # -- the staging table ------------------------------------------------------------------------------------
 
         self.schema_of_tables = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = %s::regclass"
@@ -171,7 +185,6 @@ WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = %s::
 
         # Quoted and with their schema: for messages, and to look them up in the catalogue.
         self.bulk_load = run.replace("%%", "%")
-        self._processed = processed
         self.processed_message = processed.replace("%%", "%")
 
     bound_wait = "SELECT set_config('lock_timeout', %s, true)"
@@ -189,44 +202,36 @@ WHERE NOT EXISTS (SELECT FROM txbox_recorded AS recorded WHERE recorded.message_
     """Tell the planner about the fresh events, for the caller's statements."""
 
     @staticmethod
-    def create_incoming(columns: Sequence[EventColumn]) -> str:
-        """Create the table that a task copies a chunk to."""
-        return f"CREATE TEMPORARY TABLE {INCOMING} ({_staged_columns(columns)}) ON COMMIT DROP"
-
-    @staticmethod
-    def copy_incoming(columns: Sequence[EventColumn]) -> str:
-        """Copy a chunk, as CSV in which only null is not in quotes, for psycopg's own cursor."""
-        names = ["message_id", *(one.staged_as for one in columns if one.staged_as != "message_id")]
-        return f"COPY {INCOMING} ({', '.join(names)}) FROM STDIN (FORMAT csv)"
-
-    @staticmethod
     def create_fresh(columns: Sequence[EventColumn]) -> str:
-        """Create ``fresh_event``, with the source's names."""
-        defined = ", ".join([_ID, *(f"{quote(one.name)} {one.postgres_type}" for one in _named(columns))])
-        return f"CREATE TEMPORARY TABLE {FRESH} ({defined}) ON COMMIT DROP"
+        """Create ``fresh_event``, with the source's names. A column that is the id is made of it, and is not sent."""
+        made = f'text COLLATE "C" GENERATED ALWAYS AS ({MESSAGE_ID}) STORED'
+        defined = [f"{quote(one.name)} {made if one.staged_as == MESSAGE_ID else one.postgres_type}" for one in columns]
+        return f"CREATE TEMPORARY TABLE {FRESH} ({', '.join([_ID, *defined])}) ON COMMIT DROP"
 
-    def find_fresh(self, columns: Sequence[EventColumn], incoming: str) -> str:
-        """Keep the events whose ids are not in the inbox, one of each id, sorted.
+    @staticmethod
+    def copy_fresh(columns: Sequence[EventColumn]) -> str:
+        """Copy a chunk's distinct events, as CSV in which text is in quotes, for psycopg's own cursor."""
+        names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in _sent(columns))])
+        return f"COPY {FRESH} ({names}) FROM STDIN (FORMAT csv)".replace("%%", "%")
 
-        The primary key decides what is first; this only saves it the work. It looks at the chunk's own stretch of the
-        inbox: (subscriber, first id of the chunk, first id beyond it or null, the same).
+    def find_fresh(self, columns: Sequence[EventColumn], staged: str) -> str:
+        """Fill ``fresh_event`` with the staged events whose ids are not in the inbox, one of each id, sorted.
+
+        The same values again.
         """
-        fresh = ", ".join(["message_id", *(quote(one.name) for one in _named(columns))])
-        staged = ", ".join(["message_id", *(one.staged_as for one in _named(columns))])
+        sent = _sent(columns)
+        names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in sent)])
+        values = ", ".join([MESSAGE_ID, *(one.staged_as for one in sent)])
         return f"""
-INSERT INTO {FRESH} ({fresh})
-SELECT DISTINCT ON (message_id) {staged} FROM {incoming} AS incoming
-WHERE NOT EXISTS (
-  SELECT FROM {self._processed} AS processed
-  WHERE processed.subscriber_id = %s AND processed.message_id = incoming.message_id
-    AND processed.message_id >= %s AND (%s::text IS NULL OR processed.message_id < %s)
-)
+INSERT INTO {FRESH} ({names})
+SELECT DISTINCT ON (message_id) {values} FROM {staged} AS event
+WHERE NOT EXISTS (SELECT FROM {self._known_here})
 ORDER BY message_id"""
 
     @staticmethod
-    def distinct_ids(incoming: str) -> str:
+    def distinct_ids(staged: str) -> str:
         """Count a chunk's rows and ids."""
-        return f"SELECT count(*), count(DISTINCT message_id) FROM {incoming}"
+        return f"SELECT count(*), count(DISTINCT message_id) FROM {staged}"
 
     @staticmethod
     def any_row(table: str) -> str:
@@ -234,9 +239,9 @@ ORDER BY message_id"""
         return f"SELECT FROM {table} LIMIT 1"
 
     @staticmethod
-    def analyze(incoming: str) -> str:
-        """Tell the planner about a chunk."""
-        return f"ANALYZE {incoming} (message_id)"
+    def analyze(table: str) -> str:
+        """Tell the planner about the ids of a chunk."""
+        return f"ANALYZE {table} (message_id)"
 
     @staticmethod
     def create_staging(
@@ -300,14 +305,13 @@ def in_one_statement(script: str) -> str:
     return f"DO ${tag}_do$ BEGIN EXECUTE ${tag}${script}${tag}$; END ${tag}_do$"
 
 
-def _named(columns: Sequence[EventColumn]) -> list[EventColumn]:
-    """The columns beside ``message_id`` itself."""
-    return [one for one in columns if one.name != "message_id"]
+def _sent(columns: Sequence[EventColumn]) -> list[EventColumn]:
+    """The columns that are sent beside the id."""
+    return [one for one in columns if one.staged_as != MESSAGE_ID]
 
 
 def _staged_columns(columns: Sequence[EventColumn]) -> str:
-    sent = [f"{one.staged_as} {one.postgres_type}" for one in columns if one.staged_as != "message_id"]
-    return ", ".join([_ID, *sent])
+    return ", ".join([_ID, *(f"{one.staged_as} {one.postgres_type}" for one in _sent(columns))])
 
 
 def _quoted(table: Table) -> str:
@@ -318,5 +322,5 @@ def _literal(text: str) -> str:
     return psycopg_sql.Literal(text).as_string(None).replace("%", "%%")
 
 
-_ID = 'message_id text COLLATE "C" NOT NULL'
+_ID = f'{MESSAGE_ID} text COLLATE "C" NOT NULL'
 _PREPARER = psycopg_dialect().identifier_preparer  # type: ignore[no-untyped-call]

@@ -44,9 +44,9 @@ def books(engine: Engine) -> Books:
     return books
 
 
-@pytest.fixture
-def merge(engine: Engine) -> Iterator[Callable[..., "Future[int | None]"]]:
-    """Merge chunk 0 in a thread: merge(apply) returns at once; None is what a chunk gives that was done."""
+@pytest.fixture(params=["staged", "copied"])
+def merge(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Callable[..., "Future[int | None]"]]:
+    """Merge chunk 0, staged or copied, in a thread: merge(apply) returns at once; None if the chunk was done before."""
     guarded = guard(engine)
 
     def run(apply: Apply, before_commit: Callable[[], object], pause: Callable[[float], object]) -> int | None:
@@ -55,7 +55,13 @@ def merge(engine: Engine) -> Iterator[Callable[..., "Future[int | None]"]]:
             if not begin_chunk(connection, plan, 0):
                 return None
             counts = ChunkCounts(2 * len(EVENTS), 0, len(EVENTS), ("a bad one",))
-            applied = merge_chunk(connection, plan, 0, WHOLE, counts, incoming="incoming", pause=pause)
+            staged = "incoming" if request.param == "staged" else None
+            if staged is None:
+                connection.exec_driver_sql(plan.sql.create_fresh(COLUMNS))
+                connection.exec_driver_sql(
+                    "INSERT INTO fresh_event SELECT DISTINCT * FROM incoming ORDER BY message_id"
+                )
+            applied = merge_chunk(connection, plan, 0, WHOLE, counts, staged=staged, pause=pause)
             before_commit()
             return applied
 

@@ -1,7 +1,5 @@
 """A task's stream of batches, cut into chunks, and one event of each id out of every chunk."""
 
-import csv
-import io
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 
@@ -13,7 +11,7 @@ from hypothesis import strategies as some
 from txbox_spark.chunks import ChunkStream, Distinct
 
 SCHEMA = pyarrow.schema(
-    {"message_id": pyarrow.string(), "rejected": pyarrow.string(), "line": pyarrow.string(), "chunk": pyarrow.int32()}
+    {"message_id": pyarrow.string(), "rejected": pyarrow.string(), "number": pyarrow.int64(), "chunk": pyarrow.int32()}
 )
 
 Row = tuple[str | None, int]
@@ -26,14 +24,9 @@ def batches(*several: list[Row]) -> Iterator[pyarrow.RecordBatch]:
         made = []
         for message_id, chunk in rows:
             rejected = None if message_id is not None else f"no id: {number}"
-            line = None if message_id is None else f"{message_id},{number}\n"
-            made.append({"message_id": message_id, "rejected": rejected, "line": line, "chunk": chunk})
+            made.append({"message_id": message_id, "rejected": rejected, "number": number, "chunk": chunk})
             number += 1
         yield pyarrow.RecordBatch.from_pylist(made, schema=SCHEMA)
-
-
-def _number(line: str) -> int:
-    return int(line.rpartition(",")[2])
 
 
 def chunks_of(stream: ChunkStream) -> list[tuple[int, list[int]]]:
@@ -41,7 +34,7 @@ def chunks_of(stream: ChunkStream) -> list[tuple[int, list[int]]]:
     while (chunk := stream.next_chunk()) is not None:
         rows = [row for batch in stream.rows() for row in batch.to_pylist()]
         assert {row["chunk"] for row in rows} == {chunk}
-        found.append((chunk, [_number(row["line"]) for row in rows]))
+        found.append((chunk, [row["number"] for row in rows]))
     assert stream.next_chunk() is None
     assert list(stream.rows()) == []
     return found
@@ -67,10 +60,9 @@ def test_a_chunk_that_is_not_read_to_its_end_is_passed_over() -> None:
     stream = ChunkStream(batches([("a", 1), ("b", 2)], [("c", 2), ("d", 2)], [("e", 2), ("f", 3)]))
     assert stream.next_chunk() == 1
     assert stream.next_chunk() == 2
-    assert [_number(line) for line in next(stream.rows()).column("line").to_pylist()] == [1]
+    assert next(stream.rows()).column("number").to_pylist() == [1]
     assert stream.next_chunk() == 3
-    rest = [batch.column("line").to_pylist() for batch in stream.rows()]
-    assert [[_number(line) for line in lines] for lines in rest] == [[5]]
+    assert [batch.column("number").to_pylist() for batch in stream.rows()] == [[5]]
     assert stream.next_chunk() is None
 
 
@@ -91,9 +83,8 @@ def test_batches_are_taken_one_at_a_time() -> None:
     assert taken == [0, 1]
 
 
-def copied(distinct: Distinct) -> list[list[str]]:
-    text = b"".join(bytes(block) for block in distinct.as_csv()).decode()
-    return list(csv.reader(io.StringIO(text)))
+def copied(distinct: Distinct) -> list[tuple[str, int]]:
+    return [(row["message_id"], row["number"]) for events in distinct.events() for row in events.to_pylist()]
 
 
 @given(
@@ -107,9 +98,21 @@ def test_one_event_of_each_id(ids: list[str | None], cuts: list[int]) -> None:
     several = [rows[first:end] for first, end in pairwise(borders)]
     distinct = Distinct(batches(*several))
     found = copied(distinct)
-    numbered = [(one, str(number)) for number, (one, _) in enumerate(row for rows in several for row in rows)]
-    expected = [list(next(same)) for one, same in groupby(numbered, key=lambda row: row[0]) if one is not None]
+    numbered = [(one, number) for number, (one, _) in enumerate(row for rows in several for row in rows)]
+    expected = [next(same) for one, same in groupby(numbered, key=lambda row: row[0]) if one is not None]
     assert found == expected
     nulls = [f"no id: {number}" for one, number in numbered if one is None]
     assert (distinct.read, distinct.rejected, distinct.kept) == (len(numbered), len(nulls), len(expected))
     assert distinct.rejected_sample == nulls[:10]
+
+
+@pytest.mark.parametrize("several", [[[("b", 1), ("a", 1)]], [[("b", 1)], [("a", 1)]], [[("é", 1)], [("z", 1)]]])
+def test_events_out_of_order_are_refused(several: list[list[Row]]) -> None:
+    """Duplicates are found side by side; what is not sorted could hide one, and it would be applied twice."""
+    with pytest.raises(AssertionError, match="not sorted"):
+        list(Distinct(batches(*several)).events())
+
+
+def test_the_order_is_that_of_bytes() -> None:
+    rows: list[Row] = [("Z", 1), ("a", 1), ("z", 1), ("é", 1), ("\uffff", 1), ("\U0001f600", 1)]
+    assert [one for one, _ in copied(Distinct(batches(rows[:3], rows[3:])))] == [one for one, _ in rows]

@@ -6,33 +6,13 @@ import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from txbox_spark.columns import EventColumn
 from txbox_spark.effects import ApplyFailed
 from txbox_spark.failed_chunk import FailedChunk
 
-COLUMNS = (
-    EventColumn("c1", "c0", "integer"),
-    EventColumn("order id", "c1", "uuid"),
-    EventColumn("c10", "c2", "text"),
-    EventColumn("c0", "c10", "text"),
-    EventColumn("event_id", "message_id", "text"),
-)
 
-
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ("COPY txbox_incoming, line 1, column c0: x", "COPY txbox_incoming, line 1, column c1: x"),
-        ("COPY txbox_incoming, line 1, column c1: x", "COPY txbox_incoming, line 1, column order id: x"),
-        ("line 1, column c10: x", "line 1, column c0: x"),
-        ("line 1, column c2: x", "line 1, column c10: x"),
-        ("line 1, column c3: x", "line 1, column c3: x"),
-        ('column "c0" is of type uuid', 'column "c0" is of type uuid'),
-        ("several\n  lines\tof it", "several lines of it"),
-    ],
-)
-def test_columns_have_the_names_of_the_source(said: str, shown: str) -> None:
-    assert FailedChunk.of(7, psycopg.DataError(said), COLUMNS) == FailedChunk(7, shown, passing=False)
+def test_it_is_said_in_one_line() -> None:
+    error = psycopg.DataError("several\n  lines\tof it")
+    assert FailedChunk.of(7, error) == FailedChunk(7, "several lines of it", passing=False)
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -58,11 +38,11 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_whether_it_may_pass(error: Exception, passing: bool) -> None:
-    assert FailedChunk.of(0, error, ()).passing is passing
+    assert FailedChunk.of(0, error).passing is passing
 
 
 def test_the_drivers_words_without_the_statement() -> None:
     error = DBAPIError("INSERT INTO a_very_long_statement", {}, psycopg.errors.UndefinedTable("no table"))
-    failed = FailedChunk.of(3, error, ())
+    failed = FailedChunk.of(3, error)
     assert failed.error == "no table"
     assert pickle.loads(pickle.dumps(failed)) == failed

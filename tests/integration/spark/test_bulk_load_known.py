@@ -1,0 +1,77 @@
+"""Chunks that are known already: tried with their ids alone, and settled only if every id is in the inbox."""
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import Engine
+
+from support.bulk_loads import APPLY, SUBSCRIBER, Books, counts, frame, purchases
+from txbox_spark import BulkLoadReport, bulk_load
+from txbox_spark.copying import lay_out
+from txbox_spark.known import likely_known
+from txbox_spark.statements import statements
+
+
+@pytest.fixture
+def books(engine: Engine) -> Books:
+    return Books(engine)
+
+
+def load(spark: SparkSession, url: str, events: list[tuple[str | None, int, int]]) -> BulkLoadReport:
+    return bulk_load(
+        frame(spark, events),
+        url=url,
+        subscriber_id=SUBSCRIBER,
+        message_id="event_id",
+        apply=APPLY,
+        writer="copy",
+        chunk_rows=100,
+    )
+
+
+def test_chunks_of_which_every_sampled_id_is_known(engine: Engine, books: Books) -> None:
+    books.record(["a", "b", "d", "e", "f"])
+    bounds = ("c", "e")
+    found = likely_known(engine, statements(), SUBSCRIBER, ["a", "b", "c", "d", "e", "f"], bounds)
+    assert found == (0, 2)
+    assert likely_known(engine, statements(), SUBSCRIBER, ["a", "b"], bounds) == (0,)
+    assert likely_known(engine, statements(), "shipping", ["a", "b"], bounds) == ()
+    assert likely_known(engine, statements(), SUBSCRIBER, [], ()) == ()
+
+
+def test_they_are_settled_without_reading_the_events(
+    spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad rows and duplicates are counted as ever."""
+    events = purchases(400)
+    first = load(spark, schema_url, events)
+    assert (first.chunks, first.applied) == (4, 400)
+    laid_out = []
+
+    def noted(rows: DataFrame, *others: Any) -> DataFrame:
+        laid_out.append(rows.columns)
+        return lay_out(rows, *others)
+
+    monkeypatch.setattr("txbox_spark.load.lay_out", noted)
+    again = load(spark, schema_url, [*events, *events[:50], (None, 1, 1), ("", 1, 1)])
+    assert counts(again) == {
+        "read": 452, "rejected": 2, "duplicate_in_source": 50, "already_processed": 400, "applied": 0
+    }  # fmt: skip
+    assert len(again.rejected_sample) == 2
+    assert laid_out == [["message_id", "rejected"]]
+    books.require_applied(events)
+
+
+@pytest.mark.parametrize("known", [0, 1, 150, 399])
+def test_what_only_seemed_to_be_known_is_loaded(
+    spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    """A sample proves nothing: with any other id in a chunk, all of the chunk takes the whole road."""
+    monkeypatch.setattr("txbox_spark.load.likely_known", lambda *_: (0, 1, 2, 3))
+    events = purchases(400)
+    recorded = [one[0] for one in events[:known]]
+    books.record(recorded)
+    report = load(spark, schema_url, [*events, *events[390:]])
+    assert (report.duplicate_in_source, report.already_processed, report.applied) == (10, known, 400 - known)
+    books.require_applied(events[known:], recorded=recorded)
