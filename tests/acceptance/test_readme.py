@@ -68,6 +68,7 @@ def terminals(
         del sys.modules[name]
 
 
+@pytest.mark.timeout(600)  # the page on bulk loads starts a JVM for each of its commands
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_page_shows_works(
     page: Path, page_engine: Engine, queue: str, sqs: "SQSClient", terminals: Terminals, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from support.waiting import wait_until
 
-COMMAND_SECONDS = 120
+COMMAND_SECONDS = 240
 
 
 @dataclass(frozen=True)
