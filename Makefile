@@ -19,7 +19,7 @@ CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
 # The oldest Spark that the [spark] extra admits; constraints.txt pins the newest. It has an environment of its own.
 SPARK_OLDEST := 4.0.0
 # One JVM for all of them, and nothing beside it: it needs a gigabyte, seconds to start, and both processors.
-SPARK_TESTS := tests/integration/spark $(wildcard tests/acceptance/test_bulk_load_*.py) tests/acceptance/test_sink_kills.py
+SPARK_TESTS := tests/integration/spark tests/acceptance/spark
 OLDEST := $(VENV)-spark-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt
 

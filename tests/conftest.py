@@ -33,12 +33,7 @@ pytest_plugins = ["support.spark_session"]
 TESTS = Path(__file__).parent
 SIDE_BY_SIDE_NEVER = {
     "integration/spark": "spark",  # one JVM is enough: it needs a gigabyte, and seconds to start
-    "acceptance/test_bulk_load_deadlocks.py": "spark",
-    "acceptance/test_bulk_load_kills.py": "spark",
-    "acceptance/test_bulk_load_outages.py": "spark",
-    "acceptance/test_bulk_load_overlap.py": "spark",
-    "acceptance/test_bulk_load_signals.py": "spark",
-    "acceptance/test_sink_kills.py": "spark",
+    "acceptance/spark": "spark",
     "acceptance/test_demo.py": "demo",  # they look for what other demos have left on their servers
 }
 """Folders and files whose tests run in one process, one after the other, and the name of their group."""

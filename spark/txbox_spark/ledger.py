@@ -16,7 +16,6 @@ run is being worked on; staging tables of runs without one are swept.
 import json
 import logging
 import secrets
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from txbox import TxboxError
 from txbox.transactions import check_table, short_transaction
 from txbox_spark.events import Survey
 from txbox_spark.patience import patient
+from txbox_spark.periodic import every
 from txbox_spark.statements import Statements
 
 __all__ = ["HEARTBEAT_SECONDS", "Ledger", "Run", "RunNotFound", "Totals", "heartbeat", "span"]
@@ -235,23 +235,16 @@ class Ledger:
 @contextmanager
 def heartbeat(ledger: Ledger, run_id: str) -> Iterator[None]:
     """Say every ``HEARTBEAT_SECONDS`` that a run is being worked on, until the block ends."""
-    ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(HEARTBEAT_SECONDS):
-            try:
-                ledger.beat(run_id)
-            except DBAPIError as error:
-                # The work itself will notice what is wrong; a missed beat costs nothing but hours of patience.
-                _log.warning("bulk load %s: no heartbeat: %s", run_id, error.orig)
+        try:
+            ledger.beat(run_id)
+        except DBAPIError as error:
+            # The work itself will notice what is wrong; a missed beat costs nothing but hours of patience.
+            _log.warning("bulk load %s: no heartbeat: %s", run_id, error.orig)
 
-    thread = threading.Thread(target=beat, name=f"txbox-bulk-load-{run_id}", daemon=True)
-    thread.start()
-    try:
+    with every(HEARTBEAT_SECONDS, beat, name=f"txbox-bulk-load-{run_id}"):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 _log = logging.getLogger("txbox")

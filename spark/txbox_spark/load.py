@@ -2,7 +2,6 @@
 
 import logging
 import math
-import random
 import secrets
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from sqlalchemy import URL, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from txbox import InvalidConfiguration, TxboxError
+from txbox.backoff import Backoff
 from txbox.sqlstates import is_outage
 from txbox_spark.copying import CopyTask, copy_chunks, lay_out
 from txbox_spark.effects import Apply
@@ -45,8 +45,8 @@ MOST_CHUNKS = 4_096
 LOAD_ATTEMPTS = 5
 """How often chunks are tried that fail for a passing reason, such as a lost connection."""
 
-LONGEST_PAUSE_SECONDS = 30.0
-"""The longest pause between two of them."""
+LOAD_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=30.0)
+"""The pauses between: what was lost may take a moment to come back."""
 
 
 class BulkLoadFailed(TxboxError):
@@ -202,8 +202,7 @@ class Load:
                 why = f"chunk {first.chunk} of run {run.run_id}: {first.error}"
                 raise BulkLoadFailed(run.run_id, why, done=len(done), chunks=run.chunks)
             _log.warning("bulk load %s: %d chunks failed: %s; trying again", run.run_id, len(failed), failed[0].error)
-            # What was lost may take a moment to come back; equal jitter, as the workers have it.
-            time.sleep(min(2.0**attempt, LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            time.sleep(LOAD_BACKOFF.seconds(attempt))
             run = self.ledger.take_up(run.run_id)
         raise AssertionError("the last attempt returns or raises")
 

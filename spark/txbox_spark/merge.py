@@ -26,7 +26,6 @@ going back to the savepoint is enough, and the events need not be read again.
 
 import json
 import logging
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from txbox.backoff import Backoff
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox_spark.columns import EventColumn
 from txbox_spark.effects import Apply, ApplyFailed, apply_effects
@@ -52,8 +52,8 @@ __all__ = [
 MERGE_ATTEMPTS = 10
 """How often a chunk is merged that meets a deadlock or a serialization failure each time."""
 
-LONGEST_PAUSE_SECONDS = 2.0
-"""The longest pause between two of them."""
+MERGE_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=2.0)
+"""The pauses between."""
 
 SORT_MEMORY = "128MB"
 """The work_mem of a chunk's transaction: enough to sort a million events of a usual width without the disk."""
@@ -157,8 +157,7 @@ def merge_chunk(
                 raise
             savepoint.rollback()
             _log.info("bulk load %s, chunk %d: %s; once more", plan.run_id, chunk, sqlstate(error))
-            # Full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
-            pause(random.uniform(0, min(0.05 * 2**failures, LONGEST_PAUSE_SECONDS)))  # noqa: S311 - no secret
+            pause(MERGE_BACKOFF.seconds(failures))
         else:
             savepoint.commit()
             break

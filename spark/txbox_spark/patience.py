@@ -1,7 +1,6 @@
 """Patience with a database that is away for a while: for short transactions of ours that may be done twice."""
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -9,6 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from txbox.backoff import Backoff
 from txbox.sqlstates import is_outage
 
 __all__ = ["OUTAGE_ATTEMPTS", "patient"]
@@ -16,9 +16,8 @@ __all__ = ["OUTAGE_ATTEMPTS", "patient"]
 OUTAGE_ATTEMPTS = 8
 """How often it is tried; with the pauses between, for half a minute or more, in which a standby can take over."""
 
-FIRST_PAUSE_SECONDS = 0.25
-"""The longest pause after the first failure. It is short, for a pool that lost its server is full of dead connections,
-and knows it then. Each pause is up to twice as long as the one before."""
+OUTAGE_BACKOFF = Backoff(first_seconds=0.25)
+"""The first pause is short, for a pool that lost its server is full of dead connections, and knows it then."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,8 +38,7 @@ def patient(work: Callable[P, R]) -> Callable[P, R]:
                 if not is_outage(error):
                     raise
                 _log.warning("bulk load: the database is away (%s); trying again", " ".join(str(error).split())[:200])
-                # Equal jitter, as the workers have it.
-                time.sleep(FIRST_PAUSE_SECONDS * 2 ** (failures - 1) * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                time.sleep(OUTAGE_BACKOFF.seconds(failures))
         return work(*args, **kwargs)
 
     return patiently

@@ -1,7 +1,6 @@
 """Telling how far a load is: asked of Spark and of the ledger, from a thread of its own."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError
 
 from txbox_spark.ledger import Ledger, Run
+from txbox_spark.periodic import every
 from txbox_spark.report import OnProgress, Progress
 
 if TYPE_CHECKING:
@@ -63,25 +63,15 @@ class Reporter:
         if tell is None:
             yield
             return
-        ended = threading.Event()
 
         def report() -> None:
-            while True:
-                last = ended.wait(LOOK_SECONDS)
-                try:
-                    tell(look())
-                except DBAPIError as error:
-                    _log.debug("no progress: %s", error.orig)
-                if last:
-                    return
+            try:
+                tell(look())
+            except DBAPIError as error:
+                _log.debug("no progress: %s", error.orig)
 
-        thread = threading.Thread(target=report, name="txbox-bulk-load-progress", daemon=True)
-        thread.start()
-        try:
+        with every(LOOK_SECONDS, report, name="txbox-bulk-load-progress", at_end=True):
             yield
-        finally:
-            ended.set()
-            thread.join()
 
 
 _log = logging.getLogger("txbox")

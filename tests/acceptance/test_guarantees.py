@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from support.business import Business, apply
 from support.waiting import wait_until
 from txbox import Inbox, Message
-from txbox_workers.backoff import Backoff
+from txbox.backoff import Backoff
 from txbox_workers.memory import MemorySource
 from txbox_workers.sqs import SqsWorker
 from txbox_workers.worker import Worker

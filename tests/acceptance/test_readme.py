@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from support.documents import Block, Terminals, blocks
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
-from txbox_workers.backoff import Backoff
+from txbox.backoff import Backoff
 from txbox_workers.embedded import LocalAws
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from sqlalchemy import Connection, Engine, text
 
-from txbox_spark import BulkLoadReport
+from txbox_spark import BulkLoadFailed, BulkLoadReport, bulk_load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,6 +55,19 @@ def frame(spark: "SparkSession", events: Sequence[Sequence[Any]], columns: str =
     mixed = list(events)
     random.Random(7).shuffle(mixed)
     return spark.createDataFrame(mixed, columns).repartition(3)
+
+
+def load(events: "DataFrame", url: str, writer: str, **changed: Any) -> BulkLoadReport:
+    """Load events in chunks of a hundred, and apply them; ``changed`` says what is not as usual."""
+    given = {"subscriber_id": SUBSCRIBER, "message_id": "event_id", "apply": APPLY, "chunk_rows": 100, **changed}
+    return bulk_load(events, url=url, writer=writer, **given)
+
+
+def failed(events: "DataFrame", url: str, writer: str, said: str, **changed: Any) -> BulkLoadFailed:
+    """Load events, and return the error that it must fail with."""
+    with pytest.raises(BulkLoadFailed, match=said) as raised:
+        load(events, url, writer, **changed)
+    return raised.value
 
 
 def write_effect(connection: Connection) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from support.business import apply
 from txbox import Inbox, Message, Outcome
-from txbox_workers.backoff import Backoff
+from txbox.backoff import Backoff
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker

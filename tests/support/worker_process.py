@@ -19,8 +19,8 @@ from sqlalchemy.orm import Session
 from support.business import ADD, Business, apply
 from txbox import Inbox, Message
 from txbox import instrumentation as events
+from txbox.backoff import Backoff
 from txbox.testing import kill_at
-from txbox_workers.backoff import Backoff
 from txbox_workers.sqs import SqsWorker
 
 NOTE = text("INSERT INTO run (message_id, pid) VALUES (:id, :pid)")

@@ -50,6 +50,7 @@ PUBLIC = {
         "Stopped",
         "emit",
     ],
+    "txbox.backoff": ["Backoff"],
     "txbox_workers.backoff": ["Backoff"],
     "txbox_workers.delivery": ["Delivery", "Settlement", "Source"],
     "txbox_workers.envelopes": ["Envelope", "open_envelope"],

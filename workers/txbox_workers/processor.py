@@ -38,11 +38,11 @@ from txbox import (
     Outcome,
     Reason,
 )
+from txbox.backoff import Backoff
 from txbox.failures import NO_OUTCOME, Attempt, describe
 from txbox.instrumentation import Committed, Hook, Retried, emit
 from txbox.sqlstates import is_retryable, sqlstate
 from txbox.transactions import short_transaction
-from txbox_workers.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.lent_transaction import LentTransactions, finish
 from txbox_workers.outages import DatabaseUnavailable, bookkeeping, connecting, recording

@@ -22,6 +22,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from txbox import BrokerError, Inbox, InvalidConfiguration, Outcome, TxboxError
+from txbox.backoff import Backoff
 from txbox.instrumentation import (
     BrokerLost,
     BrokerRestored,
@@ -36,7 +37,6 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
-from txbox_workers.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement, Source
 from txbox_workers.heartbeat import Heartbeat
 from txbox_workers.outages import DatabaseUnavailable

@@ -1,26 +1,14 @@
 """A bulk load, by a real Spark into a real Postgres; what is to come of it is worked out in Python."""
 
-from typing import Any
-
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from sqlalchemy import Connection, Engine, text
+from pyspark.sql import SparkSession
+from sqlalchemy import Connection, text
 
-from support.bulk_loads import ADD_UP, APPLY, SUBSCRIBER, WRITE_EFFECT, WRITERS, Books, counts, frame, purchases
+from support.bulk_loads import ADD_UP, APPLY, SUBSCRIBER, WRITE_EFFECT, WRITERS, Books, counts, frame, load, purchases
 from txbox import InvalidConfiguration, SchemaMissing
-from txbox_spark import BulkLoadFailed, BulkLoadReport, Progress, bulk_load
+from txbox_spark import BulkLoadFailed, Progress
 
 pytestmark = pytest.mark.parametrize("writer", WRITERS)
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    return Books(engine)
-
-
-def load(events: DataFrame, url: str, writer: str, **changed: Any) -> BulkLoadReport:
-    given = {"subscriber_id": SUBSCRIBER, "message_id": "event_id", "apply": APPLY, "chunk_rows": 100, **changed}
-    return bulk_load(events, url=url, writer=writer, **given)
 
 
 def test_into_an_empty_inbox(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:

@@ -3,15 +3,14 @@
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine
 
-from support.bulk_loads import APPLY, COLUMNS, SUBSCRIBER, WRITERS, Books, counts, frame, purchases
+from support.bulk_loads import COLUMNS, WRITERS, Books, counts, frame, load, purchases
 from txbox import InvalidConfiguration
-from txbox_spark import BulkLoadReport, bulk_load, read_events
+from txbox_spark import read_events
 
 KEEP_IDS = "INSERT INTO effect (event_id) SELECT message_id FROM fresh_event"
 
@@ -19,16 +18,6 @@ ODD_IDS = (
     "it's", 'say "hi"', "back\\slash", "\\.", "\\N", "%", "100%s", "%(a)s", "?", "naïve-Ωμέγα-🎉", "\uffff", "$1",
     "a,b", "new\nline", "\r", " ", "\t", "NULL", "null", "\x01", r"\u0000", "x" * 1000, "é" * 500,
 )  # fmt: skip
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    return Books(engine)
-
-
-def load(events: DataFrame, url: str, writer: str, **changed: Any) -> BulkLoadReport:
-    given = {"subscriber_id": SUBSCRIBER, "message_id": "event_id", "apply": APPLY, "chunk_rows": 100, **changed}
-    return bulk_load(events, url=url, writer=writer, **given)
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -6,28 +6,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Engine
 
-from support.bulk_loads import APPLY, SUBSCRIBER, Books, counts, frame, purchases
-from txbox_spark import BulkLoadReport, bulk_load
+from support.bulk_loads import SUBSCRIBER, Books, counts, frame, load, purchases
 from txbox_spark.copying import lay_out
 from txbox_spark.known import likely_known
 from txbox_spark.statements import statements
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    return Books(engine)
-
-
-def load(spark: SparkSession, url: str, events: list[tuple[str | None, int, int]]) -> BulkLoadReport:
-    return bulk_load(
-        frame(spark, events),
-        url=url,
-        subscriber_id=SUBSCRIBER,
-        message_id="event_id",
-        apply=APPLY,
-        writer="copy",
-        chunk_rows=100,
-    )
 
 
 def test_chunks_of_which_every_sampled_id_is_known(engine: Engine, books: Books) -> None:
@@ -45,7 +27,7 @@ def test_they_are_settled_without_reading_the_events(
 ) -> None:
     """Bad rows and duplicates are counted as ever."""
     events = purchases(400)
-    first = load(spark, schema_url, events)
+    first = load(frame(spark, events), schema_url, "copy")
     assert (first.chunks, first.applied) == (4, 400)
     laid_out = []
 
@@ -54,7 +36,7 @@ def test_they_are_settled_without_reading_the_events(
         return lay_out(rows, *others)
 
     monkeypatch.setattr("txbox_spark.load.lay_out", noted)
-    again = load(spark, schema_url, [*events, *events[:50], (None, 1, 1), ("", 1, 1)])
+    again = load(frame(spark, [*events, *events[:50], (None, 1, 1), ("", 1, 1)]), schema_url, "copy")
     assert counts(again) == {
         "read": 452, "rejected": 2, "duplicate_in_source": 50, "already_processed": 400, "applied": 0
     }  # fmt: skip
@@ -72,6 +54,6 @@ def test_what_only_seemed_to_be_known_is_loaded(
     events = purchases(400)
     recorded = [one[0] for one in events[:known]]
     books.record(recorded)
-    report = load(spark, schema_url, [*events, *events[390:]])
+    report = load(frame(spark, [*events, *events[390:]]), schema_url, "copy")
     assert (report.duplicate_in_source, report.already_processed, report.applied) == (10, known, 400 - known)
     books.require_applied(events[known:], recorded=recorded)

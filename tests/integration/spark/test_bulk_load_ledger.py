@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.schema import CreateSchema, DropSchema
 
@@ -12,33 +12,18 @@ from support.bulk_loads import (
     ADD_UP,
     APPLY,
     APPLY_ALLOWED,
-    SUBSCRIBER,
     WRITE_EFFECT,
     WRITERS,
     Books,
     counts,
+    failed,
     frame,
+    load,
     purchases,
 )
 from txbox import InvalidConfiguration
 from txbox.schema import tables
-from txbox_spark import BulkLoadFailed, BulkLoadReport, RunNotFound, Source, bulk_load
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    return Books(engine)
-
-
-def load(events: DataFrame, url: str, writer: str, **changed: Any) -> BulkLoadReport:
-    given = {"subscriber_id": SUBSCRIBER, "message_id": "event_id", "apply": APPLY, "chunk_rows": 100, **changed}
-    return bulk_load(events, url=url, writer=writer, **given)
-
-
-def failed(events: DataFrame, url: str, writer: str, said: str, **changed: Any) -> BulkLoadFailed:
-    with pytest.raises(BulkLoadFailed, match=said) as raised:
-        load(events, url, writer, **changed)
-    return raised.value
+from txbox_spark import RunNotFound, Source
 
 
 @pytest.mark.parametrize("writer", WRITERS)

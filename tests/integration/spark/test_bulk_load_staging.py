@@ -1,35 +1,17 @@
 """The staging table of writer jdbc: made, lost, made again, abandoned and swept."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from sqlalchemy import Engine
 
-from support.bulk_loads import APPLY, APPLY_ALLOWED, SUBSCRIBER, Books, counts, frame, purchases
+from support.bulk_loads import APPLY_ALLOWED, Books, counts, failed, frame, load, purchases
 from txbox import InvalidConfiguration
 from txbox.schema import tables
-from txbox_spark import BulkLoadFailed, BulkLoadReport, bulk_load
 from txbox_spark.events import partition_keys
 from txbox_spark.staging import sweep_staging
 from txbox_spark.statements import statements
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    return Books(engine)
-
-
-def load(events: DataFrame, url: str, writer: str, **changed: Any) -> BulkLoadReport:
-    given = {"subscriber_id": SUBSCRIBER, "message_id": "event_id", "apply": APPLY, "chunk_rows": 100, **changed}
-    return bulk_load(events, url=url, writer=writer, **given)
-
-
-def failed(events: DataFrame, url: str, writer: str, said: str, **changed: Any) -> BulkLoadFailed:
-    with pytest.raises(BulkLoadFailed, match=said) as raised:
-        load(events, url, writer, **changed)
-    return raised.value
 
 
 def test_a_prefix_that_leaves_no_room(spark: SparkSession, database_url: str, engine: Engine, schema_url: str) -> None:

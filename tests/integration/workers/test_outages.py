@@ -20,10 +20,10 @@ from support.queues import held, send, wait_until_empty
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import Inbox, Message, Outcome
+from txbox.backoff import Backoff
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Received, Settled
 from txbox.schema import tables
 from txbox_workers import worker as worker_module
-from txbox_workers.backoff import Backoff
 from txbox_workers.embedded import EmbeddedPostgres, LocalAws
 from txbox_workers.memory import MemorySource
 from txbox_workers.sqs import SqsWorker

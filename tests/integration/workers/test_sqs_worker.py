@@ -16,8 +16,8 @@ from support.memory_worker import at_work
 from support.queues import attribute, held, send, sns_notification, wait_until_empty
 from support.waiting import wait_until
 from txbox import BrokerError, DeadLetters, Inbox, LetterNotFound, Message, Outcome
+from txbox.backoff import Backoff
 from txbox.instrumentation import HeartbeatFailed, Received, Settled
-from txbox_workers.backoff import Backoff
 from txbox_workers.sqs import SqsWorker, redrive_to_queue
 
 if TYPE_CHECKING:

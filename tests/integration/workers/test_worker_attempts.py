@@ -13,10 +13,10 @@ from support.handlers import failing_always, failing_first
 from support.memory_worker import delivery, make, messages, process, work_off
 from support.waiting import wait_until
 from txbox import DeadLetters, Failures, Inbox, Message, Outcome
+from txbox.backoff import Backoff
 from txbox.failures import NO_OUTCOME
 from txbox.schema import tables
 from txbox_workers import processor
-from txbox_workers.backoff import Backoff
 from txbox_workers.memory import MemorySource
 from txbox_workers.outages import DatabaseUnavailable
 from txbox_workers.worker import Worker

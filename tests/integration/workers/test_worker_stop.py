@@ -11,9 +11,9 @@ from support.events import Kept
 from support.memory_worker import delivery, make, messages, numbered, process, work_off
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, Message, Outcome
+from txbox.backoff import Backoff
 from txbox.instrumentation import Retried, Settled, Stopped
 from txbox_workers import processor
-from txbox_workers.backoff import Backoff
 from txbox_workers.memory import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txbox import BrokerError, Identify, InvalidConfiguration, identify
-from txbox_workers.backoff import Backoff
+from txbox.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.envelopes import Envelope, open_envelope
 from txbox_workers.sqs.client import WAIT_SECONDS, sqs_client, translated

@@ -7,8 +7,8 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from txbox import Identify, Inbox, identify
+from txbox.backoff import Backoff
 from txbox.instrumentation import Hook
-from txbox_workers.backoff import Backoff
 from txbox_workers.envelopes import Envelope
 from txbox_workers.processor import BatchHandler, Handler, SessionFactory
 from txbox_workers.sqs.client import WAIT_SECONDS

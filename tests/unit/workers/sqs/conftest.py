@@ -10,7 +10,7 @@ from botocore.config import Config
 
 from support.queues import QUEUE
 from support.scripted_sqs import ScriptedSqs
-from txbox_workers.backoff import Backoff
+from txbox.backoff import Backoff
 from txbox_workers.sqs import SqsSource
 from txbox_workers.sqs import source as source_module
 

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
 
 from support.bulk_load_moments import held
 from support.purchases import GATE, WRITE_EFFECT, Books, Purchases, adds_up
 from support.waiting import wait_until
-from txbox.schema import tables
 from txbox.sqlstates import DEADLOCK_DETECTED, sqlstate
 from txbox_spark import BulkLoadReport, bulk_load, read_events
 
@@ -54,29 +52,11 @@ Load = Callable[..., BulkLoadReport]
 
 
 @pytest.fixture
-def url(fresh_database: str) -> str:
-    """A database of its own: Postgres counts deadlocks by database."""
-    engine = create_engine(fresh_database, poolclass=NullPool)
-    tables().metadata.create_all(engine)
-    return fresh_database
-
-
-@pytest.fixture
-def engine(url: str) -> Engine:
-    return create_engine(url, poolclass=NullPool)
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    return Books(engine)
-
-
-@pytest.fixture
-def load(spark: "SparkSession", url: str, tmp_path: Path) -> Load:
+def load(spark: "SparkSession", fresh_database: str, tmp_path: Path) -> Load:
     events = read_events(spark, [PURCHASES.write(tmp_path / "archive")])
 
     def load(deadlock_timeout: str = "1s", **settings: Any) -> BulkLoadReport:
-        place = make_url(url).update_query_dict({"options": f"-cdeadlock_timeout={deadlock_timeout}"})
+        place = make_url(fresh_database).update_query_dict({"options": f"-cdeadlock_timeout={deadlock_timeout}"})
         settings = {"chunk_rows": 250, "parallelism": 2, **settings}
         return bulk_load(events, url=place, subscriber_id="billing", message_id="purchase_id", **settings)
 

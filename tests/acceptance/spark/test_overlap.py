@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.orm import Session
 
-from support.bulk_load_moments import database
 from support.memory_worker import at_work, make
 from support.purchases import APPLY, GATE, GATED, Books, Purchases, adds_up, messages, settle
 from support.waiting import wait_until
@@ -35,30 +34,13 @@ REACHED_SECONDS = 90
 Load = Callable[..., BulkLoadReport]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return PURCHASES.write(tmp_path_factory.mktemp("purchases") / "archive")
-
-
 @pytest.fixture
 def events(spark: "SparkSession", path: str) -> "DataFrame":
     return read_events(spark, [path])
 
 
 @pytest.fixture
-def schema_url(fresh_database: str) -> str:
-    """A database of its own: who waits there waits for this test."""
-    database(fresh_database)
-    return fresh_database
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    return Books(engine)
-
-
-@pytest.fixture
-def load(events: "DataFrame", schema_url: str) -> Load:
+def load(events: "DataFrame", fresh_database: str) -> Load:
     """Load the file; the loader's connections have the default isolation level that is named."""
 
     def load(*, isolation: str = "serializable", **settings: Any) -> BulkLoadReport:
@@ -66,7 +48,7 @@ def load(events: "DataFrame", schema_url: str) -> Load:
         settings = {"subscriber_id": "billing", "apply": APPLY, "chunk_rows": 500, "parallelism": 2, **settings}
         return bulk_load(
             events,
-            url=make_url(schema_url).update_query_dict({"options": options}),
+            url=make_url(fresh_database).update_query_dict({"options": options}),
             message_id="purchase_id",
             **settings,
         )
@@ -78,12 +60,12 @@ def load(events: "DataFrame", schema_url: str) -> Load:
 
 
 @pytest.fixture
-def live(schema_url: str) -> Iterator[Callable[..., Any]]:
+def live(fresh_database: str) -> Iterator[Callable[..., Any]]:
     """Make a worker, and its source, for messages; its connections have the isolation level that is named."""
     engines: list[Engine] = []
 
     def live(source: MemorySource, isolation: str = "READ COMMITTED", handler: Any = settle, **options: Any) -> Any:
-        engines.append(create_engine(schema_url, isolation_level=isolation))
+        engines.append(create_engine(fresh_database, isolation_level=isolation))
         return make(source, engines[-1], handler, max_attempts=None, **options)
 
     yield live

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txbox import InvalidConfiguration
-from txbox_workers.backoff import Backoff
+from txbox.backoff import Backoff
 
 seconds = st.just(0.0) | st.floats(min_value=0.001, max_value=1e6)
 

@@ -1,12 +1,12 @@
 """Bulk loads whose driver is told to end: by a supervisor (SIGTERM) or at a terminal (SIGINT). They are resumable."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine
 
-from support.bulk_load_moments import PURCHASES, SETTINGS, Moment, connected, database, inside_a_chunk, while_staging
+from support.bulk_load_moments import PURCHASES, SETTINGS, Moment, connected, inside_a_chunk, while_staging
 from support.bulk_load_process import BulkLoadProcess
 from support.purchases import APPLY, GATED, Books, adds_up
 from support.waiting import wait_until
@@ -15,27 +15,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
 ]  # each needs a JVM or two of its own, and a machine may be slow
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return PURCHASES.write(tmp_path_factory.mktemp("purchases") / "archive")
-
-
-@pytest.fixture
-def engine(fresh_database: str) -> Engine:
-    return database(fresh_database)
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    return Books(engine)
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Callable[[], BulkLoadProcess]]:
-    with BulkLoadProcess.at_hand() as driver:
-        yield driver
 
 
 MOMENTS = [

@@ -20,7 +20,6 @@ from support.bulk_load_moments import (
     Moment,
     between_chunks,
     connected,
-    database,
     gate,
     inside_a_chunk,
     while_copying,
@@ -34,27 +33,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
 ]  # each needs a JVM or two of its own, and a machine may be slow
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return PURCHASES.write(tmp_path_factory.mktemp("purchases") / "archive")
-
-
-@pytest.fixture
-def engine(fresh_database: str) -> Engine:
-    return database(fresh_database)
-
-
-@pytest.fixture
-def books(engine: Engine) -> Books:
-    return Books(engine)
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Callable[[], BulkLoadProcess]]:
-    with BulkLoadProcess.at_hand() as driver:
-        yield driver
 
 
 @contextmanager

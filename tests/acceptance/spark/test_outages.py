@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import Engine, make_url
 
-from support.bulk_load_moments import database
 from support.purchases import GATE, GATED, Books, Purchases, adds_up
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
+from txbox.backoff import Backoff
 from txbox_spark import BulkLoadFailed, BulkLoadReport, bulk_load, read_events
 
 if TYPE_CHECKING:
@@ -24,13 +23,6 @@ REACHED_SECONDS = 90
 
 
 @pytest.fixture
-def schema_url(fresh_database: str) -> str:
-    """A database of its own: who waits there waits for this test."""
-    database(fresh_database)
-    return fresh_database
-
-
-@pytest.fixture
 def proxy(database_url: str) -> Iterator[TcpProxy]:
     place = make_url(database_url)
     with TcpProxy(place.host or "127.0.0.1", place.port or 5432) as proxy:
@@ -38,10 +30,10 @@ def proxy(database_url: str) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-def load(spark: "SparkSession", schema_url: str, proxy: TcpProxy, tmp_path: Path) -> Callable[..., BulkLoadReport]:
+def load(spark: "SparkSession", fresh_database: str, path: str, proxy: TcpProxy) -> Callable[..., BulkLoadReport]:
     """Load the purchases through the proxy; from the third chunk on they wait at the gate."""
-    events = read_events(spark, [PURCHASES.write(tmp_path / "archive")])
-    url = make_url(schema_url).set(host="127.0.0.1", port=proxy.port)
+    events = read_events(spark, [path])
+    url = make_url(fresh_database).set(host="127.0.0.1", port=proxy.port)
 
     def load(writer: str, resume: str | None = None) -> BulkLoadReport:
         return bulk_load(
@@ -87,10 +79,10 @@ def test_a_load_that_loses_its_connection_goes_on_and_is_exact(
     writer: str,
     lose: Callable[[Engine, TcpProxy], None],
     engine: Engine,
+    books: Books,
     proxy: TcpProxy,
     load: Callable[..., BulkLoadReport],
 ) -> None:
-    books = Books(engine)
     with ThreadPoolExecutor(1) as pool:
         with engine.connect() as connection, connection.begin():
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({GATE})")
@@ -114,12 +106,12 @@ def test_a_load_that_loses_its_connection_goes_on_and_is_exact(
 def test_a_load_whose_database_stays_away_says_so_and_can_be_resumed(
     writer: str,
     engine: Engine,
+    books: Books,
     proxy: TcpProxy,
     load: Callable[..., BulkLoadReport],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("txbox_spark.patience.FIRST_PAUSE_SECONDS", 0.001)
-    books = Books(engine)
+    monkeypatch.setattr("txbox_spark.patience.OUTAGE_BACKOFF", Backoff(first_seconds=0.001))
     with ThreadPoolExecutor(1) as pool:
         with engine.connect() as connection, connection.begin():
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({GATE})")

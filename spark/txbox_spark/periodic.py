@@ -1,0 +1,34 @@
+"""Work beside the work: done again and again, from a thread of its own."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["every"]
+
+
+@contextmanager
+def every(seconds: float, work: Callable[[], object], *, name: str, at_end: bool = False) -> Iterator[None]:
+    """Do something every so many seconds until the block ends, and wait for the last time to end.
+
+    Args:
+        seconds: between two times; the first is that long after the beginning.
+        work: must not raise.
+        name: of the thread.
+        at_end: do it once more when the block has ended.
+    """
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(seconds):
+            work()
+        if at_end:
+            work()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
