@@ -20,6 +20,9 @@ CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
 SPARK_OLDEST := 4.0.0
 # One JVM for all of them, and nothing beside it: it needs a gigabyte, seconds to start, and both processors.
 SPARK_TESTS := tests/integration/spark tests/acceptance/spark
+# Of Spark's tests, those that rest most on what Postgres does, lest the suite takes twice as long.
+CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/workers $(wildcard tests/integration/test_*.py) \
+  tests/integration/spark/test_merge.py tests/integration/spark/test_bulk_load_types.py
 OLDEST := $(VENV)-spark-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt
 
@@ -89,8 +92,8 @@ test-spark-oldest: $(OLDEST)/.ready-$(SPARK_OLDEST) jdk ## Run the integration t
 	@$(OLDEST)/bin/pytest -m 'not slow and not containers' tests/integration/spark $(TESTS)
 
 .PHONY: test-containers
-test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)
-	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest -m 'not slow' --ignore tests/integration/spark tests/integration tests/migrations tests/containers $(TESTS)
+test-containers: $(VENV)/.dev-ready jdk ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)
+	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest -m 'not slow' $(CONTAINER_TESTS) $(TESTS)
 
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Check style, formatting and the arrows between packages
@@ -120,7 +123,7 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: ci
-ci: lint types docs test demo test-containers wheel ## Everything that CI runs
+ci: lint types docs test demo test-containers test-spark-oldest wheel ## Everything that CI runs
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt

@@ -14,8 +14,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, create_engine, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL, create_engine
 
 from txbox import Inbox, InvalidConfiguration
 from txbox.lent import guard
@@ -23,6 +22,7 @@ from txbox_spark.effects import Apply
 from txbox_spark.events import prepare
 from txbox_spark.executors import COPY, JDBC
 from txbox_spark.load import AUTO, Load
+from txbox_spark.place import database_url
 from txbox_spark.progress import Reporter
 from txbox_spark.report import BulkLoadReport, OnProgress
 from txbox_spark.sources import Source
@@ -165,7 +165,7 @@ def check_arguments(
             raise InvalidConfiguration(f"{caller}: {otherwise}")
 
     Inbox(subscriber_id)  # refuses a name that cannot be kept
-    place = _database_url(url)
+    place = database_url(url)
     require(writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
     require(chunk_rows >= 1, f"chunk_rows must be at least 1, not {chunk_rows!r}")
@@ -193,16 +193,6 @@ def _digest(events: "DataFrame", source: Source | None, message_id: str) -> byte
     """
     what = source.digest if source is not None else events.schema.json().encode()
     return hashlib.sha256(b"\0".join((what, message_id.encode()))).digest()
-
-
-def _database_url(url: str | URL) -> URL:
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise InvalidConfiguration("url is not a database URL; give postgresql://user:password@host/name") from error
-    if parsed.get_backend_name() not in ("postgres", "postgresql"):
-        raise InvalidConfiguration(f"url names a database of kind {parsed.drivername}; give postgresql://…")
-    return parsed.set(drivername="postgresql+psycopg")
 
 
 _CONNECTIONS_BESIDE_CHUNKS = 4

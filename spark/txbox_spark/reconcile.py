@@ -17,14 +17,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from psycopg.sql import Literal
-from sqlalchemy import URL, Connection, NullPool, create_engine, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL, Connection, NullPool, create_engine
 
 from txbox import InvalidConfiguration
 from txbox.statements import statements
 from txbox.transactions import check_table
 from txbox_spark.events import prepare
 from txbox_spark.jdbc import jdbc_options
+from txbox_spark.place import database_url
 from txbox_spark.sources import explained
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Reconciliation:
 def reconcile(
     events: "DataFrame",
     *,
-    url: str,
+    url: str | URL,
     subscriber_id: str,
     message_id: str,
     schema: str | None = None,
@@ -131,7 +131,7 @@ def reconcile(
         raise InvalidConfiguration("sample must not be negative")
     if partitions is not None and partitions < 1:
         raise InvalidConfiguration("partitions must be at least 1")
-    database = _database(url)
+    database = database_url(url)
     identified = prepare(events, message_id).identified
     targets = {} if output is None else _targets(events.sparkSession, output)
     inbox = _inbox(events.sparkSession, database, subscriber_id, schema, prefix, partitions)
@@ -262,16 +262,6 @@ def _literal(value: str) -> str:
     if "\0" in value:
         raise InvalidConfiguration(f"{value!r} holds a NUL character, which Postgres cannot keep")
     return Literal(value).as_string(None).strip()
-
-
-def _database(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        raise InvalidConfiguration(
-            "url is not a database URL; give postgresql://user:password@host:5432/database"
-        ) from error
-    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername in ("postgres", "postgresql") else parsed
 
 
 _ARCHIVED = "archived_id"

@@ -1,12 +1,14 @@
 """Bulk loads that lose the database: in a chunk, at its COMMIT, all connections at once. They go on by themselves."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import Engine, make_url
 
+from support.bulk_load_moments import gate
 from support.purchases import GATE, GATED, Books, Purchases, adds_up
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
@@ -51,6 +53,17 @@ def load(spark: "SparkSession", fresh_database: str, path: str, proxy: TcpProxy)
     return load
 
 
+@contextmanager
+def a_chunk_waits(
+    pool: Executor, load: Callable[..., BulkLoadReport], writer: str, engine: Engine, books: Books
+) -> Iterator["Future[BulkLoadReport]"]:
+    """Load in a thread; a chunk waits at the gate until the block ends."""
+    with gate(engine):
+        loading = pool.submit(load, writer)
+        wait_until(lambda: loading.done() or books.waiting("advisory", GATE), "a chunk waits", timeout=REACHED_SECONDS)
+        yield loading
+
+
 def cut_all(engine: Engine, proxy: TcpProxy) -> None:
     assert proxy.cut() >= 2, "the chunk's connection and those of the ledger"
 
@@ -84,12 +97,7 @@ def test_a_load_that_loses_its_connection_goes_on_and_is_exact(
     load: Callable[..., BulkLoadReport],
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        with engine.connect() as connection, connection.begin():
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({GATE})")
-            loading = pool.submit(load, writer)
-            wait_until(
-                lambda: loading.done() or books.waiting("advisory", GATE), "a chunk waits", timeout=REACHED_SECONDS
-            )
+        with a_chunk_waits(pool, load, writer, engine, books) as loading:
             assert not loading.done(), loading.result()
             done = books.chunks_done()
             lose(engine, proxy)
@@ -113,12 +121,7 @@ def test_a_load_whose_database_stays_away_says_so_and_can_be_resumed(
 ) -> None:
     monkeypatch.setattr("txbox_spark.patience.OUTAGE_BACKOFF", Backoff(first_seconds=0.001))
     with ThreadPoolExecutor(1) as pool:
-        with engine.connect() as connection, connection.begin():
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({GATE})")
-            loading = pool.submit(load, writer)
-            wait_until(
-                lambda: loading.done() or books.waiting("advisory", GATE), "a chunk waits", timeout=REACHED_SECONDS
-            )
+        with a_chunk_waits(pool, load, writer, engine, books) as loading:
             proxy.refuse()
             proxy.cut()
         with pytest.raises(BulkLoadFailed, match="the database cannot be reached") as caught:

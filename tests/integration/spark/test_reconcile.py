@@ -217,6 +217,7 @@ def test_an_inbox_that_is_missing(fresh_database: str, archive: Callable[..., Da
         ({"sample": -1}, "sample must not be negative"),
         ({"partitions": 0}, "partitions must be at least 1"),
         ({"url": "no url"}, "url is not a database URL"),
+        ({"url": "postgresql://u:secret@127.0.0.1:port/x"}, "url is not a database URL"),
         ({"subscriber_id": "a\0b"}, "NUL character"),
         ({"message_id": "no_such_column"}, "no_such_column"),
     ],
