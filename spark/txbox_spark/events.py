@@ -172,9 +172,12 @@ def survey(events: Events, *, judge: bool) -> Survey:
         .limit(SAMPLE_IDS)
         .collect()
     )
-    # Where Spark knows that there are fewer ids than the limit, it drops the limit and sorts all, for which it samples
-    # the rows first; until Spark 4.3 such rows were observed twice (SPARK-37487, SPARK-58183). So few are soon counted.
-    found = observation.get if len(drawn) == SAMPLE_IDS else rows.agg(*metrics).collect()[0].asDict()
+    found = observation.get
+    if found["rows"] and len(drawn) < SAMPLE_IDS:
+        # Where Spark knows that there are fewer ids than the limit, it drops the limit and sorts all, for which it
+        # samples the rows first; until Spark 4.3 those were observed twice (SPARK-37487, SPARK-58183). So few are soon
+        # counted.
+        found = rows.agg(*metrics).collect()[0].asDict()
     sample = tuple(sorted({row[0] for row in drawn}))
     shown = tuple(sorted({one for one in (found.get("a"), found.get("z")) if one is not None}))
     return Survey(int(found["rows"]), sample, found.get("rejected"), shown)
