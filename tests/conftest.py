@@ -83,16 +83,29 @@ def database_url(note_server: Callable[[str], None]) -> Iterator[str]:
 
 
 @pytest.fixture
-def fresh_database(database_url: str) -> Iterator[str]:
-    """The URL of an empty database, made for one test."""
-    name = f"test_{uuid.uuid4().hex[:12]}"
+def make_database(database_url: str) -> Iterator[Callable[..., str]]:
+    """Make an empty database and return its URL: make_database(options="")."""
     admin = create_engine(database_url, isolation_level="AUTOCOMMIT")
+    made: list[str] = []
+
+    def make(options: str = "") -> str:
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name} {options}")
+        made.append(name)
+        return make_url(database_url).set(database=name).render_as_string(hide_password=False)
+
+    yield make
     with admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    yield make_url(database_url).set(database=name).render_as_string(hide_password=False)
-    with admin.connect() as connection:
-        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+        for name in made:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
     admin.dispose()
+
+
+@pytest.fixture
+def fresh_database(make_database: Callable[..., str]) -> str:
+    """The URL of an empty database, made for one test."""
+    return make_database()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from txbox_spark.merge import MergePlan
 from txbox_spark.progress import Reporter
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.session import require_jdbc_driver
-from txbox_spark.staging import StagingLost, drop_staging, merge_staged, stage
+from txbox_spark.staging import MOST_PARTITIONS, StagingLost, drop_staging, holds, merge_staged, stage
 from txbox_spark.statements import Statements, statements
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ class BulkLoadFailed(TxboxError):
         chunks: how many there are.
     """
 
-    def __init__(self, run_id: str, why: str, *, done: int, chunks: int) -> None:
+    def __init__(self, run_id: str, why: str, *, done: int, chunks: int, resumable: bool = True) -> None:
         self.run_id = run_id
         self.why = why
         self.done = done
         self.chunks = chunks
+        advice = f"; when it is mended, resume run {run_id}" if resumable else ""
         super().__init__(
-            f"{why} ({done} of {chunks} chunks are merged, and of the others nothing is committed; "
-            f"when it is mended, resume run {run_id})"
+            f"{why} ({done} of {chunks} chunks are merged, and of the others nothing is committed{advice})"
         )
 
 
@@ -161,7 +161,8 @@ class Load:
         chunks = max(1, math.ceil(found.rows / self.chunk_rows))
         # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
         even = math.ceil(chunks / self.parallelism) * self.parallelism
-        chunks = min(even, max(chunks, found.rows // FEWEST_CHUNK_ROWS), MOST_CHUNKS)
+        most = MOST_CHUNKS if writer == COPY else MOST_PARTITIONS
+        chunks = min(even, max(chunks, found.rows // FEWEST_CHUNK_ROWS), most)
         bounds = chunk_bounds(found.sample, chunks)
         if writer == COPY:
             self.likely_known = likely_known(self.engine, self.sql, self.subscriber_id, found.sample, bounds)
@@ -236,6 +237,9 @@ class Load:
             return copy_chunks(lay_out(self.events.staged, run.bounds, done, at_once), task)
 
     def _merge_staged(self, run: Run) -> list[FailedChunk]:
+        if run.staging_table is not None and not holds(self.engine, self.sql, run, self.events.columns):
+            _log.info("bulk load %s: the columns are not those that were staged; staging the events anew", run.run_id)
+            run = self.ledger.staged(run.run_id, None)
         if run.staging_table is None:
             with self._stage("staging", run):
                 table = stage(self.engine, self.url, self.events, run, self.sql, self.prefix, self.parallelism)
@@ -254,7 +258,8 @@ class Load:
         else:
             # A task that was run again has staged its rows again; they count as read twice, and are applied once.
             loadable = run.rows - (run.rejected or 0)
-            self._require_rows(run, loadable, min(loadable, totals.read))
+            distinct = totals.already_processed + totals.applied
+            self._require_rows(run, loadable, max(distinct, min(loadable, totals.read)))
             rejected, sample = run.rejected or 0, run.rejected_sample
         self.ledger.finish(run.run_id, rejected=rejected, sample=sample)
         if run.writer != COPY:
@@ -270,6 +275,7 @@ class Load:
                 "a new run (what has been applied is not applied again)",
                 done=len(self._done(run)),
                 chunks=run.chunks,
+                resumable=False,
             )
 
     def _report(self, run: Run, choice: Choice) -> BulkLoadReport:

@@ -231,7 +231,12 @@ def _merge(
             raise
     if fresh:
         connection.exec_driver_sql(sql.analyze_fresh)
-        connection.exec_driver_sql(sql.lock_effects, (sql.processed_message,))
+        _, seen = connection.exec_driver_sql(sql.lock_effects, (sql.processed_message,)).one()
+        if not seen:
+            raise ApplyFailed(
+                "another relation named fresh_event comes before the events, for the search path names pg_temp late; "
+                "rename it, or take pg_temp out of the search path"
+            )
         apply_effects(connection, plan.apply)
     return fresh
 

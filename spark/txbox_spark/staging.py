@@ -9,11 +9,14 @@ It is unlogged: what is in it is in the source too. Postgres empties unlogged ta
 a chunk that was written and is empty is not merged (``StagingLost``); the staging is done once more.
 """
 
+import hashlib
+import json
 import logging
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine
@@ -22,9 +25,9 @@ from sqlalchemy.pool import NullPool
 
 from txbox import InvalidConfiguration, TxboxError
 from txbox.lent import guard
-from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
+from txbox.sqlstates import UNDEFINED_TABLE, is_outage, sqlstate
 from txbox.transactions import short_transaction
-from txbox_spark.columns import MAX_NAME_BYTES, in_words
+from txbox_spark.columns import MAX_NAME_BYTES, EventColumn, in_words
 from txbox_spark.events import MESSAGE_ID, REJECTED, Events
 from txbox_spark.failed_chunk import FailedChunk
 from txbox_spark.jdbc import jdbc_options
@@ -33,10 +36,25 @@ from txbox_spark.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
 from txbox_spark.patience import patient
 from txbox_spark.statements import Statements, quote
 
-__all__ = ["BATCH_ROWS", "StagingLost", "drop_staging", "merge_staged", "stage", "sweep_staging"]
+__all__ = [
+    "BATCH_ROWS",
+    "MOST_PARTITIONS",
+    "StagingLost",
+    "drop_staging",
+    "holds",
+    "merge_staged",
+    "stage",
+    "sweep_staging",
+]
 
 DROP_SECONDS = 10
 """How long to wait for whoever still holds a staging table that is to be dropped."""
+
+TABLES_AT_ONCE = 64
+"""How many tables one transaction creates or drops: each takes a few of the locks that Postgres has room for."""
+
+MOST_PARTITIONS = 1_000
+"""Whoever reads a partitioned table plans with each of its partitions."""
 
 BATCH_ROWS = 10_000
 """Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
@@ -63,6 +81,7 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
 
     Raises:
         InvalidConfiguration: the name would be too long.
+        StagingLost: someone else has dropped the table meanwhile.
     """
     from pyspark.sql import functions as sql
 
@@ -71,8 +90,11 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
         raise InvalidConfiguration(f"with the prefix {prefix!r}, a staging table's name is too long; use writer copy")
     with short_transaction(engine) as connection:
         schema = _schema(connection, statements)
-        for statement in statements.create_staging(schema, name, events.columns, run.bounds):
-            connection.exec_driver_sql(statement)
+    creating = statements.create_staging(schema, name, events.columns, run.bounds, _digest(events.columns))
+    for first in range(0, len(creating), TABLES_AT_ONCE):
+        with short_transaction(engine) as connection:
+            for statement in creating[first : first + TABLES_AT_ONCE]:
+                connection.exec_driver_sql(statement)
     (
         in_words(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
         .write.format("jdbc")
@@ -86,7 +108,30 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
         .mode("append")
         .save()
     )
+    if not _staged_as(engine, statements, name)[1]:
+        raise StagingLost(f"the staging table {name} was dropped while it was filled")
     return name
+
+
+def holds(engine: Engine, statements: Statements, run: Run, columns: Sequence[EventColumn]) -> bool:
+    """Return whether a staging table that was filled holds these columns; one that is gone holds any.
+
+    Columns are staged by number, so that other ones, or others in their order, would be taken for each other.
+    """
+    return _staged_as(engine, statements, str(run.staging_table))[0] in (None, _digest(columns))
+
+
+def _digest(columns: Sequence[EventColumn]) -> str:
+    return hashlib.sha256(json.dumps([astuple(one) for one in columns]).encode()).hexdigest()
+
+
+@patient
+def _staged_as(engine: Engine, statements: Statements, table: str) -> tuple[str | None, bool]:
+    """Return a staging table's comment, and whether it has partitions, as ours do."""
+    with short_transaction(engine) as connection:
+        name = f"{_schema(connection, statements)}.{quote(table)}".replace("%%", "%")
+        found = connection.exec_driver_sql(statements.staged_as, (name,)).one_or_none()
+    return (None, False) if found is None else (found[0], found[1])
 
 
 def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int], at_once: int) -> list[FailedChunk]:
@@ -146,18 +191,24 @@ def drop_staging(engine: Engine, statements: Statements, prefix: str, run_id: st
 
 
 def _drop(engine: Engine, statements: Statements, table: str) -> None:
-    """Drop a staging table, or leave it to a later sweep if somebody's transaction does not let go of it.
+    """Drop a staging table, or leave it to a later sweep: no load fails because of what another one has left.
 
     An executor that hangs, or that is cut off, may hold a lock on it for as long as Postgres believes that it lives.
+    And it may be another role's.
     """
     try:
         with short_transaction(engine) as connection:
-            connection.exec_driver_sql(statements.bound_wait, (f"{DROP_SECONDS}s",))
-            connection.exec_driver_sql(statements.drop_staging(_schema(connection, statements), table))
+            name = f"{_schema(connection, statements)}.{quote(table)}"
+            partitions = connection.exec_driver_sql(statements.partitions, (name.replace("%%", "%"),)).scalars().all()
+        names = [*(one.replace("%", "%%") for one in partitions), name]
+        for first in range(0, len(names), TABLES_AT_ONCE):
+            with short_transaction(engine) as connection:
+                connection.exec_driver_sql(statements.bound_wait, (f"{DROP_SECONDS}s",))
+                connection.exec_driver_sql(statements.drop_tables(names[first : first + TABLES_AT_ONCE]))
     except DBAPIError as error:
-        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+        if is_outage(error):
             raise
-        _log.warning("the staging table %s is in use; a later load will drop it", table)
+        _log.warning("the staging table %s cannot be dropped (%s); a later load will try again", table, error.orig)
 
 
 def sweep_staging(engine: Engine, statements: Statements, prefix: str, abandoned_seconds: float) -> tuple[str, ...]:

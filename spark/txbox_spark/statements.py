@@ -18,8 +18,8 @@ from txbox_spark.columns import MESSAGE_ID, EventColumn
 
 __all__ = ["FRESH", "Statements", "in_one_statement", "quote", "statements"]
 
-FRESH = "fresh_event"
-"""The events of a chunk that are first: what the caller's statements apply."""
+FRESH = "pg_temp.fresh_event"
+"""The events of a chunk that are first: what the caller's statements apply, by its name alone."""
 
 
 class Statements:
@@ -112,8 +112,10 @@ WHERE chunk.run_id = %s AND chunk.rejected_sample IS NOT NULL ORDER BY chunk.chu
         # -- one chunk --------------------------------------------------------------------------------------------
 
         self.prepare_session = """
-SELECT set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
-  set_config('idle_in_transaction_session_timeout', '0', true), set_config('work_mem', %s, true)"""
+SELECT set_config(name, '0', true) FROM pg_settings
+WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
+UNION ALL
+SELECT set_config('work_mem', %s, true)"""
         """Settings for one transaction: what a role's time-outs guard against, a bulk load does on purpose:
         (memory for each sort)."""
 
@@ -137,12 +139,14 @@ WITH first AS (
   ON CONFLICT DO NOTHING
   RETURNING message_id
 )
-INSERT INTO txbox_recorded SELECT message_id FROM first"""
+INSERT INTO pg_temp.txbox_recorded SELECT message_id FROM first"""
         """Record those of the fresh events that nobody else has recorded meanwhile: (subscriber)."""
 
-        self.lock_effects = """
-SELECT pg_advisory_xact_lock(hashtextextended('txbox bulk load', %s::regclass::oid::bigint))"""
-        """Wait until no other chunk applies its events: (quoted name of the inbox)."""
+        self.lock_effects = f"""
+SELECT pg_advisory_xact_lock(hashtextextended('txbox bulk load', %s::regclass::oid::bigint)),
+  to_regclass('fresh_event') IS NOT DISTINCT FROM to_regclass('{FRESH}')"""
+        """Wait until no other chunk applies its events: (quoted name of the inbox) → nothing, and whether the caller's
+        statements see those: with pg_temp late in the search path, a table of the same name would hide them."""
 
         self._known_here = f"""{processed} AS processed
 WHERE processed.subscriber_id = %s AND processed.message_id = event.message_id
@@ -168,7 +172,7 @@ WHERE processed.subscriber_id = %s AND processed.message_id = event.message_id
         self.abandoned_staging = f"""
 SELECT staging.relname FROM pg_class AS staging
 WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = %s::regclass)
-  AND staging.relkind = 'p' AND staging.relname ~ %s
+  AND staging.relkind IN ('p', 'r') AND NOT staging.relispartition AND staging.relname ~ %s
   AND NOT EXISTS (
     SELECT FROM {run} AS run
     WHERE run.run_id = substring(staging.relname FROM %s)
@@ -180,8 +184,16 @@ WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = %s::
         self.staging_of_run = """
 SELECT staging.relname FROM pg_class AS staging
 WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = %s::regclass)
-  AND staging.relkind = 'p' AND staging.relname ~ %s"""
-        """Staging tables of one run: (quoted name of the ledger, pattern of their names) → names."""
+  AND staging.relkind IN ('p', 'r') AND NOT staging.relispartition AND staging.relname ~ %s"""
+        """Staging tables of one run: (quoted name of the ledger, pattern of their names) → names. Spark makes one
+        without partitions where ours was dropped before the first row came."""
+
+        self.partitions = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = %s::regclass"
+        """The partitions of a table: (quoted name) → quoted names."""
+
+        self.staged_as = """
+SELECT obj_description(oid, 'pg_class'), relkind = 'p' FROM pg_class WHERE oid = to_regclass(%s)"""
+        """A staging table's comment, and whether it has partitions: (quoted name) → a row, if there is such a table."""
 
         # Quoted and with their schema: for messages, and to look them up in the catalogue.
         self.bulk_load = run.replace("%%", "%")
@@ -190,12 +202,14 @@ WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = %s::
     bound_wait = "SELECT set_config('lock_timeout', %s, true)"
     """Wait for locks no longer than this, in this transaction: (interval)."""
 
-    create_recorded = 'CREATE TEMPORARY TABLE txbox_recorded (message_id text COLLATE "C" NOT NULL) ON COMMIT DROP'
+    create_recorded = (
+        'CREATE TEMPORARY TABLE pg_temp.txbox_recorded (message_id text COLLATE "C" NOT NULL) ON COMMIT DROP'
+    )
     """Create the table of what was recorded after a race."""
 
     drop_unrecorded = f"""
 DELETE FROM {FRESH} AS fresh
-WHERE NOT EXISTS (SELECT FROM txbox_recorded AS recorded WHERE recorded.message_id = fresh.message_id)"""
+WHERE NOT EXISTS (SELECT FROM pg_temp.txbox_recorded AS recorded WHERE recorded.message_id = fresh.message_id)"""
     """Leave no event in ``fresh_event`` that someone else has recorded."""
 
     analyze_fresh = f"ANALYZE {FRESH}"
@@ -210,9 +224,12 @@ WHERE NOT EXISTS (SELECT FROM txbox_recorded AS recorded WHERE recorded.message_
 
     @staticmethod
     def copy_fresh(columns: Sequence[EventColumn]) -> str:
-        """Copy a chunk's distinct events, as CSV in which text is in quotes, for psycopg's own cursor."""
+        """Copy a chunk's distinct events, as CSV in which text is in quotes, for psycopg's own cursor.
+
+        Arrow's texts are UTF-8, whatever encoding the session has.
+        """
         names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in _sent(columns))])
-        return f"COPY {FRESH} ({names}) FROM STDIN (FORMAT csv)".replace("%%", "%")
+        return f"COPY {FRESH} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')".replace("%%", "%")
 
     def find_fresh(self, columns: Sequence[EventColumn], staged: str) -> str:
         """Fill ``fresh_event`` with the staged events whose ids are not in the inbox, one of each id, sorted.
@@ -245,7 +262,7 @@ ORDER BY message_id"""
 
     @staticmethod
     def create_staging(
-        schema: str, name: str, columns: Sequence[EventColumn], bounds: Sequence[str]
+        schema: str, name: str, columns: Sequence[EventColumn], bounds: Sequence[str], comment: str
     ) -> tuple[str, ...]:
         """Create a staging table with one partition for each chunk.
 
@@ -256,6 +273,7 @@ ORDER BY message_id"""
             name: of the staging table.
             columns: of the events.
             bounds: between the chunks.
+            comment: by which to know what is in it.
 
         Returns:
             The statements; none takes parameters, and bounds stand in them as quoted literals, because DDL has no
@@ -265,6 +283,7 @@ ORDER BY message_id"""
         table = f"{schema}.{quote(name)}"
         return (
             f"CREATE TABLE {table} ({_staged_columns(columns)}) PARTITION BY RANGE (message_id)",
+            f"COMMENT ON TABLE {table} IS {_literal(comment)}",
             *(
                 f"CREATE UNLOGGED TABLE {schema}.{quote(f'{name}_{chunk}')} PARTITION OF {table} "
                 f"FOR VALUES FROM ({first}) TO ({beyond}) WITH (autovacuum_enabled = false)"
@@ -273,9 +292,9 @@ ORDER BY message_id"""
         )
 
     @staticmethod
-    def drop_staging(schema: str, name: str) -> str:
-        """Drop a staging table with its partitions."""
-        return f"DROP TABLE IF EXISTS {schema}.{quote(name)}"
+    def drop_tables(names: Sequence[str]) -> str:
+        """Drop tables, whose names are quoted."""
+        return f"DROP TABLE IF EXISTS {', '.join(names)}"
 
 
 @lru_cache(maxsize=64)

@@ -1,14 +1,17 @@
 """The staging table of writer jdbc: made, lost, made again, abandoned and swept."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Engine
 
 from support.bulk_loads import APPLY_ALLOWED, Books, counts, failed, frame, load, purchases
 from txbox import InvalidConfiguration
 from txbox.schema import tables
+from txbox_spark import read_events, source_of
+from txbox_spark.columns import in_words
 from txbox_spark.events import partition_keys
 from txbox_spark.staging import sweep_staging
 from txbox_spark.statements import statements
@@ -91,3 +94,67 @@ def test_partition_keys_are_sparks_own(spark: SparkSession) -> None:
             .select(sql.spark_partition_id(), "key")
         )
         assert sorted(map(tuple, placed.collect())) == list(enumerate(keys))
+
+
+def test_a_resumed_run_does_not_take_one_column_for_another(
+    spark: SparkSession, books: Books, schema_url: str, tmp_path: Path
+) -> None:
+    """Columns are staged by number: staged in one order, they must not be merged in another."""
+    ids = [f"e{number}" for number in range(9)]
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(f'{{"event_id":"{one}","account_id":1,"amount":2}}\n' for one in ids), encoding="utf-8")
+    given = {"message_id": "event_id", "source": source_of(spark, [str(path)])}
+    first = read_events(spark, [str(path)], schema="event_id string, amount bigint, account_id int")
+    wrong = failed(first, schema_url, "jdbc", "division by zero", apply="SELECT 1 / 0", **given)
+    assert books.ledger(wrong.run_id)["staging_table"] is not None
+    again = read_events(spark, [str(path)], schema="event_id string, account_id int, amount bigint")
+    report = load(again, schema_url, "jdbc", resume=wrong.run_id, **given)
+    assert (report.applied, report.attempts) == (9, 2)
+    books.require_applied([(one, 1, 2) for one in ids])
+    assert books.staging_tables() == []
+
+
+def test_many_partitions_are_created_and_dropped_in_many_transactions(
+    spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them takes locks, for which Postgres has room for some thousands."""
+    monkeypatch.setattr("txbox_spark.staging.TABLES_AT_ONCE", 3)
+    monkeypatch.setattr("txbox_spark.load.MOST_PARTITIONS", 10)
+    report = load(frame(spark, purchases(40)), schema_url, "jdbc", chunk_rows=1)
+    assert (report.chunks, report.applied) == (10, 40)
+    assert books.rows("SELECT relname FROM pg_class WHERE relname LIKE 'bulk_load_staging%%'") == []
+
+
+def test_what_cannot_be_dropped_holds_nobody_up(
+    spark: SparkSession, engine: Engine, books: Books, schema_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A staging table that another role has left behind; a run that cannot drop its own has finished all the same."""
+    left = f"bulk_load_staging_{'0' * 12}_1"
+    view = f"CREATE VIEW looks_at_it AS TABLE {left}"  # so that it cannot be dropped, as if it were another role's
+    books.run(f"CREATE TABLE {left} (message_id text) PARTITION BY RANGE (message_id)", view)
+    report = load(frame(spark, purchases(20)), schema_url, "copy", abandoned_seconds=0.0)
+    assert report.applied == 20
+    assert f"the staging table {left} cannot be dropped" in caplog.text
+    books.run("DROP VIEW looks_at_it")
+    load(frame(spark, purchases(20)), schema_url, "copy", abandoned_seconds=0.0)
+    assert books.staging_tables() == []
+
+
+def test_a_table_that_spark_has_made_in_place_of_ours(
+    spark: SparkSession, engine: Engine, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Someone else finishes the run, and drops its staging tables, before the first row is written to this one."""
+    dropped = []
+
+    def lose(rows: DataFrame) -> DataFrame:
+        if not dropped:
+            dropped.extend(books.staging_tables())
+            books.run(f"DROP TABLE {dropped[0]}")
+        return in_words(rows)
+
+    monkeypatch.setattr("txbox_spark.staging.in_words", lose)
+    report = load(frame(spark, purchases(30)), schema_url, "jdbc")
+    assert len(dropped) == 1
+    assert (report.applied, report.attempts) == (30, 2)
+    books.require_applied(purchases(30))
+    assert books.rows("SELECT relname FROM pg_class WHERE relname LIKE 'bulk_load_staging%%'") == []

@@ -45,12 +45,13 @@ def test_no_script_can(script: str) -> None:
 
 
 def test_bounds_are_literals() -> None:
-    created = Statements.create_staging("s", "t", (), ["it's", "back\\slash", "100 %"])
-    assert len(created) == 5
-    assert "FROM (MINVALUE) TO ('it''s')" in created[1]
-    assert r"E'back\\slash'" in created[2]
-    assert "'100 %%'" in created[3]  # as psycopg's placeholders need it
-    assert "TO (MAXVALUE)" in created[4]
+    created = Statements.create_staging("s", "t", (), ["it's", "back\\slash", "100 %"], "columns: 100 %")
+    assert len(created) == 6
+    assert created[1].endswith(" IS 'columns: 100 %%'")  # as psycopg's placeholders need it
+    assert "FROM (MINVALUE) TO ('it''s')" in created[2]
+    assert r"E'back\\slash'" in created[3]
+    assert "'100 %%'" in created[4]
+    assert "TO (MAXVALUE)" in created[5]
     assert sql.Literal("it's").as_string(None) == "'it''s'"
 
 
