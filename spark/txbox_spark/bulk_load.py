@@ -11,6 +11,7 @@ because chunks that are done are not even read.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from sqlalchemy import URL, create_engine
 
 from txbox import Inbox, InvalidConfiguration
 from txbox.lent import guard
+from txbox.transactions import short_transaction
 from txbox_spark.effects import Apply
 from txbox_spark.events import prepare
 from txbox_spark.executors import COPY, JDBC
@@ -27,6 +29,7 @@ from txbox_spark.progress import Reporter
 from txbox_spark.report import BulkLoadReport, OnProgress
 from txbox_spark.sources import Source
 from txbox_spark.staging import sweep_staging
+from txbox_spark.subscribers import warn_of_a_new_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -126,6 +129,8 @@ def bulk_load(
             reporter=Reporter(spark, on_progress),
         )
         load.ledger.check()
+        with short_transaction(engine) as connection:
+            warn_of_a_new_name(connection, load.sql, subscriber_id)
         sweep_staging(engine, load.sql, prefix, abandoned_seconds)
         return load.run(writer, resume)
     finally:
@@ -169,9 +174,13 @@ def check_arguments(
     require(writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
     require(chunk_rows >= 1, f"chunk_rows must be at least 1, not {chunk_rows!r}")
-    require(callable(apply) or bool(str(apply).strip()), "apply must be SQL or a callable; it is empty")
+    require(callable(apply) or isinstance(apply, str), f"apply must be SQL or a callable, not {apply!r}")
     if callable(apply):
         _require_picklable(caller, apply)
+    else:
+        require(bool(apply.strip()), "apply must be SQL or a callable; it is empty")
+        if "fresh_event" not in apply.lower():
+            _log.warning("%s: apply does not name fresh_event, so the events will be recorded without effect", caller)
     return place
 
 
@@ -194,6 +203,8 @@ def _digest(events: "DataFrame", source: Source | None, message_id: str) -> byte
     what = source.digest if source is not None else events.schema.json().encode()
     return hashlib.sha256(b"\0".join((what, message_id.encode()))).digest()
 
+
+_log = logging.getLogger("txbox")
 
 _CONNECTIONS_BESIDE_CHUNKS = 4
 """For the ledger, the heartbeat and the progress."""

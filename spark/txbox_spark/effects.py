@@ -20,6 +20,9 @@ A callable is sent to the executors, so it has to be picklable, and what it impo
 """
 
 
+FEATURE_NOT_SUPPORTED = "0A000"
+
+
 class ApplyFailed(TxboxError):
     """The caller's statements, or callable, failed; nothing of the chunk is committed.
 
@@ -52,5 +55,21 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         passing = is_retryable(error) or is_outage(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
         if passing and isinstance(error, DBAPIError | psycopg.Error):
             raise
-        what = error.orig if isinstance(error, DBAPIError) else f"{type(error).__name__}: {error}"
-        raise ApplyFailed(f"applying the events failed: {what}") from error
+        orig = error.orig if isinstance(error, DBAPIError) else error
+        said = _said(orig, apply) if isinstance(orig, psycopg.Error) else f"{type(error).__name__}: {error}"
+        raise ApplyFailed(f"applying the events failed: {said}") from error
+
+
+def _said(error: psycopg.Error, apply: Apply) -> str:
+    """Return what Postgres says of the caller's statements, without the statement of ours around them."""
+    diagnostic = error.diag
+    if diagnostic.message_primary is None:
+        return str(error)
+    if diagnostic.sqlstate == FEATURE_NOT_SUPPORTED and "EXECUTE of transaction" in diagnostic.message_primary:
+        return "the chunk is the transaction: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"
+    parts = [diagnostic.message_primary]
+    if isinstance(apply, str) and diagnostic.internal_query == apply and diagnostic.internal_position is not None:
+        line = apply[: int(diagnostic.internal_position) - 1].count("\n") + 1
+        parts[0] += f" (line {line} of the statements)"
+    parts += [more for more in (diagnostic.message_detail, diagnostic.message_hint) if more]
+    return "; ".join(part.removesuffix(".") for part in parts)

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -20,6 +19,7 @@ from txbox_spark.effects import Apply
 from txbox_spark.events import Events, chunk_bounds, survey
 from txbox_spark.executors import COPY, Choice, choose_writer
 from txbox_spark.failed_chunk import FailedChunk
+from txbox_spark.jobs import job_group
 from txbox_spark.known import likely_known
 from txbox_spark.ledger import Ledger, Run, heartbeat
 from txbox_spark.merge import MergePlan
@@ -124,12 +124,12 @@ class Load:
         """Load the events, or what is left of them."""
         if resume is None:
             choice = choose_writer(self.spark, self.url) if writer == AUTO else Choice(writer, "asked for")
+            self._require_driver(choice.writer)
             run = self._begin(choice.writer)
         else:
             run = self._resume(resume, writer)
             choice = Choice(run.writer, f"run {run.run_id} was begun with it")
-        if choice.writer != COPY:
-            require_jdbc_driver(self.spark)
+            self._require_driver(choice.writer)
         if not run.finished:
             try:
                 with heartbeat(self.ledger, run.run_id):
@@ -154,6 +154,10 @@ class Load:
         done = self.ledger.done(run.run_id)
         self.done = len(done)
         return done
+
+    def _require_driver(self, writer: str) -> None:
+        if writer != COPY:
+            require_jdbc_driver(self.spark)
 
     def _begin(self, writer: str) -> Run:
         with self._stage("survey", None):
@@ -304,32 +308,19 @@ class Load:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        context = self.spark.sparkContext
-        theirs = {name: context.getLocalProperty(name) for name in _JOB_GROUP}
-        group = f"txbox-{secrets.token_hex(6)}"
-        context.setJobGroup(group, f"txbox bulk load of {self.source}: {name}", interruptOnCancel=True)
-        reporting = (
-            nullcontext()
-            if name == "merge"
-            else self.reporter.spark_stage(name, None if run is None else run.run_id, group)
-        )
         started = time.monotonic()
         try:
-            with reporting:
-                yield
-        except BaseException as error:
-            context.cancelJobGroup(group)
-            if not isinstance(error, PySparkException | Py4JError):
-                raise
+            with job_group(self.spark.sparkContext, f"txbox bulk load of {self.source}: {name}") as group:
+                run_id = None if run is None else run.run_id
+                with nullcontext() if name == "merge" else self.reporter.spark_stage(name, run_id, group):
+                    yield
+        except (PySparkException, Py4JError) as error:
             if run is None:
                 raise TxboxError(f"the events cannot be read: {_said(error)}") from error
             done = len(self._done(run))
             raise BulkLoadFailed(run.run_id, f"Spark failed: {_said(error)}", done=done, chunks=run.chunks) from error
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
-            # The thread is the caller's, perhaps a stream's, and so are its next jobs.
-            for property_, value in theirs.items():
-                context.setLocalProperty(property_, value)  # type: ignore[arg-type] # None takes it away
 
 
 def _said(error: Exception) -> str:
@@ -337,7 +328,5 @@ def _said(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3])[:500]
 
-
-_JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 _log = logging.getLogger("txbox")

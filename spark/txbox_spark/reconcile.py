@@ -10,7 +10,7 @@
 The join is kept until the end, so counts, samples and files say the same. Only counts and samples reach the driver.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -19,13 +19,18 @@ from typing import TYPE_CHECKING, Any
 from psycopg.sql import Literal
 from sqlalchemy import URL, Connection, NullPool, create_engine
 
-from txbox import InvalidConfiguration
+from txbox import Inbox, InvalidConfiguration
 from txbox.statements import statements
 from txbox.transactions import check_table
 from txbox_spark.events import prepare
 from txbox_spark.jdbc import jdbc_options
+from txbox_spark.jobs import job_group
 from txbox_spark.place import database_url
+from txbox_spark.progress import Reporter
+from txbox_spark.report import OnProgress
 from txbox_spark.sources import explained
+from txbox_spark.statements import statements as bulk_statements
+from txbox_spark.subscribers import warn_of_a_new_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -102,6 +107,7 @@ def reconcile(
     output: str | None = None,
     sample: int = 10,
     partitions: int | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Reconciliation:
     """Compare an archive with a subscriber's inbox.
 
@@ -119,22 +125,34 @@ def reconcile(
             the archive as they are, one of each id, and in ``not_archived``, with ``message_id`` and ``processed_at``.
         sample: how many ids of each kind to return.
         partitions: how many tasks read the inbox; None goes by its size.
+        on_progress: is told how far the comparison is.
 
     Raises:
         InvalidConfiguration: an argument cannot work, or there is something where the output should go.
         SchemaMissing: the inbox does not exist.
         SourceError: Spark cannot read the inbox, or write the output.
     """
-    from pyspark.sql import functions as sql
-
     if sample < 0:
         raise InvalidConfiguration("sample must not be negative")
     if partitions is not None and partitions < 1:
         raise InvalidConfiguration("partitions must be at least 1")
+    Inbox(subscriber_id)  # refuses a name that cannot be kept
     database = database_url(url)
+    spark = events.sparkSession
     identified = prepare(events, message_id).identified
-    targets = {} if output is None else _targets(events.sparkSession, output)
-    inbox = _inbox(events.sparkSession, database, subscriber_id, schema, prefix, partitions)
+    targets = {} if output is None else _targets(spark, output)
+    inbox = _inbox(spark, database, subscriber_id, schema, prefix, partitions)
+    with (
+        job_group(spark.sparkContext, f"txbox reconcile: the inbox of {subscriber_id}") as group,
+        Reporter(spark, on_progress).spark_stage("compare", None, group),
+    ):
+        return _compare(identified, inbox, sample, output, targets)
+
+
+def _compare(
+    identified: "DataFrame", inbox: "DataFrame", sample: int, output: str | None, targets: Mapping[str, str]
+) -> Reconciliation:
+    from pyspark.sql import functions as sql
 
     # All rejected rows have the id null, so they are one group, and it meets nothing in the join.
     archive = identified.groupBy(sql.col("message_id").alias(_ARCHIVED)).agg(sql.count(sql.lit(1)).alias(_ROWS))
@@ -193,6 +211,7 @@ def _inbox(
     engine = create_engine(database, poolclass=NullPool)
     with engine.connect() as connection:
         check_table(connection, sql.inbox_exists, sql.processed_message)
+        warn_of_a_new_name(connection, bulk_statements(schema, prefix), subscriber_id)
         bounds = _bounds(connection, sql.processed_message, subscriber_id, partitions)
     # Spark's JDBC takes SQL as text and binds nothing.
     table = (
@@ -248,8 +267,9 @@ def _targets(spark: "SparkSession", output: str) -> dict[str, str]:
 
 
 def _write(frame: "DataFrame", target: str) -> None:
+    files = max(1, frame.sparkSession.sparkContext.defaultParallelism)
     with explained(f"cannot write {target}"):
-        frame.write.mode("errorifexists").parquet(target)
+        frame.coalesce(files).write.mode("errorifexists").parquet(target)
 
 
 def _sum_where(condition: "Column", value: "Column | None" = None) -> "Column":
@@ -259,8 +279,6 @@ def _sum_where(condition: "Column", value: "Column | None" = None) -> "Column":
 
 
 def _literal(value: str) -> str:
-    if "\0" in value:
-        raise InvalidConfiguration(f"{value!r} holds a NUL character, which Postgres cannot keep")
     return Literal(value).as_string(None).strip()
 
 

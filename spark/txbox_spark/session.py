@@ -1,6 +1,7 @@
 """Spark sessions that can reach Postgres over JDBC, and that leave a terminal readable."""
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ __all__ = [
     "JDBC_DRIVER",
     "MINIMUM_JAVA",
     "SparkSetupError",
+    "quiet_pyspark",
     "require_jdbc_driver",
     "require_jdk",
     "spark_session",
@@ -133,6 +136,17 @@ def require_jdbc_driver(spark: "SparkSession") -> None:
         ) from error
 
 
+def quiet_pyspark() -> None:
+    """Keep off a terminal what pyspark logs beside the errors that it raises, which say the same in a line."""
+    from pyspark.logger import PySparkLogger
+
+    # Pages about every wrong expression.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel("CRITICAL")
+    # Tracebacks of py4j's about every Ctrl-C, some of which it logs by no logger of its own.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: record.msg != "KeyboardInterrupt while sending command.")
+
+
 def _driver_settings(jdbc_jar: Path | None, maven_repository: Path) -> dict[str, str]:
     """Where Spark takes the driver from.
 
@@ -176,11 +190,20 @@ def _start(conf: "SparkConf") -> None:
     from pyspark.java_gateway import launch_gateway
 
     said = _Said()
+    launched: Future[Any] | None = None
     try:
         # Not by the builder: it gives the JVM the stderr of this process, and Ivy, the JVM and log4j before its set-up
-        # write some 50 lines there that no setting turns off.
-        gateway = launch_gateway(conf, popen_kwargs={"stderr": said.writing})  # type: ignore[no-untyped-call] # pyspark
+        # write some 50 lines there that no setting turns off. In a thread of its own, where no interruption reaches it:
+        # one in the middle would leave a JVM behind that nobody knows.
+        with ThreadPoolExecutor(1) as pool:
+            launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": said.writing})
+            gateway = launched.result()
         context = SparkContext(conf=conf, gateway=gateway)
+    except KeyboardInterrupt:
+        if launched is not None and launched.done() and launched.exception() is None:
+            launched.result().proc.kill()
+            SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 pyspark would go on to use them
+        raise
     except PySparkRuntimeError as error:
         text = said.until_the_end()
         failure = SparkSetupError(f"Spark does not start: {_reason(text)}")

@@ -5,26 +5,37 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
 - A line that cannot be read stays in the result, with its text in the column ``_corrupt_record``. Spark judges a line
   only by the columns that a query asks for, so the result always asks for all of them.
 - A CSV file whose header is not what the columns are, in their order, fails the query; a quoted ``""`` is an empty
-  text, an empty field is null; a quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write it.
+  text, an empty field is null; a quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write it, and
+  one that is not fails the query. A field in quotes may hold line breaks.
+- A decimal in CSV is digits, perhaps with a sign, a point and an exponent. What is written otherwise, such as 12,50,
+  or does not fit its type to the last digit, makes the record malformed. With the option ``locale``, it is Spark that
+  reads decimals, and rounds them.
 - Numbers in JSON never become floating-point numbers where a decimal can hold them, and a text in quotes stays text.
+- Parquet files need not all have the same columns: there are those of every file.
+- The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
 - Folders below a path that Spark would pass over are an error.
 
-What it cannot see: text after the first JSON value of a line is ignored by Spark's parser, and a decimal with more
-digits after the point than the schema has is rounded.
+What it cannot see:
+
+- JSON: text after the first value of a line is ignored by Spark's parser. A decimal with more digits after the point
+  than the schema has is rounded, and in one that is in quotes every comma is dropped: ``"12,50"`` becomes 1250.
+- CSV: where a file ends within quotes, as one that was cut off may, the last field of the last record is all that
+  there is from its quote on. If lines end with CR LF, a line break within quotes becomes a single LF.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from txbox import TxboxError
+from txbox_spark.columns import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, DecimalType, StructType
 
 __all__ = ["CORRUPT_RECORD", "FORMATS", "Source", "SourceError", "read_events", "source_of"]
 
@@ -85,9 +96,15 @@ def read_events(
     with explained(f"cannot read {_described(paths)} as {chosen}"):
         if chosen != "parquet":
             columns = _with_corrupt_record(_inferred(spark, chosen, paths, given) if columns is None else columns)
-        frame = _load(spark, chosen, paths, given, columns)
+        decimals = _decimals(columns) if chosen == "csv" and columns is not None and not _has_locale(given) else {}
+        frame = _load(spark, chosen, paths, given, _as_text(columns, decimals))
         _refuse_overlooked(files, frame.inputFiles())
-    return frame if chosen == "parquet" else _read_whole(frame)
+    match chosen:
+        case "csv":
+            return _judged(_read_whole(frame), decimals)
+        case "json":
+            return _read_whole(frame)
+    return frame
 
 
 def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> Source:
@@ -225,7 +242,98 @@ def _load(
     spark: "SparkSession", chosen: str, paths: Sequence[str], given: Mapping[str, str], columns: "StructType | None"
 ) -> "DataFrame":
     reader = spark.read.format(chosen).options(**given)
-    return (reader if columns is None else reader.schema(columns)).load(list(paths))
+    with _folders_as_text(spark):
+        return (reader if columns is None else reader.schema(columns)).load(list(paths))
+
+
+@contextmanager
+def _folders_as_text(spark: "SparkSession") -> Iterator[None]:
+    """Have the values in folders' names read as text; Spark would make 7 of store=007, and has only a setting for it.
+
+    A frame keeps the types that it was loaded with, so the setting is put back as it was.
+    """
+    before = spark.conf.get(_INFERENCE_OF_FOLDERS, None)
+    spark.conf.set(_INFERENCE_OF_FOLDERS, "false")
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_INFERENCE_OF_FOLDERS)
+        else:
+            spark.conf.set(_INFERENCE_OF_FOLDERS, before)
+
+
+def _has_locale(given: Mapping[str, str]) -> bool:
+    return any(name.lower() == "locale" for name in given)
+
+
+def _decimals(columns: "StructType") -> dict[str, "DecimalType"]:
+    from pyspark.sql import types
+
+    return {field.name: field.dataType for field in columns.fields if isinstance(field.dataType, types.DecimalType)}
+
+
+def _as_text(columns: "StructType | None", names: Collection[str]) -> "StructType | None":
+    """Return the columns, some of them as text."""
+    from pyspark.sql import types
+
+    if columns is None:
+        return None
+    text = types.StringType()
+    return types.StructType(
+        [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]
+    )
+
+
+def _judged(frame: "DataFrame", decimals: Mapping[str, "DecimalType"]) -> "DataFrame":
+    """Make decimals of texts, and call records of CSV malformed that Spark takes for good.
+
+    A record is malformed too if a text does not fit its decimal, and if the last field ends with CR: Spark finds out
+    from the first line of a file how lines end, and if the others end with CR LF, the CR would be part of the event.
+    """
+    from pyspark.sql import functions as sql
+
+    in_file = [_column(name) for name in frame.columns[: frame.columns.index(CORRUPT_RECORD)]]
+    if not in_file:
+        return frame
+    wrong = sql.endswith(in_file[-1].cast("string"), sql.lit("\r"))
+    values = {}
+    for name, type_ in decimals.items():
+        fits = _fits(_column(name), type_)
+        values[name] = sql.when(fits, _column(name).try_cast(type_))
+        wrong = wrong | (_column(name).isNotNull() & ~fits)
+    # The line itself is not to be had, so this is what it may have been.
+    line = sql.when(wrong, sql.to_csv(sql.struct(*in_file), _AS_IT_WAS))
+    values[CORRUPT_RECORD] = sql.coalesce(sql.col(CORRUPT_RECORD), line)
+    return frame.select([values.get(name, _column(name)).alias(name) for name in frame.columns])
+
+
+def _fits(text: "Column", type_: "DecimalType") -> "Column":
+    """Return Spark's expression for whether a text is a decimal that the type holds to its last digit.
+
+    Spark's own casts round. So the digits are counted: without an exponent by one pattern, which is fast; with one, the
+    digits between the zeros at both ends, and the power of ten of the last of them, tell whether there is room.
+    """
+    from pyspark.sql import functions as sql
+
+    room = type_.precision - type_.scale
+    plain = rf"^[+-]?(?=\.?[0-9])0*[0-9]{{0,{room}}}(?:\.[0-9]{{0,{type_.scale}}}0*)?\z"
+    whole, fraction, exponent = (sql.regexp_extract(text, _WITH_EXPONENT, group) for group in (1, 2, 3))
+    from_first = sql.regexp_replace(sql.concat(whole, fraction), "^0+", "")
+    digits = sql.regexp_replace(from_first, "0+$", "")
+    last = exponent.try_cast("int") - sql.length(fraction) + sql.length(from_first) - sql.length(digits)
+    holds = ((digits == "") | (last >= -type_.scale)) & (last + sql.greatest(sql.length(digits), sql.lit(1)) <= room)
+    return (
+        sql.when(sql.rlike(text, sql.lit(plain)), sql.lit(True))
+        .when(sql.rlike(text, sql.lit(_WITH_EXPONENT)), holds)
+        .otherwise(sql.lit(False))
+    )
+
+
+def _column(name: str) -> "Column":
+    from pyspark.sql import functions as sql
+
+    return sql.col(quoted(name))
 
 
 def _read_whole(frame: "DataFrame") -> "DataFrame":
@@ -236,7 +344,7 @@ def _read_whole(frame: "DataFrame") -> "DataFrame":
     """
     from pyspark.sql import functions as sql
 
-    every = sql.array(*[sql.isnull(sql.col(f"`{name.replace('`', '``')}`")) for name in frame.columns])
+    every = sql.array(*[sql.isnull(_column(name)) for name in frame.columns])
     return frame.where(sql.size(every) >= 0)
 
 
@@ -266,26 +374,43 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        why = lines[1] if len(lines) > 1 and lines[0].startswith("An error occurred while calling") else lines[0]
-        raise SourceError(f"{what}: {why.lstrip(': ')}") from error
+        raise SourceError(f"{what}: {_why(str(error)) or type(error).__name__}") from error
+
+
+def _why(said: str) -> str:
+    """Return what matters of what Spark says, as one line."""
+    _, conflict, rest = said.partition("[CANNOT_MERGE_SCHEMAS]")
+    if conflict:
+        schemas = " ".join(rest.partition("SQLSTATE")[0].split())
+        return f"{schemas} Give a schema with types that hold what every file has, or read the files apart"
+    lines = [line for line in said.splitlines() if line.strip()] or [""]
+    line = lines[1] if len(lines) > 1 and lines[0].startswith("An error occurred while calling") else lines[0]
+    return line.lstrip(": ")
 
 
 _CORRUPT_OPTION = "columnNameOfCorruptRecord"
 _PERMISSIVE = {"mode": "PERMISSIVE", _CORRUPT_OPTION: CORRUPT_RECORD}
 _DEFAULTS: Mapping[str, Mapping[str, str]] = {
-    "parquet": {},
+    "parquet": {"mergeSchema": "true"},
     "json": _PERMISSIVE,
     "csv": {
         **_PERMISSIVE,
         "header": "true",
         "enforceSchema": "false",
+        # So one task reads a whole file: only the beginning tells which quotes open a field.
+        "multiLine": "true",
         "escape": '"',
+        # Across lines, a quote that is never closed would end at the next field's, and the events between be its text.
+        "unescapedQuoteHandling": "RAISE_ERROR",
         "emptyValue": "",
         # Spark cannot tell an empty field from an empty text, unless null is a text; so one that Postgres cannot hold.
         "nullValue": "\0null\0",
     },
 }
+_INFERENCE_OF_FOLDERS = "spark.sql.sources.partitionColumnTypeInference.enabled"
+# With an exponent of any length, Spark would calculate for ever.
+_WITH_EXPONENT = r"^[+-]?(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?[eE]([+-]?[0-9]{1,4})\z"
+_AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
 _ENDINGS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremissingfiles", "timezone")

@@ -164,6 +164,22 @@ WHERE processed.subscriber_id = %s AND processed.message_id = event.message_id
         self.find_known = f"SELECT message_id FROM {processed} WHERE subscriber_id = %s AND message_id = ANY(%s)"
         """Look for ids in the inbox: (subscriber, ids) → those that are there."""
 
+        self.any_processed = f"SELECT FROM {processed} WHERE subscriber_id = %s LIMIT 1"
+        """Look for any id of a subscriber: (subscriber) → a row, if there is one."""
+
+        self.some_subscribers = f"""
+WITH RECURSIVE known AS (
+  (SELECT subscriber_id FROM {processed} ORDER BY subscriber_id LIMIT 1)
+  UNION ALL
+  SELECT (
+    SELECT processed.subscriber_id FROM {processed} AS processed
+    WHERE processed.subscriber_id > known.subscriber_id ORDER BY processed.subscriber_id LIMIT 1
+  )
+  FROM known WHERE known.subscriber_id IS NOT NULL
+)
+SELECT subscriber_id FROM known WHERE subscriber_id IS NOT NULL LIMIT 5"""
+        """Some of the subscribers, by a step in the primary key for each: → names."""
+
         # -- the staging table ------------------------------------------------------------------------------------
 
         self.schema_of_tables = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = %s::regclass"

@@ -1,13 +1,19 @@
 """Bulk loads whose driver is told to end: by a supervisor (SIGTERM) or at a terminal (SIGINT). They are resumable."""
 
+import contextlib
+import os
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 from sqlalchemy import Engine
 
 from support.bulk_load_moments import PURCHASES, SETTINGS, Moment, connected, inside_a_chunk, while_staging
 from support.bulk_load_process import BulkLoadProcess
+from support.program import Running
 from support.purchases import APPLY, GATED, Books, adds_up
 from support.waiting import wait_until
 
@@ -89,3 +95,51 @@ def test_terminated(
     adds_up(resumed, PURCHASES)
     books.assert_exact(PURCHASES)
     books.assert_finished(run_id)
+
+
+def command(path: str, url: str, script: Path) -> Running:
+    """Start the command in a session of its own, as a terminal does."""
+    script.write_text(GATED, encoding="utf-8")
+    what = ("--subscriber", "billing", "--message-id", "purchase_id", "--apply", str(script), "--chunk-rows", "500")
+    master = ("--master", "local[2]", "--writer", "copy")
+    return Running("bulk-load", path, *what, *master, "--url", url, start_new_session=True)
+
+
+def left_in(session: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(OSError):
+            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_interrupted_says_how_to_go_on(
+    number: signal.Signals, fresh_database: str, engine: Engine, books: Books, path: str, tmp_path: Path
+) -> None:
+    with command(path, fresh_database, tmp_path / "apply.sql") as running:
+        with inside_a_chunk(engine, books) as reached:
+            reached()
+            if number == signal.SIGINT:  # a terminal sends it to all of them
+                os.killpg(running.process.pid, number)
+            else:
+                running.signal(number)
+            assert running.wait(timeout=60) == 130, running.err
+        wait_until(lambda: left_in(running.process.pid) == [], "its JVM and its Python workers follow it", timeout=60)
+    (run_id,) = books.rows("SELECT run_id FROM bulk_load WHERE finished_at IS NULL")
+    assert running.err[-1] == f"txbox: interrupted; finish it with --resume {run_id}, or run it again\n"
+    assert not [line for line in running.err if "tasks" not in line and "chunks" not in line][:-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_interrupted_while_spark_starts_leaves_no_jvm(
+    number: signal.Signals, fresh_database: str, engine: Engine, path: str, tmp_path: Path
+) -> None:
+    for seconds in (1.5, 2.5, 3.5, 4.5, 6.0):
+        with command(path, fresh_database, tmp_path / "apply.sql") as running:
+            time.sleep(seconds)  # there is nothing to wait for: any moment must do
+            running.signal(number)
+            assert running.wait(timeout=60) in (130, -number)
+            wait_until(lambda: left_in(running.process.pid) == [], "its JVM follows it", timeout=30)

@@ -4,7 +4,19 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Connection, text
 
-from support.bulk_loads import ADD_UP, APPLY, SUBSCRIBER, WRITE_EFFECT, WRITERS, Books, counts, frame, load, purchases
+from support.bulk_loads import (
+    ADD_UP,
+    APPLY,
+    SUBSCRIBER,
+    WRITE_EFFECT,
+    WRITERS,
+    Books,
+    counts,
+    failed,
+    frame,
+    load,
+    purchases,
+)
 from txbox import InvalidConfiguration, SchemaMissing
 from txbox_spark import BulkLoadFailed, Progress
 
@@ -165,6 +177,7 @@ def test_arguments(spark: SparkSession, books: Books, schema_url: str, writer: s
         ({"apply": " \n"}, "apply must be SQL or a callable; it is empty"),
         ({"url": "mysql://localhost/x"}, "url names a database of kind mysql"),
         ({"url": "nonsense"}, "url is not a database URL"),
+        ({"apply": 3}, "apply must be SQL or a callable, not 3"),
         ({"subscriber_id": ""}, "subscriber_id"),
         ({"message_id": "account_id + "}, "neither a column of the events"),
     ):
@@ -186,3 +199,43 @@ def test_a_value_that_is_not_of_its_type(spark: SparkSession, books: Books, sche
     if writer == "copy":
         assert "column order_id" in str(raised.value)
     assert books.inbox() == []
+
+
+def test_what_is_probably_not_meant_is_warned_of(
+    spark: SparkSession, books: Books, schema_url: str, writer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for subscriber in ("shipping", "mailing", "a"):
+        books.record(["x"], subscriber=subscriber)
+    load(frame(spark, purchases(3)), schema_url, writer, apply="SELECT 1")
+    assert caplog.messages == [
+        "bulk_load: apply does not name fresh_event, so the events will be recorded without effect",
+        "billing has no id in the inbox; there are ids of a, mailing, shipping",
+    ]
+    caplog.clear()
+    load(frame(spark, purchases(3)), schema_url, writer)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("apply", "said"),
+    [
+        (
+            "SELECT 1;\nSELECT 2 FROM\n  acount;",
+            'failed: relation "acount" does not exist (line 3 of the statements) (',
+        ),
+        ("SELECT\n 1 FROM fresh_event WHERE amount / 0 = 1", "failed: division by zero ("),
+        (
+            f"BEGIN; {APPLY}; COMMIT",
+            "failed: the chunk is the transaction: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out (",
+        ),
+        (
+            "INSERT INTO account SELECT 1, event_id FROM fresh_event",
+            "(line 1 of the statements); You will need to rewrite or cast the expression (",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_statements(
+    spark: SparkSession, books: Books, schema_url: str, writer: str, apply: str, said: str
+) -> None:
+    wrong = failed(frame(spark, purchases(3)), schema_url, writer, "applying the events", apply=apply)
+    assert said in str(wrong)

@@ -15,6 +15,7 @@ from sqlalchemy.schema import CreateSchema
 
 from txbox import InvalidConfiguration, SchemaMissing
 from txbox.schema import tables
+from txbox_spark import Progress
 from txbox_spark.jdbc import jdbc_options
 from txbox_spark.reconcile import NotArchived, Reconciliation, _inbox, reconcile
 from txbox_spark.sources import read_events
@@ -218,7 +219,7 @@ def test_an_inbox_that_is_missing(fresh_database: str, archive: Callable[..., Da
         ({"partitions": 0}, "partitions must be at least 1"),
         ({"url": "no url"}, "url is not a database URL"),
         ({"url": "postgresql://u:secret@127.0.0.1:port/x"}, "url is not a database URL"),
-        ({"subscriber_id": "a\0b"}, "NUL character"),
+        ({"subscriber_id": "a\0b"}, "Inbox.subscriber_id must be 1 to 200 bytes of text"),
         ({"message_id": "no_such_column"}, "no_such_column"),
     ],
 )
@@ -257,3 +258,17 @@ def test_jdbc_options_reach_the_database(spark: SparkSession, engine: Engine, sc
     finally:
         with engine.begin() as connection:
             connection.connection.cursor().execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(name))
+
+
+def test_progress_and_a_name_that_nobody_has(
+    engine: Engine, schema_url: str, archive: Callable[..., DataFrame], caplog: pytest.LogCaptureFixture
+) -> None:
+    record(engine, ["a"], subscriber="billing")
+    told: list[Progress] = []
+    found = reconcile(
+        archive(["a"]), url=schema_url, subscriber_id="biling", message_id="event_id", on_progress=told.append
+    )
+    assert (found.processed, found.never_processed) == (0, 1)
+    assert caplog.messages == ["biling has no id in the inbox; there are ids of billing"]
+    assert told[-1].stage == "compare"
+    assert 0 < told[-1].done <= told[-1].total

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 import txbox
 from txbox_workers.cli import bulk_load, db, dead_letters, demo, dev, reconcile, status, worker
-from txbox_workers.cli.errors import UsageError, explain, mask, masked_traceback
+from txbox_workers.cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
 from txbox_workers.cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE
 from txbox_workers.settings import DATABASE_URL_VARIABLE
 
@@ -127,6 +127,8 @@ def run(arguments: list[str] | None = None) -> int:
             sys.stderr.write(masked_traceback(error))
         if isinstance(error, _Complaint):
             return _fail(_with_help(error), error.exit_code)
+        if isinstance(error, Interrupted):
+            return _fail(explain(error), INTERRUPTED)
         return _fail(explain(error), 2 if isinstance(error, UsageError) else 1)
     if status == INTERRUPTED:
         return _fail("interrupted", INTERRUPTED)

@@ -1,15 +1,12 @@
 """``txbox bulk-load``: events from files through the same inbox that the live workers use."""
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from txbox_workers.cli.errors import CommandFailed, UsageError
+from txbox_workers.cli.errors import Interrupted, UsageError
 from txbox_workers.cli.events import (
     ConfOption,
     FieldsOption,
@@ -20,22 +17,21 @@ from txbox_workers.cli.events import (
     PathsArgument,
     ReadOption,
     SubscriberOption,
+    check_before_spark,
+    is_submitted,
     pairs,
     session,
 )
 from txbox_workers.cli.named import find
 from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
-from txbox_workers.cli.output import plain_console, print_counts, print_json, printable
+from txbox_workers.cli.output import print_counts, print_json, printable
 from txbox_workers.cli.signals import terminated_as_interrupt
+from txbox_workers.cli.spark_progress import Seen, told
 
 if TYPE_CHECKING:
     from txbox_spark import BulkLoadReport
-    from txbox_spark import Progress as LoadProgress
 
 __all__ = ["bulk_load"]
-
-SECONDS_PER_LINE = 10.0
-"""Between two lines of the same stage, where there is no terminal."""
 
 
 def bulk_load(
@@ -72,7 +68,10 @@ def bulk_load(
         int | None, typer.Option(help="Chunks merged at once; by default as many as Spark runs tasks.", min=1)
     ] = None,
     chunk_rows: Annotated[
-        int | None, typer.Option(help="Rows in a chunk, about: fewer keep rows locked for a shorter time.", min=1)
+        int | None,
+        typer.Option(
+            help="Rows in a chunk, about, by default 1000000: fewer keep rows locked for a shorter time.", min=1
+        ),
     ] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
@@ -87,6 +86,9 @@ def bulk_load(
     Events are cut into chunks by message id. A chunk is one transaction: ids that are first go into the inbox, and the
     effect is applied to their events, in the relation fresh_event. So the command may be killed, repeated, and run
     beside workers; --resume leaves out the chunks that are done.
+
+    Exit status 0 if every event is applied; rows that cannot be loaded are counted and shown, and do not change it. 130
+    if it was interrupted.
 
     For example:
 
@@ -106,8 +108,13 @@ def bulk_load(
     from txbox_spark import read_events, source_of
     from txbox_spark.bulk_load import CHUNK_ROWS
 
-    seen = _Seen()
-    with terminated_as_interrupt(), session("txbox bulk-load", master, jdbc_jar, conf) as spark, _told(seen) as tell:
+    check_before_spark(place, paths, format, master, ledger=True)
+    seen = Seen()
+    with (
+        terminated_as_interrupt(),
+        session("txbox bulk-load", master, jdbc_jar, conf) as spark,
+        told(seen, silent=as_json and is_submitted()) as tell,
+    ):
         try:
             report = load(
                 read_events(spark, paths, format=format, schema=fields, options=options),
@@ -128,7 +135,7 @@ def bulk_load(
         except KeyboardInterrupt:
             if seen.run_id is None:
                 raise
-            raise CommandFailed(f"interrupted; finish it with --resume {seen.run_id}, or run it again") from None
+            raise Interrupted(f"interrupted; finish it with --resume {seen.run_id}, or run it again") from None
     if as_json:
         print_json(report.as_dict())
     else:
@@ -148,73 +155,6 @@ def _effect(apply: Path | None, call: str | None) -> "str | Callable[..., object
     if not callable(found):
         raise UsageError(f"--call: module {module.__name__} has no function {name}")
     return found
-
-
-class _Seen:
-    """What the progress has told so far."""
-
-    def __init__(self) -> None:
-        self.run_id: str | None = None
-
-
-@contextmanager
-def _told(seen: _Seen) -> "Iterator[Callable[[LoadProgress], None]]":
-    console = plain_console(stderr=True)
-    if not console.is_terminal:
-        yield _Lines(seen)
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[remark]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield _Bars(seen, progress)
-
-
-class _Lines:
-    """Where nobody watches: a line for each stage, and one now and then."""
-
-    def __init__(self, seen: _Seen) -> None:
-        self._seen = seen
-        self._told = ("", False)
-        self._next_at = 0.0
-
-    def __call__(self, load: "LoadProgress") -> None:
-        self._seen.run_id = load.run_id
-        now = time.monotonic()
-        if not load.total:  # Spark has not planned it yet
-            return
-        tells = (load.stage, load.done == load.total)
-        if tells == self._told and (now < self._next_at or load.done == load.total):
-            return
-        run = f"run {load.run_id}, " if load.run_id else ""
-        typer.echo(f"{run}{load.stage}: {load.done} of {load.total}{_remark(load)}", err=True)
-        self._told, self._next_at = tells, now + SECONDS_PER_LINE
-
-
-class _Bars:
-    """A bar for each stage."""
-
-    def __init__(self, seen: _Seen, progress: Progress) -> None:
-        self._seen = seen
-        self._progress = progress
-        self._tasks: dict[str, Any] = {}
-
-    def __call__(self, load: "LoadProgress") -> None:
-        self._seen.run_id = load.run_id
-        if load.stage not in self._tasks:
-            self._tasks[load.stage] = self._progress.add_task(load.stage, total=None, remark="")
-        self._progress.update(
-            self._tasks[load.stage], completed=load.done, total=load.total or None, remark=_remark(load).strip(", ")
-        )
-
-
-def _remark(load: "LoadProgress") -> str:
-    return f" chunks, {load.applied:,} events applied" if load.stage == "merge" else " tasks"
 
 
 def _print(report: "BulkLoadReport") -> None:

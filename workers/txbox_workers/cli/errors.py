@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from txbox import BrokerError, TxboxError
 from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
 
-__all__ = ["CommandFailed", "UsageError", "explain", "mask", "masked_traceback"]
+__all__ = ["CommandFailed", "Interrupted", "UsageError", "explain", "mask", "masked_traceback"]
 
 
 class UsageError(TxboxError):
@@ -17,6 +17,10 @@ class UsageError(TxboxError):
 
 class CommandFailed(TxboxError):
     """The command was asked rightly and could not be carried out: exit status 1."""
+
+
+class Interrupted(TxboxError):
+    """The command was told to end, and says how to go on: exit status 130."""
 
 
 def explain(error: BaseException) -> str:

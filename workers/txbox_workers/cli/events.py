@@ -1,5 +1,6 @@
 """What commands that read events from files have in common: their options, and a Spark session."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from txbox.transactions import check_table
 from txbox_workers.cli.errors import UsageError
+from txbox_workers.cli.options import Database
+from txbox_workers.cli.output import plain_console
+from txbox_workers.cli.signals import interrupted_plainly
 
 __all__ = [
     "ConfOption",
@@ -19,6 +24,8 @@ __all__ = [
     "PathsArgument",
     "ReadOption",
     "SubscriberOption",
+    "check_before_spark",
+    "is_submitted",
     "pairs",
     "session",
 ]
@@ -83,13 +90,61 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
+def check_before_spark(
+    place: Database, paths: Sequence[str], format_: str | None, master: str | None, *, ledger: bool
+) -> None:
+    """Find out in a moment what is wrong: Spark takes its time to start.
+
+    Args:
+        place: the database, which must have the inbox.
+        paths: of the events; those on this machine must exist.
+        format_: of the events.
+        master: where Spark is to run.
+        ledger: the tables of bulk loads must be there, too.
+    """
+    from txbox_spark import SourceError
+    from txbox_spark.ledger import Ledger
+    from txbox_spark.sources import FORMATS
+    from txbox_spark.statements import statements
+
+    if format_ is not None and format_ not in FORMATS:
+        raise UsageError(f"--format {format_} is unknown; use one of {', '.join(FORMATS)}")
+    # Elsewhere a path without a scheme may be one of a distributed file system.
+    if (master is None or master.startswith("local")) and not {_SUBMITTED, "HADOOP_CONF_DIR"} & os.environ.keys():
+        for path in paths:
+            if not any(sign in path for sign in ("://", *"*?[{")) and not Path(path).exists():
+                raise SourceError(f"there is nothing at {path}")
+    sql = statements(place.schema, place.prefix)
+    with place.engine() as engine:
+        if ledger:
+            Ledger(engine, sql).check()
+        else:
+            with engine.connect() as connection:
+                check_table(connection, sql.inbox_exists, sql.processed_message)
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit runs this command; it has one stream for what a program prints and what it warns of."""
+    return _SUBMITTED in os.environ
+
+
 @contextmanager
 def session(name: str, master: str | None, jdbc_jar: Path | None, conf: Sequence[str] | None) -> Iterator[Any]:
     """Start a Spark session for one command, and stop it."""
     from txbox_spark import spark_session
+    from txbox_spark.session import quiet_pyspark
 
+    console = plain_console(stderr=True)
+    if console.is_terminal:
+        console.print("starting Spark …", style="dim")
     spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=pairs("--conf", conf))
+    # Spark's own handler cancels jobs over the connection that it interrupts, which ends in pages of tracebacks.
+    interrupted_plainly()
+    quiet_pyspark()
     try:
         yield spark
     finally:
         spark.stop()
+
+
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"

@@ -14,12 +14,15 @@ from txbox_workers.cli.events import (
     PathsArgument,
     ReadOption,
     SubscriberOption,
+    check_before_spark,
+    is_submitted,
     pairs,
     session,
 )
 from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
 from txbox_workers.cli.output import print_counts, print_json, printable
 from txbox_workers.cli.signals import terminated_as_interrupt
+from txbox_workers.cli.spark_progress import Seen, told
 
 if TYPE_CHECKING:
     from txbox_spark import Reconciliation
@@ -52,17 +55,23 @@ def reconcile(
 
     A Spark job; nothing is changed. Workers may go on meanwhile; what they process then may be reported.
 
-    Exit status 0 only if every event of the archive was processed.
+    Exit status 0 only if every row of the archive is known to be processed: 1 if an event was not, or if a row cannot
+    be loaded.
     """
     options = pairs("--read-option", read_options)
     place = database(url, schema, prefix)
     from txbox_spark import read_events
     from txbox_spark import reconcile as compare
 
-    with terminated_as_interrupt(), session("txbox reconcile", master, jdbc_jar, conf) as spark:
+    check_before_spark(place, paths, format, master, ledger=False)
+    with (
+        terminated_as_interrupt(),
+        session("txbox reconcile", master, jdbc_jar, conf) as spark,
+        told(Seen(), silent=as_json and is_submitted()) as tell,
+    ):
         found = compare(
             read_events(spark, paths, format=format, schema=fields, options=options),
-            url=place.url.render_as_string(hide_password=False),
+            url=place.url,
             subscriber_id=subscriber,
             message_id=message_id,
             schema=place.schema,
@@ -70,6 +79,7 @@ def reconcile(
             output=output,
             sample=sample,
             partitions=partitions,
+            on_progress=tell,
         )
     if as_json:
         print_json(found.as_dict())
@@ -82,7 +92,7 @@ def _print(found: "Reconciliation") -> None:
     rows = [
         ("archived", found.archived, "different ids in the archive"),
         ("duplicate in archive", found.duplicate_in_archive, "rows whose id another row has"),
-        ("rejected", found.rejected, "rows without an id that can be compared"),
+        ("rejected", found.rejected, "rows that cannot be loaded, so they are not compared"),
         ("processed", found.processed, "ids in the inbox"),
         ("never processed", found.never_processed, "archived, and not in the inbox"),
         ("not archived", found.not_archived, "in the inbox, and not in the archive"),
@@ -94,3 +104,6 @@ def _print(found: "Reconciliation") -> None:
         typer.echo(f"not archived: {printable(one.message_id)}, processed {one.processed_at:%Y-%m-%d %H:%M:%S}")
     if found.output:
         typer.echo(f"written to {found.output}")
+    if not found.complete:
+        missing = f"{found.never_processed:,} events were not processed, {found.rejected:,} rows cannot be compared"
+        typer.echo(f"not every row of the archive is known to be processed: {missing}")

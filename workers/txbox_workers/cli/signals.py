@@ -1,11 +1,12 @@
 """Signals that ask a command to end."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["terminated_as_interrupt"]
+__all__ = ["interrupted_plainly", "terminated_as_interrupt"]
 
 
 @contextmanager
@@ -21,3 +22,9 @@ def terminated_as_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def interrupted_plainly() -> None:
+    """Have Ctrl-C raise KeyboardInterrupt, and do nothing else, whatever a library has made of it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,8 +12,9 @@ from rich.console import Console
 import txbox_spark
 from support.program import Ended
 from txbox_spark import BulkLoadReport, Progress, Reconciliation
-from txbox_workers.cli import bulk_load as command
-from txbox_workers.cli import events
+from txbox_workers.cli import bulk_load as load_command
+from txbox_workers.cli import events, spark_progress
+from txbox_workers.cli import reconcile as reconcile_command
 
 Txbox = Callable[..., Ended]
 
@@ -84,6 +85,8 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     monkeypatch.setattr(txbox_spark, "source_of", lambda *_, **__: "the source")
     monkeypatch.setattr(txbox_spark, "bulk_load", load)
     monkeypatch.setattr(txbox_spark, "reconcile", reconcile)
+    for command in (load_command, reconcile_command):  # there is no database, and there are no files
+        monkeypatch.setattr(command, "check_before_spark", lambda *_, **__: None)
     return seen
 
 
@@ -211,7 +214,7 @@ def test_in_a_terminal_each_stage_has_a_bar(
 ) -> None:
     shown = io.StringIO()
     terminal = Console(file=shown, force_terminal=True, width=120, color_system=None)
-    monkeypatch.setattr(command, "plain_console", lambda **_: terminal)
+    monkeypatch.setattr(spark_progress, "plain_console", lambda **_: terminal)
     spark.progress = [Progress(None, "survey", 4, 4), Progress("0123456789ab", "merge", 1, 2, 5_000)]
     assert txbox("bulk-load", *WHAT, *URL, "--apply", script).status == 0
     assert "4/4 tasks" in " ".join(shown.getvalue().split())
@@ -222,9 +225,19 @@ def test_an_interrupt_says_how_to_go_on_and_stops_spark(txbox: Txbox, spark: Spa
     spark.progress = [Progress("0123456789ab", "merge", 1, 2, 5)]
     spark.raises = KeyboardInterrupt()
     ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
-    assert ended.status == 1
+    assert ended.status == 130
     assert ended.err.endswith("txbox: interrupted; finish it with --resume 0123456789ab, or run it again\n")
     assert spark.stopped == 1
+
+
+def test_json_is_all_that_spark_submit_shows(
+    txbox: Txbox, spark: Spark, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It puts stderr and stdout of its program together."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    spark.progress = [Progress(None, "survey", 4, 4), Progress("0123456789ab", "merge", 1, 2, 5_000)]
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script, "--json").err == ""
+    assert "survey" in txbox("bulk-load", *WHAT, *URL, "--apply", script).err
 
 
 def test_an_interrupt_before_there_is_a_run_is_told_as_shells_do(txbox: Txbox, spark: Spark, script: str) -> None:
@@ -238,6 +251,7 @@ def test_a_reconciliation_that_is_not_complete_has_exit_status_1(txbox: Txbox, s
     assert ended.status == 1
     assert re.search(r"^ never processed +2  ", ended.out, re.MULTILINE)
     assert "never processed: b\\x1b" in ended.out
+    assert ended.out.endswith("known to be processed: 2 events were not processed, 0 rows cannot be compared\n")
     assert (spark.given["output"], spark.given["sample"], spark.given["partitions"]) == ("there", 2, 4)
     assert spark.stopped == 1
 

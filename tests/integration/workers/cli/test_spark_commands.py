@@ -1,0 +1,59 @@
+"""What the commands around Spark find out before Spark is started, from a real database and real files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+import txbox_spark
+from support.program import Ended
+
+Txbox = Callable[..., Ended]
+
+ROLES = ("--subscriber", "billing", "--message-id", "event_id")
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here may take the time that Spark takes to start."""
+
+    def start(*_: object, **__: object) -> None:
+        pytest.fail("Spark would have been started")
+
+    monkeypatch.setattr(txbox_spark, "spark_session", start)
+
+
+@pytest.fixture(params=["bulk-load", "reconcile"])
+def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    script = tmp_path / "apply.sql"
+    script.write_text("SELECT FROM fresh_event", encoding="utf-8")
+    return [request.param, *ROLES, *(("--apply", str(script)) if request.param == "bulk-load" else ())]
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> str:
+    file = tmp_path / "events.jsonl"
+    file.write_text('{"event_id":"a"}\n', encoding="utf-8")
+    return str(file)
+
+
+def test_files_that_are_not_there(txbox: Txbox, command: list[str], events: str, tmp_path: Path) -> None:
+    txbox(*command, events, f"{tmp_path}/none.csv").failed_in_one_line(1, f"there is nothing at {tmp_path}/none.csv")
+
+
+def test_an_unknown_format(txbox: Txbox, command: list[str], events: str) -> None:
+    txbox(*command, events, "--format", "avro").failed_in_one_line(2, "--format avro is unknown; use one of parquet")
+
+
+def test_a_database_that_does_not_answer(txbox: Txbox, command: list[str], events: str) -> None:
+    away = "postgresql://u:hunter2@127.0.0.1:1/x"
+    txbox(*command, events, "--url", away).failed_in_one_line(1, "start the server, or correct host and port")
+
+
+def test_tables_that_are_not_there(txbox: Txbox, command: list[str], events: str, engine: Engine) -> None:
+    txbox(*command, events, "--prefix", "no_").failed_in_one_line(1, "no_processed_message does not exist")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE bulk_load")
+    if command[0] == "bulk-load":
+        txbox(*command, events).failed_in_one_line(1, "bulk_load does not exist")
