@@ -25,17 +25,18 @@ What it cannot see:
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from txbox import TxboxError
 from txbox_spark.columns import quoted
+from txbox_spark.csv_records import as_text, decimals_of, judged
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType, DecimalType, StructType
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
 
 __all__ = ["CORRUPT_RECORD", "FORMATS", "Source", "SourceError", "read_events", "source_of"]
 
@@ -96,12 +97,12 @@ def read_events(
     with explained(f"cannot read {_described(paths)} as {chosen}"):
         if chosen != "parquet":
             columns = _with_corrupt_record(_inferred(spark, chosen, paths, given) if columns is None else columns)
-        decimals = _decimals(columns) if chosen == "csv" and columns is not None and not _has_locale(given) else {}
-        frame = _load(spark, chosen, paths, given, _as_text(columns, decimals))
+        decimals = decimals_of(columns) if chosen == "csv" and columns is not None and not _has_locale(given) else {}
+        frame = _load(spark, chosen, paths, given, as_text(columns, decimals))
         _refuse_overlooked(files, frame.inputFiles())
     match chosen:
         case "csv":
-            return _judged(_read_whole(frame), decimals)
+            return judged(_read_whole(frame), decimals, CORRUPT_RECORD)
         case "json":
             return _read_whole(frame)
     return frame
@@ -267,75 +268,6 @@ def _has_locale(given: Mapping[str, str]) -> bool:
     return any(name.lower() == "locale" for name in given)
 
 
-def _decimals(columns: "StructType") -> dict[str, "DecimalType"]:
-    from pyspark.sql import types
-
-    return {field.name: field.dataType for field in columns.fields if isinstance(field.dataType, types.DecimalType)}
-
-
-def _as_text(columns: "StructType | None", names: Collection[str]) -> "StructType | None":
-    """Return the columns, some of them as text."""
-    from pyspark.sql import types
-
-    if columns is None:
-        return None
-    text = types.StringType()
-    return types.StructType(
-        [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]
-    )
-
-
-def _judged(frame: "DataFrame", decimals: Mapping[str, "DecimalType"]) -> "DataFrame":
-    """Make decimals of texts, and call records of CSV malformed that Spark takes for good.
-
-    A record is malformed too if a text does not fit its decimal, and if the last field ends with CR: Spark finds out
-    from the first line of a file how lines end, and if the others end with CR LF, the CR would be part of the event.
-    """
-    from pyspark.sql import functions as sql
-
-    in_file = [_column(name) for name in frame.columns[: frame.columns.index(CORRUPT_RECORD)]]
-    if not in_file:
-        return frame
-    wrong = sql.endswith(in_file[-1].cast("string"), sql.lit("\r"))
-    values = {}
-    for name, type_ in decimals.items():
-        fits = _fits(_column(name), type_)
-        values[name] = sql.when(fits, _column(name).try_cast(type_))
-        wrong = wrong | (_column(name).isNotNull() & ~fits)
-    # The line itself is not to be had, so this is what it may have been.
-    line = sql.when(wrong, sql.to_csv(sql.struct(*in_file), _AS_IT_WAS))
-    values[CORRUPT_RECORD] = sql.coalesce(sql.col(CORRUPT_RECORD), line)
-    return frame.select([values.get(name, _column(name)).alias(name) for name in frame.columns])
-
-
-def _fits(text: "Column", type_: "DecimalType") -> "Column":
-    """Return Spark's expression for whether a text is a decimal that the type holds to its last digit.
-
-    Spark's own casts round. So the digits are counted: without an exponent by one pattern, which is fast; with one, the
-    digits between the zeros at both ends, and the power of ten of the last of them, tell whether there is room.
-    """
-    from pyspark.sql import functions as sql
-
-    room = type_.precision - type_.scale
-    plain = rf"^[+-]?(?=\.?[0-9])0*[0-9]{{0,{room}}}(?:\.[0-9]{{0,{type_.scale}}}0*)?\z"
-    whole, fraction, exponent = (sql.regexp_extract(text, _WITH_EXPONENT, group) for group in (1, 2, 3))
-    from_first = sql.regexp_replace(sql.concat(whole, fraction), "^0+", "")
-    digits = sql.regexp_replace(from_first, "0+$", "")
-    last = exponent.try_cast("int") - sql.length(fraction) + sql.length(from_first) - sql.length(digits)
-    holds = ((digits == "") | (last >= -type_.scale)) & (last + sql.greatest(sql.length(digits), sql.lit(1)) <= room)
-    return (
-        sql.when(sql.rlike(text, sql.lit(plain)), sql.lit(True))
-        .when(sql.rlike(text, sql.lit(_WITH_EXPONENT)), holds)
-        .otherwise(sql.lit(False))
-    )
-
-
-def _column(name: str) -> "Column":
-    from pyspark.sql import functions as sql
-
-    return sql.col(quoted(name))
-
-
 def _read_whole(frame: "DataFrame") -> "DataFrame":
     """Have every column parsed, whatever a query asks for, by a condition on all of them that is always true.
 
@@ -344,7 +276,7 @@ def _read_whole(frame: "DataFrame") -> "DataFrame":
     """
     from pyspark.sql import functions as sql
 
-    every = sql.array(*[sql.isnull(_column(name)) for name in frame.columns])
+    every = sql.array(*[sql.isnull(sql.col(quoted(name))) for name in frame.columns])
     return frame.where(sql.size(every) >= 0)
 
 
@@ -408,9 +340,6 @@ _DEFAULTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 _INFERENCE_OF_FOLDERS = "spark.sql.sources.partitionColumnTypeInference.enabled"
-# With an exponent of any length, Spark would calculate for ever.
-_WITH_EXPONENT = r"^[+-]?(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?[eE]([+-]?[0-9]{1,4})\z"
-_AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
 _ENDINGS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
 _COMPRESSED = (".gz", ".bz2", ".zst")
 _CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremissingfiles", "timezone")
