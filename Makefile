@@ -88,8 +88,8 @@ test-spark: $(VENV)/.dev-ready jdk ## Run the slow campaigns of Spark: kills, ou
 	@$(BIN)/pytest -n 2 --dist loadfile -m 'slow and not containers' $(SPARK_TESTS) $(TESTS)
 
 .PHONY: test-spark-oldest
-test-spark-oldest: $(OLDEST)/.ready-$(SPARK_OLDEST) jdk ## Run the integration tests of Spark with the oldest Spark that is supported
-	@$(OLDEST)/bin/pytest -m 'not slow and not containers' tests/integration/spark $(TESTS)
+test-spark-oldest: $(OLDEST)/.ready-$(SPARK_OLDEST) jdk ## Run the integration tests of Spark, but for a cluster's, with the oldest Spark that is supported
+	@$(OLDEST)/bin/pytest -m 'not containers' --ignore tests/integration/spark/test_cluster.py tests/integration/spark $(TESTS)
 
 .PHONY: test-containers
 test-containers: $(VENV)/.dev-ready jdk ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)

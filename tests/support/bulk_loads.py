@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WRITERS = ("copy", "jdbc")
+COPY_FIRST = ("copy", pytest.param("jdbc", marks=pytest.mark.slow))
+"""Where both writers do the same, one of them is enough to learn soon that it is wrong."""
+
 ACCOUNTS = 20
 SUBSCRIBER = "billing"
 

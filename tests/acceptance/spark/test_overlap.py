@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.orm import Session
 
+from support.bulk_loads import COPY_FIRST
 from support.memory_worker import at_work, make
 from support.purchases import APPLY, GATE, GATED, Books, Purchases, adds_up, messages, settle
 from support.waiting import wait_until
@@ -73,7 +74,7 @@ def live(fresh_database: str) -> Iterator[Callable[..., Any]]:
         engine.dispose()
 
 
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_one_after_the_other_workers_load_workers(
     writer: str, books: Books, load: Load, live: Callable[..., Any]
 ) -> None:
@@ -137,7 +138,7 @@ def test_at_the_same_time(writer: str, isolation: str, books: Books, load: Load,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", COPY_FIRST)
 @pytest.mark.parametrize("commits", [True, False], ids=["worker commits", "worker rolls back"])
 def test_a_chunk_waits_for_a_worker_that_has_recorded_one_of_its_ids(
     writer: str, commits: bool, books: Books, load: Load, live: Callable[..., Any]
@@ -209,7 +210,7 @@ def test_a_chunk_that_meets_a_second_worker_while_it_makes_up_for_the_first(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_a_worker_hands_back_what_a_chunk_has_recorded_and_not_committed(
     writer: str, engine: Engine, books: Books, load: Load, live: Callable[..., Any]
 ) -> None:
@@ -271,7 +272,7 @@ def test_two_subscribers_load_one_file_at_once_and_each_gets_everything(books: B
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_one_run_is_resumed_twice_at_once(writer: str, books: Books, load: Load) -> None:
     """Both come to the same end, and the ledger has each chunk once."""
     with pytest.raises(BulkLoadFailed) as caught:

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine
 
-from support.bulk_loads import COLUMNS, WRITERS, Books, counts, frame, load, purchases
+from support.bulk_loads import COLUMNS, COPY_FIRST, Books, counts, frame, load, purchases
 from txbox import InvalidConfiguration
 from txbox_spark import read_events
 
@@ -20,7 +20,7 @@ ODD_IDS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_thirty_percent_duplicates(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     events = purchases(700)
     report = load(frame(spark, events + events[:150] + [events[5]] * 150), schema_url, writer)
@@ -30,7 +30,7 @@ def test_thirty_percent_duplicates(spark: SparkSession, books: Books, schema_url
     books.require_applied(events)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_rows_that_cannot_be_loaded(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     columns = f"{COLUMNS}, said string, words array<string>, more struct<a: string>, things map<string, string>"
     good = [(*one, "fine", ["fine"], ("fine",), {"a": "fine"}) for one in purchases(300)]
@@ -63,7 +63,7 @@ def test_rows_that_cannot_be_loaded(spark: SparkSession, books: Books, schema_ur
     assert all(len(one) < 360 for one in report.rejected_sample)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_nothing_but_rejected_rows(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     """Ids that Postgres cannot keep must not become the bounds of chunks, which the ledger keeps."""
     events = [(f"nul\0{number}", 1, 10) for number in range(150)] + [(None, 1, 10)] * 150
@@ -74,7 +74,7 @@ def test_nothing_but_rejected_rows(spark: SparkSession, books: Books, schema_url
     assert (books.effects(), books.inbox(), books.staging_tables()) == ({}, [], [])
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 @pytest.mark.parametrize("kind", ["json", "csv"])
 def test_lines_that_cannot_be_read(
     spark: SparkSession, books: Books, schema_url: str, tmp_path: Path, writer: str, kind: str
@@ -98,7 +98,7 @@ def test_lines_that_cannot_be_read(
     assert set(report.rejected_sample) == said if writer == "copy" else set(report.rejected_sample) < said
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_odd_ids(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     """Every one of them is the bound of a chunk once, and some are known."""
     books.record(ODD_IDS[::3])
@@ -115,7 +115,7 @@ def test_odd_ids(spark: SparkSession, books: Books, schema_url: str, writer: str
     assert sorted(one[0] for one in books.effects().elements()) == sorted(set(ODD_IDS) - set(ODD_IDS[::3]))
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 @pytest.mark.parametrize(
     ("message_id", "expected"),
     [
@@ -170,7 +170,7 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 @pytest.mark.parametrize("identity", ["event", "own column", "message_id"])
 def test_names(spark: SparkSession, engine: Engine, schema_url: str, writer: str, identity: str) -> None:
     names = [*NAMES, *{"event": [], "own column": ["event_id"], "message_id": ["message_id"]}[identity]]

@@ -12,8 +12,8 @@ from support.bulk_loads import (
     ADD_UP,
     APPLY,
     APPLY_ALLOWED,
+    COPY_FIRST,
     WRITE_EFFECT,
-    WRITERS,
     Books,
     counts,
     failed,
@@ -26,7 +26,7 @@ from txbox.schema import tables
 from txbox_spark import RunNotFound, Source
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_a_wrong_statement(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     events = purchases(300)
     source = frame(spark, [*events, *events[:30], (None, 1, 1)])
@@ -48,7 +48,7 @@ def test_a_wrong_statement(spark: SparkSession, books: Books, schema_url: str, w
     assert books.ledger(report.run_id)["error"] is None
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_a_chunk_that_fails_is_all_that_is_left(
     spark: SparkSession, books: Books, schema_url: str, writer: str
 ) -> None:
@@ -110,7 +110,7 @@ def raises(connection: Connection) -> None:
     raise KeyError("no such account")
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 @pytest.mark.parametrize(
     ("apply", "said"),
     [
@@ -148,7 +148,7 @@ def test_effects_that_are_refused(
     books.require_applied(events)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_the_same_load_twice(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     events = purchases(300)
     source = frame(spark, [*events, *events[:50], (None, 1, 1)])
@@ -164,7 +164,7 @@ def test_the_same_load_twice(spark: SparkSession, books: Books, schema_url: str,
     books.require_applied(events)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_what_cannot_be_resumed(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     source = frame(spark, purchases(10))
     files = Source("files", b"digest")
@@ -204,7 +204,7 @@ def odd_place(database_url: str) -> Iterator[tuple[Engine, str, str]]:
     engine.dispose()
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_places(spark: SparkSession, database_url: str, odd_place: tuple[Engine, str, str], writer: str) -> None:
     engine, schema, prefix = odd_place
     apply = "INSERT INTO elsewhere.effect SELECT event_id FROM fresh_event"

@@ -11,11 +11,11 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import NullPool
 
 from support.bulk_load_moments import database
-from support.bulk_loads import APPLY, COLUMNS, WRITERS, Books, failed, frame, load, purchases
+from support.bulk_loads import APPLY, COLUMNS, COPY_FIRST, Books, failed, frame, load, purchases
 from txbox_spark import BulkLoadFailed
 from txbox_spark.events import chunk_bounds
 
-pytestmark = pytest.mark.parametrize("writer", WRITERS)
+pytestmark = pytest.mark.parametrize("writer", COPY_FIRST)
 
 
 def configure(url: str, **settings: str) -> None:

@@ -110,6 +110,7 @@ def test_tasks_run_in_the_python_that_started_spark_and_can_use_arrow(spark: Spa
     assert sorted(tuple(row) for row in rows) == [(5, sys.executable)] * 2
 
 
+@pytest.mark.slow
 def test_it_starts_without_a_network_from_the_local_maven_repository_and_says_nothing(
     home: Path, driver_jar: Path, no_network: tuple[str, ...]
 ) -> None:
@@ -129,7 +130,7 @@ def test_a_driver_that_cannot_be_fetched_is_named_with_the_remedy(home: Path, no
     assert "UNRESOLVED DEPENDENCIES" in ended.stderr.partition("SparkSetupError")[2]
 
 
-@pytest.mark.parametrize("with_driver", [True, False])
+@pytest.mark.parametrize("with_driver", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_under_spark_submit_a_missing_driver_is_named_with_the_remedy(
     home: Path, driver_jar: Path, with_driver: bool
 ) -> None:

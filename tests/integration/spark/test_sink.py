@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from sqlalchemy import Engine
 
+from support.bulk_loads import COPY_FIRST
 from support.waiting import wait_until
 from txbox import Inbox, InvalidConfiguration, SchemaMissing
 from txbox_spark import BulkLoadReport, SparkSetupError, require_jdbc_driver
@@ -132,7 +133,7 @@ def stream(spark: SparkSession, engine: Engine, schema_url: str, tmp_path: Path)
         query.stop()
 
 
-@pytest.fixture(params=["copy", "jdbc"])
+@pytest.fixture(params=COPY_FIRST)
 def writer(request: pytest.FixtureRequest, spark: SparkSession) -> str:
     if request.param == "jdbc":
         try:
