@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from txbox_workers.cli.errors import CommandFailed, UsageError
 from txbox_workers.cli.options import read_url
-from txbox_workers.cli.output import plain_console
+from txbox_workers.cli.output import plain_console, progress_bars
 from txbox_workers.cli.signals import terminated_as_interrupt
 from txbox_workers.demo.purchases import TOTAL_PURCHASES
 from txbox_workers.settings import aws_endpoint
@@ -125,14 +125,7 @@ def _told(plan: "Plan") -> Iterator["Callable[[RunProgress], None]"]:
     if not console.is_terminal:
         yield _Lines()
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    with progress_bars(console) as progress:
         yield _Bars(progress, plan)
 
 

@@ -7,9 +7,18 @@ from typing import Any, Literal
 
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
-__all__ = ["plain_console", "print_counts", "print_json", "print_table", "printable"]
+__all__ = ["plain_console", "print_counts", "print_json", "print_table", "printable", "progress_bars"]
 
 UNFOLDED_COLUMNS = 10_000
 """Where nobody looks at columns, no line is folded."""
@@ -20,6 +29,12 @@ def plain_console(*, stderr: bool = False) -> Console:
     in_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     width = None if in_terminal else UNFOLDED_COLUMNS
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
+def progress_bars(console: Console, *more: ProgressColumn) -> Progress:
+    """Make bars for work that is counted; ``more`` stands between the count and the time."""
+    counted = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
+    return Progress(*counted, *more, TimeElapsedColumn(), console=console)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TextColumn
 
-from txbox_workers.cli.output import plain_console
+from txbox_workers.cli.output import plain_console, progress_bars
 
 if TYPE_CHECKING:
     from txbox_spark import Progress as JobProgress
@@ -38,15 +38,7 @@ def told(seen: Seen, *, silent: bool = False) -> "Iterator[Callable[[JobProgress
     if silent or not console.is_terminal:
         yield _Silence(seen) if silent else _Lines(seen)
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[remark]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    with progress_bars(console, TextColumn("{task.fields[remark]}")) as progress:
         yield _Bars(seen, progress)
 
 
