@@ -1,6 +1,7 @@
 """Spark sessions that can reach Postgres over JDBC, and that leave a terminal readable."""
 
 import contextlib
+import importlib.util
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ __all__ = [
     "quiet_pyspark",
     "require_jdbc_driver",
     "require_jdk",
+    "require_pyspark",
     "spark_session",
 ]
 
@@ -70,6 +72,16 @@ def require_jdk(java: str = "java") -> int:
     return int(version.group(1))
 
 
+def require_pyspark() -> None:
+    """See that pyspark is installed.
+
+    Raises:
+        SparkSetupError: it is not.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise SparkSetupError("pyspark is missing; install it: pip install 'txbox[spark]'")
+
+
 def spark_session(
     name: str = "txbox",
     *,
@@ -96,11 +108,10 @@ def spark_session(
     Raises:
         SparkSetupError: pyspark or a JDK is missing, the JDBC driver cannot be found, or Spark does not start.
     """
-    try:
-        from pyspark import SparkConf, SparkContext
-        from pyspark.sql import SparkSession
-    except ModuleNotFoundError as error:
-        raise SparkSetupError("pyspark is missing; install it: pip install 'txbox[spark]'") from error
+    require_pyspark()
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
     asked = _settings(name, master, _driver_settings(jdbc_jar, MAVEN_REPOSITORY), settings or {})
     # Set by spark-submit; pyspark then joins the JVM that started this Python.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import Engine, make_url
 
-from support.bulk_load_moments import gate
-from support.purchases import GATE, GATED, Books, Purchases, adds_up
+from support.bulk_load_moments import PURCHASES, gate
+from support.purchases import GATE, GATED, Books, adds_up
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox.backoff import Backoff
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the first needs a JVM, and a machine may be slow
 
-PURCHASES = Purchases.make(1_000, twice=100, without_id=3)
 REACHED_SECONDS = 90
 
 

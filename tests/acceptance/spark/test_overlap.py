@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.orm import Session
 
+from support.bulk_load_moments import PURCHASES
 from support.bulk_loads import COPY_FIRST
 from support.memory_worker import at_work, make
 from support.purchases import APPLY, GATE, GATED, Books, Purchases, adds_up, messages, settle
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)  # the first needs a JVM, and a machine may be slow
 
-PURCHASES = Purchases.make(2_500, twice=250, without_id=3)
 BEYOND = Purchases.make(200, first=2_500)
 """What is not in the file."""
 REACHED_SECONDS = 90

@@ -104,9 +104,11 @@ def check_before_spark(
     """
     from txbox_spark import SourceError
     from txbox_spark.ledger import Ledger
+    from txbox_spark.session import require_pyspark
     from txbox_spark.sources import FORMATS
     from txbox_spark.statements import statements
 
+    require_pyspark()
     if format_ is not None and format_ not in FORMATS:
         raise UsageError(f"--format {format_} is unknown; use one of {', '.join(FORMATS)}")
     # Elsewhere a path without a scheme may be one of a distributed file system.
