@@ -19,7 +19,6 @@ from sqlalchemy import URL, create_engine
 
 from txbox import Inbox, InvalidConfiguration
 from txbox.lent import guard
-from txbox.transactions import short_transaction
 from txbox_spark.effects import Apply
 from txbox_spark.events import prepare
 from txbox_spark.executors import COPY, JDBC
@@ -129,8 +128,7 @@ def bulk_load(
             reporter=Reporter(spark, on_progress),
         )
         load.ledger.check()
-        with short_transaction(engine) as connection:
-            warn_of_a_new_name(connection, load.sql, subscriber_id)
+        warn_of_a_new_name(engine, load.sql, subscriber_id)
         sweep_staging(engine, load.sql, prefix, abandoned_seconds)
         return load.run(writer, resume)
     finally:

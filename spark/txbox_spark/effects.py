@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox import TransactionEnded, TxboxError
 from txbox.lent import lent, refuse_aborted
-from txbox.sqlstates import LOCK_NOT_AVAILABLE, is_outage, is_retryable, sqlstate
+from txbox_spark.patience import is_passing
 from txbox_spark.statements import in_one_statement
 
 __all__ = ["Apply", "ApplyFailed", "apply_effects"]
@@ -52,8 +52,7 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
     except TxboxError:
         raise
     except Exception as error:
-        passing = is_retryable(error) or is_outage(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
-        if passing and isinstance(error, DBAPIError | psycopg.Error):
+        if is_passing(error) and isinstance(error, DBAPIError | psycopg.Error):
             raise
         orig = error.orig if isinstance(error, DBAPIError) else error
         said = _said(orig, apply) if isinstance(orig, psycopg.Error) else f"{type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from txbox.sqlstates import LOCK_NOT_AVAILABLE, is_outage, is_retryable, sqlstate
+from txbox_spark.patience import is_passing
 
 __all__ = ["FailedChunk"]
 
@@ -29,5 +29,5 @@ class FailedChunk:
         said = " ".join(str(getattr(error, "orig", None) or error).split())
         # psycopg's own errors come from COPY, which SQLAlchemy does not see; without a code, the connection is gone.
         lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-        passing = lost or is_outage(error) or is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
+        passing = lost or is_passing(error)
         return cls(chunk, said, passing)

@@ -9,9 +9,9 @@ from typing import ParamSpec, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from txbox.backoff import Backoff
-from txbox.sqlstates import is_outage
+from txbox.sqlstates import LOCK_NOT_AVAILABLE, is_outage, is_retryable, sqlstate
 
-__all__ = ["OUTAGE_ATTEMPTS", "patient"]
+__all__ = ["OUTAGE_ATTEMPTS", "is_passing", "patient"]
 
 OUTAGE_ATTEMPTS = 8
 """How often it is tried; with the pauses between, for half a minute or more, in which a standby can take over."""
@@ -21,6 +21,11 @@ OUTAGE_BACKOFF = Backoff(first_seconds=0.25)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether what has failed may well succeed later: an outage, a deadlock, a lock that was not to be had."""
+    return is_outage(error) or is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
 
 
 def patient(work: Callable[P, R]) -> Callable[P, R]:

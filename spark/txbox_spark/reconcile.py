@@ -211,8 +211,8 @@ def _inbox(
     engine = create_engine(database, poolclass=NullPool)
     with engine.connect() as connection:
         check_table(connection, sql.inbox_exists, sql.processed_message)
-        warn_of_a_new_name(connection, bulk_statements(schema, prefix), subscriber_id)
         bounds = _bounds(connection, sql.processed_message, subscriber_id, partitions)
+    warn_of_a_new_name(engine, bulk_statements(schema, prefix), subscriber_id)
     # Spark's JDBC takes SQL as text and binds nothing.
     table = (
         f"(SELECT message_id, processed_at "  # noqa: S608 - quoted

@@ -2,18 +2,22 @@
 
 import logging
 
-from sqlalchemy import Connection
+from sqlalchemy import Engine
 
+from txbox.transactions import short_transaction
+from txbox_spark.patience import patient
 from txbox_spark.statements import Statements
 
 __all__ = ["warn_of_a_new_name"]
 
 
-def warn_of_a_new_name(connection: Connection, statements: Statements, subscriber_id: str) -> None:
+@patient
+def warn_of_a_new_name(engine: Engine, statements: Statements, subscriber_id: str) -> None:
     """Log a warning if a subscriber has no id in the inbox, and others have: every event will be new to it."""
-    if connection.exec_driver_sql(statements.any_processed, (subscriber_id,)).first() is not None:
-        return
-    others = connection.exec_driver_sql(statements.some_subscribers).scalars().all()
+    with short_transaction(engine) as connection:
+        if connection.exec_driver_sql(statements.any_processed, (subscriber_id,)).first() is not None:
+            return
+        others = connection.exec_driver_sql(statements.some_subscribers).scalars().all()
     if others:
         _log.warning("%s has no id in the inbox; there are ids of %s", subscriber_id, ", ".join(others))
 

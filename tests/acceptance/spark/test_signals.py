@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,15 @@ import psutil
 import pytest
 from sqlalchemy import Engine
 
-from support.bulk_load_moments import PURCHASES, SETTINGS, Moment, connected, inside_a_chunk, while_staging
+from support.bulk_load_moments import (
+    PURCHASES,
+    REACHED_SECONDS,
+    SETTINGS,
+    Moment,
+    connected,
+    inside_a_chunk,
+    while_staging,
+)
 from support.bulk_load_process import BulkLoadProcess
 from support.program import Running
 from support.purchases import APPLY, GATED, Books, adds_up
@@ -133,13 +140,45 @@ def test_a_command_that_is_interrupted_says_how_to_go_on(
     assert not [line for line in running.err if "tasks" not in line and "chunks" not in line][:-1]
 
 
+def jvm(running: Running) -> psutil.Process | None:
+    """Spark's JVM, if it is there."""
+    for process in psutil.Process(running.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "org.apache.spark.deploy.SparkSubmit" in process.cmdline():
+                return process
+    return None
+
+
+def something_is_started(running: Running) -> bool:
+    return bool(psutil.Process(running.process.pid).children())
+
+
+def its_jvm_is_there(running: Running) -> bool:
+    return jvm(running) is not None
+
+
+def its_jvm_listens(running: Running) -> bool:
+    """Python is about to connect, and to have Spark set itself up."""
+    process = jvm(running)
+    return process is not None and any(one.status == psutil.CONN_LISTEN for one in process.net_connections("tcp"))
+
+
+def it_surveys(running: Running) -> bool:
+    return any("survey" in line for line in running.err)
+
+
+@pytest.mark.parametrize("moment", [something_is_started, its_jvm_is_there, its_jvm_listens, it_surveys])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_interrupted_while_spark_starts_leaves_no_jvm(
-    number: signal.Signals, fresh_database: str, engine: Engine, path: str, tmp_path: Path
+    number: signal.Signals,
+    moment: Callable[[Running], bool],
+    fresh_database: str,
+    engine: Engine,
+    path: str,
+    tmp_path: Path,
 ) -> None:
-    for seconds in (1.5, 2.5, 3.5, 4.5, 6.0):
-        with command(path, fresh_database, tmp_path / "apply.sql") as running:
-            time.sleep(seconds)  # there is nothing to wait for: any moment must do
-            running.signal(number)
-            assert running.wait(timeout=60) in (130, -number)
-            wait_until(lambda: left_in(running.process.pid) == [], "its JVM follows it", timeout=30)
+    with command(path, fresh_database, tmp_path / "apply.sql") as running:
+        wait_until(lambda: moment(running), moment.__name__, timeout=REACHED_SECONDS, every=0.01)
+        running.signal(number)
+        assert running.wait(timeout=60) == 130, running.err
+        wait_until(lambda: left_in(running.process.pid) == [], "its JVM follows it", timeout=30)

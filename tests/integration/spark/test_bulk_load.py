@@ -18,7 +18,7 @@ from support.bulk_loads import (
     purchases,
 )
 from txbox import InvalidConfiguration, SchemaMissing
-from txbox_spark import BulkLoadFailed, Progress
+from txbox_spark import BulkLoadFailed, Progress, SparkSetupError
 
 pytestmark = pytest.mark.parametrize("writer", WRITERS)
 
@@ -214,6 +214,22 @@ def test_what_is_probably_not_meant_is_warned_of(
     caplog.clear()
     load(frame(spark, purchases(3)), schema_url, writer)
     assert caplog.messages == []
+
+
+def test_a_driver_that_is_missing_is_told_before_anything_is_read(
+    spark: SparkSession, books: Books, schema_url: str, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_: SparkSession) -> None:
+        raise SparkSetupError("there is no driver")
+
+    monkeypatch.setattr("txbox_spark.load.require_jdbc_driver", missing)
+    told: list[Progress] = []
+    if writer == "jdbc":
+        with pytest.raises(SparkSetupError):
+            load(frame(spark, purchases(3)), schema_url, writer, on_progress=told.append)
+        assert told == []
+    else:
+        assert load(frame(spark, purchases(3)), schema_url, writer).applied == 3
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def test_the_output_has_all_of_it_and_is_never_overwritten(
     assert [row[0] for row in rows] == sorted(["a", "b", ODD_IDS[0]])
     assert rows[0] == ("a", 0)
     assert rows[1] in [("b", 1), ("b", 2)]
+    assert len(never.inputFiles()) <= spark.sparkContext.defaultParallelism, "not one for each partition of a shuffle"
     lost = spark.read.parquet(f"{output}/not_archived").selectExpr("message_id", "unix_micros(processed_at)")
     assert {row[0]: row[1] for row in lost.collect()} == {
         one: int((MONDAY - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1)) + 1_000_000 * number

@@ -1,5 +1,6 @@
 """A real Spark reads the inbox over JDBC, starts without a network, and says what is missing."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from sqlalchemy import Engine, make_url
 
 from txbox import Inbox
-from txbox_spark.session import require_jdbc_driver
+from txbox_spark.session import quiet_pyspark, require_jdbc_driver
 
 BEGIN = "from txbox_spark.session import require_jdbc_driver, spark_session\n"
 STARTS_WITHOUT_A_NETWORK = f"""{BEGIN}
@@ -150,3 +153,21 @@ def test_under_spark_submit_a_missing_driver_is_named_with_the_remedy(
             "SparkSetupError: Spark runs without org.postgresql.Driver, and it is too late to add it; start it with "
             "the driver: spark-submit --packages org.postgresql:postgresql:42.7.8, or --jars"
         ) in lines[-1]
+
+
+def test_a_terminal_shows_an_error_once(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    """And not the pages that pyspark logs of it beside."""
+    loud, py4j, root = PySparkLogger.getLogger("SQLQueryContextLogger"), logging.getLogger("py4j"), logging.getLogger()
+    before = loud.level, py4j.level, root.filters[:]
+    try:
+        with pytest.raises(AnalysisException):
+            spark.range(1).select("no_such_column").collect()
+        assert "no_such_column" in "".join(capfd.readouterr()), "otherwise there is nothing to silence any more"
+        quiet_pyspark()
+        with pytest.raises(AnalysisException):
+            spark.range(1).select("no_such_column").collect()
+        assert capfd.readouterr() == ("", "")
+    finally:
+        loud.setLevel(before[0])
+        py4j.setLevel(before[1])
+        root.filters = before[2]
