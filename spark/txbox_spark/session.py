@@ -43,6 +43,9 @@ MAVEN_REPOSITORY = Path("~/.m2/repository").expanduser()
 MINIMUM_JAVA = 17
 """What Spark 4 needs."""
 
+CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""Where pyspark logs pages about every wrong expression, written as a column or within a statement."""
+
 
 class SparkSetupError(TxboxError):
     """Spark cannot run on this machine, or not with Postgres; the message says what to do about it."""
@@ -151,8 +154,8 @@ def quiet_pyspark() -> None:
     """Keep off a terminal what pyspark logs beside the errors that it raises, which say the same in a line."""
     from pyspark.logger import PySparkLogger
 
-    # Pages about every wrong expression.
-    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel("CRITICAL")
+    for name in CONTEXT_LOGGERS:
+        PySparkLogger.getLogger(name).setLevel("CRITICAL")
     # Tracebacks of py4j's about every Ctrl-C, some of which it logs by no logger of its own.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: record.msg != "KeyboardInterrupt while sending command.")

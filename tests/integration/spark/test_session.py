@@ -5,18 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyspark
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Engine, make_url
 
 from txbox import Inbox
-from txbox_spark.session import quiet_pyspark, require_jdbc_driver
+from txbox_spark.session import CONTEXT_LOGGERS, quiet_pyspark, require_jdbc_driver
 
 BEGIN = "from txbox_spark.session import require_jdbc_driver, spark_session\n"
 STARTS_WITHOUT_A_NETWORK = f"""{BEGIN}
@@ -155,19 +155,29 @@ def test_under_spark_submit_a_missing_driver_is_named_with_the_remedy(
         ) in lines[-1]
 
 
-def test_a_terminal_shows_an_error_once(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("logger", "wrong"),
+    [
+        ("DataFrameQueryContextLogger", lambda spark: spark.range(1).select("no_such_column")),
+        ("SQLQueryContextLogger", lambda spark: spark.range(1).selectExpr("no_such_column + 1")),
+    ],
+)
+def test_a_terminal_shows_an_error_once(
+    spark: SparkSession, capfd: pytest.CaptureFixture[str], logger: str, wrong: Callable[[SparkSession], DataFrame]
+) -> None:
     """And not the pages that pyspark logs of it beside."""
-    loud, py4j, root = PySparkLogger.getLogger("SQLQueryContextLogger"), logging.getLogger("py4j"), logging.getLogger()
-    before = loud.level, py4j.level, root.filters[:]
+    loggers = [*map(PySparkLogger.getLogger, CONTEXT_LOGGERS), logging.getLogger("py4j")]
+    levels, root = [each.level for each in loggers], logging.getLogger()
+    filters = root.filters[:]
     try:
         with pytest.raises(AnalysisException):
-            spark.range(1).select("no_such_column").collect()
-        assert "no_such_column" in "".join(capfd.readouterr()), "otherwise there is nothing to silence any more"
+            wrong(spark).collect()
+        assert logger in "".join(capfd.readouterr()), "otherwise there is nothing to silence any more"
         quiet_pyspark()
         with pytest.raises(AnalysisException):
-            spark.range(1).select("no_such_column").collect()
+            wrong(spark).collect()
         assert capfd.readouterr() == ("", "")
     finally:
-        loud.setLevel(before[0])
-        py4j.setLevel(before[1])
-        root.filters = before[2]
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+        root.filters = filters
