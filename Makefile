@@ -11,14 +11,14 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CONSTRAINTS := -c constraints.txt
 SOURCES := inbox workers spark migrations
 CHECKED := $(SOURCES) tests benchmarks examples
-# Three processes for two cores, as tests wait more than they compute, and in the order of `testpaths`: fast ones first.
-# What tests/conftest.py puts into a group stays in one process. TESTS=-n0 has one process run them all.
+# Three processes for two cores, as tests wait more than they compute. What tests/conftest.py puts into a group stays in
+# one process and begins first: Spark's tests keep a process busy to nearly the end. The rest come in the order of
+# `testpaths`, fast ones first. TESTS=-n0 has one process run them all.
 SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 # The image of the container suite alone; the environment's TXBOX_TEST_POSTGRES_IMAGE speaks to every suite.
 CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
 # The oldest Spark that the [spark] extra admits; constraints.txt pins the newest. It has an environment of its own.
 SPARK_OLDEST := 4.0.0
-# One JVM for all of them, and nothing beside it: it needs a gigabyte, seconds to start, and both processors.
 SPARK_TESTS := tests/integration/spark tests/acceptance/spark
 # Of Spark's tests, those that rest most on what Postgres does, lest the suite takes twice as long.
 CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/workers $(wildcard tests/integration/test_*.py) \
@@ -76,8 +76,7 @@ demo: $(VENV)/.demo-ready jdk ## Run the main job: duplicates, killed workers, a
 
 .PHONY: test
 test: $(VENV)/.dev-ready jdk ## Run the tests that must always pass (under 10 minutes)
-	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers' $(SPARK_TESTS:%=--ignore=%) $(TESTS)
-	@$(if $(TESTS),,$(BIN)/pytest -m 'not slow and not containers' $(SPARK_TESTS))
+	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers' $(TESTS)
 
 .PHONY: test-all
 test-all: $(VENV)/.dev-ready jdk ## Run every test, the slow campaigns too
