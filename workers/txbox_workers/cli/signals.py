@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["interrupted_plainly", "terminated_as_interrupt"]
+__all__ = ["interrupted_plainly", "seen_as_interrupt", "terminated_as_interrupt"]
+
+_asked: list[int] = []
+"""The signals that asked this process to end. A list: a handler may take no lock, as it may interrupt who holds it."""
 
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
     """Have SIGTERM, and the end of the terminal, unwind as Ctrl-C does: whatever was started is stopped."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    _asked.clear()
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -27,4 +27,24 @@ def terminated_as_interrupt() -> Iterator[None]:
 def interrupted_plainly() -> None:
     """Have Ctrl-C raise KeyboardInterrupt, and do nothing else, whatever a library has made of it."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+@contextmanager
+def seen_as_interrupt() -> Iterator[None]:
+    """Have what fails after a request to end be an interruption, too.
+
+    A KeyboardInterrupt may come out anywhere, and Python drops one that comes out of a finalizer. Those of py4j talk to
+    Spark, so what is left of it is a broken connection, of which the next call complains.
+    """
+    try:
+        yield
+    except Exception as error:
+        if _asked:
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _asked.append(number)
+    raise KeyboardInterrupt

@@ -1,0 +1,44 @@
+"""However a request to end comes out, a command ends as interrupted."""
+
+import os
+import signal
+from contextlib import suppress
+
+import pytest
+
+from txbox_workers.cli.signals import interrupted_plainly, seen_as_interrupt, terminated_as_interrupt
+
+
+@pytest.fixture(autouse=True)
+def _handlers_put_back() -> object:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def break_by(number: signal.Signals) -> None:
+    with suppress(KeyboardInterrupt):  # as Python does where one comes out of a finalizer
+        os.kill(os.getpid(), number)
+        signal.pause()
+    raise ConnectionError("answer is empty")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_what_breaks_because_of_an_interrupt_is_one(number: signal.Signals) -> None:
+    with terminated_as_interrupt():
+        interrupted_plainly()
+        with pytest.raises(KeyboardInterrupt) as raised, seen_as_interrupt():
+            break_by(number)
+    assert isinstance(raised.value.__cause__, ConnectionError)
+
+
+def test_any_other_error_stays_what_it_is() -> None:
+    with terminated_as_interrupt(), pytest.raises(ConnectionError), seen_as_interrupt():
+        raise ConnectionError("answer is empty")
+
+
+def test_an_earlier_command_of_the_process_is_forgotten() -> None:
+    with terminated_as_interrupt(), suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    test_any_other_error_stays_what_it_is()
