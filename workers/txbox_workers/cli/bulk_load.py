@@ -25,7 +25,7 @@ from txbox_workers.cli.events import (
 from txbox_workers.cli.named import find
 from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
 from txbox_workers.cli.output import print_counts, print_json, printable
-from txbox_workers.cli.signals import seen_as_interrupt, terminated_as_interrupt
+from txbox_workers.cli.signals import terminated_as_interrupt
 from txbox_workers.cli.spark_progress import Seen, told
 
 if TYPE_CHECKING:
@@ -110,33 +110,32 @@ def bulk_load(
 
     check_before_spark(place, paths, format, master, ledger=True)
     seen = Seen()
-    with (
-        terminated_as_interrupt(),
-        session("txbox bulk-load", master, jdbc_jar, conf) as spark,
-        told(seen, silent=as_json and is_submitted()) as tell,
-    ):
-        try:
-            with seen_as_interrupt():
-                report = load(
-                    read_events(spark, paths, format=format, schema=fields, options=options),
-                    url=place.url,
-                    subscriber_id=subscriber,
-                    message_id=message_id,
-                    apply=effect,
-                    schema=place.schema,
-                    prefix=place.prefix,
-                    column_types=column_types,
-                    writer=writer,
-                    parallelism=parallelism,
-                    chunk_rows=chunk_rows or CHUNK_ROWS,
-                    source=source_of(spark, paths, options=options),
-                    resume=resume,
-                    on_progress=tell,
-                )
-        except KeyboardInterrupt:
-            if seen.run_id is None:
-                raise
-            raise Interrupted(f"interrupted; finish it with --resume {seen.run_id}, or run it again") from None
+    try:
+        with (
+            terminated_as_interrupt(),
+            session("txbox bulk-load", master, jdbc_jar, conf) as spark,
+            told(seen, silent=as_json and is_submitted()) as tell,
+        ):
+            report = load(
+                read_events(spark, paths, format=format, schema=fields, options=options),
+                url=place.url,
+                subscriber_id=subscriber,
+                message_id=message_id,
+                apply=effect,
+                schema=place.schema,
+                prefix=place.prefix,
+                column_types=column_types,
+                writer=writer,
+                parallelism=parallelism,
+                chunk_rows=chunk_rows or CHUNK_ROWS,
+                source=source_of(spark, paths, options=options),
+                resume=resume,
+                on_progress=tell,
+            )
+    except KeyboardInterrupt:
+        if seen.run_id is None:
+            raise
+        raise Interrupted(f"interrupted; finish it with --resume {seen.run_id}, or run it again") from None
     if as_json:
         print_json(report.as_dict())
     else:

@@ -12,7 +12,7 @@ from txbox.transactions import check_table
 from txbox_workers.cli.errors import UsageError
 from txbox_workers.cli.options import Database
 from txbox_workers.cli.output import plain_console
-from txbox_workers.cli.signals import interrupted_plainly
+from txbox_workers.cli.signals import interrupted_plainly, seen_as_interrupt
 
 __all__ = [
     "ConfOption",
@@ -143,10 +143,11 @@ def session(name: str, master: str | None, jdbc_jar: Path | None, conf: Sequence
     # Spark's own handler cancels jobs over the connection that it interrupts, which ends in pages of tracebacks.
     interrupted_plainly()
     quiet_pyspark()
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    with seen_as_interrupt():
+        try:
+            yield spark
+        finally:
+            spark.stop()
 
 
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"

@@ -21,7 +21,7 @@ from txbox_workers.cli.events import (
 )
 from txbox_workers.cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
 from txbox_workers.cli.output import print_counts, print_json, printable
-from txbox_workers.cli.signals import seen_as_interrupt, terminated_as_interrupt
+from txbox_workers.cli.signals import terminated_as_interrupt
 from txbox_workers.cli.spark_progress import Seen, told
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def reconcile(
         terminated_as_interrupt(),
         session("txbox reconcile", master, jdbc_jar, conf) as spark,
         told(Seen(), silent=as_json and is_submitted()) as tell,
-        seen_as_interrupt(),
     ):
         found = compare(
             read_events(spark, paths, format=format, schema=fields, options=options),

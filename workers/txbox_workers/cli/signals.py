@@ -15,13 +15,13 @@ _asked: list[int] = []
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
     """Have SIGTERM, and the end of the terminal, unwind as Ctrl-C does: whatever was started is stopped."""
-    _asked.clear()
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _asked.clear()
 
 
 def interrupted_plainly() -> None:

@@ -1,8 +1,11 @@
 """The commands around Spark: what they refuse before it is started, what they hand on, what they show."""
 
 import io
+import os
 import re
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,7 @@ class Spark:
         self.progress: list[Progress] = []
         self.stopped = 0
         self.raises: BaseException | None = None
+        self.drops_an_interrupt = False
 
 
 @pytest.fixture
@@ -72,6 +76,10 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
         seen.given = options
         for one in seen.progress:
             on_progress(one)
+        if seen.drops_an_interrupt:  # as Python does with one that comes out of a finalizer
+            with suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+                signal.pause()
         if seen.raises:
             raise seen.raises
         return REPORT
@@ -224,6 +232,16 @@ def test_in_a_terminal_each_stage_has_a_bar(
 def test_an_interrupt_says_how_to_go_on_and_stops_spark(txbox: Txbox, spark: Spark, script: str) -> None:
     spark.progress = [Progress("0123456789ab", "merge", 1, 2, 5)]
     spark.raises = KeyboardInterrupt()
+    ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
+    assert ended.status == 130
+    assert ended.err.endswith("txbox: interrupted; finish it with --resume 0123456789ab, or run it again\n")
+    assert spark.stopped == 1
+
+
+def test_what_an_interrupt_has_broken_is_an_interrupt_too(txbox: Txbox, spark: Spark, script: str) -> None:
+    spark.progress = [Progress("0123456789ab", "merge", 1, 2, 5)]
+    spark.drops_an_interrupt = True
+    spark.raises = ConnectionError("answer from Java side is empty")
     ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
     assert ended.status == 130
     assert ended.err.endswith("txbox: interrupted; finish it with --resume 0123456789ab, or run it again\n")
