@@ -82,6 +82,10 @@ test: $(VENV)/.dev-ready jdk ## Run the tests that must always pass (under 10 mi
 test-all: $(VENV)/.dev-ready jdk ## Run every test, the slow campaigns too
 	@$(BIN)/pytest -m 'not containers' $(TESTS)
 
+.PHONY: test-pages
+test-pages: $(VENV)/.dev-ready jdk ## Run everything that the README and the documentation show
+	@$(BIN)/pytest -m 'not containers' tests/acceptance/test_readme.py $(TESTS)
+
 .PHONY: test-spark
 test-spark: $(VENV)/.dev-ready jdk ## Run the slow campaigns of Spark: kills, outages, a cluster, speculation
 	@$(BIN)/pytest -n 2 --dist loadfile -m 'slow and not containers' $(SPARK_TESTS) $(TESTS)
@@ -122,7 +126,7 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: ci
-ci: lint types docs test demo test-containers test-spark-oldest wheel ## Everything that CI runs
+ci: lint types docs test demo test-pages test-containers test-spark-oldest wheel ## Everything that CI runs
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt

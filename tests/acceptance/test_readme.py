@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(page for page in (REPOSITORY / "docs").glob("*.md") if blocks(page))
+SLOW = ("bulk-loads",)
+"""Pages whose every command starts a Spark; `make test-pages` runs them."""
 STARTS_FROM_NOTHING = ("migrations",)
 """Pages that create txbox's tables themselves."""
 
@@ -69,7 +71,10 @@ def terminals(
 
 
 @pytest.mark.timeout(600)  # the page on bulk loads starts a JVM for each of its commands
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else []) for page in PAGES],
+)
 def test_what_a_page_shows_works(
     page: Path, page_engine: Engine, queue: str, sqs: "SQSClient", terminals: Terminals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

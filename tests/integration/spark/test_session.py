@@ -125,6 +125,7 @@ def test_it_starts_without_a_network_from_the_local_maven_repository_and_says_no
     assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (0, [str(jar), "10"], "")
 
 
+@pytest.mark.slow
 def test_a_driver_that_cannot_be_fetched_is_named_with_the_remedy(home: Path, no_network: tuple[str, ...]) -> None:
     ended = run(home, *no_network, sys.executable, "-c", FINDS_NO_DRIVER)
     assert ended.returncode == 1
@@ -133,7 +134,8 @@ def test_a_driver_that_cannot_be_fetched_is_named_with_the_remedy(home: Path, no
     assert "UNRESOLVED DEPENDENCIES" in ended.stderr.partition("SparkSetupError")[2]
 
 
-@pytest.mark.parametrize("with_driver", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("with_driver", [True, False])
 def test_under_spark_submit_a_missing_driver_is_named_with_the_remedy(
     home: Path, driver_jar: Path, with_driver: bool
 ) -> None:

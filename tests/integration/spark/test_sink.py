@@ -244,6 +244,7 @@ def test_a_wrong_apply_ends_the_query_and_it_goes_on_when_mended(stream: Stream,
     assert stream.staging_tables() == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_lost_means_only_that_everything_is_read_again(stream: Stream) -> None:
     for first in (0, 40, 80):
         stream.drop(events(range(first, first + 60)))
@@ -346,6 +347,7 @@ def test_a_batch_without_rows_runs_one_job_and_leaves_nothing(stream: Stream, wr
     assert stream.ledger() == []
 
 
+@pytest.mark.slow
 def test_the_writer_is_chosen_once(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     import txbox_spark.load
 
@@ -362,6 +364,7 @@ def test_the_writer_is_chosen_once(stream: Stream, monkeypatch: pytest.MonkeyPat
 # --- other sources ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stateful_query(stream: Stream) -> None:
     """Its state is computed with the batch, and the batch is computed twice."""
     seen = stream.read().dropDuplicates(["event_id"])
