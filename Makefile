@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CONSTRAINTS := -c constraints.txt
 SOURCES := inbox workers spark migrations
 CHECKED := $(SOURCES) tests benchmarks examples
-# Three processes for two cores, as tests wait more than they compute. What tests/conftest.py puts into a group stays in
+# Three processes for two cores, as tests wait more than they compute. What tests/support/side_by_side.py puts into a group stays in
 # one process and begins first: Spark's tests keep a process busy to nearly the end. The rest come in the order of
 # `testpaths`, fast ones first. TESTS=-n0 has one process run them all.
 SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
@@ -71,7 +71,7 @@ jdk:
 # --- what people run ---------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV)/.demo-ready jdk ## Run the main job: duplicates, killed workers, a bulk load beside them, exact totals
+demo: $(VENV)/.demo-ready jdk ## Run the main job: shop, relays, billing, notifications, killed everywhere; exact totals
 	@$(BIN)/txbox demo $(DEMO)
 
 .PHONY: test
@@ -116,6 +116,10 @@ types: $(VENV)/.dev-ready ## Check types strictly
 .PHONY: bench
 bench: $(VENV)/.dev-ready ## Measure the consumer against pgbench with the same SQL (BENCH='--seconds 5')
 	@$(BIN)/python benchmarks/consumer.py $(BENCH)
+
+.PHONY: bench-relay
+bench-relay: $(VENV)/.dev-ready ## Measure the outbox and its relay, each against its limit (BENCH='--quick')
+	@$(BIN)/python benchmarks/relay.py $(BENCH)
 
 .PHONY: docs
 docs: $(VENV)/.dev-ready ## Build the documentation into site/, strictly

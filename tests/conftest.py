@@ -14,7 +14,6 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -28,34 +27,10 @@ from txbox_workers.embedded import EmbeddedPostgres, LocalAws
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-pytest_plugins = ["support.spark_session"]
-
-TESTS = Path(__file__).parent
-SIDE_BY_SIDE_NEVER = {
-    "integration/spark": "spark",  # one JVM is enough: it needs a gigabyte, and seconds to start
-    "acceptance/spark": "spark",
-    "acceptance/test_demo.py": "demo",  # they look for what other demos have left on their servers
-}
-"""Folders and files whose tests run in one process, one after the other, and the name of their group; longest first."""
+pytest_plugins = ["support.side_by_side", "support.spark_session"]
 
 _servers_used: set[str] = set()
 _numbers = itertools.count(1)
-
-
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook, too
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep together what must not run side by side; where others run beside them, the groups begin first."""
-    for item in items:
-        for place, group in SIDE_BY_SIDE_NEVER.items():
-            if item.path.is_relative_to(TESTS / place):
-                item.add_marker(pytest.mark.xdist_group(name=group))
-    if hasattr(config, "workerinput"):
-        items.sort(key=_groups_first)
-
-
-def _groups_first(item: pytest.Item) -> int:
-    groups = list(SIDE_BY_SIDE_NEVER.values())
-    return min((groups.index(mark.kwargs["name"]) for mark in item.iter_markers("xdist_group")), default=len(groups))
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,12 @@
     with Session(engine) as session, session.begin():      # by hand: three lines
         if inbox.record(session, message_id):
             apply(session, purchase)
+
+    outbox = Outbox()
+
+    with Session(engine) as session, session.begin():      # the other way: what commits is sent, by a relay
+        session.add(order)
+        outbox.publish(session, queue_url, order.as_json(), key=order.customer)
 """
 
 from txbox.dead_letters import DeadLetter, DeadLetters, Reason
@@ -20,8 +26,11 @@ from txbox.errors import (
     InvalidMessageId,
     LetterNotFound,
     MalformedMessage,
+    MessageTooLarge,
     Mismatch,
     NotInTransaction,
+    NotSendable,
+    RightsMissing,
     SchemaMissing,
     TransactionAborted,
     TransactionEnded,
@@ -30,6 +39,7 @@ from txbox.errors import (
 from txbox.failures import Failures
 from txbox.inbox import Inbox, Recorded
 from txbox.message import Identify, Message, identify
+from txbox.outbox import Outbox, Outgoing
 from txbox.outcome import Outcome
 
 __version__ = "0.1.0"
@@ -47,11 +57,16 @@ __all__ = [
     "LetterNotFound",
     "MalformedMessage",
     "Message",
+    "MessageTooLarge",
     "Mismatch",
     "NotInTransaction",
+    "NotSendable",
+    "Outbox",
     "Outcome",
+    "Outgoing",
     "Reason",
     "Recorded",
+    "RightsMissing",
     "SchemaMissing",
     "TransactionAborted",
     "TransactionEnded",

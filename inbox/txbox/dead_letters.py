@@ -13,9 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping
 
-from txbox.errors import LetterNotFound
+from txbox.errors import InvalidConfiguration, LetterNotFound
 from txbox.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.message import fingerprint
+from txbox.outbox import Outbox
 from txbox.statements import Statements, statements
 from txbox.transactions import check_table, short_transaction
 
@@ -88,6 +89,17 @@ class DeadLetters:
         Returns:
             The letter's number.
         """
+        with short_transaction(self._engine) as connection:
+            number = self.park_in(connection, letter)
+            connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
+        return number
+
+    def park_in(self, connection: Connection, letter: DeadLetter) -> int:
+        """Park a message in the caller's transaction. Parking it twice is parking it once.
+
+        Returns:
+            The letter's number.
+        """
         parameters = (
             letter.subscriber_id,
             letter.message_id,
@@ -100,10 +112,7 @@ class DeadLetters:
             _json(letter.headers),
             _json(letter.envelope),
         )
-        with short_transaction(self._engine) as connection:
-            row = connection.exec_driver_sql(self._statements.park, parameters).one()
-            connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
-        return int(row[0])
+        return int(connection.exec_driver_sql(self._statements.park, parameters).scalar_one())
 
     def is_parked(self, subscriber_id: str, message_id: str, body: bytes) -> bool:
         """Whether a message waits here: it was parked, and neither redriven nor acked in time.
@@ -169,6 +178,44 @@ class DeadLetters:
         Raises:
             LetterNotFound: there is none of that number, or it was redriven before.
         """
+        return self._redrive(dead_letter_id, lambda _, letter: send(letter))
+
+    def republish(self, dead_letter_id: int, outbox: Outbox) -> DeadLetter:
+        """Put a message that a relay has parked into the outbox again, in the transaction that marks it as redriven.
+
+        It is published behind all that its key has now, under the same id.
+
+        Args:
+            dead_letter_id: the letter's number.
+            outbox: where it goes; in the same database.
+
+        Returns:
+            The letter that was published.
+
+        Raises:
+            LetterNotFound: there is none of that number, or it was redriven before.
+            InvalidConfiguration: a worker has parked it, not a relay.
+            NotSendable: its destination cannot take it.
+        """
+
+        def publish(connection: Connection, letter: DeadLetter) -> None:
+            place = letter.envelope.get("outbox")
+            if place is None:
+                raise InvalidConfiguration(
+                    f"dead letter {dead_letter_id} was received by {letter.subscriber_id}; send it to its source"
+                )
+            outbox.publish(
+                connection,
+                letter.source,
+                letter.body,
+                key=place["key"],
+                headers=letter.headers,
+                message_id=letter.message_id,
+            )
+
+        return self._redrive(dead_letter_id, publish)
+
+    def _redrive(self, dead_letter_id: int, send: Callable[[Connection, DeadLetter], None]) -> DeadLetter:
         with short_transaction(self._engine) as connection:
             row = connection.exec_driver_sql(self._statements.lock_letter, (dead_letter_id,)).mappings().one_or_none()
             if row is None:
@@ -178,7 +225,7 @@ class DeadLetters:
                 raise LetterNotFound(
                     dead_letter_id, f"was redriven before, at {letter.redriven_at:%Y-%m-%d %H:%M:%S%z}"
                 )
-            send(letter)
+            send(connection, letter)
             connection.exec_driver_sql(self._statements.mark_redriven, (dead_letter_id,))
             # It starts afresh, whatever copies of it have failed meanwhile.
             connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))

@@ -9,8 +9,11 @@
     ├── InFlight             another transaction is processing this message right now
     ├── Mismatch             the same message id came with another body
     ├── MalformedMessage     a body that is not what its envelope promises
+    ├── NotSendable          a message that its destination cannot take
+    │   └── MessageTooLarge      because of its size
     ├── TransactionEnded     a handler ended the transaction that was lent to it
     │   └── TransactionAborted   by swallowing the error of a statement
+    ├── RightsMissing        this user may not do with a table what it has to
     ├── InvalidConfiguration an argument or a setting that cannot work
     ├── LetterNotFound       no dead letter of that number waits
     └── BrokerError          the broker could not be reached, or refused
@@ -32,8 +35,11 @@ __all__ = [
     "InvalidMessageId",
     "LetterNotFound",
     "MalformedMessage",
+    "MessageTooLarge",
     "Mismatch",
     "NotInTransaction",
+    "NotSendable",
+    "RightsMissing",
     "SchemaMissing",
     "TransactionAborted",
     "TransactionEnded",
@@ -121,6 +127,51 @@ class Mismatch(TxboxError):
 
 class MalformedMessage(TxboxError):
     """A body that cannot be read as what it should be."""
+
+
+class NotSendable(TxboxError):
+    """A message that its destination cannot take, found out when it was published.
+
+    Attributes:
+        destination: where it should have been sent.
+    """
+
+    def __init__(self, destination: str, why: str) -> None:
+        self.destination = destination
+        super().__init__(f"{destination} {why}")
+
+
+class MessageTooLarge(NotSendable):
+    """A message that is larger than its destination allows.
+
+    Attributes:
+        destination: where it should have been sent.
+        size: of the message as it would travel, in bytes, headers included.
+        limit: of the destination, in bytes.
+    """
+
+    def __init__(self, destination: str, size: int, limit: int) -> None:
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            destination,
+            f"takes at most {limit:,} bytes, and the message has {size:,} with its headers; "
+            "put the content into a store, and send where it is",
+        )
+
+
+class RightsMissing(TxboxError):
+    """This user may not do with a table of ours what it has to.
+
+    Attributes:
+        table: the table, as SQL names it.
+        rights: those that are lacking, such as ``UPDATE, DELETE``.
+    """
+
+    def __init__(self, table: str, rights: str) -> None:
+        self.table = table
+        self.rights = rights
+        super().__init__(f"the right to {rights} on {table} is lacking; GRANT {rights} ON {table} TO this user")
 
 
 class TransactionEnded(TxboxError):

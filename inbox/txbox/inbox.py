@@ -23,22 +23,17 @@ from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import InFlight, InvalidConfiguration, Mismatch, SchemaMissing
 from txbox.message import fingerprint, valid_message_id
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from txbox.statements import statements, text_array
-from txbox.transactions import check_table, refuse_autocommit
+from txbox.transactions import ConnectionOrSession, check_table, in_transaction
 
 __all__ = ["WAIT_SECONDS", "Inbox", "Recorded"]
 
 WAIT_SECONDS = 1.0
 """How long to wait for another transaction that is processing the same message."""
-
-
-ConnectionOrSession = Connection | Session | scoped_session[Any]
-"""What holds the caller's transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +118,7 @@ class Inbox:
             sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
         """
         digest = self._digest(message_id, body) if self.fingerprint else None
-        connection = _in_transaction(connection_or_session)
+        connection = in_transaction(connection_or_session)
         parameters = (self._lock_timeout, self.subscriber_id, valid_message_id(message_id), digest)
         row = self._execute(connection, self._statements.record_one, parameters, (message_id,))
         if row[0] == 1:
@@ -168,7 +163,7 @@ class Inbox:
         # Where no fingerprints are kept, none: unnest fills the shorter array up with nulls.
         hashed = ordered if self.fingerprint else ()
         digests = {message_id: self._digest(message_id, bodies.get(message_id)) for message_id in hashed}
-        connection = _in_transaction(connection_or_session)
+        connection = in_transaction(connection_or_session)
         if not ordered:
             return Recorded(frozenset(), frozenset())
         parameters = (self._lock_timeout, self.subscriber_id, text_array(ordered), list(digests.values()))
@@ -184,7 +179,7 @@ class Inbox:
             NotInTransaction: the connection is in autocommit mode.
             SchemaMissing: the table does not exist.
         """
-        _in_transaction(connection)
+        in_transaction(connection)
         check_table(connection, self._statements.inbox_exists, self._statements.processed_message)
 
     def _digest(self, message_id: str, body: bytes | str | None) -> bytes:
@@ -214,21 +209,6 @@ class Inbox:
         return frozenset(
             message_id for message_id, known in rows if known is not None and bytes(known) != digests[message_id]
         )
-
-
-def _in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
-    """Return the connection, or refuse one that commits every statement by itself."""
-    if isinstance(connection_or_session, Session | scoped_session):
-        connection = connection_or_session.connection()
-    elif isinstance(connection_or_session, Connection):
-        connection = connection_or_session
-    else:
-        raise TypeError(
-            "an SQLAlchemy Connection or Session is needed (for an AsyncSession: await session.run_sync(...)), "
-            f"not {type(connection_or_session).__name__}"
-        )
-    refuse_autocommit(connection)
-    return connection
 
 
 def _is_text(value: str, max_bytes: int) -> bool:

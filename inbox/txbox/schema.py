@@ -14,9 +14,11 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
+    Float,
     Identity,
     Index,
     Integer,
@@ -24,6 +26,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    and_,
     func,
     text,
 )
@@ -31,7 +34,16 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 __all__ = ["TABLE_NAMES", "Tables", "is_staging", "tables"]
 
-TABLE_NAMES = ("processed_message", "message_failure", "dead_letter", "bulk_load", "bulk_load_chunk")
+TABLE_NAMES = (
+    "processed_message",
+    "message_failure",
+    "dead_letter",
+    "bulk_load",
+    "bulk_load_chunk",
+    "outbox_message",
+    "outbox_sent",
+    "outbox_relay",
+)
 """Every table of txbox, without prefix."""
 
 BYTEWISE = Text(collation="C")
@@ -51,6 +63,9 @@ class Tables:
     dead_letter: Table
     bulk_load: Table
     bulk_load_chunk: Table
+    outbox_message: Table
+    outbox_sent: Table
+    outbox_relay: Table
 
 
 @lru_cache(maxsize=64)
@@ -72,6 +87,9 @@ def tables(schema: str | None = None, prefix: str = "") -> Tables:
         dead_letter=_dead_letter(metadata, prefix),
         bulk_load=_bulk_load(metadata, prefix),
         bulk_load_chunk=_bulk_load_chunk(metadata, prefix),
+        outbox_message=_outbox_message(metadata, prefix),
+        outbox_sent=_outbox_sent(metadata, prefix),
+        outbox_relay=_outbox_relay(metadata, prefix),
     )
 
 
@@ -198,6 +216,92 @@ def _bulk_load_chunk(metadata: MetaData, prefix: str) -> Table:
         _count("applied"),
         Column("rejected_sample", JSONB),
         _now("merged_at"),
+    )
+
+
+def _outbox_message(metadata: MetaData, prefix: str) -> Table:
+    """The outbox: what this service still has to send. Published by insert, gone by delete once it was sent.
+
+    Most rows are inserted, read once and deleted; the columns from ``due_at`` on are for the others.
+    """
+    table = Table(
+        f"{prefix}outbox_message",
+        metadata,
+        Column("lane", BigInteger, primary_key=True, autoincrement=False, comment="made from destination and key"),
+        Column("position", BigInteger, Identity(always=True), primary_key=True),
+        Column(
+            "transaction_id",
+            BigInteger,
+            nullable=False,
+            server_default=text("((pg_current_xact_id())::text)::bigint"),
+            comment="whose insert it is; with its epoch, so it never comes again",
+        ),
+        Column("message_id", BYTEWISE, nullable=False),
+        Column("destination", Text, nullable=False),
+        Column("key", Text, comment="messages of one key keep their order"),
+        Column("headers", JSONB, nullable=False),
+        Column("body", LargeBinary, nullable=False),
+        _now("published_at"),
+        Column("due_at", DateTime(timezone=True), comment="not before; null: at once"),
+        Column("attempts", Integer, nullable=False, server_default=text("0")),
+        Column("held", Boolean, nullable=False, server_default=text("false"), comment="its key has a failed message"),
+        Column("error", Text, comment="of the last attempt"),
+        # They are parts of indexes: here, or of the dead letter that a message may become.
+        CheckConstraint(
+            "octet_length(message_id) <= 1000 AND octet_length(destination) <= 1024 AND octet_length(key) <= 1024",
+            name=f"{prefix}outbox_message_names_check",
+        ),
+    )
+    at_once = table.c.due_at.is_(None)
+    # What is new since a relay's last look: by who wrote it, not by its position, for transactions commit out of order.
+    Index(f"{prefix}outbox_message_by_transaction", table.c.transaction_id, postgresql_where=at_once)
+    # The rest is empty while all goes well: messages that are delayed or to be sent again, and keys that are held.
+    Index(f"{prefix}outbox_message_due", table.c.due_at, postgresql_where=and_(~at_once, ~table.c.held))
+    # The failed message of a held key has a time; those behind it have infinity, and there may be a million of them.
+    failed = and_(table.c.held, table.c.due_at < text("'infinity'::timestamptz"))
+    Index(f"{prefix}outbox_message_heads", table.c.lane, table.c.due_at, postgresql_where=failed)
+    Index(f"{prefix}outbox_message_held", table.c.lane, table.c.key, table.c.position, postgresql_where=table.c.held)
+    return table
+
+
+def _outbox_sent(metadata: MetaData, prefix: str) -> Table:
+    """What was sent, where a relay is asked to keep it: for audits, and to send it again."""
+    table = Table(
+        f"{prefix}outbox_sent",
+        metadata,
+        Column("message_id", BYTEWISE, primary_key=True),
+        Column("position", BigInteger, primary_key=True, autoincrement=False),
+        Column("destination", Text, nullable=False),
+        Column("key", Text),
+        Column("headers", JSONB, nullable=False),
+        Column("body", LargeBinary, nullable=False),
+        Column("published_at", DateTime(timezone=True), nullable=False),
+        _now("sent_at"),
+    )
+    Index(f"{prefix}outbox_sent_at", table.c.sent_at)
+    return table
+
+
+def _outbox_relay(metadata: MetaData, prefix: str) -> Table:
+    """The relays that are at work, as they report themselves. Nothing rests on it but the report of the status."""
+    return Table(
+        f"{prefix}outbox_relay",
+        metadata,
+        Column("relay_id", BYTEWISE, primary_key=True),
+        Column("host", Text, nullable=False),
+        Column("pid", Integer, nullable=False, comment="of the process, on its host"),
+        _count("sent"),
+        _count("failed"),
+        Column("sent_per_second", Float, nullable=False, server_default=text("0")),
+        _now("started_at"),
+        _now("seen_at"),
+        Column(
+            "outages",
+            JSONB,
+            nullable=False,
+            server_default=text("'{}'::jsonb"),
+            comment="destinations that it cannot send to, and why",
+        ),
     )
 
 

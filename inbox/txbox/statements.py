@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txbox.schema import tables
 
-__all__ = ["Statements", "statements", "text_array"]
+__all__ = ["Statements", "literal", "quoted", "statements", "text_array"]
 
 
 class Statements:
@@ -21,9 +21,9 @@ class Statements:
 
     def __init__(self, schema: str | None, prefix: str) -> None:
         described = tables(schema, prefix)
-        processed = _quoted(described.processed_message)
-        failure = _quoted(described.message_failure)
-        letter = _quoted(described.dead_letter)
+        processed = quoted(described.processed_message)
+        failure = quoted(described.message_failure)
+        letter = quoted(described.dead_letter)
 
         # -- inbox ------------------------------------------------------------------------------------------------
         #
@@ -212,7 +212,12 @@ def text_array(values: Sequence[str]) -> str | Sequence[str]:
     return f'{{"{joined}"}}'
 
 
-def _quoted(table: Table) -> str:
+def literal(name: str) -> str:
+    """Return a quoted name as the inside of a string, for ``'…'::regclass``."""
+    return name.replace("'", "''")
+
+
+def quoted(table: Table) -> str:
     """Return the table's name, quoted as Postgres and psycopg's placeholders need it."""
     return str(_PREPARER.format_table(table))
 

@@ -1,4 +1,4 @@
-"""How things stand in a database: what is processed, what waits, what is parked."""
+"""How things stand in a database: what is processed, what waits to be sent, what is parked."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,6 +7,8 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from txbox.outbox import RELAY_SUBSCRIBER
+from txbox.outbox_status import OutboxStatus, read_outbox_status
 from txbox.statements import statements
 from txbox.transactions import check_table
 
@@ -45,11 +47,13 @@ class Status:
         inbox_rows: rows of the inbox, of all subscribers.
         exact: they were counted; otherwise they are the planner's estimate.
         subscribers: one for each that has left a trace, by name.
+        outbox: what waits to be sent, by whom, and what holds the database back.
     """
 
     inbox_rows: int
     exact: bool
     subscribers: tuple[SubscriberStatus, ...]
+    outbox: OutboxStatus = field(default_factory=OutboxStatus)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -63,13 +67,15 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         engine: the database.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
-        exact: count the inbox even if it has more than ``EXACT_UP_TO_ROWS`` rows.
+        exact: count the inbox even if it has more than ``EXACT_UP_TO_ROWS`` rows. The outbox is never counted beyond
+            ``txbox.outbox_status.COUNTED_MESSAGES``.
 
     Raises:
         SchemaMissing: the tables do not exist.
     """
     sql = statements(schema, prefix)
     found: dict[str, dict[str, Any]] = {}
+    unsent: dict[str, int] = {}
     with engine.connect() as connection:
         check_table(connection, sql.inbox_exists, sql.processed_message)
         check_table(connection, sql.failures_exist, sql.message_failure)
@@ -84,9 +90,19 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         for subscriber, count in connection.exec_driver_sql(sql.failure_counts):
             found.setdefault(subscriber, {})["retrying"] = count
         for subscriber, reason, count, oldest in connection.exec_driver_sql(sql.letter_counts):
+            if subscriber.startswith(_RELAY):
+                destination = subscriber.removeprefix(_RELAY)
+                unsent[destination] = unsent.get(destination, 0) + count
+                continue
             line = found.setdefault(subscriber, {})
             line.setdefault("dead_letters", {})[reason] = count
             line["oldest_dead_letter_at"] = min(oldest, line.get("oldest_dead_letter_at") or oldest)
     unknown = {"processed": 0} if exact else {}
     lines = tuple(SubscriberStatus(name, **{**unknown, **found[name]}) for name in sorted(found))
-    return Status(rows, exact, lines)
+    # Behind that connection: each of its statements is a transaction of its own, so no snapshot is held for long.
+    outbox = read_outbox_status(engine, schema=schema, prefix=prefix, dead_letters=unsent)
+    return Status(rows, exact, lines, outbox)
+
+
+_RELAY = f"{RELAY_SUBSCRIBER}:"
+"""Behind it, the dead letters of the relay name the destination."""

@@ -1,15 +1,42 @@
-"""Short transactions of our own, beside the caller's, and a look at their tables."""
+"""The caller's transaction, as we take it; and short ones of our own beside it, with a look at their tables."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import NotInTransaction, SchemaMissing
 from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
 
-__all__ = ["check_table", "refuse_autocommit", "short_transaction"]
+__all__ = [
+    "ConnectionOrSession",
+    "check_table",
+    "driver_cursor",
+    "in_transaction",
+    "refuse_autocommit",
+    "short_transaction",
+]
+
+ConnectionOrSession = Connection | Session | scoped_session[Any]
+"""What holds the caller's transaction."""
+
+
+def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
+    """Return the connection, or refuse one that commits every statement by itself."""
+    if isinstance(connection_or_session, Session | scoped_session):
+        connection = connection_or_session.connection()
+    elif isinstance(connection_or_session, Connection):
+        connection = connection_or_session
+    else:
+        raise TypeError(
+            "an SQLAlchemy Connection or Session is needed (for an AsyncSession: await session.run_sync(...)), "
+            f"not {type(connection_or_session).__name__}"
+        )
+    refuse_autocommit(connection)
+    return connection
 
 
 @contextmanager
@@ -24,6 +51,23 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
         connection.execution_options(isolation_level="READ COMMITTED")
         with connection.begin():
             yield connection
+
+
+@contextmanager
+def driver_cursor(connection: Connection) -> Iterator[Any]:
+    """Lend the driver's own cursor: a statement costs a tenth of a millisecond less of this process's time.
+
+    Errors are the driver's. One that says that the connection is lost has SQLAlchemy forget it, as its own would.
+    """
+    driver = connection.connection
+    cursor = driver.cursor()
+    try:
+        yield cursor
+    except Exception as error:
+        if connection.dialect.is_disconnect(error, driver.dbapi_connection, cursor):  # type: ignore[arg-type]
+            connection.invalidate(error)
+        raise
+    cursor.close()
 
 
 def check_table(connection: Connection, statement: str, table: str) -> None:

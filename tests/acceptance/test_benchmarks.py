@@ -1,4 +1,4 @@
-"""The benchmark runs to its end and writes its figures; how good they are depends on the machine."""
+"""The benchmarks run to their ends and write their figures; how good they are depends on the machine."""
 
 import json
 import subprocess
@@ -7,14 +7,31 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "consumer.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+RECORD = ("--rounds", "1", "--seconds", "1", "--only", "record")
+RELAY = (
+    *("--quick", "--backlog", "2000", "--messages", "4000", "--window", "1000"),
+    *("--only", "publish pgbench(?! with| into).*, 1c|drain .*x1|health, (slowdown|table)"),
+)
+RELAY_KEYS = {"publish pgbench business only, 1c", "publish pgbench, 1c", "drain by plain deletes x1", "drain relay x1"}
+RELAY_KEYS |= {"drain relay keyed x1", "health, slowdown", "health, table"}
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "arguments", "keys"),
+    [
+        pytest.param("consumer.py", RECORD, {"Inbox.record(connection)", "Inbox.record(session)"}, id="consumer"),
+        pytest.param("relay.py", RELAY, RELAY_KEYS, id="relay"),
+    ],
+)
+def test_a_benchmark_runs_and_writes_its_figures(
+    program: str, arguments: tuple[str, ...], keys: set[str], tmp_path: Path
+) -> None:
     figures_file = tmp_path / "figures.json"
     ended = subprocess.run(
-        [sys.executable, PROGRAM, "--rounds", "1", "--seconds", "1", "--only", "record", "--json", figures_file],
+        [sys.executable, BENCHMARKS / program, *arguments, "--json", figures_file],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -24,7 +41,7 @@ def test_the_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     document = json.loads(figures_file.read_text())
     figures = document["figures"]
-    assert set(figures) == {"Inbox.record(connection)", "Inbox.record(session)"}
+    assert set(figures) == keys
     for key, figure in figures.items():
         assert figure["unit"]
         assert [sample["value"] > 0 for sample in figure["samples"]] == [True]

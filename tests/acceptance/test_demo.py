@@ -3,23 +3,27 @@
 import json
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from support.program import Running
+from support.program import Ended, Running
 from support.program import txbox as run_process
 from support.waiting import wait_until
 from txbox import TxboxError
 from txbox_workers.cli.app import run as run_here
+from txbox_workers.demo import fork_server
 from txbox_workers.demo import place as demo_place
 from txbox_workers.demo import run as demo_run
-from txbox_workers.demo.crew import MOMENTS
-from txbox_workers.demo.run import Plan, run_demo
+from txbox_workers.demo.crew import ROLES
+from txbox_workers.demo.plan import Plan
+from txbox_workers.demo.run import run_demo
+from txbox_workers.demo.standing import Standing
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -34,7 +38,7 @@ def on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def admin(database_url: str) -> Iterator[Engine]:
     engine = create_engine(database_url)
     yield engine
@@ -52,49 +56,109 @@ def queues(sqs: "SQSClient") -> list[str]:
 
 
 DEMO = ("demo", "--without-spark")
+SUBSCRIBERS = ("billing", "notification")
+
+
+# --- it is exact -----------------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """What a run of the demo has left behind."""
+
+    ended: Ended
+    figures: dict[str, Any]
+    schemas: list[str]
+    queues: list[str]
+
+
+@pytest.fixture(scope="module")
+def a_run(
+    database_url: str,
+    aws: "LocalAws",
+    admin: Engine,
+    sqs: "SQSClient",
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Run]:
+    """A small demo, which keeps its schema and its queues."""
+    file = tmp_path_factory.mktemp("demo") / "figures.json"
+    arguments = ("--purchases", "400", "--url", database_url, "--keep", "--json", str(file))
+    ended = run_process(*DEMO, *arguments, timeout=280)
+    run = Run(ended, json.loads(file.read_text()) if ended.status in (0, 1) else {}, schemas(admin), queues(sqs))
+    with admin.begin() as connection:
+        for schema in run.schemas:
+            connection.exec_driver_sql(f"ALTER SCHEMA {schema} RENAME TO seen_{schema}")
+    yield run
+    with admin.begin() as connection:
+        for schema in run.schemas:
+            connection.exec_driver_sql(f"DROP SCHEMA seen_{schema} CASCADE")
 
 
 def is_exact(figures: dict[str, Any], purchases: int) -> None:
-    assert figures["exact"] is True
-    assert figures["adds_up"] is True
-    assert figures["contradictions"] == []
+    assert (figures["exact"], figures["adds_up"], figures["contradictions"]) == (True, True, [])
     assert figures["wrong_customers"] == []
     assert figures["difference_dollars"] == "0.00"
     assert figures["found_dollars"] == figures["expected_dollars"]
-    assert figures["processed"] == figures["purchases"] == purchases
-    outcomes = ("processed", "duplicates_rejected", "failed", "in_flight")
-    assert figures["delivered"] == sum(figures[outcome] for outcome in outcomes)
-    assert figures["duplicate_share"] >= 0.30
-    assert figures["sent"]["resent"] > 0
-    assert figures["sent"]["in_batches_sent_twice"] > 0
+    assert figures["purchases"] == figures["orders"]["placed"] == purchases
+    assert figures["orders"]["rolled_back"] > 0
+    assert figures["sent"]["messages"] == 2 * purchases
+    assert figures["sent"]["sends"] == 2 * purchases + figures["sent"]["again"]
+    assert figures["sent"]["again"] > 0.1 * purchases
+    for subscriber in SUBSCRIBERS:
+        delivered = figures[subscriber]
+        outcomes = ("processed", "duplicates", "failed", "in_flight")
+        assert delivered["adds_up"] is True
+        assert delivered["received"] == sum(delivered[outcome] for outcome in outcomes)
+        assert delivered["processed"] == purchases
+        assert delivered["duplicate_share"] >= 0.2
+    assert sum(figures[subscriber]["duplicate_share"] for subscriber in SUBSCRIBERS) / 2 >= 0.25
+    assert figures["notifications"] == {"found": purchases, "missing": [], "repeated": [], "wrong": []}
+    assert figures["backlog"] == {"outbox": 0, "purchases_queue": 0, "notifications_queue": 0}
     assert figures["dead"] == 0
 
 
 @pytest.mark.timeout(300)
-def test_it_is_exact(on_its_own: None, tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    ended = run_process(*DEMO, "--purchases", "600", "--json", str(file), timeout=280)
-    assert ended.status == 0, ended.err
-    assert ended.out.count("every customer is right to the cent") == 1
-    assert "\x1b" not in ended.out + ended.err
-    figures = json.loads(file.read_text())
-    is_exact(figures, 600)
-    assert (figures["customers"], figures["expected_dollars"]) == (150, "21968.03")
-    assert figures["kills"]["total"] >= 8
-    for moment in MOMENTS:
-        assert figures["kills"][moment] >= 1, moment
-    assert figures["workers_started"] > figures["kills"]["total"]
+def test_it_is_exact(a_run: Run) -> None:
+    assert a_run.ended.status == 0, a_run.ended.err
+    is_exact(a_run.figures, 400)
+    assert (a_run.figures["customers"], a_run.figures["expected_dollars"]) == (96, "14663.01")
+
+
+def test_processes_of_every_role_were_killed(a_run: Run) -> None:
+    kills = a_run.figures["kills"]
+    for role in ROLES:
+        assert sum(kills[role.name].values()) >= 1, role.name
+    assert kills["total"] >= 6
+    assert a_run.figures["processes_started"] > kills["total"]
+
+
+def test_it_shows_what_it_has_found(a_run: Run) -> None:
+    figures, out = a_run.figures, a_run.ended.out
+    assert out.count("every customer is right to the cent, and was notified of every purchase once") == 1
+    assert "\x1b" not in out + a_run.ended.err
     shown = {
-        "sent": f"{figures['sent']['messages']:,}",
-        "delivered": f"{figures['delivered']:,}",
-        "processed": "600",
-        "duplicates rejected": f"{figures['duplicates_rejected']:,}",
-        "kills": f"{figures['kills']['total']}",
+        "orders": "400",
+        "rolled back": f"{figures['orders']['rolled_back']:,}",
+        "messages": "800",
+        "sent again": f"{figures['sent']['again']:,}",
+        "billing: delivered": f"{figures['billing']['received']:,}",
+        "notification: delivered": f"{figures['notification']['received']:,}",
+        "kills: relay": f"{sum(figures['kills']['relay'].values())}",
+        "backlog": "0",
         "dead": "0",
+        "notifications": "400",
         "difference": "$0.00",
     }
     for name, figure in shown.items():
-        assert re.search(rf"^ *{name} +{re.escape(figure)} ", ended.out, re.MULTILINE), f"{name}: {ended.out}"
+        assert re.search(rf"^ *{name} +{re.escape(figure)} ", out, re.MULTILINE), f"{name}: {out}"
+    for subscriber in SUBSCRIBERS:
+        assert f"{subscriber}: deliveries {figures[subscriber]['received']:,} = 400 processed + " in out
+
+
+def test_keep_keeps_schema_and_queues(a_run: Run, admin: Engine, database_url: str) -> None:
+    (schema,), (first, second) = a_run.schemas, sorted(a_run.queues, reverse=True)
+    assert f"kept: schema {schema}, queues {first} {second}\n" in a_run.ended.out
+    ended = run_process("status", "--url", database_url, "--schema", f"seen_{schema}", "--queue", first, "--json")
+    assert json.loads(ended.out)["inbox_rows"] == 800
 
 
 def last_act_is_exact(act: dict[str, Any], purchases: int, out: str) -> None:
@@ -115,12 +179,15 @@ def test_it_is_exact_as_people_run_it(on_its_own: None, tmp_path: Path) -> None:
     with Running("demo", "--json", str(file)) as running:
         assert running.wait(timeout=380) == 0
     figures = json.loads(file.read_text())
-    is_exact(figures, 7_000)
+    is_exact(figures, 3_000)
     last_act_is_exact(figures["last_act"], 7_000, "".join(running.out))
     assert figures["seconds"] < 120  # seconds; more than that nobody watches
+    for subscriber in SUBSCRIBERS:
+        assert figures[subscriber]["duplicate_share"] >= 0.30, subscriber
     assert figures["kills"]["total"] >= 20
-    for moment in MOMENTS:
-        assert figures["kills"][moment] >= 5, moment
+    for role in ROLES:
+        for moment in role.moments:
+            assert figures["kills"][role.name][moment] >= 1, (role.name, moment)
 
 
 @pytest.mark.slow
@@ -137,7 +204,26 @@ def test_the_whole_file_is_exact(on_its_own: None, tmp_path: Path) -> None:
 # --- it can fail -----------------------------------------------------------------------------------------------------
 
 
-def test_without_the_inboxs_key_the_accounts_are_wrong_and_it_says_so(
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lost comes again sooner, or is given up sooner."""
+    monkeypatch.setattr(demo_run, "VISIBILITY_SECONDS", 1)
+    monkeypatch.setattr(demo_run, "LOST_SECONDS", 2.0)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Break the services, in their own processes: broken(script), which is run before anything is forked."""
+
+    def break_it(script: str) -> None:
+        whole = f"from txbox_workers.demo import fork_server_process\n{script}\nfork_server_process.main()"
+        monkeypatch.setattr(fork_server, "COMMAND", (sys.executable, "-c", whole))
+
+    return break_it
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_the_inboxs_key_accounts_and_notifications_are_wrong_and_it_says_so(
     database_url: str,
     aws: "LocalAws",
     tmp_path: Path,
@@ -155,21 +241,71 @@ def test_without_the_inboxs_key_the_accounts_are_wrong_and_it_says_so(
     file = tmp_path / "figures.json"
     assert run_here([*DEMO, "--purchases", "100", "--kills", "0", "--url", database_url, "--json", str(file)]) == 1
     figures = json.loads(file.read_text())
-    assert figures["delivered"] > figures["sent"]["messages"]  # nobody was killed, so because acks got lost
-    assert figures["exact"] is False
-    assert figures["adds_up"] is False
-    assert float(figures["difference_dollars"]) > 0
+    assert figures["billing"]["received"] > 100  # nobody was killed, so because acks and answers got lost
+    assert (figures["exact"], figures["adds_up"]) == (False, False)
     assert float(figures["found_dollars"]) > float(figures["expected_dollars"])
     assert figures["wrong_customers"]
+    assert figures["notifications"]["repeated"]
     assert any("processed twice" in contradiction for contradiction in figures["contradictions"])
     printed = capsys.readouterr().out
-    assert "THE ACCOUNTS ARE WRONG" in printed
+    assert "THE ACCOUNTS ARE WRONG, THE NOTIFICATIONS ARE WRONG" in printed
     assert "DOES NOT ADD UP" in printed
-    assert "CONTRADICTION: " in printed
+    assert "CONTRADICTION: billing: " in printed
 
 
-def test_an_effect_without_its_record_is_seen(
-    database_url: str, aws: "LocalAws", admin: Engine, sqs: "SQSClient", monkeypatch: pytest.MonkeyPatch
+PUBLISHED_OUTSIDE = """
+from txbox_workers.demo import billing, shop_process, worker_process
+
+class Careless:
+    def publish(self, session, *arguments, **options):
+        with session.get_bind().engine.begin() as connection:
+            return outbox.publish(connection, *arguments, **options)
+
+outbox = billing.Outbox()
+shop_process.DECLINED_SHARE = 0.2
+shop_process.Outbox = worker_process.Outbox = Careless
+"""
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_published_outside_of_the_transaction_is_seen(
+    database_url: str, aws: "LocalAws", broken: Callable[[str], None]
+) -> None:
+    broken(PUBLISHED_OUTSIDE)
+    report = run_demo(Plan(purchases=100, workers=2, kills=6, seed=1, database_url=database_url, own_broker=False))
+    assert not report.exact
+    # Rolled back and sent all the same.
+    assert report.comparison.found_cents > report.comparison.expected_cents
+    assert report.shop.wrong == ()
+    # Killed before its commit, billing has published, and publishes again.
+    assert report.kills["billing"]["handling"] == 1
+    assert [one for one in report.notices.repeated if not one.endswith("-declined")]
+    assert report.notices.wrong
+
+
+FORGOTTEN_BEFORE_SENT = """
+from txbox_workers.demo import relay_process
+
+class Hasty:
+    def __init__(self, publisher):
+        self.publisher = publisher
+
+    def send(self, messages):
+        return self.publisher.send([one for one in messages if one.id != "cdnow-00007"] or messages[:0])
+
+publishers = relay_process.aws_publishers
+relay_process.aws_publishers = lambda: {"sqs": Hasty(publishers()["sqs"])}
+"""
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_relay_forgets_without_sending_it_is_seen_and_an_effect_without_its_record_too(
+    database_url: str,
+    aws: "LocalAws",
+    admin: Engine,
+    sqs: "SQSClient",
+    broken: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     create_tables = demo_place.create_tables
 
@@ -178,34 +314,48 @@ def test_an_effect_without_its_record_is_seen(
         with engine.begin() as connection:
             connection.exec_driver_sql("INSERT INTO account VALUES ('00001', 0, 0, 1)")
 
+    broken(FORGOTTEN_BEFORE_SENT)
     monkeypatch.setattr(demo_place, "create_tables", create_tables_with_an_account)
+    before = schemas(admin), queues(sqs)
     report = run_demo(Plan(purchases=50, workers=2, kills=0, seed=1, database_url=database_url, own_broker=False))
-    assert report.deliveries.adds_up
     assert not report.exact
-    assert report.comparison.wrong == ("00001",)
-    assert report.as_dict()["difference_dollars"] == "0.01"
-    assert schemas(admin) == queues(sqs) == []
+    assert report.notices.missing == ("cdnow-00007",)
+    assert report.comparison.wrong == ("00001", "00003")
+    assert report.standing.backlog == 0
+    assert (schemas(admin), queues(sqs)) == before
 
 
-def test_a_worker_that_ends_by_itself_ends_the_run(
+def test_a_process_that_ends_by_itself_ends_the_run(
     database_url: str, aws: "LocalAws", admin: Engine, sqs: "SQSClient", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_place, "upgrade_database", lambda *_, **__: None)  # so the workers find no tables
-    monkeypatch.setattr(demo_run, "_COUNT", demo_run.text("SELECT 0"))
-    with pytest.raises(TxboxError, match=r"worker \d+ ended by itself with status 1: .*processed_message"):
+    monkeypatch.setattr(demo_place, "upgrade_database", lambda *_, **__: None)  # so the processes find no tables
+    monkeypatch.setattr(demo_run, "read_standing", lambda *_: Standing())
+    before = schemas(admin), queues(sqs)
+    with pytest.raises(TxboxError, match=r"[a-z]+ \d+ ended by itself with status 1: .*(processed|outbox)_message"):
         run_demo(Plan(purchases=50, workers=2, kills=0, seed=1, database_url=database_url, own_broker=False))
-    assert schemas(admin) == []
-    assert queues(sqs) == []
+    assert (schemas(admin), queues(sqs)) == before
 
 
-def test_a_run_that_stands_still_ends(database_url: str, aws: "LocalAws", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_stands_still_ends_and_says_where(
+    database_url: str, aws: "LocalAws", monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(demo_run, "STALL_SECONDS", 0.5)
-    monkeypatch.setattr(demo_run, "_COUNT", demo_run.text("SELECT 7"))
-    with pytest.raises(TxboxError, match=r"no progress for 0\.5 s at 7 of 50 purchases"):
+    monkeypatch.setattr(demo_run, "read_standing", lambda *_: Standing(placed=50, billed=7, purchases_queue=43))
+    with pytest.raises(TxboxError, match=r"no progress for 0\.5 s .* 43 in the queue of billing, 7 billed"):
         run_demo(Plan(purchases=50, workers=2, kills=0, seed=1, database_url=database_url, own_broker=False))
 
 
 # --- it leaves nothing behind ----------------------------------------------------------------------------------------
+
+
+def forks(demo: psutil.Process) -> list[psutil.Process]:
+    """The processes of all roles."""
+    return [
+        fork
+        for child in demo.children()
+        if any("fork_server" in argument for argument in child.cmdline())
+        for fork in child.children()
+    ]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
@@ -213,8 +363,7 @@ def test_however_it_ends_nothing_keeps_running(on_its_own: None, number: signal.
     with Running(*DEMO, "--purchases", "5000") as running:
         running.says("processing")
         demo = psutil.Process(running.process.pid)
-        # keeper and server of both, and workers
-        wait_until(lambda: len(demo.children(recursive=True)) > 6, "workers run")
+        wait_until(lambda: len(forks(demo)) >= 8, "two processes of each role run")
         processes = demo.children(recursive=True)
         running.signal(number)
         assert running.wait() == status
@@ -224,36 +373,16 @@ def test_however_it_ends_nothing_keeps_running(on_its_own: None, number: signal.
         assert running.err[-1] == "txbox: interrupted\n"
 
 
-@pytest.fixture
-def demo_here(database_url: str, aws: "LocalAws") -> Callable[..., Running]:
-    """Run the demo as a process on the session's own servers."""
-
-    def start(*arguments: str, **options: Any) -> Running:
-        return Running(*DEMO, "--url", database_url, *arguments, **options)
-
-    return start
-
-
-def test_an_interrupt_leaves_a_database_and_a_queue_of_ones_own_clean(
-    demo_here: Callable[..., Running], admin: Engine, sqs: "SQSClient", tmp_path: Path
+def test_an_interrupt_leaves_a_database_and_queues_of_ones_own_clean(
+    database_url: str, aws: "LocalAws", admin: Engine, sqs: "SQSClient", tmp_path: Path
 ) -> None:
-    with demo_here("--purchases", "5000", env={"TMPDIR": str(tmp_path)}) as running:
+    before = schemas(admin), queues(sqs)
+    with Running(*DEMO, "--url", database_url, "--purchases", "5000", env={"TMPDIR": str(tmp_path)}) as running:
         running.says("processing")
-        assert len(schemas(admin)) == len(queues(sqs)) == len(list(tmp_path.iterdir())) == 1
+        assert len(schemas(admin)) == len(before[0]) + 1
+        assert len(queues(sqs)) == len(before[1]) + 2
+        assert len(list(tmp_path.iterdir())) == 1
         running.signal(signal.SIGINT)
         assert running.wait() == 130
-    assert schemas(admin) == []
-    assert queues(sqs) == []
+    assert (schemas(admin), queues(sqs)) == before
     assert list(tmp_path.iterdir()) == []
-
-
-def test_keep_keeps_them(demo_here: Callable[..., Running], admin: Engine, sqs: "SQSClient", database_url: str) -> None:
-    with demo_here("--purchases", "60", "--kills", "0", "--keep") as running:
-        assert running.wait() == 0
-    (schema,), (queue,) = schemas(admin), queues(sqs)
-    assert f"kept: schema {schema}, queue {queue}\n" in running.out
-    ended = run_process("status", "--url", database_url, "--schema", schema, "--queue", queue, "--json")
-    assert json.loads(ended.out)["inbox_rows"] == 60
-    with admin.begin() as connection:
-        connection.exec_driver_sql(f"DROP SCHEMA {schema} CASCADE")
-    sqs.delete_queue(QueueUrl=queue)

@@ -59,7 +59,7 @@ def printed_all(running: Running, arguments: Sequence[str]) -> bool:
     if "--json" in arguments:
         return printed.endswith("}\n")
     queues = [name for option, name in pairwise(arguments) if option == "--queue"]
-    return "export AWS_DEFAULT_REGION=" in printed and all(f"# queue {name}: " in printed for name in queues)
+    return "export AWS_DEFAULT_REGION=" in printed and all(f"/{name}\n" in printed for name in queues)
 
 
 def exports(running: Running) -> dict[str, str]:
@@ -93,7 +93,7 @@ def test_what_it_prints_works(dev: Callable[..., Running]) -> None:
     running = dev("--queue", "orders", "--queue", "orders.fifo", env={"AWS_ENDPOINT_URL_SQS": "http://127.0.0.1:1"})
     assert "unset AWS_ENDPOINT_URL_SQS\n" in running.out  # which would have come first
     environment = exports(running)
-    urls = [line.split()[-1] for line in running.out if line.startswith("# queue ")]
+    urls = [environment["QUEUE_URL_ORDERS"], environment["QUEUE_URL_ORDERS_FIFO"]]
     assert [url.rpartition("/")[2] for url in urls] == ["orders", "orders.fifo"]
     assert environment["QUEUE_URL"] == urls[0]
     for url in urls:
@@ -126,7 +126,7 @@ def test_a_shell_can_take_it_over(dev: Callable[..., Running], tmp_path: Path, t
 def test_as_json_and_a_port_that_is_in_use_is_refused(dev: Callable[..., Running]) -> None:
     printed = json.loads("".join(dev("--json", "--queue", "orders").out))
     environment = printed["environment"]
-    assert environment["QUEUE_URL"] == printed["queues"]["orders"]
+    assert environment["QUEUE_URL"] == environment["QUEUE_URL_ORDERS"] == printed["queues"]["orders"]
     assert run_process("status", "--queue", printed["queues"]["orders"], env=environment).status == 0
     port = environment["TXBOX_DATABASE_URL"].rpartition(":")[2].partition("/")[0]
     run_process("dev", "--port", port).failed_in_one_line(1, f"port {port} of 127.0.0.1 is in use: name another port")

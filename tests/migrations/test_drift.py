@@ -241,6 +241,9 @@ def test_an_empty_database_lacks_every_table(engine: sa.Engine) -> None:
         "dead_letter: the table is missing; expected a table",
         "bulk_load: the table is missing; expected a table",
         "bulk_load_chunk: the table is missing; expected a table",
+        "outbox_message: the table is missing; expected a table",
+        "outbox_sent: the table is missing; expected a table",
+        "outbox_relay: the table is missing; expected a table",
     ]
 
 

@@ -74,18 +74,13 @@ class Host:
             f"txbox_migrations.upgrade(op, to=1, {where})",
             f"txbox_migrations.downgrade(op, to=0, {where}); op.drop_table('purchase')",
         )
-        self.write(
-            "h2",
-            "h1",
-            f"txbox_migrations.upgrade(op, to=2, {where})",
-            f"txbox_migrations.downgrade(op, to=1, {where})",
-        )
-        self.write(
-            "h3",
-            "h2",
-            f"txbox_migrations.upgrade(op, to=3, {where})",
-            f"txbox_migrations.downgrade(op, to=2, {where})",
-        )
+        for step in (2, 3, 4):
+            self.write(
+                f"h{step}",
+                f"h{step - 1}",
+                f"txbox_migrations.upgrade(op, to={step}, {where})",
+                f"txbox_migrations.downgrade(op, to={step - 1}, {where})",
+            )
 
     def config(self, **options: Any) -> Config:
         options.setdefault("target_metadata", self.metadata)
@@ -120,18 +115,13 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, engine: sa.Engine) -> H
 
 
 def test_revisions_bring_the_tables_step_by_step(host: Host) -> None:
-    host.upgrade("h1")
-    with host.engine.connect() as connection:
-        found = [difference.table for difference in find_drift(connection, **host.place)]
-    prefix = host.place["prefix"]
-    ledger = [f"{prefix}bulk_load", f"{prefix}bulk_load_chunk"]
-    assert found == [f"{prefix}message_failure", f"{prefix}dead_letter", *ledger]
-    host.upgrade("h2")
-    with host.engine.connect() as connection:
-        assert [difference.table for difference in find_drift(connection, **host.place)] == ledger
-    host.upgrade()
-    with host.engine.connect() as connection:
-        assert find_drift(connection, **host.place) == []
+    missing = [f"{host.place['prefix']}{name}" for name in TABLE_NAMES]
+    for step, made in enumerate((1, 2, 2, 3), start=1):
+        host.upgrade(f"h{step}")
+        missing = missing[made:]
+        with host.engine.connect() as connection:
+            assert [difference.table for difference in find_drift(connection, **host.place)] == missing
+    assert missing == []
     command.downgrade(host.config(), "base")
     with host.engine.connect() as connection:
         inspector = sa.inspect(connection)
@@ -256,10 +246,10 @@ def test_offline_the_host_must_say_since(tmp_path: Path, engine: sa.Engine) -> N
     host = Host(tmp_path / "host", engine, None, "")
     with pytest.raises(MigrationError, match="pass since=N"):
         command.upgrade(host.config(), "head", sql=True)
-    host.write("h1", None, "txbox_migrations.upgrade(op, to=1, since=0)", "pass")
-    host.write("h2", "h1", "txbox_migrations.upgrade(op, to=2, since=1)", "pass")
-    host.write("h3", "h2", "txbox_migrations.upgrade(op, to=3, since=2)", "pass")
+    for step in (1, 2, 3, 4):
+        below = f"h{step - 1}" if step > 1 else None
+        host.write(f"h{step}", below, f"txbox_migrations.upgrade(op, to={step}, since={step - 1})", "pass")
     host.output.truncate(0)
     command.upgrade(host.config(), "head", sql=True)
     assert "CREATE TABLE processed_message" in host.output.getvalue()
-    assert "IS 'txbox schema 3'" in host.output.getvalue()
+    assert "IS 'txbox schema 4'" in host.output.getvalue()

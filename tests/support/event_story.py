@@ -10,6 +10,7 @@ from txbox.instrumentation import (
     Event,
     HeartbeatFailed,
     Received,
+    Relayed,
     Retried,
     Settled,
     Stopped,
@@ -31,6 +32,7 @@ STORY: list[Event] = [
     settled(Outcome.DUPLICATE, acked=True),
     settled(Outcome.FAILED, acked=False),
     HeartbeatFailed(*WHO, "m-1", "expired"),
+    Relayed(*WHO, 3, 2, 1, 0.25, "refused"),
     Stopped(*WHO, True),
 ]
 

@@ -8,7 +8,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
+
+import pytest
 
 from support.waiting import wait_until
 
@@ -16,6 +19,12 @@ SCRIPT = Path(sys.executable).with_name("txbox")
 COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "txbox_workers"]
 
 PASSWORD = "hunter2"  # shown nowhere
+
+
+def forget_module(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have a module imported anew in this test, and forgotten after it: others have one of that name too."""
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    del sys.modules[name]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,16 @@ from prometheus_client import CollectorRegistry
 import txbox
 from support.documents import blocks
 from txbox import Outcome, Reason, instrumentation
-from txbox.instrumentation import BrokerRestored, Committed, DatabaseRestored, Event, HeartbeatFailed, Retried, Settled
+from txbox.instrumentation import (
+    BrokerRestored,
+    Committed,
+    DatabaseRestored,
+    Event,
+    HeartbeatFailed,
+    Relayed,
+    Retried,
+    Settled,
+)
 from txbox.instrumentation.opentelemetry import OpenTelemetryHook
 from txbox.instrumentation.prometheus import PrometheusHook
 from txbox.schema import TABLE_NAMES
@@ -40,6 +49,7 @@ EVERY_MEASUREMENT = (
     Committed("billing", "queue", 1, 0, 0.1),
     Retried("billing", "queue", "40001", 1, 1),
     HeartbeatFailed("billing", "queue", "m-1", "refused"),
+    Relayed("billing", "queue", 1, 1, 1, 0.1),
     BrokerRestored("billing", "queue"),
     DatabaseRestored("billing", "queue"),
 )
@@ -212,8 +222,9 @@ def test_every_test_that_the_guarantees_name_exists() -> None:
     assert named - names_of_all_tests() == set()
 
 
-def test_every_case_of_running_twice_names_a_test() -> None:
-    table = page("guarantees.md").partition("## When can my code run twice?")[2].partition("\n## ")[0]
+@pytest.mark.parametrize("question", ["When can my code run twice?", "When can a message be sent twice?"])
+def test_every_case_of_running_or_sending_twice_names_a_test(question: str) -> None:
+    table = page("guarantees.md").partition(f"## {question}")[2].partition("\n## ")[0]
     cases = [line for line in table.splitlines() if line.startswith("| ")][2:]
     assert len(cases) > 20
     assert [case for case in cases if not re.search(r"`test_\w+` \|$", case)] == []

@@ -3,6 +3,10 @@
 A message may be wrapped several times, an EventBridge event inside an SNS notification inside an SQS message, say.
 Each wrapper is taken off, and what it says of the message becomes headers; the names that ``txbox.identify`` looks
 at are in ``txbox.message``.
+
+A message that an outbox of txbox has sent says so, on the wrapper that it was put into: in the attributes of SQS or of
+SNS, or in the resources of an EventBridge event. There the body is restored byte for byte, and nothing more is taken
+off unasked, however much the body resembles a wrapper.
 """
 
 import base64
@@ -20,9 +24,12 @@ from txbox.message import (
     HEADER_DEDUPLICATION_ID,
     HEADER_EVENTBRIDGE_ID,
     HEADER_GROUP_ID,
+    HEADER_MESSAGE_ID,
     HEADER_SNS_MESSAGE_ID,
     valid_message_id,
 )
+from txbox.wire import HEADER_BODY_ENCODING, decoded
+from txbox.wire_events import as_body, labels
 from txbox_workers.delivery import Delivery
 
 __all__ = ["Envelope", "open_envelope"]
@@ -32,7 +39,7 @@ class Envelope(StrEnum):
     """How the body of an SQS message is to be read."""
 
     AUTO = "auto"
-    """Take off every wrapper that is recognised; anything else is the payload."""
+    """Take off every wrapper that is recognised; anything else is the payload, and so is what an outbox has sent."""
     RAW = "raw"
     """The body is the payload."""
     JSON = "json"
@@ -78,7 +85,9 @@ def open_envelope(
     problem: Exception | None = None
     message = raw
     try:
-        message = _unwrapped(raw, envelope)
+        if (encoding := headers.get(HEADER_BODY_ENCODING)) is not None:
+            message = replace(raw, body=decoded(text, encoding))
+        message = _unmarked(_unwrapped(message, envelope))
         message = replace(message, id=valid_message_id(identify(message)))
     except Exception as error:  # noqa: BLE001 - identify is the host's code; the message must not vanish with it
         message, problem = raw, error if isinstance(error, TxboxError) else _unidentified(error)
@@ -133,6 +142,8 @@ def _without(message: Message, *wrappers: tuple[_Test, _Opener]) -> Message:
     """Take off what is there of these: at most one wrapper of each kind, in the only order that AWS nests them."""
     parsed, document = None, None
     for is_wrapper, opened in wrappers:
+        if HEADER_BODY_ENCODING in message.headers:
+            return message  # an outbox has sent this body; what it resembles means nothing
         if message is not parsed:  # once for each body, not once for each kind of wrapper
             parsed, document = message, _document(message)
         if document is not None and is_wrapper(document):
@@ -164,6 +175,14 @@ def _document(message: Message) -> Mapping[str, Any] | None:
 def _with(message: Message, body: bytes, headers: Mapping[str, Any]) -> Message:
     merged = {**message.headers, **{name: str(value) for name, value in headers.items() if value is not None}}
     return replace(message, body=body, headers=MappingProxyType(merged))
+
+
+def _unmarked(message: Message) -> Message:
+    """Return a message without the header that was there for its journey only."""
+    if HEADER_BODY_ENCODING not in message.headers:
+        return message
+    headers = {name: value for name, value in message.headers.items() if name != HEADER_BODY_ENCODING}
+    return replace(message, headers=MappingProxyType(headers))
 
 
 def _member(message: Message, name: str) -> bytes:
@@ -208,11 +227,13 @@ def _is_sns(document: Mapping[str, Any]) -> bool:
 
 def _from_sns(message: Message, document: Mapping[str, Any]) -> Message:
     attributes = document.get("MessageAttributes")
+    headers = _attribute_headers(attributes) if isinstance(attributes, dict) else {}
+    encoding = headers.get(HEADER_BODY_ENCODING)
     return _with(
         message,
-        document["Message"].encode(),
+        document["Message"].encode() if encoding is None else decoded(document["Message"], encoding),
         {
-            **(_attribute_headers(attributes) if isinstance(attributes, dict) else {}),
+            **headers,
             HEADER_SNS_MESSAGE_ID: document["MessageId"],
             "sns-topic-arn": document["TopicArn"],
             "sns-subject": document.get("Subject"),
@@ -230,10 +251,17 @@ def _is_eventbridge(document: Mapping[str, Any]) -> bool:
 
 
 def _from_eventbridge(message: Message, document: Mapping[str, Any]) -> Message:
+    resources, body, headers = document.get("resources"), _member(message, "detail"), {}
+    if isinstance(resources, list) and (ours := labels(resources)) is not None:
+        body = as_body(body, ours.written)
+        headers = {_header_name(name): value for name, value in ours.headers.items()}
+        headers |= {HEADER_MESSAGE_ID: ours.message_id, HEADER_BODY_ENCODING: ours.written}
+        headers |= {HEADER_KEY: ours.key} if ours.key is not None else {}
     return _with(
         message,
-        _member(message, "detail"),
+        body,
         {
+            **headers,
             HEADER_EVENTBRIDGE_ID: document["id"],
             "eventbridge-source": document["source"],
             "eventbridge-detail-type": document["detail-type"],
@@ -335,6 +363,9 @@ def _number(digits: str) -> int | float:
 _SNS = (_is_sns, _from_sns)
 _EVENTBRIDGE = (_is_eventbridge, _from_eventbridge)
 _CLOUDEVENT = (_is_cloudevent, _from_cloudevent)
+
+HEADER_KEY = "eventbridge-key"
+"""The key under which an outbox has sent a message through EventBridge, which has no groups."""
 
 _LONGEST_INT = 4_000
 _JSON_BLANKS = b" \t\r\n"

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import Literal
 
 from sqlalchemy import Engine
@@ -37,6 +36,7 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
+from txbox.signals import SignalsStop
 from txbox_workers.delivery import Delivery, Settlement, Source
 from txbox_workers.heartbeat import Heartbeat
 from txbox_workers.outages import DatabaseUnavailable
@@ -201,13 +201,14 @@ class Worker:
             emit(self._hooks, Stopped(self.inbox.subscriber_id, self.source.name, drained))
         return drained
 
-    def run(self, timeout: float = STOP_SECONDS) -> bool:
+    def run(self, timeout: float = STOP_SECONDS, *, started: Callable[[], object] | None = None) -> bool:
         """Start, work until SIGTERM or SIGINT (or ``stop`` from another thread), then drain.
 
         Signals are handled when this is the main thread; a second signal ends the process at once.
 
         Args:
             timeout: seconds that draining may take.
+            started: called once it is at work, to say so: database and source were found to be usable.
 
         Returns:
             Whether everything was drained, as ``stop``.
@@ -216,8 +217,10 @@ class Worker:
             with self._starting:
                 # Before signals are ours, so that one which comes during the start is not forgotten.
                 self._make_ready()
-                signals.enter_context(_SignalsStop(self._wake))
+                signals.enter_context(SignalsStop(self._wake))
                 self._start()
+            if started is not None:
+                started()
             number = self._wake.get()
             if number is not None:
                 _log.info("%s: finishing what was taken; once more to leave at once", number.name)
@@ -369,35 +372,6 @@ class Worker:
 
 _QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)
 """What the log mentions at DEBUG only, once the broker has confirmed the ack."""
-
-
-class _SignalsStop:
-    """While entered: the first SIGTERM or SIGINT wakes who waits, the second one does what it did before.
-
-    A handler interrupts the main thread anywhere, also where it holds a lock: setting a ``threading.Event``, or
-    logging, could wait for that lock for ever. ``SimpleQueue.put`` may be called there; its documentation says so.
-    """
-
-    def __init__(self, wake: "queue.SimpleQueue[signal.Signals | None]") -> None:
-        self._wake = wake
-        self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._on_signal)
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._wake.put(signal.Signals(number))
-        self._restore()
-
-    def _restore(self) -> None:
-        while self._before:
-            number, before = self._before.popitem()
-            signal.signal(number, before if callable(before) or isinstance(before, int) else signal.SIG_DFL)
 
 
 _log = logging.getLogger("txbox")

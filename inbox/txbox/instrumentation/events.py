@@ -8,6 +8,8 @@ The life of a batch::
     Received → (Retried)* → Committed → Settled for each delivery
                                  ↑            ↑
                   the database has it         the broker knows
+
+A relay has one of its own, ``Relayed``, beside those of outages and of its end.
 """
 
 import logging
@@ -26,6 +28,7 @@ __all__ = [
     "HeartbeatFailed",
     "Hook",
     "Received",
+    "Relayed",
     "Retried",
     "Settled",
     "Stopped",
@@ -38,8 +41,8 @@ class Event:
     """The root of all events.
 
     Attributes:
-        subscriber_id: whose worker it is.
-        source: where its messages come from, such as a queue's URL.
+        subscriber_id: whose worker it is; ``txbox:outbox`` for a relay.
+        source: where its messages come from, such as a queue's URL; for a relay, where they go, or the outbox's table.
     """
 
     subscriber_id: str
@@ -111,6 +114,26 @@ class Settled(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Relayed(Event):
+    """A relay has sent a batch of messages to one destination, and the database knows what became of them.
+
+    Attributes:
+        sent: how many messages the broker has confirmed.
+        postponed: how many it refused; they are sent again.
+        parked: how many it refused for the last time; they are dead letters.
+        lag_seconds: how long before it was read the oldest of those sent was published, by the database's clock; None
+            if none was sent.
+        error: the text of one refusal; None if there was none.
+    """
+
+    sent: int
+    postponed: int
+    parked: int
+    lag_seconds: float | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatFailed(Event):
     """The right to work on a delivery could not be prolonged: it may be delivered again while its handler runs."""
 
@@ -156,7 +179,7 @@ class DatabaseRestored(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stopped(Event):
-    """The worker has stopped.
+    """The worker, or the relay, has stopped.
 
     Attributes:
         drained: everything it had taken was settled first.

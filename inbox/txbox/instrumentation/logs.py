@@ -11,6 +11,7 @@ from txbox.instrumentation.events import (
     Event,
     HeartbeatFailed,
     Received,
+    Relayed,
     Retried,
     Settled,
     Stopped,
@@ -52,6 +53,11 @@ def log_event(event: Event) -> None:
                 _log.warning("%s could not ack %s; it comes again, as a duplicate", who, event.message_id)
         case Retried():
             _log.info("%s retries %d messages after %s, run %d", who, event.messages, event.sqlstate, event.attempt)
+        case Relayed():
+            level = logging.ERROR if event.parked else logging.WARNING if event.postponed else logging.DEBUG
+            because = f": {event.error}" if event.error else ""
+            said = "%s sent %d messages to %s, postponed %d, parked %d%s"
+            _log.log(level, said, who, event.sent, event.source, event.postponed, event.parked, because)
         case HeartbeatFailed():
             _log.warning("%s could not prolong its right to %s: %s", who, event.message_id, event.why)
         case BrokerLost():
@@ -63,7 +69,7 @@ def log_event(event: Event) -> None:
         case DatabaseRestored():
             _log.info("%s has the database again", who)
         case Stopped():
-            _log.info("%s stopped%s", who, "" if event.drained else ", leaving deliveries to come again")
+            _log.info("%s stopped%s", who, "" if event.drained else ", leaving messages to come again")
         case _:
             _log.debug("%s %r", who, event)
 

@@ -13,6 +13,7 @@ from txbox.instrumentation.events import (
     Event,
     HeartbeatFailed,
     Received,
+    Relayed,
     Retried,
     Settled,
 )
@@ -88,10 +89,35 @@ _HEARTBEAT_FAILURES = Metric(
     "{delivery}",
     "Deliveries that could not be prolonged",
 )
+_RELAYED = Metric(
+    "txbox_relayed_messages",
+    "txbox.relayed.messages",
+    Kind.COUNTER,
+    "{message}",
+    "Messages of the outbox, by what became of them: sent, postponed, parked",
+    "outcome",
+)
+_RELAY_LAG_SECONDS = Metric(
+    "txbox_relay_lag_seconds",
+    "txbox.relay.lag",
+    Kind.HISTOGRAM,
+    "s",
+    "How long a batch's oldest message had waited in the outbox",
+)
 _BROKER_UP = Metric("txbox_broker_up", "txbox.broker.up", Kind.GAUGE, "1", "Whether the broker can be reached")
 _DATABASE_UP = Metric("txbox_database_up", "txbox.database.up", Kind.GAUGE, "1", "Whether the database can be reached")
 
-METRICS = (_DELIVERIES, _ACK_FAILURES, _RETRIES, _COMMIT_SECONDS, _HEARTBEAT_FAILURES, _BROKER_UP, _DATABASE_UP)
+METRICS = (
+    _DELIVERIES,
+    _ACK_FAILURES,
+    _RETRIES,
+    _COMMIT_SECONDS,
+    _HEARTBEAT_FAILURES,
+    _RELAYED,
+    _RELAY_LAG_SECONDS,
+    _BROKER_UP,
+    _DATABASE_UP,
+)
 
 
 def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
@@ -108,6 +134,13 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
             yield _RETRIES, 1, event.sqlstate
         case HeartbeatFailed():
             yield _HEARTBEAT_FAILURES, 1, ""
+        case Relayed():
+            for outcome in ("sent", "postponed", "parked"):
+                if count := getattr(event, outcome):
+                    yield _RELAYED, count, outcome
+            if event.lag_seconds is not None:
+                yield _RELAY_LAG_SECONDS, event.lag_seconds, ""
+            yield _DATABASE_UP, 1, ""
         case Received() | BrokerRestored():
             yield _BROKER_UP, 1, ""
         case BrokerLost():

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import txbox
-from txbox_workers.cli import bulk_load, db, dead_letters, demo, dev, reconcile, status, worker
+from txbox_workers.cli import bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status, worker
 from txbox_workers.cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
 from txbox_workers.cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE
 from txbox_workers.settings import DATABASE_URL_VARIABLE
@@ -31,7 +31,7 @@ Environment:
   {SCHEMA_VARIABLE:21}  the schema, where --schema does not name it
   {PREFIX_VARIABLE:21}  the prefix, where --prefix does not name it
 
-SQS is found as boto3 finds it: by AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_PROFILE and the like.
+AWS is found as boto3 finds it: by AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_PROFILE and the like.
 
 New here? `txbox demo` shows it at work on a database and a queue of its own."""
 
@@ -46,13 +46,15 @@ app = typer.Typer(
 )
 # A short help is one line of the list of commands at 80 columns.
 app.command("demo", short_help="See it count to the cent while workers are killed.")(demo.demo)
-app.command("dev", short_help="Start a PostgreSQL and an SQS of your own.")(dev.dev)
+app.command("dev", short_help="Start a PostgreSQL, SQS, SNS and EventBridge of your own.")(dev.dev)
 app.command("worker")(worker.worker)
-app.command("status", short_help="Show what is processed, what waits, what is parked.")(status.status)
+app.command("relay", short_help="Send what the outbox holds.")(relay.relay)
+app.command("status", short_help="Show what is processed, waits, is parked, blocks.")(status.status)
 app.command("bulk-load", short_help="Apply events from files once, by Spark.")(bulk_load.bulk_load)
 app.command("reconcile", short_help="Compare an archive of events with the inbox.")(reconcile.reconcile)
 app.add_typer(db.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(outbox.app, name="outbox", short_help="Look up what was sent, and send it again.")
 
 
 def _log_from(level: str | None) -> None:

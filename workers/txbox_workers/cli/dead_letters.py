@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txbox import BrokerError, DeadLetter, DeadLetters, LetterNotFound
+from txbox.errors import NotSendable
+from txbox.outbox import RELAY_SUBSCRIBER, Outbox
+from txbox.outbox_status import relays_at_work
 from txbox_workers.cli.errors import UsageError, explain
 from txbox_workers.cli.options import (
     JsonOption,
@@ -32,6 +35,9 @@ ERROR_CHARACTERS = 100
 LINE_ENDS = "\n\t"
 
 SubscriberOption = Annotated[str | None, typer.Option("--subscriber", help="Only this subscriber's.")]
+DestinationOption = Annotated[
+    str | None, typer.Option("--destination", help="Only those that a relay could not send there.")
+]
 
 
 @app.command("list")
@@ -40,12 +46,17 @@ def list_letters(
     schema: SchemaOption = None,
     prefix: PrefixOption = None,
     subscriber: SubscriberOption = None,
+    destination: DestinationOption = None,
     redriven: Annotated[bool, typer.Option("--all", help="Also those that were sent through again.")] = False,
     after: Annotated[int, typer.Option(help="Only numbers greater than this: the next page.")] = 0,
     limit: Annotated[int, typer.Option(help="How many, at most.", min=1, max=10_000)] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """List dead letters, oldest first."""
+    """List dead letters, oldest first.
+
+    Those of a relay have no subscriber, as nobody has received them; theirs is txbox:outbox: and the destination.
+    """
+    subscriber = _subscriber(subscriber, destination)
     place = database(url, schema, prefix)
     with place.engine() as engine:
         letters = DeadLetters(engine, schema=place.schema, prefix=place.prefix).list(
@@ -57,8 +68,9 @@ def list_letters(
     if not letters:
         typer.echo("no dead letters")
         return
+    more = ("redriven",) if redriven else ()
     print_table(
-        ("no.", "subscriber", "message", "reason", "attempts", "parked", "error"),
+        ("no.", "subscriber", "message", "reason", "attempts", "parked", *more, "error"),
         [
             (
                 str(letter.dead_letter_id),
@@ -66,7 +78,8 @@ def list_letters(
                 letter.message_id,
                 letter.reason,
                 str(letter.attempts),
-                f"{letter.parked_at:%Y-%m-%d %H:%M:%S}",
+                f"{letter.parked_at:{_TIME}}",
+                *(f"{letter.redriven_at:{_TIME}}" if letter.redriven_at else "" for _ in more),
                 letter.error.partition("\n")[0][:ERROR_CHARACTERS],
             )
             for letter in letters
@@ -91,25 +104,32 @@ def show(
     if as_json:
         print_json(asdict(letter))
         return
-    for name, value in {**_summary(letter), "headers": dict(letter.headers)}.items():
+    key = {"key": letter.envelope["outbox"].get("key")} if _is_of_relay(letter) else {}
+    for name, value in {**_summary(letter), **key, "headers": dict(letter.headers)}.items():
         if value is not None:
             typer.echo(f"{name + ':':16}{printable(str(value), keep=LINE_ENDS)}")
     body = letter.body.decode("utf-8", "backslashreplace")
     typer.echo(f"body ({len(letter.body)} bytes):\n{printable(body, keep=LINE_ENDS)}")
 
 
-@app.command()
+@app.command(short_help="Send dead letters through again.")
 def redrive(
     numbers: Annotated[list[int] | None, typer.Argument(help="The letters' numbers.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All that wait (of --subscriber, if given).")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="All that wait (of --subscriber or --destination, if given).")
+    ] = False,
     url: UrlOption = None,
     schema: SchemaOption = None,
     prefix: PrefixOption = None,
     subscriber: SubscriberOption = None,
+    destination: DestinationOption = None,
     queue_url: Annotated[str | None, typer.Option("--queue", help="Another queue than the letters' own.")] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Send dead letters back to their queue, under the ids they had.
+
+    Those that a relay could not send are put into the outbox again, under the ids, keys and headers they had, behind
+    what their keys have now. A relay has to be running to send them.
 
     Repair what made them fail first. A letter that fails again is parked again, under a new number.
     """
@@ -117,36 +137,50 @@ def redrive(
         raise UsageError("say which letters: their numbers, or --all")
     if queue_url is not None:
         require_queue_url(queue_url)
+    subscriber = _subscriber(subscriber, destination)
     place = database(url, schema, prefix)
-    sent, failed = [], {}
+    sent, published, failed = [], 0, {}
     with place.engine() as engine, _sender(queue_url) as send:
         letters = DeadLetters(engine, schema=place.schema, prefix=place.prefix)
-        for number in numbers or list(_waiting(letters, subscriber)):
+        outbox = Outbox(schema=place.schema, prefix=place.prefix)
+        for number in dict.fromkeys(numbers) if numbers else list(_waiting(letters, subscriber)):
             try:
-                letters.redrive(number, send)
+                of_relay = _is_of_relay(letters.get(number))
+                if of_relay and queue_url is not None:
+                    failed[number] = f"dead letter {number} was never sent, so it has no queue; leave out --queue"
+                    continue
+                if of_relay:
+                    letters.republish(number, outbox)
+                else:
+                    letters.redrive(number, send)
             except LetterNotFound as error:
                 failed[number] = explain(error)
-            except BrokerError as error:
+            except (BrokerError, NotSendable) as error:
                 failed[number] = f"dead letter {number} was not sent: {explain(error)}"
             else:
                 sent.append(number)
+                published += of_relay
+        unattended = published and relays_at_work(engine, schema=place.schema, prefix=place.prefix) == 0
     if as_json:
         print_json({"redriven": sent, "failed": failed})
     else:
-        typer.echo(f"{len(sent)} sent through again")
+        for line in _redriven(len(sent) - published, published):
+            typer.echo(line)
         for why in failed.values():
             typer.echo(f"txbox: {why}", err=True)
+    if unattended:
+        typer.echo("txbox: no relay is at work; start one: txbox relay", err=True)
     return 1 if failed else 0
 
 
 @contextmanager
 def _sender(queue_url: str | None) -> Iterator[Callable[[DeadLetter], None]]:
     """Lend a way to send letters to their own queues, or to this one; making a client takes longer than sending."""
-    from txbox_workers.sqs import redrive_to_queue, sqs_client
-
     clients: dict[str, SQSClient] = {}
 
     def send(letter: DeadLetter) -> None:
+        from txbox_workers.sqs import redrive_to_queue, sqs_client
+
         target = queue_url or letter.source
         if target not in clients:
             clients[target] = sqs_client(target)
@@ -165,6 +199,28 @@ def _waiting(letters: DeadLetters, subscriber: str | None) -> Iterator[int]:
         for letter in page:
             after = letter.dead_letter_id or after
             yield after
+
+
+def _subscriber(subscriber: str | None, destination: str | None) -> str | None:
+    """Return the subscriber that is meant; letters of a relay name the destination in its place."""
+    if subscriber is not None and destination is not None:
+        raise UsageError("letters have a subscriber or, from a relay, a destination: give one of the options")
+    return subscriber if destination is None else f"{RELAY_SUBSCRIBER}:{destination}"
+
+
+def _redriven(sent: int, published: int) -> Iterator[str]:
+    """Say what became of letters: sent to their queues, or put where a relay takes them up."""
+    if sent or not published:
+        yield f"{sent} sent through again"
+    if published:
+        yield f"{published} put into the outbox again; a relay sends {'it' if published == 1 else 'them'}"
+
+
+def _is_of_relay(letter: DeadLetter) -> bool:
+    return "outbox" in letter.envelope
+
+
+_TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def _summary(letter: DeadLetter) -> dict[str, object]:

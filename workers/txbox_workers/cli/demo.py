@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from txbox_workers.cli.demo_report import print_report
 from txbox_workers.cli.errors import CommandFailed, UsageError
 from txbox_workers.cli.options import read_url
 from txbox_workers.cli.output import plain_console, progress_bars
@@ -21,13 +20,12 @@ from txbox_workers.demo.purchases import TOTAL_PURCHASES
 from txbox_workers.settings import aws_endpoint
 
 if TYPE_CHECKING:
-    from txbox_workers.demo.last_act import LastAct
-    from txbox_workers.demo.run import Plan, Report
-    from txbox_workers.demo.run import Progress as RunProgress
+    from txbox_workers.demo.plan import Plan
+    from txbox_workers.demo.plan import Progress as RunProgress
 
 __all__ = ["demo"]
 
-DEFAULT_PURCHASES = 7_000
+DEFAULT_PURCHASES = 3_000
 DEFAULT_KILLS = 24
 PURCHASES_PER_KILL = 50
 """A run too small for the default number of kills has fewer."""
@@ -40,12 +38,14 @@ def demo(
     purchases: Annotated[
         int, typer.Option(help=f"How many of the file's {TOTAL_PURCHASES:,} purchases.", min=1, max=TOTAL_PURCHASES)
     ] = DEFAULT_PURCHASES,
-    workers: Annotated[int, typer.Option(help="Worker processes at a time.", min=2, max=32)] = 3,
+    workers: Annotated[
+        int, typer.Option(help="Worker processes at a time, of billing and of notification each.", min=2, max=32)
+    ] = 2,
     kills: Annotated[
         int | None,
-        typer.Option(help=f"How many workers to kill; {DEFAULT_KILLS} unless the run is small.", min=0, max=1000),
+        typer.Option(help=f"How many processes to kill; {DEFAULT_KILLS} unless the run is small.", min=0, max=1000),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random choices: duplicates, and when workers die.")] = 1997,
+    seed: Annotated[int, typer.Option(help="Of the random choices: what gets lost, and when processes die.")] = 1997,
     url: Annotated[
         str | None, typer.Option("--url", help="A Postgres of yours; without it, an embedded one. Uses its own schema.")
     ] = None,
@@ -58,19 +58,23 @@ def demo(
     without_spark: Annotated[
         bool, typer.Option("--without-spark", help="Leave out the last act, which needs txbox[spark] and a JDK.")
     ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave schema and queue behind, to look at them.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave schema and queues behind, to look at them.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> int:
-    """Send real purchases through a broker that duplicates and workers that are killed, and count to the cent.
+    """Send real purchases through a chain of services whose processes are killed, and count to the cent.
 
-    Purchases go to SQS, some twice, some again later, and some acks get lost. Workers add each purchase to its
-    customer's account; they are killed with SIGKILL again and again, some between commit and ack. At the end every
-    customer's account is compared with the file. In the last act Spark loads the whole file through the same inbox,
-    while workers are still busy with a part of it.
+    A shop writes each purchase down and publishes it to its outbox, in one transaction; relays send it to SQS; billing
+    adds it to its customer's account and publishes that, in one transaction; relays send that, too; and notification
+    tells the customer. Processes of all four are killed with SIGKILL again and again, some between send and settle or
+    between commit and ack; answers and acks get lost; some orders are rolled back. At the end every account is compared
+    with the file, and every purchase has one notification. In the last act Spark loads the whole file through billing's
+    inbox, while workers are still busy with a part of it.
 
-    Exit status 0 only if every customer is right to the cent and every delivery is accounted for.
+    Exit status 0 only if every customer is right to the cent, was notified of every purchase once, and every order,
+    send and delivery is accounted for.
     """
-    from txbox_workers.demo.run import Plan, run_demo
+    from txbox_workers.demo.plan import Plan
+    from txbox_workers.demo.run import run_demo
 
     if url is not None:
         read_url(url)
@@ -94,7 +98,7 @@ def demo(
         report = run_demo(plan, on_progress)
     if json_file is not None:
         json_file.write_text(f"{json.dumps(report.as_dict(), indent=2)}\n")
-    _print(plain_console(), report)
+    print_report(plain_console(), report)
     return 0 if report.exact else 1
 
 
@@ -140,113 +144,28 @@ class _Lines:
         now = time.monotonic()
         if run.stage == self._stage and now < self._next_at:
             return
-        counts = f": {run.sent:,} sent, {run.processed:,} processed, {run.kills} workers killed" if run.sent else ""
-        typer.echo(f"{run.stage}{counts}", err=True)
+        now_at = run.standing
+        counts = f"{now_at.placed:,} placed, {now_at.billed:,} billed, {now_at.notified:,} notified"
+        typer.echo(f"{run.stage}: {counts}, {run.kills} killed" if now_at.placed else run.stage, err=True)
         self._stage, self._next_at = run.stage, now + SECONDS_PER_LINE
 
 
 class _Bars:
-    """Three bars: sent, processed, killed."""
+    """Four bars: placed, billed, notified, killed."""
 
     def __init__(self, progress: Progress, plan: "Plan") -> None:
         self._progress = progress
-        self._sent = progress.add_task("sent", total=plan.purchases)
-        self._processed = progress.add_task("processed", total=plan.purchases)
-        self._kills = progress.add_task("workers killed", total=plan.kills)
+        self._placed = progress.add_task("orders placed", total=plan.purchases)
+        self._billed = progress.add_task("billed", total=plan.purchases)
+        self._notified = progress.add_task("notified", total=plan.purchases)
+        self._kills = progress.add_task("processes killed", total=plan.kills)
         self._stage = ""
 
     def __call__(self, run: "RunProgress") -> None:
-        self._progress.update(self._sent, completed=run.sent)
-        self._progress.update(self._processed, completed=run.processed)
+        self._progress.update(self._placed, completed=run.standing.placed)
+        self._progress.update(self._billed, completed=run.standing.billed)
+        self._progress.update(self._notified, completed=run.standing.notified)
         self._progress.update(self._kills, completed=run.kills)
         if run.stage != self._stage:
             self._stage = run.stage
             self._progress.console.print(f"{self._stage} …", style="dim")
-
-
-def _print(console: Console, report: "Report") -> None:
-    figures = report.as_dict()
-    kills, sent = figures["kills"], figures["sent"]
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column(justify="left")
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    redelivered = max(figures["delivered"] - sent["messages"], 0)
-    where_killed = (
-        f"{kills['committed']} between commit and ack, {kills['handling']} between insert and commit, "
-        f"{kills['received']} before the transaction, {kills['anywhere']} anywhere"
-    )
-    rows = [
-        (
-            "sent",
-            sent["messages"],
-            f"{sent['resent']:,} again later, {sent['in_batches_sent_twice']:,} in a batch twice",
-        ),
-        ("delivered", figures["delivered"], f"{redelivered:,} again by the broker: lost acks, killed workers"),
-        ("processed", figures["processed"], "messages in the inbox"),
-        ("duplicates rejected", figures["duplicates_rejected"], f"{figures['duplicate_share']:.0%} of the purchases"),
-        ("failed", figures["failed"], ""),
-        ("in flight", figures["in_flight"], "in the hands of killed workers"),
-        ("kills", kills["total"], where_killed),
-        ("dead", figures["dead"], "dead letters"),
-        ("customers", figures["customers"], f"{len(report.comparison.wrong)} wrong"),
-    ]
-    for name, value, remark in rows:
-        table.add_row(name, f"{value:,}", remark)
-    table.add_row("by the file", f"${_grouped(figures['expected_dollars'])}", "added up without a database")
-    table.add_row("in the accounts", f"${_grouped(figures['found_dollars'])}", "added up by the workers")
-    table.add_row("difference", f"${_grouped(figures['difference_dollars'])}", "over all customers, without signs")
-    console.print(table)
-    balance = (
-        f"deliveries {figures['delivered']:,} = {figures['processed']:,} processed + "
-        f"{figures['duplicates_rejected']:,} duplicates + {figures['failed']:,} failed + "
-        f"{figures['in_flight']:,} in flight"
-    )
-    console.print(balance if report.deliveries.adds_up else f"DOES NOT ADD UP: {balance}")
-    for contradiction in report.deliveries.contradictions:
-        console.print(f"CONTRADICTION: {contradiction}")
-    verdict = "every customer is right to the cent" if report.comparison.exact else "THE ACCOUNTS ARE WRONG"
-    console.print(f"{verdict}; {report.seconds:.0f} s, {report.workers_started} workers started", style="bold")
-    if report.last_act is not None:
-        _print_last_act(console, report.last_act)
-    if report.plan.keep:
-        console.print(f"kept: schema {report.schema}, queue {report.queue_url}")
-
-
-def _print_last_act(console: Console, act: "LastAct") -> None:
-    load = act.load
-    console.print("\nlast act: Spark loads the whole file while workers process a part of it", style="bold")
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column(justify="left")
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    begun = (
-        f"writer {load['writer']}, {load['chunks']} chunks; {act.left_for_workers:,} messages were sent after the first"
-    )
-    rows = [
-        ("read by Spark", load["read"], begun),
-        ("applied by Spark", load["applied"], "events that were first"),
-        ("found processed", load["already_processed"], "events that workers had been first with"),
-        ("applied by workers", act.processed_by_workers, "messages that were first"),
-        ("rejected by workers", act.rejected_by_workers, "among them those that Spark had been first with"),
-        ("in the inbox", act.recorded, "both roads together"),
-    ]
-    for name, value, remark in rows:
-        table.add_row(name, f"{value:,}", remark)
-    comparison = act.comparison
-    for name, cents in (
-        ("by the file", comparison.expected_cents),
-        ("in the accounts", comparison.found_cents),
-        ("difference", comparison.difference_cents),
-    ):
-        table.add_row(name, f"${cents // 100:,}.{cents % 100:02}", "")
-    console.print(table)
-    balance = f"{load['read']:,} purchases = {load['applied']:,} by Spark + {act.processed_by_workers:,} by workers"
-    console.print(balance if act.adds_up else f"DOES NOT ADD UP: {balance}")
-    verdict = "every customer is right to the cent" if comparison.exact else "THE ACCOUNTS ARE WRONG"
-    console.print(f"{verdict}; {act.seconds:.0f} s", style="bold")
-
-
-def _grouped(dollars: str) -> str:
-    whole, _, cents = dollars.partition(".")
-    return f"{int(whole):,}.{cents}"

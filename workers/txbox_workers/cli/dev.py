@@ -1,10 +1,11 @@
-"""``txbox dev``: a Postgres and an SQS of your own, for as long as you work."""
+"""``txbox dev``: a Postgres, SQS, SNS and EventBridge of your own, for as long as you work."""
 
 import os
 import re
 import shlex
 import signal
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -28,15 +29,20 @@ def dev(
     ] = None,
     queues: Annotated[
         list[str] | None,
-        typer.Option("--queue", help="Create this SQS queue. Repeatable; QUEUE_URL is the first one's URL."),
+        typer.Option(
+            "--queue",
+            help="Create this SQS queue; its URL is in QUEUE_URL_ and its name, as in QUEUE_URL_PURCHASES. Repeatable; "
+            "QUEUE_URL is the first one's URL.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the environment as JSON.")] = False,
 ) -> None:
-    """Start a PostgreSQL and a local SQS, create the tables, print the environment to export, wait for Ctrl-C.
+    """Start a PostgreSQL and a local AWS, create the tables, print the environment to export, wait for Ctrl-C.
 
-    Both listen on 127.0.0.1 only. In another terminal, paste the printed lines, or `source` a file that they were
-    written to; then services, `txbox worker` and `txbox status` find both. If this process is killed, both servers end
-    with it.
+    The local AWS answers for SQS, SNS and EventBridge. Both servers listen on 127.0.0.1 only. In another terminal,
+    paste the printed lines, or `source` a file that they were written to; then services, `txbox worker`, `txbox relay`
+    and `txbox status` find both, and so does boto3: a topic or an event bus of yours is made with it. If this process
+    is killed, or its terminal closed, both servers end with it.
     """
     from txbox_migrations import upgrade_database
     from txbox_workers.embedded.services import DevServices
@@ -45,6 +51,7 @@ def dev(
     for name in queues or ():
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo", name):
             raise UsageError(f"--queue: SQS allows letters, digits, - and _, and .fifo at the end, not {name!r}")
+    variables = _variables(queues or ())
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
@@ -56,6 +63,7 @@ def dev(
         queue_urls = {name: create_queue(name) for name in queues or ()}
         if queue_urls:
             environment["QUEUE_URL"] = next(iter(queue_urls.values()))
+            environment |= {variables[name]: url for name, url in queue_urls.items()}
         if as_json:
             print_json({"environment": environment, "queues": queue_urls})
         else:
@@ -63,9 +71,22 @@ def dev(
                 typer.echo(f"export {name}={shlex.quote(value)}")
             if elsewhere is not None:
                 typer.echo("unset AWS_ENDPOINT_URL_SQS")
-            for name, url in queue_urls.items():
-                typer.echo(f"# queue {name}: {url}")
         where = "is kept" if data else "goes when you stop"
         typer.echo(f"ready; the data in {services.postgres.directory} {where}; Ctrl-C stops", err=True)
         stopping.wait()
     typer.echo("stopped", err=True)
+
+
+def _variables(queues: Iterable[str]) -> dict[str, str]:
+    """Return the variable that is to hold each queue's URL.
+
+    Raises:
+        UsageError: two queues would have the same one.
+    """
+    variables: dict[str, str] = {}
+    for name in dict.fromkeys(queues):
+        variable = f"QUEUE_URL_{re.sub('[^A-Z0-9]', '_', name.upper())}"
+        if (other := next((known for known in variables if variables[known] == variable), None)) is not None:
+            raise UsageError(f"--queue: {other} and {name} would both be {variable}; rename one of them")
+        variables[name] = variable
+    return variables

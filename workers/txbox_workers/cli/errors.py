@@ -8,7 +8,10 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from txbox import BrokerError, TxboxError
 from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
 
-__all__ = ["CommandFailed", "Interrupted", "UsageError", "explain", "mask", "masked_traceback"]
+__all__ = ["CREATE_TABLES", "CommandFailed", "Interrupted", "UsageError", "explain", "mask", "masked_traceback"]
+
+CREATE_TABLES = "`txbox db upgrade`"
+"""As errors about missing tables name it, ours and those of the database."""
 
 
 class UsageError(TxboxError):
@@ -67,7 +70,7 @@ def _explain_database(error: DBAPIError) -> str:
     said = _one_line(str(error.orig))
     code = sqlstate(error)
     if code == UNDEFINED_TABLE:
-        return f"{said.split(' LINE ')[0]}; create the tables with `txbox db upgrade`"
+        return f"{said.split(' LINE ')[0]}; create the tables with {CREATE_TABLES}"
     if code is None:
         return _with_remedy(said, _DATABASE_REMEDIES, "is the server running, and is the URL right?")
     return _with_remedy(f"the database refused: {said}", _DATABASE_REMEDIES)

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-__all__ = ["plain_console", "print_counts", "print_json", "print_table", "printable", "progress_bars"]
+__all__ = ["counted", "plain_console", "print_counts", "print_json", "print_table", "printable", "progress_bars"]
 
 UNFOLDED_COLUMNS = 10_000
 """Where nobody looks at columns, no line is folded."""
@@ -54,6 +54,11 @@ def print_counts(rows: Sequence[tuple[str, int, str]]) -> None:
     for name, count, remark in rows:
         table.add_row(name, f"{count:,}", printable(remark))
     plain_console().print(table)
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """Return how many there are of what ``one`` is called: ``1 message``, ``2,000 messages``."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def print_json(value: Mapping[str, Any] | list[Any]) -> None:

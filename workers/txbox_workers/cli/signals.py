@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["interrupted_plainly", "seen_as_interrupt", "terminated_as_interrupt"]
+__all__ = ["hangup_terminates", "interrupted_plainly", "seen_as_interrupt", "terminated_as_interrupt"]
 
 _asked: list[int] = []
 """The signals that asked this process to end. A list: a handler may take no lock, as it may interrupt who holds it."""
@@ -43,6 +43,19 @@ def seen_as_interrupt() -> Iterator[None]:
         if _asked:
             raise KeyboardInterrupt from error
         raise
+
+
+@contextmanager
+def hangup_terminates() -> Iterator[None]:
+    """Have the end of the terminal do what SIGTERM does, unless it is ignored, as under ``nohup``."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGHUP) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

@@ -1,12 +1,12 @@
 """``txbox worker``: run a worker of yours as a process."""
 
-import inspect
 from typing import Annotated
 
 import typer
 
+from txbox_workers.cli import named
 from txbox_workers.cli.errors import CommandFailed, UsageError
-from txbox_workers.cli.named import find, own_code_of
+from txbox_workers.cli.signals import hangup_terminates
 from txbox_workers.worker import STOP_SECONDS, Worker
 
 __all__ = ["worker"]
@@ -29,8 +29,9 @@ def worker(
     Exit status 1 if draining took longer than allowed.
     """
     found = load(target)
-    typer.echo(f"{found.inbox.subscriber_id} works on {found.source.name}; Ctrl-C drains and stops")
-    drained = found.run(stop_seconds)
+    works = f"{found.inbox.subscriber_id} works on {found.source.name}; Ctrl-C drains and stops"
+    with hangup_terminates():
+        drained = found.run(stop_seconds, started=lambda: typer.echo(works))
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.counts.items())) or "no deliveries"
     typer.echo(f"stopped: {counts}")
     if not drained:
@@ -47,46 +48,21 @@ def load(target: str) -> Worker:
         UsageError: there is no such module or name, or it is not a worker.
         CommandFailed: the module is there, and its own code raised.
     """
-    module, name = find(target, such_as="billing:worker")
-    module_name = module.__name__
-    found = getattr(module, name, None)
-    workers = sorted(known for known, value in vars(module).items() if isinstance(value, Worker))
-    if found is None:
-        hint = f"; it has {', '.join(workers)}" if workers else ""
-        raise UsageError(f"module {module_name} has no {name}{hint}")
-    what = f"{target} is a {type(found).__name__}"
-    if wanted := _required_parameters(found):
-        kind = "class" if isinstance(found, type) else type(found).__name__
-        what = f"{target} is the {kind} {name}({', '.join(wanted)})"
-    elif callable(found) and not isinstance(found, Worker):
-        with own_code_of(f"{target}()"):
-            found = found()
-        what = f"{target}() returned a {type(found).__name__}"
-    if not isinstance(found, Worker):
-        raise UsageError(f"{what}, not a worker; {_instead(module_name, name, wanted, workers)}")
-    return found
+    found = named.load(target, lambda value: isinstance(value, Worker), such_as="billing:worker")
+    if not isinstance(found.value, Worker):
+        raise UsageError(f"{found.what}, not a worker; {_instead(found)}")
+    return found.value
 
 
-def _required_parameters(found: object) -> list[str]:
-    """Return what has to be given when this is called; a function that makes a worker wants nothing."""
-    if not callable(found):
-        return []
-    try:
-        parameters = inspect.signature(found).parameters.values()
-    except ValueError:  # written in C, without a signature
-        return []
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
-
-
-def _instead(module_name: str, name: str, wanted: list[str], workers: list[str]) -> str:
+def _instead(found: named.Named) -> str:
     """Say what to do instead: run a worker that is there, or make one of what looks like a handler."""
-    if workers:
-        return "run " + " or ".join(f"`txbox worker {module_name}:{worker}`" for worker in workers)
-    if len(wanted) == HANDLER_PARAMETERS:
+    module_name = found.module.__name__
+    if found.fitting:
+        return "run " + " or ".join(f"`txbox worker {module_name}:{worker}`" for worker in found.fitting)
+    if len(found.wanted) == HANDLER_PARAMETERS:
         subscriber = module_name.rpartition(".")[2]
         return (
-            f"write `worker = SqsWorker(queue_url, inbox=Inbox({subscriber!r}), engine=engine, handler={name})` there, "
-            f"and run `txbox worker {module_name}:worker`"
+            f"write `worker = SqsWorker(queue_url, inbox=Inbox({subscriber!r}), engine=engine, handler={found.name})` "
+            f"there, and run `txbox worker {module_name}:worker`"
         )
     return "name a worker, or a function without parameters that returns one"

@@ -1,1 +1,8 @@
-"""The demo: real purchases through a broker that duplicates and workers that are killed, counted to the cent."""
+"""The demo: a chain of services whose processes are killed everywhere, counted to the cent.
+
+::
+
+    shop ───────────────→ relay → SQS → billing ──────────────→ relay → SQS → notification
+    order and outbox,                   inbox, account and                   inbox and
+    one transaction                     outbox, one transaction              notification, one transaction
+"""

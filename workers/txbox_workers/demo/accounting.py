@@ -1,19 +1,29 @@
-"""The reckoning: every delivery accounted for, every customer's total compared with the file."""
+"""The reckoning: every send and delivery accounted for, every total and every notification compared with the file."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from txbox import Outcome
 from txbox_workers.demo.journal import Sightings
-from txbox_workers.demo.purchases import Account
+from txbox_workers.demo.notification import Notification
+from txbox_workers.demo.purchases import Account, Purchase
 
-__all__ = ["Comparison", "Deliveries", "account_for", "compare"]
+__all__ = [
+    "Comparison",
+    "Deliveries",
+    "Notices",
+    "Sends",
+    "account_for",
+    "account_for_sends",
+    "compare",
+    "compare_notifications",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Deliveries:
-    """What became of all deliveries.
+    """What became of all deliveries to one subscriber.
 
     Attributes:
         received: deliveries that reached a worker.
@@ -111,4 +121,81 @@ def compare(expected: Mapping[str, Account], found: Mapping[str, Account]) -> Co
         expected_cents=sum(account.cents for account in expected.values()),
         found_cents=sum(account.cents for account in found.values()),
         difference_cents=sum(abs(want.cents - got.cents) for want, got in pairs.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """What the relays have sent.
+
+    Attributes:
+        messages: messages that they have handed to the broker.
+        handed: how often they have done so, all together.
+        contradictions: what cannot be, in words; empty if all is well.
+    """
+
+    messages: int
+    handed: int
+    contradictions: tuple[str, ...]
+
+    @property
+    def again(self) -> int:
+        """Sends of a message that had been sent before: its relay was killed, or the answer was lost."""
+        return self.handed - self.messages
+
+
+def account_for_sends(handed: Mapping[str, int], committed: Iterable[str], processed: Iterable[str]) -> Sends:
+    """Account for every message that was handed to the broker, from three sources that know nothing of each other.
+
+    Args:
+        handed: from the relays' journals: the ids of messages, and how often each was handed over.
+        committed: ids that are in the outbox of a committed transaction, by the file.
+        processed: ids of the messages that billing has published, by what the next inbox has processed.
+    """
+    due = frozenset(committed) | frozenset(processed)
+    contradictions = []
+    if strays := sorted(handed.keys() - due):
+        contradictions.append(
+            f"{len(strays)} messages sent that were rolled back or that nobody has processed, such as {strays[0]}"
+        )
+    if unsent := sorted(due - handed.keys()):
+        contradictions.append(f"{len(unsent)} messages that no relay has sent, such as {unsent[0]}")
+    return Sends(messages=len(handed), handed=sum(handed.values()), contradictions=tuple(contradictions))
+
+
+@dataclass(frozen=True, slots=True)
+class Notices:
+    """The notifications against the file.
+
+    Attributes:
+        found: how many there are.
+        missing: purchases of which the customer was not told.
+        repeated: purchases of which the customer was told more than once.
+        wrong: purchases that the file does not have, or with another customer or amount.
+    """
+
+    found: int
+    missing: tuple[str, ...]
+    repeated: tuple[str, ...]
+    wrong: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every customer was told of every purchase, once."""
+        return not (self.missing or self.repeated or self.wrong)
+
+
+def compare_notifications(purchases: Iterable[Purchase], found: Iterable[Notification]) -> Notices:
+    """Compare the notifications with the file."""
+    expected = {one.event_id: Notification(one.event_id, one.customer_id, one.cents) for one in purchases}
+    times, wrong = Counter[str](), set()
+    for notification in found:
+        times[notification.purchase_id] += 1
+        if expected.get(notification.purchase_id) != notification:
+            wrong.add(notification.purchase_id)
+    return Notices(
+        found=times.total(),
+        missing=tuple(sorted(expected.keys() - times.keys())),
+        repeated=tuple(sorted(purchase for purchase, number in times.items() if number > 1)),
+        wrong=tuple(sorted(wrong)),
     )

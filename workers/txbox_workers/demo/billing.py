@@ -1,13 +1,16 @@
-"""The service of the demo: adds each purchase to its customer's account."""
+"""The second service of the chain: adds each purchase to its customer's account, and has the customer notified."""
+
+import json
 
 from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Text, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from txbox import Message
+from txbox.outbox import Outbox
 from txbox_workers.demo.purchases import Account
 
-__all__ = ["SUBSCRIBER", "account_table", "add_purchase", "read_accounts"]
+__all__ = ["SUBSCRIBER", "Billing", "account_table", "create_tables", "read_accounts"]
 
 SUBSCRIBER = "billing"
 
@@ -33,18 +36,29 @@ def _upsert() -> object:
 _UPSERT = _upsert()
 
 
-def add_purchase(session: Session, message: Message) -> None:
-    """Add one purchase to its customer's account: the handler. It knows nothing of duplicates."""
-    purchase = message.json()
-    session.execute(
-        _UPSERT,  # type: ignore[call-overload]
-        {
-            "customer_id": purchase["customer_id"],
-            "purchases": 1,
-            "cds": purchase["cds"],
-            "cents": purchase["cents"],
-        },
-    )
+class Billing:
+    """The handler. It knows nothing of duplicates.
+
+    What it publishes gets an id of its own in each run: were it ever run twice for a purchase, or its message sent
+    although its transaction was rolled back, then the customer would be notified twice, and the demo would see it.
+    """
+
+    def __init__(self, outbox: Outbox, notifications_url: str) -> None:
+        """Take the outbox, and the queue of those who notify customers; an empty one: nobody is told."""
+        self._outbox = outbox
+        self._notifications_url = notifications_url
+
+    def __call__(self, session: Session, message: Message) -> None:
+        """Add one purchase to its customer's account and publish that it was billed, in the worker's transaction."""
+        purchase = message.json()
+        customer_id = purchase["customer_id"]
+        session.execute(
+            _UPSERT,  # type: ignore[call-overload]
+            {"customer_id": customer_id, "purchases": 1, "cds": purchase["cds"], "cents": purchase["cents"]},
+        )
+        if self._notifications_url:
+            billed = {"purchase_id": message.id, "customer_id": customer_id, "cents": purchase["cents"]}
+            self._outbox.publish(session, self._notifications_url, json.dumps(billed), key=customer_id)
 
 
 def create_tables(engine: Engine) -> None:

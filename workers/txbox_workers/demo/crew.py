@@ -1,170 +1,194 @@
-"""The crew: worker processes that are killed again and again, and replaced."""
+"""The crew: the processes of all roles, of which some are killed again and again, and replaced."""
 
 import random
 import signal
-import subprocess
-import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from txbox import TxboxError
-from txbox_workers.demo.worker_process import Orders
+from txbox_workers.demo import billing, notification, relay_process, shop_process, worker_process
+from txbox_workers.demo.fork_server import ForkServer
+from txbox_workers.demo.orders import Orders
 
-__all__ = ["Crew", "Kills"]
+__all__ = ["ANYWHERE", "BILLING", "NOTIFICATION", "RELAY", "ROLES", "SHOP", "Crew", "Role", "Team"]
 
-MOMENTS = ("anywhere", "committed", "received", "handling")
-"""Where a worker dies: killed from outside at any instant, between commit and ack, between receive and
-transaction, or between insert and commit."""
+ANYWHERE = "anywhere"
+"""Where a process dies that is killed from outside, at any instant. It kills itself at all other moments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A kind of process.
+
+    Attributes:
+        name: what it is.
+        moments: where its processes die, in turn.
+        journal_bytes: what it writes down about each message.
+        ends: whether its processes come to an end by themselves, when everything is done.
+    """
+
+    name: str
+    moments: tuple[str, ...]
+    journal_bytes: int
+    ends: bool = False
+
+
+_WORKER_MOMENTS = (worker_process.HANDLING, worker_process.COMMITTED, ANYWHERE, worker_process.RECEIVED)
+
+SHOP = Role("shop", (shop_process.INSERTED, ANYWHERE), journal_bytes=20, ends=True)
+RELAY = Role("relay", (relay_process.SENT, ANYWHERE, relay_process.CLAIMED), journal_bytes=80)
+BILLING = Role(billing.SUBSCRIBER, _WORKER_MOMENTS, journal_bytes=90)
+NOTIFICATION = Role(notification.SUBSCRIBER, _WORKER_MOMENTS, journal_bytes=140)
+ROLES = (SHOP, RELAY, BILLING, NOTIFICATION)
 
 
 @dataclass(slots=True)
-class Kills:
-    """How many workers were killed, and where."""
+class Team:
+    """The processes of one role.
 
-    anywhere: int = 0
-    committed: int = 0
-    received: int = 0
-    handling: int = 0
+    Attributes:
+        role: their role.
+        members: how many at a time.
+        kills: how many are to be killed.
+        messages: about how many messages all of them together see.
+        killed: how many were, by moment.
+        started: how many were started.
+    """
+
+    role: Role
+    members: int
+    kills: int = 0
+    messages: int = 0
+    killed: dict[str, int] = field(default_factory=dict)
+    started: int = 0
+
+    def __post_init__(self) -> None:
+        self.killed = dict.fromkeys(self.role.moments, 0)
 
     @property
-    def total(self) -> int:
-        """All of them."""
-        return self.anywhere + self.committed + self.received + self.handling
+    def kills_total(self) -> int:
+        """How many were killed."""
+        return sum(self.killed.values())
+
+    @property
+    def messages_per_life(self) -> float:
+        """About how many messages a member sees before it is killed."""
+        return self.messages / (max(self.members, self.kills) * _SPARE)
 
 
 @dataclass(slots=True)
 class _Member:
-    process: subprocess.Popen[bytes]
-    journal: Path
-    moment: str
-    kill_at_bytes: int
-    number: int
+    team: Team
+    orders: Orders
+    killed_from_outside: bool = False
 
 
 class Crew:
-    """Keeps a number of worker processes alive, and has each die after a while until enough have died."""
+    """Keeps the processes of all teams alive, and has each die after a while until enough have died."""
 
-    def __init__(
-        self,
-        *,
-        queue_url: str,
-        schema: str,
-        directory: Path,
-        environment: dict[str, str],
-        workers: int,
-        kills: int,
-        batches_per_life: int,
-        visibility_seconds: int,
-        seed: int,
-    ) -> None:
-        """Prepare; ``tend`` starts the workers.
+    def __init__(self, server: ForkServer, teams: Sequence[Team], orders: Orders) -> None:
+        """Prepare; ``tend`` starts the processes.
 
         Args:
-            queue_url: where they work.
-            schema: where their tables are.
-            directory: for journals and logs.
-            environment: theirs.
-            workers: how many at a time.
-            kills: how many are to be killed.
-            batches_per_life: about how many batches a worker does before it is killed.
-            visibility_seconds: how long a delivery is theirs.
-            seed: of the random choices.
+            server: forks them.
+            teams: which processes, and how many.
+            orders: what is the same for all of them; the seed is that of the random choices here.
         """
-        self.kills = Kills()
-        self.started = 0
-        self._queue_url = queue_url
-        self._schema = schema
-        self._directory = directory
-        self._environment = environment
-        self._workers = workers
-        self._kills_wanted = kills
-        self._batches_per_life = batches_per_life
-        self._visibility_seconds = visibility_seconds
-        self._random = random.Random(seed)  # noqa: S311 - choices of the demo, no secrets
+        self.teams = tuple(teams)
+        self._server = server
+        self._orders = orders
+        self._random = random.Random(orders.seed)  # noqa: S311 - choices of the demo, no secrets
         self._members: list[_Member] = []
+        self._done: set[tuple[str, int]] = set()
+
+    @property
+    def kills_total(self) -> int:
+        """How many processes were killed, of all roles."""
+        return sum(team.kills_total for team in self.teams)
+
+    @property
+    def started(self) -> int:
+        """How many processes were started, of all roles."""
+        return sum(team.started for team in self.teams)
+
+    def is_done(self, role: Role) -> bool:
+        """Whether every process of a role has come to its end."""
+        return all((role.name, slot) in self._done for team in self._of(role) for slot in range(team.members))
 
     def tend(self) -> None:
         """Bury the dead, kill whose time has come, start who is missing. Called again and again.
 
         Raises:
-            TxboxError: a worker ended that was not killed.
+            TxboxError: a process ended that was not killed.
         """
         for member in list(self._members):
-            status = member.process.poll()
+            status = self._server.status(member.orders)
             if status is not None:
                 self._bury(member, status)
-            elif member.moment == "anywhere" and _size(member.journal) >= member.kill_at_bytes:
-                member.process.kill()
-                self._bury(member, member.process.wait())
-        while len(self._members) < self._workers:
-            self._members.append(self._start())
+            elif member.orders.moment == ANYWHERE and not member.killed_from_outside:
+                member.killed_from_outside = self._kill_if_old(member)
+        for team in self.teams:
+            taken = {member.orders.slot for member in self._members if member.team is team}
+            for slot in range(team.members):
+                if slot not in taken and (team.role.name, slot) not in self._done:
+                    self._members.append(self._start(team, slot))
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Have every worker drain and end; one that does not in time is killed, and its messages come again."""
-        for member in self._members:
-            member.process.send_signal(signal.SIGTERM)
-        for member in self._members:
-            try:
-                member.process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                member.process.kill()
-                member.process.wait()
-            _close(member)
-        self._members = []
+        """Have every process drain and end; one that does not in time is killed, and its messages come again."""
+        self._end(signal.SIGTERM, timeout)
+        self._end(signal.SIGKILL, timeout)
 
-    def kill(self) -> None:
-        """End every worker at once."""
+    def _end(self, number: signal.Signals, timeout: float) -> None:
         for member in self._members:
-            member.process.kill()
-            member.process.wait()
-            _close(member)
-        self._members = []
+            self._server.signal(member.orders, number)
+        late = self._server.wait([member.orders for member in self._members], timeout)
+        self._members = [member for member in self._members if member.orders in late]
 
-    def _start(self) -> _Member:
-        self.started += 1
-        number = self.started
-        # A worker dies only while there are deaths to die; those alive already have theirs foretold.
-        doomed = self.kills.total + sum(bool(member.moment) for member in self._members) < self._kills_wanted
-        moment = MOMENTS[number % len(MOMENTS)] if doomed else ""
-        batches = max(1, round(self._batches_per_life * self._random.uniform(0.5, 1.5)))
-        journal = self._directory / f"worker-{number:03}.journal"
-        orders = Orders(
-            queue_url=self._queue_url,
-            schema=self._schema,
-            journal=str(journal),
-            visibility_seconds=self._visibility_seconds,
-            die="" if moment == "anywhere" else moment,
-            die_after=max(1, batches * _FIRST_PER_BATCH) if moment == "handling" else batches,
+    def _of(self, role: Role) -> list[Team]:
+        return [team for team in self.teams if team.role is role]
+
+    def _start(self, team: Team, slot: int) -> _Member:
+        team.started += 1
+        # A process dies only while there are deaths to die; those alive already have theirs foretold.
+        foretold = sum(bool(member.orders.moment) for member in self._members if member.team is team)
+        doomed = team.kills_total + foretold < team.kills
+        moments = team.role.moments
+        orders = replace(
+            self._orders,
+            role=team.role.name,
+            number=team.started,
+            slot=slot,
+            slots=team.members,
+            moment=moments[(team.started - 1) % len(moments)] if doomed else "",
+            life=max(1, round(team.messages_per_life * self._random.uniform(0.5, 1.5))),
             seed=self._random.randrange(2**32),
         )
-        with (self._directory / f"worker-{number:03}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "txbox_workers.demo.worker_process"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,
-            )
-        if process.stdin is not None:
-            process.stdin.write(f"{orders.as_json()}\n".encode())
-            process.stdin.flush()
-        return _Member(process, journal, moment, batches * _JOURNAL_BYTES_PER_BATCH, number)
+        self._server.fork(orders)
+        return _Member(team, orders)
+
+    def _kill_if_old(self, member: _Member) -> bool:
+        if _size(member.orders.journal) < member.orders.life * member.team.role.journal_bytes:
+            return False
+        self._server.signal(member.orders, signal.SIGKILL)
+        return True
 
     def _bury(self, member: _Member, status: int) -> None:
-        _close(member)
         self._members.remove(member)
-        if status != -signal.SIGKILL or not member.moment:
-            log = (self._directory / f"worker-{member.number:03}.log").read_text(errors="replace").strip()
-            last = log.splitlines()[-1] if log else "it said nothing"
-            raise TxboxError(f"worker {member.number} ended by itself with status {status}: {last}")
-        setattr(self.kills, member.moment, getattr(self.kills, member.moment) + 1)
+        team, orders = member.team, member.orders
+        if status == -signal.SIGKILL and orders.moment:
+            team.killed[orders.moment] += 1
+        elif status == 0 and team.role.ends:
+            self._done.add((team.role.name, orders.slot))
+        else:
+            said = orders.log.read_text(errors="replace").strip().splitlines() if orders.log.exists() else []
+            raise TxboxError(
+                f"{orders.name} ended by itself with status {status}: {said[-1] if said else 'it said nothing'}"
+            )
 
 
-_FIRST_PER_BATCH = 6
-"""About how many of a batch's ten messages are no duplicates."""
-
-_JOURNAL_BYTES_PER_BATCH = 10 * 2 * 45
+_SPARE = 2.0
+"""Lives are planned shorter than kills alone would have them, so that no share of the work ends before its kills."""
 
 
 def _size(path: Path) -> int:
@@ -172,8 +196,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _close(member: _Member) -> None:
-    if member.process.stdin is not None:
-        member.process.stdin.close()

@@ -1,8 +1,8 @@
-"""Journals: what each worker process saw, written so that SIGKILL cannot take it back.
+"""Journals: what each process saw, written so that SIGKILL cannot take it back.
 
-A worker's own counters die with it. So every process appends one line when it receives a delivery and one when the
+A process's own counters die with it. So every worker appends one line when it receives a delivery and one when the
 outcome stands, straight to a file: what ``os.write`` was given, the kernel keeps. What was received and has no
-outcome was in a process's hands when it was killed.
+outcome was in a process's hands when it was killed. Shops and relays note what they have done in the same way.
 
 The last line of a journal may be torn: a kernel copies a write page by page and looks for a deadly signal in between,
 so a process killed inside ``os.write`` leaves a part of it. A line without its end is left out, and nothing is lost
@@ -12,20 +12,21 @@ delivery counts as one in the hands of a killed worker, which it was.
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from txbox import Outcome
 from txbox.instrumentation import Event, Received, Settled
 
-__all__ = ["Journal", "Sightings", "read_journals"]
+__all__ = ["Journal", "Sightings", "read_journals", "read_notes"]
 
 _RECEIVED = "received"
 
 
 class Journal:
-    """Writes one process's journal; an instance is a hook."""
+    """Writes one process's journal; an instance is a hook of workers."""
 
     def __init__(self, path: Path) -> None:
         """Open the journal.
@@ -46,12 +47,18 @@ class Journal:
             case _:
                 pass
 
+    def note(self, what: str, names: Iterable[str]) -> None:
+        """Write down that something has happened to each of these, a line for each."""
+        self._append("".join(f"{what} {name}\n" for name in names))
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
 
     def _write(self, lines: Iterable[tuple[str, str, str]]) -> None:
-        text = "".join(f"{what} {_short(delivery)} {message}\n" for what, delivery, message in lines)
+        self._append("".join(f"{what} {_short(delivery)} {message}\n" for what, delivery, message in lines))
+
+    def _append(self, text: str) -> None:
         rest = text.encode()
         while rest:
             rest = rest[os.write(self._file, rest) :]
@@ -70,18 +77,31 @@ class Sightings:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
 
-def read_journals(directory: Path) -> Sightings:
-    """Read the journals of every process."""
+def read_journals(directory: Path, role: str) -> Sightings:
+    """Read the journals of every worker process of one role."""
     sightings = Sightings()
-    for path in sorted(directory.glob("*.journal")):
-        whole, _, _torn = path.read_text().rpartition("\n")
-        for line in whole.splitlines():
-            what, delivery, message = line.split(" ", 2)
-            if what == _RECEIVED:
-                sightings.received[delivery] = message
-            else:
-                sightings.outcomes[delivery] = Outcome(what)
+    for line in _lines(directory, role):
+        what, delivery, message = line.split(" ", 2)
+        if what == _RECEIVED:
+            sightings.received[delivery] = message
+        else:
+            sightings.outcomes[delivery] = Outcome(what)
     return sightings
+
+
+def read_notes(directory: Path, role: str) -> Mapping[str, Counter[str]]:
+    """Read what the processes of one role have noted: by what has happened, which names, how often each."""
+    notes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for line in _lines(directory, role):
+        what, name = line.split(" ", 1)
+        notes[what][name] += 1
+    return notes
+
+
+def _lines(directory: Path, role: str) -> Iterator[str]:
+    for path in sorted(directory.glob(f"{role}-*.journal")):
+        whole, _, _torn = path.read_text().rpartition("\n")
+        yield from whole.splitlines()
 
 
 def _short(delivery_id: str) -> str:

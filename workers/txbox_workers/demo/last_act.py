@@ -1,17 +1,18 @@
 """The last act: Spark loads the whole file while the workers are still busy with a part of it.
 
 Both roads lead through one inbox, so it does not matter who comes first. The workers' purchases are taken from all over
-the file. A third of them are sent before the load has merged its first chunk, and the rest while it goes on: some are
-processed by the workers and found by the load, others the other way round.
+the file. A third of them are published before the load has merged its first chunk, and the rest while it goes on: some
+are processed by the workers and found by the load, others the other way round. Nobody is notified: a bulk load catches
+up on what is past.
 """
 
 import json
+import os
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine, text
 
 from txbox import Outcome, TxboxError
+from txbox.outbox import Outbox, Outgoing
 from txbox_workers.demo.accounting import Comparison, compare
 from txbox_workers.demo.billing import SUBSCRIBER, read_accounts
-from txbox_workers.demo.crew import Crew
+from txbox_workers.demo.crew import BILLING, RELAY, Crew, Team
+from txbox_workers.demo.fork_server import ForkServer
 from txbox_workers.demo.journal import read_journals
+from txbox_workers.demo.orders import Orders
 from txbox_workers.demo.place import Place
-from txbox_workers.demo.publisher import Publisher
 from txbox_workers.demo.purchases import TOTAL_PURCHASES, Purchase, read_purchases, totals
 from txbox_workers.settings import DATABASE_URL_VARIABLE
 from txbox_workers.sqs import queue_backlog
@@ -36,9 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["LastAct", "run_last_act"]
 
 BEFORE_THE_LOAD = 3
-"""One of so many messages is sent before the load has merged a chunk."""
+"""One of so many messages is published before the load has merged a chunk."""
 
 WORKERS = 2
+
+WORKERS_PURCHASES = 7_000
+"""So many of the file's purchases go to the workers."""
 
 CHUNK_ROWS = 10_000
 """Small, so that the workers meet the load in many chunks."""
@@ -69,7 +75,7 @@ class LastAct:
         load: the report of the bulk load.
         processed_by_workers: messages that workers were first with.
         rejected_by_workers: deliveries that the inbox rejected.
-        left_for_workers: messages not sent when the load had merged its first chunk.
+        left_for_workers: messages not published when the load had merged its first chunk.
         recorded: ids in the inbox.
         comparison: the accounts against the whole file.
         seconds: how long it took.
@@ -111,79 +117,65 @@ class LastAct:
 
 
 def run_last_act(
-    place: Place,
-    client: "SQSClient",
-    environment: dict[str, str],
-    directory: Path,
-    *,
-    purchases: int,
-    seed: int,
-    visibility_seconds: int,
-    say: Callable[[str], None],
+    place: Place, client: "SQSClient", server: ForkServer, orders: Orders, *, say: Callable[[str], None]
 ) -> LastAct:
     """Load the whole file while workers process a part of it.
 
     Args:
         place: where.
         client: an SQS client of boto3.
-        environment: of the processes.
-        directory: for files, journals and logs; empty.
-        purchases: how many go to the workers.
-        seed: of the random choices.
-        visibility_seconds: how long a delivery is a worker's.
+        server: forks the processes.
+        orders: what is the same for all of them; their directory is empty.
         say: is told what happens.
 
     Raises:
         TxboxError: the load failed, or nothing comes to an end.
     """
     begun = time.monotonic()
-    merging = threading.Event()
-    left = purchases - len(range(0, purchases, BEFORE_THE_LOAD))
-    publisher = Publisher(client, place.queue_url, _gated(purchases, merging), seed=seed, on_sent=lambda _: None)
-    crew = Crew(
-        queue_url=place.queue_url,
-        schema=place.schema,
-        directory=directory,
-        environment=environment,
-        workers=WORKERS,
-        kills=0,
-        batches_per_life=1,
-        visibility_seconds=visibility_seconds,
-        seed=seed,
-    )
-    load = _start_load(place, environment, directory)
+    directory = Path(orders.directory)
+    before, beside = _parts(WORKERS_PURCHASES)
+    crew = Crew(server, [Team(RELAY, 1), Team(BILLING, WORKERS)], orders)
+    load = _start_load(place, orders, directory)
     try:
-        publisher.start()
+        _publish(place, before)
         say("last act: Spark is starting")
-        while not _is_over(load, publisher, place, client, directory):
+        merging = False
+        while not (_is_over(load, place, client, directory) and merging):
             crew.tend()
-            if not merging.is_set() and _count(place.engine, _CHUNKS):
-                merging.set()
+            if not merging and _count(place.engine, _CHUNKS):
+                merging = True
                 say("last act: loading the whole file beside the workers")
-            if publisher.error is not None:
-                raise TxboxError(f"publishing failed: {publisher.error}") from publisher.error
+                _publish(place, beside)
             if time.monotonic() - begun > LONGEST_SECONDS:
                 raise TxboxError(f"the last act has not come to an end in {LONGEST_SECONDS:g} s")
             time.sleep(LOOK_SECONDS)
         crew.stop()
     finally:
-        merging.set()
-        publisher.stop()
-        crew.kill()
         load.kill()
         load.wait()
-    return _reckon(place, directory, left, seconds=time.monotonic() - begun)
+    return _reckon(place, directory, len(beside), seconds=time.monotonic() - begun)
 
 
-def _gated(purchases: int, gate: threading.Event) -> Iterator[Purchase]:
-    """Give purchases from all over the file: some from everywhere at once, and the others when the gate opens."""
+def _parts(purchases: int) -> tuple[list[Purchase], list[Purchase]]:
+    """Return purchases from all over the file: some from everywhere to go first, and the others."""
     chosen = list(islice(islice(read_purchases(), 0, None, TOTAL_PURCHASES // purchases), purchases))
-    yield from chosen[::BEFORE_THE_LOAD]
-    gate.wait()
-    yield from (purchase for number, purchase in enumerate(chosen) if number % BEFORE_THE_LOAD)
+    others = [purchase for number, purchase in enumerate(chosen) if number % BEFORE_THE_LOAD]
+    return chosen[::BEFORE_THE_LOAD], others
 
 
-def _start_load(place: Place, environment: dict[str, str], directory: Path) -> "subprocess.Popen[bytes]":
+def _publish(place: Place, purchases: Sequence[Purchase]) -> None:
+    """Publish purchases in one transaction."""
+    with place.engine.begin() as connection:
+        Outbox().publish_many(
+            connection,
+            [
+                Outgoing(place.purchases_url, one.as_json(), key=one.customer_id, message_id=one.event_id)
+                for one in purchases
+            ],
+        )
+
+
+def _start_load(place: Place, orders: Orders, directory: Path) -> "subprocess.Popen[bytes]":
     """Start `txbox bulk-load` on the whole file, as a person would."""
     events, effect = directory / "purchases.jsonl", directory / "account.sql"
     with events.open("w") as file:
@@ -199,25 +191,23 @@ def _start_load(place: Place, environment: dict[str, str], directory: Path) -> "
             stdin=subprocess.DEVNULL,
             stdout=report,
             stderr=log,
-            env={**environment, **here},
+            env={**os.environ, **orders.environment, **here},
             start_new_session=True,
         )
 
 
-def _is_over(
-    load: "subprocess.Popen[bytes]", publisher: Publisher, place: Place, client: "SQSClient", directory: Path
-) -> bool:
+def _is_over(load: "subprocess.Popen[bytes]", place: Place, client: "SQSClient", directory: Path) -> bool:
     status = load.poll()
     if status:
         said = _log(directory).read_text(errors="replace").strip().splitlines()
         raise TxboxError(f"the bulk load ended with status {status}: {said[-1] if said else 'it said nothing'}")
-    if status is None or not publisher.done:
+    if status is None or _count(place.engine, _OUTBOX):
         return False
-    return sum(queue_backlog(place.queue_url, client=client).values()) == 0
+    return sum(queue_backlog(place.purchases_url, client=client).values()) == 0
 
 
 def _reckon(place: Place, directory: Path, left: int, *, seconds: float) -> LastAct:
-    outcomes = Counter(read_journals(directory).outcomes.values())
+    outcomes = Counter(read_journals(directory, SUBSCRIBER).outcomes.values())
     with place.engine.connect() as connection:
         found = read_accounts(connection)
     return LastAct(
@@ -244,5 +234,6 @@ def _log(directory: Path) -> Path:
     return directory / "bulk-load.log"
 
 
+_OUTBOX = text("SELECT count(*) FROM outbox_message")
 _CHUNKS = text("SELECT count(*) FROM bulk_load_chunk")
 _RECORDED = text("SELECT count(*) FROM processed_message")

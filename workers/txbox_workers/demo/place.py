@@ -1,4 +1,4 @@
-"""A place to work in: a schema with the tables, and a queue."""
+"""A place to work in: a schema with the tables, and the queues."""
 
 import secrets
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ from sqlalchemy import URL, Engine
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from txbox_migrations import upgrade_database
-from txbox_workers.demo.billing import create_tables
+from txbox_workers.demo import billing, notification, shop
 from txbox_workers.settings import database_engine
 from txbox_workers.sqs import create_queue, delete_queue
 
@@ -24,27 +24,34 @@ class Place:
     """Where one act plays.
 
     Attributes:
-        schema: the schema of the tables, txbox's and the service's.
+        schema: the schema of the tables, txbox's and the services'.
         url: the database, with that schema as its search path.
         engine: the same.
-        queue_url: the queue.
+        purchases_url: the queue from the shop to billing.
+        notifications_url: the queue from billing to notification.
     """
 
     schema: str
     url: URL
     engine: Engine
-    queue_url: str
+    purchases_url: str
+    notifications_url: str
+
+    @property
+    def queue_urls(self) -> tuple[str, str]:
+        """Both queues, in the order of the chain."""
+        return self.purchases_url, self.notifications_url
 
 
 def open_place(admin: Engine, url: URL, client: "SQSClient", cleanup: ExitStack, *, keep: bool) -> Place:
-    """Create a schema with the tables, and a queue.
+    """Create a schema with the tables, and two queues.
 
     Args:
         admin: the database.
         url: the same.
         client: an SQS client of boto3.
         cleanup: gets what is to be done at the end.
-        keep: leave both behind.
+        keep: leave them behind.
     """
     schema = f"txbox_demo_{secrets.token_hex(4)}"
     here = url.update_query_dict({"options": f"-csearch_path={schema}"})
@@ -56,10 +63,18 @@ def open_place(admin: Engine, url: URL, client: "SQSClient", cleanup: ExitStack,
     cleanup.callback(engine.dispose)
     upgrade_database(admin, schema=schema)
     create_tables(engine)
-    queue_url = create_queue(schema.replace("_", "-"), client=client)
-    if not keep:
-        cleanup.callback(delete_queue, queue_url, client=client)
-    return Place(schema, here, engine, queue_url)
+    queue_urls = []
+    for queue in ("purchases", "notifications"):
+        queue_urls.append(create_queue(f"{schema.replace('_', '-')}-{queue}", client=client))
+        if not keep:
+            cleanup.callback(delete_queue, queue_urls[-1], client=client)
+    return Place(schema, here, engine, *queue_urls)
+
+
+def create_tables(engine: Engine) -> None:
+    """Create the tables of the services."""
+    for service in (shop, billing, notification):
+        service.create_tables(engine)
 
 
 def _drop_schema(engine: Engine, schema: str) -> None:

@@ -1,11 +1,11 @@
-"""The main job: publish, process, kill, and reckon."""
+"""The main job: order, relay, bill, relay, notify, kill, and reckon."""
 
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,126 +13,45 @@ from sqlalchemy import text
 
 from txbox import TxboxError
 from txbox.status import read_status
-from txbox_workers.demo.accounting import Comparison, Deliveries, account_for, compare
-from txbox_workers.demo.billing import SUBSCRIBER, read_accounts
-from txbox_workers.demo.crew import Crew, Kills
-from txbox_workers.demo.journal import read_journals
-from txbox_workers.demo.last_act import LastAct, run_last_act
+from txbox_workers.demo import billing, notification
+from txbox_workers.demo.accounting import account_for, account_for_sends, compare, compare_notifications
+from txbox_workers.demo.billing import read_accounts
+from txbox_workers.demo.crew import RELAY, SHOP, Crew
+from txbox_workers.demo.fork_server import ForkServer
+from txbox_workers.demo.journal import read_journals, read_notes
+from txbox_workers.demo.last_act import run_last_act
+from txbox_workers.demo.notification import read_notifications
+from txbox_workers.demo.orders import Orders
 from txbox_workers.demo.place import Place, open_place
-from txbox_workers.demo.publisher import Publisher, Sent
+from txbox_workers.demo.plan import Plan, Progress
 from txbox_workers.demo.purchases import read_purchases, totals
-from txbox_workers.demo.worker_process import LOST_ACK_SHARE
+from txbox_workers.demo.relay_process import HANDED
+from txbox_workers.demo.report import Report, Shop
+from txbox_workers.demo.shop import read_orders
+from txbox_workers.demo.shop_process import DECLINED
+from txbox_workers.demo.standing import Standing, read_standing
 from txbox_workers.settings import DATABASE_URL_VARIABLE, database_engine, database_url
-from txbox_workers.sqs import MAX_BATCH, queue_backlog, sqs_client
+from txbox_workers.sqs import sqs_client
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["Plan", "Progress", "Report", "run_demo"]
+__all__ = ["run_demo"]
 
-VISIBILITY_SECONDS = 4
+VISIBILITY_SECONDS = 2
 """Short, so that what a killed worker held comes again soon."""
 
 STALL_SECONDS = 90.0
 """Without any progress for that long, something is broken."""
 
-LOOK_SECONDS = 0.1
-"""Between looks at the workers."""
+LOST_SECONDS = 3.0 * VISIBILITY_SECONDS
+"""Nothing waits anywhere, and something is missing: if that lasts, it is lost, and the reckoning says what."""
 
+LOOK_SECONDS = 0.1
+"""Between looks at the processes, a database and queues, which have no signal in common."""
 
 COUNT_PAUSE = 20
-"""Between counts of what is processed, in times of what the last count took."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do.
-
-    Attributes:
-        purchases: how many of the file's.
-        workers: processes at a time.
-        kills: how many workers to kill.
-        seed: of all random choices.
-        database_url: a Postgres to use; None starts an embedded one.
-        own_broker: start a local SQS; otherwise boto3's own settings lead to one.
-        keep: leave schema and queue behind.
-        last_act: have Spark load the whole file beside the workers, at the end.
-    """
-
-    purchases: int
-    workers: int
-    kills: int
-    seed: int
-    database_url: str | None = None
-    own_broker: bool = True
-    keep: bool = False
-    last_act: bool = False
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a run is; changed as it goes."""
-
-    stage: str = "starting"
-    sent: int = 0
-    processed: int = 0
-    kills: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a run has come to."""
-
-    plan: Plan
-    sent: Sent
-    deliveries: Deliveries
-    kills: Kills
-    workers_started: int
-    comparison: Comparison
-    dead: int
-    seconds: float
-    schema: str
-    queue_url: str
-    last_act: LastAct | None = None
-
-    @property
-    def exact(self) -> bool:
-        """Whether every customer is right to the cent and every delivery is accounted for, in the last act too."""
-        well_ended = self.last_act is None or self.last_act.exact
-        return self.comparison.exact and self.deliveries.adds_up and well_ended
-
-    @property
-    def duplicate_share(self) -> float:
-        """Duplicates that reached the workers, as a share of the purchases."""
-        return self.deliveries.duplicates / self.plan.purchases if self.plan.purchases else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all figures as plain values; no URL, because one may hold a password."""
-        return {
-            "exact": self.exact,
-            "purchases": self.plan.purchases,
-            "customers": self.comparison.customers,
-            "sent": {"messages": self.sent.messages, **asdict(self.sent)},
-            "delivered": self.deliveries.received,
-            "lost_ack_share": LOST_ACK_SHARE,
-            "processed": self.deliveries.processed,
-            "duplicates_rejected": self.deliveries.duplicates,
-            "duplicate_share": round(self.duplicate_share, 4),
-            "failed": self.deliveries.failed,
-            "in_flight": self.deliveries.in_flight,
-            "adds_up": self.deliveries.adds_up,
-            "contradictions": list(self.deliveries.contradictions),
-            "kills": {"total": self.kills.total, **asdict(self.kills)},
-            "workers_started": self.workers_started,
-            "dead": self.dead,
-            "expected_dollars": _dollars(self.comparison.expected_cents),
-            "found_dollars": _dollars(self.comparison.found_cents),
-            "difference_dollars": _dollars(self.comparison.difference_cents),
-            "wrong_customers": list(self.comparison.wrong[:100]),
-            "seconds": round(self.seconds, 1),
-            "seed": self.plan.seed,
-            "last_act": self.last_act and self.last_act.as_dict(),
-        }
+"""Between counts of how far it is, in times of what the last count took."""
 
 
 def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: None) -> Report:
@@ -154,123 +73,112 @@ def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: Non
 
     say(stage="starting servers")
     with ExitStack() as cleanup:
+        server = ForkServer()
+        cleanup.callback(server.stop)
         directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="txbox-demo-")))
-        environment = {**os.environ, **_services(plan, cleanup)}
-        with _aws_environment(environment):
+        services = _services(plan, cleanup)
+        with _aws_environment(services):
             client = sqs_client("")
         cleanup.callback(client.close)
-        url = database_url(environment[DATABASE_URL_VARIABLE])
+        url = database_url(services[DATABASE_URL_VARIABLE])
         admin = database_engine(url)
         cleanup.callback(admin.dispose)
-        say(stage="creating tables and queue")
+        say(stage="creating tables and queues")
         place = open_place(admin, url, client, cleanup, keep=plan.keep)
-        crew = Crew(
-            queue_url=place.queue_url,
-            schema=place.schema,
-            directory=directory,
-            environment=environment,
-            workers=plan.workers,
-            kills=plan.kills,
-            batches_per_life=max(1, plan.purchases // MAX_BATCH // max(1, round(plan.kills * _SPARE))),
+        orders = Orders(
+            role="",
+            database_url=place.url.render_as_string(hide_password=False),
+            purchases_url=place.purchases_url,
+            notifications_url=place.notifications_url,
+            purchases=plan.purchases,
             visibility_seconds=VISIBILITY_SECONDS,
+            directory=str(directory),
+            environment=services,
             seed=plan.seed,
         )
-        cleanup.callback(crew.kill)
-        publisher = Publisher(
-            client,
-            place.queue_url,
-            read_purchases(plan.purchases),
-            seed=plan.seed,
-            on_sent=lambda more: say(sent=progress.sent + more),
-        )
+        crew = Crew(server, plan.teams(), orders)
         begun = time.monotonic()
-        publisher.start()
-        cleanup.callback(publisher.stop)
         say(stage="processing")
-        _work(plan, crew, publisher, place, client, say)
+        standing = _work(plan, crew, place, client, say)
         say(stage="draining")
         crew.stop()
         seconds = time.monotonic() - begun
         say(stage="reckoning")
-        report = _reckon(plan, crew, publisher, place, directory, seconds=seconds)
+        report = _reckon(plan, crew, place, directory, standing=standing, seconds=seconds)
         if not plan.last_act:
             return report
         backstage = directory / "last-act"
         backstage.mkdir()
-        last_act = run_last_act(
-            open_place(admin, url, client, cleanup, keep=plan.keep),
-            client,
-            environment,
-            backstage,
-            purchases=plan.purchases,
-            seed=plan.seed,
-            visibility_seconds=VISIBILITY_SECONDS,
-            say=lambda stage: say(stage=stage),
+        place = open_place(admin, url, client, cleanup, keep=plan.keep)
+        orders = replace(
+            orders,
+            database_url=place.url.render_as_string(hide_password=False),
+            purchases_url=place.purchases_url,
+            notifications_url="",
+            directory=str(backstage),
         )
+        last_act = run_last_act(place, client, server, orders, say=lambda stage: say(stage=stage))
         return replace(report, last_act=last_act)
 
 
-def _work(
-    plan: Plan,
-    crew: Crew,
-    publisher: Publisher,
-    place: Place,
-    client: "SQSClient",
-    say: Callable[..., None],
-) -> None:
-    """Tend the crew until everything is processed and the queue is empty."""
-    processed, backlog, count_at = 0, -1, 0.0
-    seen, last_change = (-1, -1, -1), time.monotonic()
+def _work(plan: Plan, crew: Crew, place: Place, client: "SQSClient", say: Callable[..., None]) -> Standing:
+    """Tend the crew until everything is through the chain, or what is missing is lost."""
+    standing, count_at = Standing(), 0.0
+    seen, changed_at = (standing, -1), time.monotonic()
     while True:
         crew.tend()
-        if publisher.error is not None:
-            raise TxboxError(f"publishing failed: {publisher.error}") from publisher.error
         now = time.monotonic()
         if now >= count_at:
-            with place.engine.connect() as connection:
-                processed = int(connection.execute(_COUNT).scalar_one())
+            standing = read_standing(place, client)
             # Counting reads the whole inbox; however large that is, it gets a small share of the time.
             count_at = time.monotonic() + COUNT_PAUSE * (time.monotonic() - now)
-        say(processed=processed, kills=crew.kills.total)
-        if processed >= plan.purchases and publisher.done:
-            backlog = sum(queue_backlog(place.queue_url, client=client).values())
-            if not backlog:
-                return
-        if seen != (processed, crew.kills.total, backlog) or not publisher.done:
-            seen, last_change = (processed, crew.kills.total, backlog), now
-        elif now - last_change > STALL_SECONDS:
+        say(standing=standing, kills=crew.kills_total)
+        if seen != (standing, crew.kills_total):
+            seen, changed_at = (standing, crew.kills_total), now
+        all_placed = crew.is_done(SHOP)
+        if all_placed and standing.is_complete(plan.purchases):
+            return standing
+        if all_placed and not standing.backlog and now - changed_at > LOST_SECONDS:
+            return standing
+        if now - changed_at > STALL_SECONDS:
             raise TxboxError(
-                f"no progress for {STALL_SECONDS:g} s at {processed} of {plan.purchases} purchases, "
-                f"{max(backlog, 0)} messages left in the queue; "
+                f"no progress for {STALL_SECONDS:g} s with {plan.purchases:,} purchases: {standing}; "
                 "run again with --url and --keep, and look with `txbox status` and `txbox dead-letters list`"
             )
         time.sleep(LOOK_SECONDS)
 
 
-def _reckon(
-    plan: Plan,
-    crew: Crew,
-    publisher: Publisher,
-    place: Place,
-    directory: Path,
-    *,
-    seconds: float,
-) -> Report:
+def _reckon(plan: Plan, crew: Crew, place: Place, directory: Path, *, standing: Standing, seconds: float) -> Report:
+    subscribers = (billing.SUBSCRIBER, notification.SUBSCRIBER)
     with place.engine.connect() as connection:
-        processed_ids = frozenset(connection.execute(_PROCESSED, {"subscriber": SUBSCRIBER}).scalars())
-        found = read_accounts(connection)
+        processed = {
+            subscriber: frozenset(connection.execute(_PROCESSED, {"subscriber": subscriber}).scalars())
+            for subscriber in subscribers
+        }
+        orders, accounts = read_orders(connection), read_accounts(connection)
+        notifications = read_notifications(connection)
     status = read_status(place.engine)
+    by_file = {purchase.event_id: purchase for purchase in read_purchases(plan.purchases)}
+    wrong = [order for order in by_file.keys() | orders.keys() if by_file.get(order) != orders.get(order)]
+    handed = read_notes(directory, RELAY.name)[HANDED]
+    declined = read_notes(directory, SHOP.name)[DECLINED]
     return Report(
         plan=plan,
-        sent=publisher.sent,
-        deliveries=account_for(read_journals(directory), processed_ids),
-        kills=crew.kills,
-        workers_started=crew.started,
-        comparison=compare(totals(read_purchases(plan.purchases)), found),
+        shop=Shop(placed=len(orders), rolled_back=sum(declined.values()), wrong=tuple(sorted(wrong))),
+        sends=account_for_sends(handed, by_file, processed[notification.SUBSCRIBER]),
+        deliveries={
+            subscriber: account_for(read_journals(directory, subscriber), processed[subscriber])
+            for subscriber in subscribers
+        },
+        kills={team.role.name: dict(team.killed) for team in crew.teams},
+        processes_started=crew.started,
+        comparison=compare(totals(by_file.values()), accounts),
+        notices=compare_notifications(by_file.values(), notifications),
+        standing=standing,
         dead=sum(sum(line.dead_letters.values()) for line in status.subscribers),
         seconds=seconds,
         schema=place.schema,
-        queue_url=place.queue_url,
+        queue_urls=place.queue_urls,
     )
 
 
@@ -302,12 +210,4 @@ def _aws_environment(environment: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _dollars(cents: int) -> str:
-    return f"{cents // 100}.{cents % 100:02}"
-
-
-_SPARE = 1.6
-"""Lives are planned shorter than kills alone would have them, so that the work does not end before the kills."""
-
-_COUNT = text("SELECT count(*) FROM processed_message")
 _PROCESSED = text("SELECT message_id FROM processed_message WHERE subscriber_id = :subscriber")

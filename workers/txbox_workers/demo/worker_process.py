@@ -1,107 +1,85 @@
-"""One worker process of the demo, with a death foretold.
+"""One worker process of billing or of notification, with a death foretold."""
 
-Started by ``txbox_workers.demo.crew``; its orders come as JSON on the first line of stdin. The rest of stdin is a
-lifeline: when it ends, whoever started this process is gone, and so it goes too.
-"""
-
-import json
 import os
 import random
 import signal
-import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 
 from txbox import Inbox, Message
 from txbox.instrumentation import Committed, Hook, Received
+from txbox.outbox import Outbox
 from txbox.testing import kill_at
-from txbox_workers.demo.billing import SUBSCRIBER, add_purchase
+from txbox_workers.demo import billing, notification
 from txbox_workers.demo.journal import Journal
-from txbox_workers.settings import Settings, database_engine, database_url
-from txbox_workers.sqs import SqsWorker, sqs_client
+from txbox_workers.demo.orders import Orders
+from txbox_workers.sqs import MAX_BATCH, SqsWorker, sqs_client
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["Orders"]
+__all__ = ["COMMITTED", "HANDLING", "RECEIVED", "lose_acks", "run_worker"]
 
-LOST_ACK_SHARE = 0.10
+LOST_ACK_SHARE = 0.18
 """Of all acks: confirmed by the broker, and forgotten by it."""
 
+RECEIVED = "received"
+HANDLING = "handling"
+COMMITTED = "committed"
+"""Moments to die: between receive and transaction, between insert and commit, and between commit and ack."""
 
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What a worker process is to do.
+Handler = Callable[[Session, Message], None]
 
-    Attributes:
-        queue_url: where it works.
-        schema: where its tables are.
-        journal: the file it writes.
-        visibility_seconds: how long its deliveries are its own.
-        die: where it kills itself: "received", "handling", "committed", or "" for nowhere.
-        die_after: at the how-manieth batch, or message for "handling".
-        seed: of its random choices.
+
+def run_worker(orders: Orders) -> None:
+    """Work until SIGTERM, or die on the way.
+
+    Args:
+        orders: what to do; the role is the subscriber.
     """
-
-    queue_url: str
-    schema: str
-    journal: str
-    visibility_seconds: int
-    die: str
-    die_after: int
-    seed: int
-
-    def as_json(self) -> str:
-        """Return the orders as one line."""
-        return json.dumps(asdict(self))
-
-
-def main() -> None:
-    """Work until told to stop, or until the foretold moment."""
-    orders = Orders(**json.loads(sys.stdin.readline()))
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    settings = Settings()
-    if settings.database_url is None:
-        sys.exit("the database is not named")
-    url = database_url(settings.database_url.get_secret_value())
-    engine = database_engine(url.update_query_dict({"options": f"-csearch_path={orders.schema}"}))
-    client = sqs_client(orders.queue_url)
+    queue_url, handler = _service(orders)
+    client = sqs_client(queue_url)
     lose_acks(client, random.Random(orders.seed))  # noqa: S311 - choices of the demo, no secrets
     SqsWorker(
-        orders.queue_url,
-        inbox=Inbox(SUBSCRIBER),
-        engine=engine,
-        handler=_deadly(orders.die_after) if orders.die == "handling" else add_purchase,
+        queue_url,
+        inbox=Inbox(orders.role),
+        engine=orders.engine(),
+        handler=_deadly(handler, orders.life) if orders.moment == HANDLING else handler,
         wait_seconds=1,
         visibility_seconds=orders.visibility_seconds,
         client=client,
-        hooks=[Journal(Path(orders.journal)), *_crash_points(orders)],
+        hooks=[Journal(orders.journal), *_crash_points(orders)],
     ).run()
 
 
+def _service(orders: Orders) -> tuple[str, Handler]:
+    if orders.role == billing.SUBSCRIBER:
+        return orders.purchases_url, billing.Billing(Outbox(), orders.notifications_url)
+    return orders.notifications_url, notification.notify
+
+
 def _crash_points(orders: Orders) -> list[Hook]:
-    match orders.die:
+    batches = max(1, orders.life // MAX_BATCH)
+    match orders.moment:
         case "received":
-            return [kill_at(Received, after=orders.die_after)]
+            return [kill_at(Received, after=batches)]
         case "committed":
-            return [kill_at(Committed, after=orders.die_after)]
+            return [kill_at(Committed, after=batches)]
         case _:
             return []
 
 
-def _deadly(after: int) -> Callable[[Session, Message], None]:
+def _deadly(handle: Handler, after: int) -> Handler:
     """Make a handler that kills the process between the insert into the inbox and the commit."""
     handled = 0
 
     def handler(session: Session, message: Message) -> None:
         nonlocal handled
         handled += 1
-        add_purchase(session, message)
+        handle(session, message)
         if handled >= after:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -127,12 +105,3 @@ def lose_acks(client: "SQSClient", chance: random.Random) -> None:
 
     client.meta.events.register("provide-client-params.sqs.DeleteMessageBatch", before)
     client.meta.events.register("after-call.sqs.DeleteMessageBatch", after)
-
-
-def _die_with_parent() -> None:
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

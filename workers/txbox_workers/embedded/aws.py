@@ -1,4 +1,4 @@
-"""SQS, SNS and DynamoDB on this machine: moto's server, reached over HTTP as AWS would be."""
+"""SQS, SNS, EventBridge and DynamoDB on this machine: moto's server, reached over HTTP as AWS would be."""
 
 import signal
 import sys
@@ -38,7 +38,7 @@ class LocalAws(EmbeddedServer):
         return f"http://127.0.0.1:{self._while_running(self._port)}"
 
     def environment(self) -> dict[str, str]:
-        """boto3's own variables that lead it here; it accepts any credentials."""
+        """boto3's own variables that lead it here, for every service; it accepts any credentials."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_ACCESS_KEY_ID": CREDENTIAL,

@@ -7,7 +7,9 @@ a signal ends it. What differs from moto's own server:
 * The service behind a request is found once per service and region, not by listing moto's directory and trying
   two hundred patterns for each request.
 * Requests to SQS and DynamoDB run one after another, as moto's state is not made for threads; a long poll gives
-  way to the others while it waits (see `txbox_workers.embedded.queues`).
+  way to the others while it waits (see `txbox_workers.embedded.queues`). SNS and EventBridge may call other servers:
+  they do not hold that lock, and what they hand on to a queue takes it there.
+* A topic does not keep what it has delivered, and an event arrives whole (see `txbox_workers.embedded.fanout`).
 """
 
 import io
@@ -22,6 +24,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
+from txbox_workers.embedded import fanout
 from txbox_workers.embedded.queues import LOCK, install
 
 SERIALIZED_SERVICES = frozenset({"sqs", "dynamodb", "dynamodb_v20111205", "dynamodbstreams"})
@@ -33,11 +36,17 @@ BODILESS_STATUS_CODES = frozenset({204, 304})
 _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
 
+def _application(service: Any) -> Any:
+    """moto's program for a service, mended before its first use."""
+    fanout.install(service)
+    return create_backend_app(service)
+
+
 class Dispatcher(DomainDispatcherApplication):
     """Finds the service that a request is for, and runs it there."""
 
     def __init__(self) -> None:
-        super().__init__(create_backend_app)
+        super().__init__(_application)
         self._backends: dict[str | None, Any] = {}
         self._backends_lock = Lock()
 

@@ -1,11 +1,11 @@
 """The client of SQS: boto3 as a worker needs it, and its errors in our words.
 
-No other file imports boto3.
+Only the clients import boto3: this file for those who receive, ``txbox_workers.publishers.clients`` for those who send.
 """
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import boto3
@@ -17,7 +17,7 @@ from txbox import BrokerError
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["WAIT_SECONDS", "given_or_own", "sqs_client", "translated"]
+__all__ = ["WAIT_SECONDS", "broker_error", "given_or_own", "sqs_client", "translated"]
 
 WAIT_SECONDS = 10
 """Of long polling. Also about the longest that an idle worker takes to stop."""
@@ -64,15 +64,32 @@ def translated(queue_url: str = "") -> Iterator[None]:
     """Turn boto3's errors into ours, with the remedy."""
     try:
         yield
-    except ClientError as error:
+    except (ClientError, BotoCoreError) as error:
+        raise broker_error(error, "SQS", queue_url) from error
+
+
+def broker_error(
+    error: ClientError | BotoCoreError, service: str, target: str, remedies: Mapping[str, str] | None = None
+) -> BrokerError:
+    """Return what boto3 says in our words, with the remedy.
+
+    Args:
+        error: boto3's.
+        service: who was called, as people call it.
+        target: the queue's URL, or whatever the call was about.
+        remedies: what to do, by what the error's code contains; the others are those for who receives from SQS.
+
+    Returns:
+        The error; permanent if there is a remedy, as trying again is none.
+    """
+    if isinstance(error, ClientError):
         code = error.response.get("Error", {}).get("Code", "")
-        remedy = next((text for name, text in _REMEDIES.items() if name in code), "")
-        raise BrokerError(
-            f"SQS refused {error.operation_name} on {queue_url}: {code}{remedy}", permanent=bool(remedy)
-        ) from error
-    except BotoCoreError as error:
+        remedy = next((text for name, text in {**_REMEDIES, **(remedies or {})}.items() if name in code), "")
+        text = f"{service} refused {error.operation_name} on {target}: {code}{remedy}"
+    else:
         remedy = _CLIENT_REMEDIES.get(type(error).__name__, "")
-        raise BrokerError(f"SQS cannot be reached: {error}{remedy}", permanent=bool(remedy)) from error
+        text = f"{service} cannot be reached: {error}{remedy}"
+    return BrokerError(text, permanent=bool(remedy))
 
 
 _REMEDIES = {

@@ -40,6 +40,9 @@ COMMANDS = [
     ["dead-letters", "list"],
     ["dead-letters", "show", "1"],
     ["dead-letters", "redrive", "--all"],
+    ["outbox", "sent"],
+    ["outbox", "replay"],
+    ["relay"],
 ]
 
 
@@ -78,11 +81,20 @@ def test_a_database_that_never_answers(
 @pytest.mark.parametrize("place_option", [["--schema", "nowhere"], ["--prefix", "other_"]], ids=" ".join)
 @pytest.mark.parametrize(
     "command",
-    [["status"], ["dead-letters", "list"], ["dead-letters", "show", "1"], ["dead-letters", "redrive", "1"]],
+    [
+        ["status"],
+        ["dead-letters", "list"],
+        ["dead-letters", "show", "1"],
+        ["dead-letters", "redrive", "1"],
+        ["outbox", "sent"],
+        ["outbox", "replay"],
+        ["relay"],
+    ],
     ids=" ".join,
 )
 def test_tables_that_are_not_there(command: list[str], place_option: list[str], txbox: Txbox) -> None:
-    txbox(*command, *place_option).failed_in_one_line(1, "does not exist", "create", "`txbox db upgrade`")
+    remedy = f"with `txbox db upgrade {' '.join(place_option)}`"
+    txbox(*command, *place_option).failed_in_one_line(1, "does not exist", remedy)
 
 
 @pytest.fixture

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 Txbox = Callable[..., Ended]
 
+NOTHING_IN_THE_OUTBOX = """{
+  "messages": 0, "exact": true, "removed_rows": 0, "destinations": [], "in_time": true, "relays": [],
+  "sent_per_second": 0.0, "kept_messages": 0, "kept_exact": true, "kept_since": null, "snapshot_holders": [],
+  "sees_all_sessions": true
+}"""
+
 LONG_ERROR = "ValueError: " + "no stock of this one " * 20
 
 
@@ -55,7 +61,8 @@ def busy(engine: Engine, queue: str) -> int:
 
 def test_status_of_nothing(txbox: Txbox) -> None:
     assert txbox("status") == Ended(0, "inbox: 0 rows\n", "")
-    assert json.loads(txbox("status", "--json").out) == {"inbox_rows": 0, "exact": True, "subscribers": []}
+    found = json.loads(txbox("status", "--json").out)
+    assert found == {"inbox_rows": 0, "exact": True, "subscribers": [], "outbox": json.loads(NOTHING_IN_THE_OUTBOX)}
 
 
 def test_status_has_a_line_for_each_subscriber(txbox: Txbox, busy: int) -> None:

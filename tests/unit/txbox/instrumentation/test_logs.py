@@ -52,7 +52,7 @@ LINES: list[tuple[Event, int, str]] = [
     (DatabaseLost(*WHO, OSError("gone"), 2.0), logging.WARNING, "billing lost the database, next try in 2.0 s: gone"),
     (DatabaseRestored(*WHO), logging.INFO, "billing has the database again"),
     (Stopped(*WHO, True), logging.INFO, "billing stopped"),
-    (Stopped(*WHO, False), logging.INFO, "billing stopped, leaving deliveries to come again"),
+    (Stopped(*WHO, False), logging.INFO, "billing stopped, leaving messages to come again"),
 ]
 
 

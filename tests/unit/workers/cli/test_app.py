@@ -41,6 +41,7 @@ WRONG = [
     (["dev", "--port", "99999"], "less than or equal to 65535"),
     (["dev", "--data", __file__], "is a file"),
     (["dev", "--queue", "no good"], "SQS allows letters"),
+    (["dev", "--queue", "a-b", "--queue", "a_b"], "a-b and a_b would both be QUEUE_URL_A_B"),
     (["--log-level", "LOUD", "status"], "--log-level must be one of DEBUG, INFO, WARNING, ERROR, not LOUD"),
     (["status", "--log-level", "LOUD"], "--log-level must be one of DEBUG, INFO, WARNING, ERROR, not LOUD"),
     (["db", "--log-level", "LOUD", "check"], "--log-level must be one of DEBUG, INFO, WARNING, ERROR, not LOUD"),

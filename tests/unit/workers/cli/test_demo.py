@@ -4,7 +4,9 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,10 +15,10 @@ from support.program import Ended
 from txbox import TxboxError
 from txbox_workers.cli import demo as command
 from txbox_workers.demo import run as demo_run
-from txbox_workers.demo.accounting import Comparison, Deliveries
-from txbox_workers.demo.crew import Kills
-from txbox_workers.demo.publisher import Sent
-from txbox_workers.demo.run import Plan, Progress, Report
+from txbox_workers.demo.accounting import Comparison, Deliveries, Notices, Sends
+from txbox_workers.demo.plan import Plan, Progress
+from txbox_workers.demo.report import Report, Shop
+from txbox_workers.demo.standing import Standing
 
 Txbox = Callable[..., Ended]
 OnProgress = Callable[[Progress], None]
@@ -54,14 +56,14 @@ def test_which_sqs_it_leads_to(
     assert plan.own_broker is own_broker
 
 
-def test_a_terminal_shows_the_stages_and_three_bars(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     terminal = Console(file=shown, force_terminal=True, width=120, color_system=None)
 
     def progresses(_: Plan, on_progress: OnProgress) -> Report:
         on_progress(Progress(stage="starting servers"))
-        on_progress(Progress(stage="processing", sent=200, processed=150, kills=3))
-        on_progress(Progress(stage="processing", sent=400, processed=350, kills=7))
+        on_progress(Progress("processing", Standing(placed=200, billed=150, notified=140), kills=3))
+        on_progress(Progress("processing", Standing(placed=400, billed=350, notified=330), kills=7))
         raise TxboxError("far enough")
 
     monkeypatch.setattr(command, "plain_console", lambda **_: terminal)
@@ -69,32 +71,70 @@ def test_a_terminal_shows_the_stages_and_three_bars(txbox: Txbox, monkeypatch: p
     txbox("demo", "--without-spark", "--purchases", "600", "--kills", "12").failed_in_one_line(1, "far enough")
     assert shown.getvalue().count("starting servers …") == 1
     assert shown.getvalue().count("processing …") == 1
-    for name, count in [("sent", "400/600"), ("processed", "350/600"), ("workers killed", "7/12")]:
+    bars = [
+        ("orders placed", "400/600"),
+        ("billed", "350/600"),
+        ("notified", "330/600"),
+        ("processes killed", "7/12"),
+    ]
+    for name, count in bars:
         assert re.search(rf"\b{name} .* {count} ", shown.getvalue()), name
 
 
-def test_deliveries_that_do_not_add_up_are_a_failure_though_every_customer_is_right(
-    txbox: Txbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def reports(plan: Plan, _: OnProgress) -> Report:
-        return Report(
-            plan=plan,
-            sent=Sent(purchases=1, resent=1),
-            deliveries=Deliveries(received=2, processed=1, duplicates=0, failed=0, in_flight=0, contradictions=()),
-            kills=Kills(),
-            workers_started=2,
-            comparison=Comparison(customers=1, wrong=(), expected_cents=1177, found_cents=1177, difference_cents=0),
-            dead=0,
-            seconds=1.0,
-            schema="txbox_demo_0",
-            queue_url="q",
-        )
+COMPLETE = Deliveries(received=2, processed=1, duplicates=1, failed=0, in_flight=0, contradictions=())
+REPORT = Report(
+    plan=Plan(purchases=1, workers=2, kills=0, seed=1),
+    shop=Shop(placed=1, rolled_back=1, wrong=()),
+    sends=Sends(messages=2, handed=3, contradictions=()),
+    deliveries={"billing": COMPLETE, "notification": COMPLETE},
+    kills={"relay": {"sent": 2, "anywhere": 1}},
+    processes_started=11,
+    comparison=Comparison(customers=1, wrong=(), expected_cents=117700, found_cents=117700, difference_cents=0),
+    notices=Notices(found=1, missing=(), repeated=(), wrong=()),
+    standing=Standing(placed=1, billed=1, notified=1),
+    dead=0,
+    seconds=1.0,
+    schema="txbox_demo_0",
+    queue_urls=("q", "r"),
+)
 
-    monkeypatch.setattr(demo_run, "run_demo", reports)
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"deliveries": {"billing": replace(COMPLETE, duplicates=0), "notification": COMPLETE}},
+            "DOES NOT ADD UP: billing: deliveries 2 = 1 processed + 0 duplicates",
+        ),
+        ({"sends": Sends(3, 3, ("one too many",))}, "CONTRADICTION: relay: one too many"),
+        ({"notices": Notices(2, (), ("x",), ())}, "0 missing, 1 repeated, 0 wrong"),
+        ({"notices": Notices(2, (), ("x",), ())}, "every customer is right to the cent, THE NOTIFICATIONS ARE WRONG"),
+        ({"comparison": replace(REPORT.comparison, wrong=("1",))}, "THE ACCOUNTS ARE WRONG, and was notified"),
+    ],
+)
+def test_whatever_is_wrong_is_said_and_is_a_failure(
+    changes: dict[str, Any], said: str, txbox: Txbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(REPORT, **changes))
     ended = txbox("demo", "--without-spark", "--purchases", "1", "--json", str(tmp_path / "figures.json"))
     assert ended.status == 1
-    assert "DOES NOT ADD UP: deliveries 2 = 1 processed + 0 duplicates" in ended.out
+    assert said in ended.out
+    assert ended.out.splitlines()[-1].startswith("NOT EXACT: ")
+    assert "\nEXACT" not in ended.out
     assert json.loads((tmp_path / "figures.json").read_text())["exact"] is False
+
+
+def test_a_run_in_which_all_is_well_is_a_success(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: REPORT)
+    ended = txbox("demo", "--without-spark", "--purchases", "1")
+    assert ended.status == 0
+    first, *_, verdict, following = ended.out.splitlines()
+    assert first.startswith("every customer is right to the cent, and was notified of every purchase once; 1 s")
+    assert verdict == "EXACT: nothing was lost, and nothing was applied twice; processes killed: 3"
+    assert following.startswith("next: `txbox dev` ")
+    assert re.search(r"^ *kills: relay +3 +2 between send and settle, 1 anywhere", ended.out, re.MULTILINE)
+    assert re.search(r"^ *in the accounts +\$1,177\.00 ", ended.out, re.MULTILINE)
+    assert "CONTRADICTION" not in ended.out
 
 
 @pytest.mark.parametrize(

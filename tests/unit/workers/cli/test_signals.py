@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from txbox_workers.cli.signals import interrupted_plainly, seen_as_interrupt, terminated_as_interrupt
+from txbox_workers.cli.signals import hangup_terminates, interrupted_plainly, seen_as_interrupt, terminated_as_interrupt
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +42,19 @@ def test_an_earlier_command_of_the_process_is_forgotten() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
     test_any_other_error_stays_what_it_is()
+
+
+def test_the_end_of_the_terminal_terminates_unless_it_is_ignored() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        with hangup_terminates():
+            signal.raise_signal(signal.SIGHUP)
+        assert (got, signal.getsignal(signal.SIGHUP)) == ([signal.SIGTERM], signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        with hangup_terminates():
+            signal.raise_signal(signal.SIGHUP)
+        assert got == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)

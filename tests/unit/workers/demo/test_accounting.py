@@ -3,9 +3,10 @@
 import pytest
 
 from txbox import Outcome
-from txbox_workers.demo.accounting import account_for, compare
+from txbox_workers.demo.accounting import account_for, account_for_sends, compare, compare_notifications
 from txbox_workers.demo.journal import Sightings
-from txbox_workers.demo.purchases import Account
+from txbox_workers.demo.notification import Notification
+from txbox_workers.demo.purchases import Account, Purchase
 
 HONEST = Sightings(
     received={"d1": "a", "d2": "a", "d3": "b", "d4": "c", "d5": "c", "d6": "d"},
@@ -87,3 +88,50 @@ def test_accounts_that_are_wrong_are_named(found: dict[str, Account], wrong: tup
     assert not comparison.exact
     assert comparison.wrong == wrong
     assert comparison.difference_cents == difference
+
+
+def test_every_send_is_accounted_for() -> None:
+    sends = account_for_sends({"p-1": 1, "p-2": 3, "n-1": 1, "n-2": 2}, ["p-1", "p-2"], ["n-1", "n-2"])
+    assert (sends.messages, sends.handed, sends.again, sends.contradictions) == (4, 7, 3, ())
+
+
+@pytest.mark.parametrize(
+    ("handed", "contradiction"),
+    [
+        ({"p-1": 1, "n-1": 1, "p-1-declined": 1}, "1 messages sent that were rolled back or that nobody has processed"),
+        ({"p-1": 1}, "1 messages that no relay has sent, such as n-1"),
+        ({"n-1": 1}, "1 messages that no relay has sent, such as p-1"),
+    ],
+)
+def test_a_send_that_should_not_be_and_one_that_should_are_seen(handed: dict[str, int], contradiction: str) -> None:
+    (found,) = account_for_sends(handed, ["p-1"], ["n-1"]).contradictions
+    assert found.startswith(contradiction)
+
+
+PURCHASES = [Purchase("p-1", "1", "19970101", 1, 100), Purchase("p-2", "2", "19970101", 1, 250)]
+TOLD = [Notification("p-1", "1", 100), Notification("p-2", "2", 250)]
+
+
+def test_one_notification_for_each_purchase_is_exact() -> None:
+    notices = compare_notifications(PURCHASES, TOLD)
+    assert notices.exact
+    assert notices.found == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "missing", "repeated", "wrong"),
+    [
+        (TOLD[:1], ("p-2",), (), ()),
+        ([*TOLD, TOLD[0]], (), ("p-1",), ()),
+        ([*TOLD, Notification("p-3", "1", 100)], (), (), ("p-3",)),
+        ([TOLD[0], Notification("p-2", "2", 251)], (), (), ("p-2",)),
+        ([TOLD[0], Notification("p-2", "1", 250)], (), (), ("p-2",)),
+    ],
+    ids=["missing", "twice", "of nothing", "another amount", "another customer"],
+)
+def test_notifications_that_are_not_exact_are_named(
+    found: list[Notification], missing: tuple[str, ...], repeated: tuple[str, ...], wrong: tuple[str, ...]
+) -> None:
+    notices = compare_notifications(PURCHASES, found)
+    assert not notices.exact
+    assert (notices.missing, notices.repeated, notices.wrong) == (missing, repeated, wrong)

@@ -1,13 +1,12 @@
 """The last act's reckoning, and which purchases go to the workers."""
 
-import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from txbox_workers.demo.accounting import Comparison
-from txbox_workers.demo.last_act import LastAct, _gated
+from txbox_workers.demo.last_act import LastAct, _parts
 from txbox_workers.demo.purchases import TOTAL_PURCHASES, read_purchases
 
 RIGHT = Comparison(customers=2, wrong=(), expected_cents=5, found_cents=5, difference_cents=0)
@@ -44,12 +43,10 @@ def test_figures_that_add_up_do_not_make_wrong_accounts_right() -> None:
     assert not act(comparison=WRONG).exact
 
 
-def test_the_workers_purchases_come_from_all_over_the_file_and_the_first_ones_before_the_gate_opens() -> None:
-    gate = threading.Event()
-    gated = _gated(100, gate)
-    first = [next(gated) for _ in range(34)]
-    gate.set()
-    everything = first + list(gated)
+def test_the_workers_purchases_come_from_all_over_the_file_those_too_that_go_first() -> None:
+    first, others = _parts(100)
+    everything = first + others
+    assert len(first) == 34
     assert len({purchase.event_id for purchase in everything}) == 100
     in_file = [purchase.event_id for purchase in read_purchases()]
     places = sorted(in_file.index(purchase.event_id) for purchase in everything)

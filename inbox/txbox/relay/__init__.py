@@ -1,0 +1,12 @@
+"""The relay sends what the outbox holds.
+
+::
+
+    relay = Relay(engine, aws_publishers())
+    relay.run()         # until SIGTERM; or start() and stop(), within a service
+"""
+
+from txbox.relay.publisher import FunctionPublisher, OutboxMessage, PartlySent, Publisher, Refused
+from txbox.relay.relay import Relay
+
+__all__ = ["FunctionPublisher", "OutboxMessage", "PartlySent", "Publisher", "Refused", "Relay"]

@@ -1,0 +1,150 @@
+"""What a relay knows to be waiting: a small memory of which lanes have messages, and from where on.
+
+It is the relay's own, and only says where to look. What is there to be sent, and who may send it, the database says. A
+relay that dies forgets it and nothing else; the next one begins with a look at everything.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from txbox.lanes import destination_of
+
+__all__ = ["Claim", "Pending"]
+
+ELSEWHERE_SECONDS = 0.02
+"""Until a lane is tried again that another relay worked on, the first time."""
+
+LONGEST_ELSEWHERE_SECONDS = 0.5
+"""And at the longest."""
+
+FEW_LANES = 16
+"""So many lanes are worked on together even if other threads are idle: less work than a transaction for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Some lanes of one destination, for one thread.
+
+    Attributes:
+        fresh: lanes that have new messages, with the position from which on to look for them.
+        due: lanes with a held key whose time has come.
+    """
+
+    fresh: Mapping[int, int] = field(default_factory=dict)
+    due: frozenset[int] = frozenset()
+
+    @property
+    def lanes(self) -> frozenset[int]:
+        """All of them."""
+        return self.due | self.fresh.keys()
+
+    @property
+    def destination(self) -> int:
+        """A number that stands for their destination."""
+        return destination_of(min(self.lanes))
+
+
+class Pending:
+    """Which lanes have messages to be sent. Not for several threads at once.
+
+    A lane is in the hands of one thread at most; what becomes known of it meanwhile is kept for the next one.
+    """
+
+    def __init__(self, most_lanes: int = 1_000) -> None:
+        """Know of nothing at first.
+
+        Args:
+            most_lanes: so many are handed out together, at most.
+        """
+        self._most_lanes = most_lanes
+        self._fresh: dict[int, int] = {}
+        self._due: set[int] = set()
+        self._busy: set[int] = set()
+        # Lanes that wait and are not busy, by destination; destinations in the order of their turns.
+        self._waiting: dict[int, set[int]] = {}
+        self._paused: dict[int, float] = {}
+        self._elsewhere: dict[int, tuple[float, float]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._fresh or self._due)
+
+    def add(self, fresh: Mapping[int, int], due: Iterable[int] = ()) -> None:
+        """Remember lanes with new messages, from these positions on, and lanes with held keys that are due."""
+        for lane, position in fresh.items():
+            self._fresh[lane] = min(position, self._fresh.get(lane, position))
+            self._wait(lane)
+        for lane in due:
+            self._due.add(lane)
+            self._wait(lane)
+
+    def take(self, now: float, *, shares: int = 1) -> Claim | None:
+        """Take lanes of one destination, each destination in its turn.
+
+        Args:
+            now: by the clock of ``pause``.
+            shares: among how many threads the lanes of a destination are to be divided.
+
+        Returns:
+            The lanes; ``release`` gives them back. None if there are none to be taken.
+        """
+        for destination, waiting in self._waiting.items():
+            if self._paused.get(destination, -math.inf) > now:
+                continue
+            lanes = sorted(lane for lane in waiting if self._elsewhere_until(lane) <= now)
+            if lanes:
+                lanes = lanes[: min(max(FEW_LANES, -(-len(lanes) // shares)), self._most_lanes)]
+                return self._hand_out(destination, lanes)
+        return None
+
+    def release(self, claim: Claim) -> None:
+        """Give lanes back; what is left to do in them is told by ``add``."""
+        for lane in claim.lanes:
+            self._busy.discard(lane)
+            if lane in self._fresh or lane in self._due:
+                self._wait(lane)
+
+    def pause(self, claim: Claim, until: float) -> None:
+        """Hand out no lanes of these lanes' destination for a while."""
+        self._paused[claim.destination] = until
+
+    def had(self, lanes: Iterable[int]) -> None:
+        """Forget that another relay had these lanes: this one has had them."""
+        for lane in lanes:
+            self._elsewhere.pop(lane, None)
+
+    def put_off(self, lanes: Iterable[int], now: float) -> None:
+        """Do not hand out these lanes for a while, as another relay has them; the longer, the more often it had."""
+        for lane in lanes:
+            _, pause = self._elsewhere.get(lane, (now, ELSEWHERE_SECONDS / 2))
+            pause = min(2 * pause, LONGEST_ELSEWHERE_SECONDS)
+            self._elsewhere[lane] = now + pause, pause
+
+    def next_change(self) -> float:
+        """Return when the next of the waiting lanes may be taken; infinity if there are none."""
+        return min(
+            (
+                max(self._paused.get(destination, -math.inf), min(map(self._elsewhere_until, waiting)))
+                for destination, waiting in self._waiting.items()
+            ),
+            default=math.inf,
+        )
+
+    def _wait(self, lane: int) -> None:
+        if lane not in self._busy:
+            self._waiting.setdefault(destination_of(lane), set()).add(lane)
+
+    def _hand_out(self, destination: int, lanes: list[int]) -> Claim:
+        left = self._waiting.pop(destination).difference(lanes)
+        if left:
+            self._waiting[destination] = left  # behind all others
+        self._busy.update(lanes)
+        due = self._due.intersection(lanes)
+        self._due -= due
+        return Claim({lane: self._fresh.pop(lane) for lane in lanes if lane in self._fresh}, frozenset(due))
+
+    def _elsewhere_until(self, lane: int) -> float:
+        return self._elsewhere.get(lane, _NOT_ELSEWHERE)[0]
+
+
+_NOT_ELSEWHERE = (-math.inf, 0.0)

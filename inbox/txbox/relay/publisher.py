@@ -1,0 +1,114 @@
+"""A publisher: what the relay needs a broker to be able to do. One method."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Protocol
+
+from txbox.errors import BrokerError
+from txbox.failures import describe
+
+__all__ = ["FunctionPublisher", "OutboxMessage", "PartlySent", "Publisher", "Refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMessage:
+    """A message on its way out.
+
+    Attributes:
+        id: made when it was published; the same in every send. It has to travel with the message.
+        destination: where it is sent.
+        body: as it was published, byte for byte.
+        key: whose order is kept; None where there is none.
+        headers: what travels beside the body.
+        attempts: how often it was refused before.
+        published_at: when it was published, by the database's clock; None if it is not known.
+    """
+
+    id: str
+    destination: str
+    body: bytes
+    key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    attempts: int = 0
+    published_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message that could not be sent, through its own fault or by chance.
+
+    Attributes:
+        message: which one.
+        error: why, in words.
+        final: trying again cannot help; it becomes a dead letter at once.
+    """
+
+    message: OutboxMessage
+    error: str
+    final: bool = False
+
+
+class PartlySent(BrokerError):
+    """The broker was lost while messages were being sent: some have been confirmed, others not.
+
+    Attributes:
+        unsent: those that are to be sent again; no message is to blame.
+        refused: those that were refused before.
+    """
+
+    def __init__(self, message: str, unsent: Sequence[OutboxMessage], refused: Sequence[Refused] = ()) -> None:
+        super().__init__(message)
+        self.unsent = tuple(unsent)
+        self.refused = tuple(refused)
+
+
+class Publisher(Protocol):
+    """Sends messages of one kind of destination. May be called by several threads at once."""
+
+    def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        """Send messages, and return when the broker has confirmed them.
+
+        No two of them have the same key and destination, so they may be sent in any order, and at once.
+
+        It has to return: within the relay's ``patience_seconds``, or what was sent is sent again. One that is slow is
+        given fewer messages the next time; one that hangs keeps a sender of the relay for good.
+
+        Args:
+            messages: at least one, all for destinations of this kind.
+
+        Returns:
+            Those that were not sent. Whatever is not among them counts as sent, and is forgotten.
+
+        Raises:
+            BrokerError: the broker cannot be reached, or nothing can be sent to this destination for now. No message is
+                to blame: all of them are sent again, later, those that arrived all the same too, under the same ids.
+                ``PartlySent`` tells which of them are not to be sent again.
+            Exception: whatever else counts as a refusal of every message.
+        """
+
+
+class FunctionPublisher:
+    """Calls a function of yours for each message, one after the other."""
+
+    def __init__(self, function: Callable[[OutboxMessage], object]) -> None:
+        """Take the function.
+
+        Args:
+            function: sends one message, and returns when it has arrived. If it raises ``BrokerError``, nothing can be
+                sent for now; whatever else it raises refuses the message. Called by several threads at once.
+        """
+        self._function = function
+
+    def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        """Call the function for each message; see ``Publisher``."""
+        refused: list[Refused] = []
+        for number, message in enumerate(messages):
+            try:
+                self._function(message)
+            except BrokerError as error:
+                raise PartlySent(str(error), unsent=messages[number:], refused=refused) from error
+            except Exception as error:  # noqa: BLE001 - it is the host's code
+                refused.append(Refused(message, describe(error)))
+        return refused

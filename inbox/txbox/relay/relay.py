@@ -1,0 +1,428 @@
+"""The relay: moves messages from the outbox to their destinations.
+
+One thread looks for messages, and a few send them::
+
+    look ──── lanes with messages ────→ pending ──── claims ────→ senders: claim, read, send, settle
+
+Any number of relays may work on one outbox, and none knows of another: the database says who has which lane, for as
+long as a transaction. A message is sent at least once, and those of one key in the order in which they were published.
+It is forgotten after the broker has confirmed it; what dies between the two has it sent again, under the same id.
+
+How often it looks: every few milliseconds for a second after it last found something or was rung for (``txbox.bell``),
+about a hundred times a minute otherwise.
+"""
+
+import logging
+import math
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+
+from sqlalchemy import Connection, Engine
+
+from txbox.backoff import Backoff
+from txbox.dead_letters import DeadLetters
+from txbox.errors import InvalidConfiguration, RightsMissing
+from txbox.identifiers import new_message_id
+from txbox.instrumentation import (
+    BrokerLost,
+    BrokerRestored,
+    DatabaseLost,
+    DatabaseRestored,
+    Event,
+    Hook,
+    Relayed,
+    Stopped,
+    emit,
+)
+from txbox.instrumentation.logs import log_event
+from txbox.outbox import RELAY_SUBSCRIBER
+from txbox.outbox_statements import outbox_statements
+from txbox.relay.listening import Listener
+from txbox.relay.looking import Look
+from txbox.relay.pending import Claim, Pending
+from txbox.relay.publisher import Publisher
+from txbox.relay.reporting import Reporter
+from txbox.relay.sending import Done, Sender
+from txbox.relay.settlement import Settlement
+from txbox.signals import SignalsStop
+from txbox.transactions import check_table, short_transaction
+
+__all__ = ["Relay"]
+
+STOP_SECONDS = 30.0
+"""How long a stop waits for what is being sent: what Kubernetes grants by default."""
+
+MAX_ATTEMPTS = 16
+"""With the default backoff, 45 to 90 minutes from a message's first refusal to its dead letter."""
+
+BATCH_SIZE = 500
+"""Messages of one transaction."""
+
+BATCH_BYTES = 16 * 1024 * 1024
+"""Of the bodies of one transaction; a single message may have more."""
+
+AWAKE_SECONDS = 1.0
+"""So long after the last message, or ring, an idle relay still looks often."""
+
+LOOK_SECONDS = 0.003
+"""Between looks while messages come."""
+
+IDLE_SECONDS = 0.6
+"""Between looks while none do; a ring ends the wait."""
+
+OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
+"""Between tries while a destination or the database cannot be reached."""
+
+LONGEST_KEEP_SENT = timedelta(days=36_500)
+"""Beyond, there are no dates that Postgres could compare with."""
+
+PATIENCE_SECONDS = 60.0
+"""So long may a publisher's call take, before its messages are another relay's to send."""
+
+
+class Relay:
+    """Sends what the outbox holds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        publishers: Mapping[str, Publisher],
+        *,
+        schema: str | None = None,
+        prefix: str = "",
+        senders: int = 4,
+        batch_size: int = BATCH_SIZE,
+        batch_bytes: int = BATCH_BYTES,
+        max_attempts: int | None = MAX_ATTEMPTS,
+        backoff: Backoff | None = None,
+        keep_sent: timedelta | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
+        listen: bool = True,
+        hooks: Iterable[Hook] = (),
+    ) -> None:
+        """Put a relay together; nothing is connected before ``start`` or ``run``.
+
+        Args:
+            engine: the database of the outbox. Its pool lends up to ``senders`` connections, and two more for looking
+                and listening.
+            publishers: who sends to which kind of destination: ``sqs``, ``sns``, ``eventbridge``, or the scheme of
+                your own. ``txbox_workers.publishers.aws_publishers()`` has the first three.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            senders: threads that send, each with a transaction of its own.
+            batch_size: messages of one transaction. What a killed relay had in its hands is sent again: up to so many
+                for each sender.
+            batch_bytes: bytes of the bodies of one transaction; a single message may have more.
+            max_attempts: refusals after which a message is parked as a dead letter; None: never.
+            backoff: the delay before a refused message is sent again, by attempt.
+            keep_sent: keep what was sent for so long, in the table outbox_sent; None: not at all.
+            patience_seconds: how long one call of a publisher may take. The messages of a relay that says nothing for
+                longer, as it was stopped or cut off, are another relay's to send.
+            listen: let an idle relay be woken by the bell. A relay behind a pooler in transaction mode sees by itself
+                that it cannot.
+            hooks: are told of every event; see ``txbox.instrumentation``.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        for name, value in (("senders", senders), ("batch_size", batch_size), ("batch_bytes", batch_bytes)):
+            if value < 1:
+                raise InvalidConfiguration(f"Relay.{name} must be at least 1, not {value!r}")
+        if max_attempts is not None and max_attempts < 1:
+            raise InvalidConfiguration(f"Relay.max_attempts must be at least 1, or None, not {max_attempts!r}")
+        if keep_sent is not None and not isinstance(keep_sent, timedelta):
+            raise InvalidConfiguration(f"Relay.keep_sent must be a timedelta, or None, not {keep_sent!r}")
+        if keep_sent is not None and not timedelta(0) < keep_sent <= LONGEST_KEEP_SENT:
+            raise InvalidConfiguration(
+                f"Relay.keep_sent must be more than 0 and at most {LONGEST_KEEP_SENT.days:,} days, not {keep_sent!r}"
+            )
+        if patience_seconds < 1:
+            raise InvalidConfiguration(f"Relay.patience_seconds must be at least 1, not {patience_seconds!r}")
+        if not publishers:
+            raise InvalidConfiguration("Relay.publishers must have at least one publisher")
+        self.relay_id = new_message_id()
+        self._engine = engine
+        self._statements = outbox_statements(schema, prefix)
+        self._senders_wanted = senders
+        self._keep_sent = keep_sent
+        self._listen = listen
+        self._letters = DeadLetters(engine, schema=schema, prefix=prefix)
+        self._sender = Sender(
+            engine,
+            self._statements,
+            publishers,
+            letters=self._letters,
+            batch_size=batch_size,
+            batch_bytes=batch_bytes,
+            max_attempts=max_attempts,
+            backoff=backoff or Backoff(),
+            keep_sent=keep_sent is not None,
+            patience_seconds=patience_seconds,
+            stopping=lambda: self._stopping.is_set(),
+        )
+        self._hooks: tuple[Hook, ...] = (log_event, *hooks)
+        self._batch_size = batch_size
+        self._pending = Pending()
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+        self._outages: dict[int, int] = {}
+        self._reporter = Reporter(self.relay_id, self._statements, keep_sent)
+        self._idle = 0
+        self._awake_until = self._drain_at = -math.inf
+        self._sent = self._failed = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether its threads are at work."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def sent(self) -> int:
+        """How many messages it has sent since it was made."""
+        return self._sent
+
+    @property
+    def failed(self) -> int:
+        """How often a message was refused since it was made."""
+        return self._failed
+
+    def start(self) -> None:
+        """Check the database, then start the threads and return.
+
+        Raises:
+            SchemaMissing: the tables do not exist. ``RightsMissing``: this user may not do with them what it has to.
+            TxboxError: the database does not answer.
+            InvalidConfiguration: it is running already.
+        """
+        with self._starting:
+            self._make_ready()
+            self._start()
+
+    def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        """Stop looking, and finish what is being sent.
+
+        Args:
+            timeout: seconds to wait for it.
+
+        Returns:
+            True: everything begun was finished. False: time ran out; the rest will be sent again.
+        """
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
+        self._wake.put(None)
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0.0))
+        drained = not self.running
+        if self._threads:
+            self._emit(Stopped(RELAY_SUBSCRIBER, self._statements.outbox_message, drained))
+        if drained:
+            self._threads = []
+        return drained
+
+    def run(self, timeout: float = STOP_SECONDS, *, started: Callable[[], object] | None = None) -> bool:
+        """Start, send until SIGTERM or SIGINT (or ``stop`` from another thread), then finish.
+
+        Signals are handled when this is the main thread; a second signal ends the process at once.
+
+        Args:
+            timeout: seconds that finishing may take.
+            started: called once it is at work, to say so: the database was found to be usable.
+
+        Returns:
+            Whether everything was finished, as ``stop``.
+        """
+        with ExitStack() as signals:
+            with self._starting:
+                self._make_ready()
+                signals.enter_context(SignalsStop(self._wake))
+                self._start()
+            if started is not None:
+                started()
+            number = self._wake.get()
+            if number is not None:
+                _log.info("%s: finishing what is being sent; once more to leave at once", number.name)
+            return self.stop(timeout)
+
+    def _make_ready(self) -> None:
+        if self.running:
+            raise InvalidConfiguration("this relay is running already; make another one, or ask for more senders")
+        self._stopping.clear()
+        self._wake = queue.SimpleQueue()
+
+    def _start(self) -> None:
+        with short_transaction(self._engine) as connection:
+            self._check(connection)
+        self._pending = Pending(most_lanes=self._batch_size)
+        self._reporter = Reporter(self.relay_id, self._statements, self._keep_sent)
+        self._threads = [threading.Thread(target=self._look, name="txbox-relay-look", daemon=True)]
+        self._threads += [
+            threading.Thread(target=self._send, name=f"txbox-relay-{number}", daemon=True)
+            for number in range(1, self._senders_wanted + 1)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _check(self, connection: Connection) -> None:
+        """See that what is sent could be settled.
+
+        Raises:
+            SchemaMissing: a table does not exist.
+            RightsMissing: this user may not do with one what a relay has to.
+        """
+        sql = self._statements
+        names = [sql.outbox_message, sql.outbox_relay]
+        check_table(connection, sql.outbox_exists, sql.outbox_message)
+        check_table(connection, sql.relays_exist, sql.outbox_relay)
+        if self._keep_sent is not None:
+            check_table(connection, sql.sent_exists, sql.outbox_sent)
+            names.append(sql.outbox_sent)
+        self._letters.check(connection)
+        for name, rights in connection.exec_driver_sql(sql.missing_rights, (names,)):
+            raise RightsMissing(name, rights)
+
+    # --- the thread that looks ---------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        reporter = self._reporter
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with (
+                    self._engine.connect() as connection,
+                    Listener(self._engine, self._statements, wanted=self._listen) as listener,
+                ):
+                    look = Look(connection, self._statements)
+                    while not self._stopping.is_set():
+                        self._look_once(look)
+                        reporter.work(connection, self._sent, self._failed)
+                        if failures:
+                            failures = 0
+                            self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._statements.outbox_message))
+                        self._pause(look, listener)
+            except Exception as error:  # noqa: BLE001 - whatever it is, a relay that looks no more sends no more
+                failures += 1
+                pause = OUTAGE_BACKOFF.seconds(failures)
+                self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
+                self._stopping.wait(pause)
+        try:
+            with short_transaction(self._engine) as connection:
+                reporter.sign_off(connection)
+        except Exception as error:  # noqa: BLE001 - the report of the status is all that would have gained by it
+            _log.debug("the relay could not sign off: %s", error)
+
+    def _look_once(self, look: Look) -> None:
+        now = time.monotonic()
+        found = look.again()
+        if not found:
+            return
+        # A held key is due again and again while its destination is away: that is no reason to be awake.
+        if found.fresh or found.woken:
+            self._awake_until = now + AWAKE_SECONDS
+        with self._changed:
+            self._pending.add(found.fresh, found.due)
+            self._changed.notify_all()
+
+    def _pause(self, look: Look, listener: Listener) -> None:
+        now = time.monotonic()
+        if now < self._awake_until:
+            self._stopping.wait(LOOK_SECONDS)
+            if now >= self._drain_at:
+                listener.drain()
+                self._drain_at = now + AWAKE_SECONDS
+        elif listener.wait(min(IDLE_SECONDS, max(look.due_in, LOOK_SECONDS)), self._stopping):
+            self._awake_until = time.monotonic() + AWAKE_SECONDS
+
+    # --- a thread that sends -----------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        while (claim := self._take()) is not None:
+            try:
+                done = self._sender.work(claim)
+            except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
+                self._postpone(claim, error)
+            else:
+                self._finish(claim, done)
+
+    def _take(self) -> Claim | None:
+        with self._changed:
+            self._idle += 1
+            try:
+                while not self._stopping.is_set():
+                    if (claim := self._pending.take(time.monotonic(), shares=self._idle)) is not None:
+                        return claim
+                    seconds = self._pending.next_change() - time.monotonic()
+                    self._changed.wait(None if math.isinf(seconds) else max(seconds, 0.0))
+                return None
+            finally:
+                self._idle -= 1
+
+    def _finish(self, claim: Claim, done: Done) -> None:
+        settlement = done.settlement
+        postponed, parked = len(settlement.again), len(settlement.dead)
+        with self._changed:
+            self._sent += len(settlement.sent)
+            self._failed += postponed + parked
+            self._pending.had(claim.lanes - done.elsewhere)
+            self._pending.put_off(done.elsewhere, time.monotonic())
+            restored = bool(settlement.sent) and self._outages.pop(claim.destination, 0) > 0
+            pause = 0.0 if done.outage is None else self._pause_destination(claim)
+            self._give_back(claim, done.fresh, done.due)
+        destination = done.destination or ""
+        if done.outage is not None:
+            self._reporter.lost(destination, str(done.outage))
+        elif destination:
+            self._reporter.restored(destination)
+        if restored:
+            self._emit(BrokerRestored(RELAY_SUBSCRIBER, destination))
+        if settlement.sent or postponed or parked:
+            self._emit(_relayed(destination, settlement))
+        if done.outage is not None:
+            self._emit(BrokerLost(RELAY_SUBSCRIBER, destination, done.outage, pause))
+
+    def _postpone(self, claim: Claim, error: BaseException) -> None:
+        with self._changed:
+            pause = self._pause_destination(claim)
+            self._give_back(claim, claim.fresh, claim.due)
+        self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
+
+    def _give_back(self, claim: Claim, fresh: Mapping[int, int], due: Iterable[int]) -> None:
+        self._pending.release(claim)
+        self._pending.add(fresh, due)
+        self._changed.notify_all()
+
+    def _pause_destination(self, claim: Claim) -> float:
+        """Send nothing to a claim's destination for a while; return for how many seconds."""
+        failures = self._outages[claim.destination] = self._outages.get(claim.destination, 0) + 1
+        pause = OUTAGE_BACKOFF.seconds(failures)
+        self._pending.pause(claim, time.monotonic() + pause)
+        return pause
+
+    def _emit(self, event: Event) -> None:
+        emit(self._hooks, event)
+
+
+def _relayed(destination: str, settlement: Settlement) -> Relayed:
+    errors = [error for _, error in settlement.again] + [refusal.error for _, refusal in settlement.dead]
+    return Relayed(
+        RELAY_SUBSCRIBER,
+        destination,
+        sent=len(settlement.sent),
+        postponed=len(settlement.again),
+        parked=len(settlement.dead),
+        lag_seconds=max((row.age for row in settlement.sent), default=None),
+        error=errors[0] if errors else None,
+    )
+
+
+_log = logging.getLogger("txbox")

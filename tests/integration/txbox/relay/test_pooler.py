@@ -1,0 +1,81 @@
+"""Behind a pooler in transaction mode: no state of a session may be counted on."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from integration.txbox.relay.conftest import StartRelay
+from support.publishers import RecordingPublisher, first_arrivals
+from support.transaction_pooler import TransactionPooler, transaction_pooler
+from support.waiting import wait_until
+from txbox import Outbox, Outgoing
+from txbox.schema import tables
+
+OWN = "own:somewhere"
+OUTBOX = Outbox()
+
+
+@pytest.fixture
+def pooled(make_database: Callable[..., str]) -> Iterator[tuple[TransactionPooler, Engine]]:
+    url = make_database()
+    with transaction_pooler(url, size=6) as (pooler, pooled_url):
+        # Prepared statements are a session's too; psycopg's documentation says to leave them out behind PgBouncer.
+        engine = create_engine(pooled_url, pool_size=20, connect_args={"prepare_threshold": None})
+        with engine.begin() as connection:
+            tables().metadata.create_all(connection)
+        yield pooler, engine
+        engine.dispose()
+
+
+def server(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+
+def test_the_pooler_of_these_tests_changes_servers_between_transactions(
+    pooled: tuple[TransactionPooler, Engine],
+) -> None:
+    _, engine = pooled
+    assert len({server(engine) for _ in range(6)}) == 6
+
+
+def test_messages_are_sent_in_order_through_a_pooler(
+    pooled: tuple[TransactionPooler, Engine], start_relay: StartRelay, caplog: pytest.LogCaptureFixture
+) -> None:
+    pooler, engine = pooled
+    broker = RecordingPublisher(lambda message: "later" if message.body == b"7" and message.attempts < 2 else None)
+    relays = [start_relay(broker, engine=engine, senders=2) for _ in range(2)]
+    expected: dict[str | None, list[str]] = {}
+    for number in range(200):
+        key = f"k{number % 7}"
+        expected.setdefault(key, []).append(str(number))
+        with engine.begin() as connection:
+            OUTBOX.publish(connection, OWN, str(number), key=key)
+    broker.wait_for(200)
+    assert first_arrivals(broker.received) == expected
+    for relay in relays:
+        assert relay.stop()
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM outbox_message").scalar_one() == 0
+        locks = (
+            "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database "
+            "WHERE locktype = 'advisory' AND datname = current_database()"
+        )
+        assert connection.exec_driver_sql(locks).scalar_one() == 0
+        assert connection.exec_driver_sql("SHOW enable_seqscan").scalar_one() == "on"
+        assert connection.exec_driver_sql("SELECT count(*) FROM pg_listening_channels()").scalar_one() == 0
+    assert pooler.transactions > 220
+
+
+def test_an_idle_relay_looks_for_itself(
+    pooled: tuple[TransactionPooler, Engine], start_relay: StartRelay, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, engine = pooled
+    caplog.set_level("INFO", logger="txbox")
+    broker = RecordingPublisher()
+    start_relay(broker, engine=engine)
+    wait_until(lambda: "a pooler is between" in caplog.text, "a word about the pooler")
+    with engine.begin() as connection:
+        OUTBOX.publish_many(connection, [Outgoing(OWN, "one")])
+    broker.wait_for(1)

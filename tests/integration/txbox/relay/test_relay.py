@@ -1,0 +1,527 @@
+"""The relay sends what was committed: all of it, in order per key, whatever single messages do."""
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from integration.txbox.relay.conftest import StartRelay
+from support.publishers import RecordingPublisher, first_arrivals
+from support.waiting import wait_until
+from txbox import BrokerError, DeadLetters, InvalidConfiguration, Outbox, Outgoing, SchemaMissing
+from txbox.instrumentation import BrokerLost, BrokerRestored, Event, Relayed, Stopped
+from txbox.relay import OutboxMessage, PartlySent, Refused, Relay
+
+OWN = "own:somewhere"
+OUTBOX = Outbox()
+
+
+def publish(engine: Engine, *messages: Outgoing) -> list[str]:
+    with engine.begin() as connection:
+        return OUTBOX.publish_many(connection, messages)
+
+
+def numbered(count: int, *, key: str | None = None, first: int = 0, to: str = OWN) -> list[Outgoing]:
+    return [Outgoing(to, str(number), key=key) for number in range(first, first + count)]
+
+
+def letters(engine: Engine) -> list[tuple[str, str, int]]:
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT subscriber_id, error, attempts FROM dead_letter ORDER BY 1, 2")
+        return [tuple(row) for row in found]
+
+
+# --- all goes well ---------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_and_what_comes_is_sent_once_and_forgotten(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    broker = RecordingPublisher()
+    before = publish(engine, *numbered(300))
+    start_relay(broker)
+    broker.wait_for(300)
+    after = publish(engine, *numbered(300, first=300))
+    broker.wait_for(600)
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert sorted(message.id for message in broker.received) == sorted([*before, *after])
+
+
+def test_a_message_arrives_as_it_was_published(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    headers = {"Tenant": "Zürich", "quote": "\"'\\"}
+    publish(engine, Outgoing(OWN, b"\0\xff body", key="k", headers=headers, message_id="order-17"))
+    start_relay(broker)
+    broker.wait_for(1)
+    message = broker.received[0]
+    assert message == OutboxMessage("order-17", OWN, b"\0\xff body", "k", headers, 0, message.published_at)
+    assert message.published_at is not None
+
+
+def test_each_key_keeps_its_order(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    expected: dict[str | None, list[str]] = {}
+    for number in range(400):
+        key = f"k{number % 13}"
+        expected.setdefault(key, []).append(str(number))
+        publish(engine, Outgoing(OWN, str(number), key=key))
+        if number == 100:
+            start_relay(broker, batch_size=7)
+    broker.wait_for(400)
+    assert first_arrivals(broker.received) == expected
+    assert len(broker.received) == 400
+
+
+def test_no_call_has_two_messages_of_one_key(engine: Engine, start_relay: StartRelay) -> None:
+    seen: list[list[str | None]] = []
+
+    class Watching(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            seen.append([message.key for message in messages])
+            return super().send(messages)
+
+    broker = Watching()
+    publish(engine, *[Outgoing(OWN, str(number), key=f"k{number % 3}") for number in range(60)])
+    start_relay(broker)
+    broker.wait_for(60)
+    assert [keys for keys in seen if len(set(keys)) < len(keys)] == []
+
+
+def test_a_delayed_message_waits_for_its_time(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    start_relay(broker)
+    begun = time.monotonic()
+    publish(engine, Outgoing(OWN, "late", delay=0.7), Outgoing(OWN, "much later", delay=3_600), Outgoing(OWN, "now"))
+    broker.wait_for(2)
+    assert broker.bodies == ["now", "late"]
+    assert time.monotonic() - begun >= 0.7
+
+
+def test_a_relay_that_comes_later_finds_what_is_overdue(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    publish(engine, *[Outgoing(OWN, str(number), key="k", delay=0.01 * number) for number in range(5)])
+    wait_until(lambda: due(engine) == 5, "five due messages")
+    start_relay(broker)
+    broker.wait_for(5)
+    assert broker.bodies == ["0", "1", "2", "3", "4"]
+
+
+def due(engine: Engine) -> int:
+    with engine.connect() as connection:
+        counting = "SELECT count(*) FROM outbox_message WHERE due_at <= clock_timestamp()"
+        return int(connection.exec_driver_sql(counting).scalar_one())
+
+
+def test_a_large_backlog_is_read_in_pieces(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    publish(engine, *[Outgoing(OWN, b"x" * 1_000, key=f"k{number % 5}") for number in range(200)])
+    start_relay(broker, senders=1, batch_bytes=10_000)
+    broker.wait_for(200)
+    assert max(broker.calls) <= 10
+
+
+def test_a_message_larger_than_a_batch_is_sent_all_the_same(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    publish(engine, *[Outgoing(OWN, b"x" * 5_000) for _ in range(3)])
+    start_relay(broker, batch_bytes=1)
+    broker.wait_for(3)
+
+
+def test_a_burst_beyond_what_a_look_takes_in_is_sent_whole(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    start_relay(broker)
+    publish(engine, *[Outgoing(OWN, "", key=f"k{number % 50}") for number in range(12_000)])
+    broker.wait_for(12_000)
+
+
+# --- messages that are refused ---------------------------------------------------------------------------------------
+
+
+def test_a_refused_message_holds_its_own_key_and_no_other(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    closed = True
+    broker = RecordingPublisher(lambda message: "closed" if closed and message.body == b"bad" else None)
+    publish(engine, Outgoing(OWN, "before", key="a"), Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "behind", key="a"))
+    start_relay(broker, max_attempts=None)
+    publish(engine, Outgoing(OWN, "other", key="b"), Outgoing(OWN, "keyless"))
+    broker.wait_for(3)
+    wait_until(lambda: len(broker.refused) >= 3, "it was tried again and again")
+    publish(engine, Outgoing(OWN, "far behind", key="a"))
+    wait_until(lambda: len(broker.refused) >= 5, "and again")
+    assert left() == ["bad", "behind", "far behind"]
+    closed = False
+    broker.wait_for(6)
+    assert first_arrivals(broker.received)["a"] == ["before", "bad", "behind", "far behind"]
+    attempts = [message.attempts for message in broker.received if message.body == b"bad"]
+    assert attempts == [len(broker.refused)]
+    wait_until(lambda: left() == [], "an empty outbox")
+
+
+def test_a_refused_message_without_a_key_comes_again_and_holds_nobody(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher(lambda message: "later" if message.body == b"3" and message.attempts < 3 else None)
+    publish(engine, *numbered(10))
+    start_relay(broker)
+    broker.wait_for(10)
+    assert sorted(broker.bodies) == sorted(map(str, range(10)))
+    assert broker.bodies[-1] == "3"
+    assert [message.attempts for message in broker.refused] == [0, 1, 2]
+
+
+def test_after_its_last_attempt_a_message_is_a_dead_letter_and_its_key_goes_on(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    broker = RecordingPublisher(lambda message: "never\0mind" if message.body == b"bad" else None)
+    [bad] = publish(engine, Outgoing(OWN, "bad", key="a", headers={"tenant": "7"}))
+    publish(engine, Outgoing(OWN, "next", key="a"), Outgoing(OWN, "and next", key="a"))
+    start_relay(broker, max_attempts=3)
+    broker.wait_for(2)
+    assert broker.bodies == ["next", "and next"]
+    assert [message.attempts for message in broker.refused] == [0, 1, 2]
+    wait_until(lambda: left() == [], "an empty outbox")
+    [letter] = DeadLetters(engine).list()
+    assert (letter.message_id, letter.subscriber_id, letter.source) == (bad, f"txbox:outbox:{OWN}", OWN)
+    assert (letter.body, letter.headers, letter.envelope) == (b"bad", {"tenant": "7"}, {"outbox": {"key": "a"}})
+    assert (letter.attempts, letter.error) == (3, "never�mind")
+
+
+def test_a_final_refusal_is_a_dead_letter_at_once(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher(lambda message: "no such thing" if message.body == b"bad" else None, final=True)
+    publish(engine, Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "next", key="a"), Outgoing(OWN, "bad"))
+    start_relay(broker)
+    broker.wait_for(1)
+    wait_until(lambda: len(letters(engine)) == 2, "two dead letters")
+    assert [message.attempts for message in broker.refused] == [0, 0]
+
+
+def test_one_id_to_two_destinations_is_two_dead_letters(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher(lambda _: "no", final=True)
+    publish(engine, Outgoing("own:x", "same", message_id="m-1"), Outgoing("own:y", "same", message_id="m-1"))
+    start_relay(broker)
+    wait_until(lambda: len(letters(engine)) == 2, "two dead letters")
+    assert letters(engine) == [("txbox:outbox:own:x", "no", 1), ("txbox:outbox:own:y", "no", 1)]
+
+
+def test_a_dead_letter_is_published_again_under_its_id(engine: Engine, start_relay: StartRelay) -> None:
+    closed = True
+    broker = RecordingPublisher(lambda _: "closed" if closed else None, final=True)
+    [bad] = publish(engine, Outgoing(OWN, "bad", key="a", headers={"tenant": "7"}))
+    start_relay(broker)
+    wait_until(lambda: letters(engine), "a dead letter")
+    closed = False
+    [letter] = DeadLetters(engine).list()
+    assert DeadLetters(engine).republish(letter.dead_letter_id, OUTBOX).message_id == bad
+    broker.wait_for(1)
+    [message] = broker.received
+    assert (message.id, message.key, message.body, message.headers) == (bad, "a", b"bad", {"tenant": "7"})
+    assert DeadLetters(engine).list() == []
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_publisher_that_raises_has_refused_them_all(
+    engine: Engine, start_relay: StartRelay, error: type[BaseException]
+) -> None:
+    class Raising(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            if any(message.attempts == 0 for message in messages):
+                raise error("a mistake of the host's")
+            return super().send(messages)
+
+    broker = Raising()
+    publish(engine, *numbered(3, key="a"))
+    start_relay(broker)
+    broker.wait_for(3)
+    assert broker.bodies == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("answer", ["messages", "texts", "true"])
+def test_a_publisher_that_returns_nonsense_is_one_that_fails(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], answer: str
+) -> None:
+    """Most of all the refused messages themselves: taken for an outage, they would be sent for ever."""
+
+    class Mistaken(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            super().send(messages)
+            return {"messages": list(messages), "texts": ["no"], "true": True}[answer]
+
+    publish(engine, *numbered(2))
+    start_relay(Mistaken(), max_attempts=2)
+    wait_until(lambda: len(letters(engine)) == 2, "two dead letters")
+    assert left() == []
+    assert all("TypeError" in error for _, error, _ in letters(engine))
+
+
+def test_a_publisher_may_return_nothing(engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]) -> None:
+    class Silent(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            super().send(messages)
+
+    broker = Silent()
+    publish(engine, *numbered(2))
+    start_relay(broker)
+    broker.wait_for(2)
+    wait_until(lambda: left() == [], "an empty outbox")
+
+
+@pytest.mark.parametrize("headers", ["[]", '"x"', '{"a": 1}'])
+def test_a_row_that_nobody_published_is_parked_and_holds_up_nothing(
+    engine: Engine, start_relay: StartRelay, headers: str
+) -> None:
+    insert = "INSERT INTO outbox_message (lane, message_id, destination, headers, body) VALUES (1, %s, %s, %s, 'x')"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(insert, ("by hand", "no destination", "{}"))
+        connection.exec_driver_sql(insert, ("by hand too", OWN, headers))
+    broker = RecordingPublisher()
+    publish(engine, *numbered(3))
+    start_relay(broker)
+    broker.wait_for(3)
+    wait_until(lambda: len(letters(engine)) == 2, "two dead letters")
+
+
+# --- a broker that is away -------------------------------------------------------------------------------------------
+
+
+def test_an_outage_is_nobodys_fault_and_holds_up_its_own_destination_only(
+    engine: Engine, start_relay: StartRelay
+) -> None:
+    away = True
+    heard: list[Event] = []
+
+    class Away(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            if away and messages[0].destination == "own:away":
+                raise BrokerError("not today")
+            return super().send(messages)
+
+    broker = Away()
+    publish(engine, *numbered(5, to="own:away", key="a"), *numbered(5, to="own:there", key="a"))
+    start_relay(broker, max_attempts=1, hooks=[heard.append])
+    broker.wait_for(5)
+    assert {message.destination for message in broker.received} == {"own:there"}
+    wait_until(lambda: sum(isinstance(event, BrokerLost) for event in heard) >= 2, "two tries")
+    away = False
+    broker.wait_for(10)
+    assert [message.body for message in broker.received[5:]] == [b"0", b"1", b"2", b"3", b"4"]
+    assert {message.attempts for message in broker.received} == {0}
+    assert letters(engine) == []
+    wait_until(lambda: any(isinstance(event, BrokerRestored) for event in heard), "the good news")
+    assert {event.source for event in heard if isinstance(event, BrokerLost)} == {"own:away"}
+
+
+def test_what_was_confirmed_before_an_outage_is_not_sent_again(engine: Engine, start_relay: StartRelay) -> None:
+    class Half(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            if len(messages) < 4:
+                return super().send(messages)
+            super().send(messages[: len(messages) // 2])
+            raise PartlySent("half", unsent=messages[len(messages) // 2 :], refused=())
+
+    broker = Half()
+    ids = publish(engine, *numbered(64))
+    start_relay(broker)
+    broker.wait_for(64, timeout=60)
+    assert sorted(message.id for message in broker.received) == sorted(ids)
+
+
+def test_a_kind_without_a_publisher_waits_and_says_so(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = RecordingPublisher()
+    publish(engine, Outgoing("kafka:purchases", "waits"), Outgoing(OWN, "goes"))
+    start_relay(broker, max_attempts=1)
+    broker.wait_for(1)
+    wait_until(lambda: "no publisher for 'kafka'" in caplog.text, "a word in the log")
+    assert left() == ["waits"]
+    assert letters(engine) == []
+
+
+def test_a_busy_destination_leaves_others_their_turn(engine: Engine, start_relay: StartRelay) -> None:
+    order: list[str] = []
+
+    class Slow(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            order.append(messages[0].destination)
+            return super().send(messages)
+
+    broker = Slow()
+    publish(engine, *numbered(3_000, to="own:busy"), *numbered(1, to="own:quiet"))
+    start_relay(broker, senders=1, batch_size=50)
+    broker.wait_for(3_001)
+    assert order.index("own:quiet") <= 2
+
+
+# --- what it is asked to keep, and how it lives ----------------------------------------------------------------------
+
+
+def test_what_was_sent_is_kept_for_as_long_as_asked(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    ids = publish(engine, Outgoing(OWN, b"\0body", key="k", headers={"a": "b"}), Outgoing(OWN, "two"))
+    relay = start_relay(broker, keep_sent=timedelta(hours=1))
+    broker.wait_for(2)
+    assert relay.stop()
+    with engine.connect() as connection:
+        kept = connection.exec_driver_sql(
+            "SELECT message_id, destination, key, headers, body FROM outbox_sent ORDER BY position"
+        ).all()
+    assert [tuple(row) for row in kept] == [(ids[0], OWN, "k", {"a": "b"}, b"\0body"), (ids[1], OWN, None, {}, b"two")]
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE outbox_sent SET sent_at = sent_at - interval '2 hours' WHERE key = 'k'")
+    start_relay(broker, keep_sent=timedelta(hours=1))
+
+    def remaining() -> list[str]:
+        with engine.connect() as connection:
+            return list(connection.exec_driver_sql("SELECT message_id FROM outbox_sent").scalars())
+
+    wait_until(lambda: remaining() == [ids[1]], "the old one is forgotten")
+
+
+def test_a_relay_reports_itself_and_signs_off(engine: Engine, start_relay: StartRelay) -> None:
+    def known() -> list[Any]:
+        with engine.connect() as connection:
+            return connection.exec_driver_sql("SELECT relay_id, pid FROM outbox_relay").all()
+
+    relay = start_relay(RecordingPublisher())
+    wait_until(lambda: [row[0] for row in known()] == [relay.relay_id], "its row")
+    assert relay.running
+    assert relay.stop()
+    assert not relay.running
+    assert known() == []
+
+
+def test_it_can_be_started_again(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    relay = start_relay(broker)
+    with pytest.raises(InvalidConfiguration, match="running already"):
+        relay.start()
+    relay.stop()
+    publish(engine, *numbered(3))
+    relay.start()
+    broker.wait_for(3)
+    wait_until(lambda: relay.sent == 3, "the count")
+
+
+def test_events_tell_what_became_of_a_batch(engine: Engine, start_relay: StartRelay) -> None:
+    heard: list[Event] = []
+    broker = RecordingPublisher(lambda message: "no" if message.body == b"1" else None)
+    publish(engine, *numbered(3))
+    relay = start_relay(broker, max_attempts=2, hooks=[heard.append])
+    wait_until(lambda: letters(engine), "a dead letter")
+    relay.stop()
+    told = [event for event in heard if isinstance(event, Relayed)]
+    assert sum(event.sent for event in told) == 2
+    assert sum(event.postponed for event in told) == 1
+    assert sum(event.parked for event in told) == 1
+    assert {event.source for event in told} == {OWN}
+    assert {event.error for event in told if event.postponed or event.parked} == {"no"}
+    lags = [event.lag_seconds for event in told if event.sent]
+    assert all(lag is not None and 0 <= lag < 60 for lag in lags)
+    assert heard[-1] == Stopped("txbox:outbox", "outbox_message", drained=True)
+    assert (relay.sent, relay.failed) == (2, 2)
+
+
+def test_a_stop_finishes_what_is_being_sent_and_leaves_the_rest(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    relays: list[Relay] = []
+
+    class Stopping(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            relays[0].stop(0)
+            return super().send(messages)
+
+    broker = Stopping()
+    publish(engine, *numbered(100))
+    relay = Relay(engine, {"own": broker}, senders=1, batch_size=10)
+    relays.append(relay)
+    relay.start()
+    wait_until(lambda: not relay.running, "its end")
+    assert broker.calls == [10]
+    assert len(left()) == 90
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"senders": 0},
+        {"batch_size": 0},
+        {"batch_bytes": 0},
+        {"max_attempts": 0},
+        {"keep_sent": timedelta(0)},
+        {"keep_sent": timedelta(days=99_999_999)},
+        {"keep_sent": 7},
+        {"patience_seconds": 0.5},
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_by_name(engine: Engine, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfiguration, match=f"Relay.{next(iter(options))}"):
+        Relay(engine, {"own": RecordingPublisher()}, **options)
+    with pytest.raises(InvalidConfiguration, match=r"Relay\.publishers"):
+        Relay(engine, {})
+
+
+def test_a_missing_table_is_said_at_the_start(fresh_database: str) -> None:
+    engine = create_engine(fresh_database)
+    with pytest.raises(SchemaMissing, match="txbox db upgrade"):
+        Relay(engine, {"own": RecordingPublisher()}).start()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_the_hosts_isolation_level_makes_no_difference(
+    make_database: Callable[..., str], start_relay: StartRelay, level: str
+) -> None:
+    from txbox.schema import tables
+
+    engine = create_engine(make_database(), isolation_level=level)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level.lower()}'")
+    engine.dispose()
+    with engine.begin() as connection:
+        tables().metadata.create_all(connection)
+    broker = RecordingPublisher(lambda message: "later" if message.attempts == 0 else None)
+    relay = start_relay(broker, engine=engine)
+    for number in range(10):
+        publish(engine, Outgoing(OWN, str(number), key=f"k{number % 2}"))
+    broker.wait_for(10)
+    assert first_arrivals(broker.received) == {"k0": ["0", "2", "4", "6", "8"], "k1": ["1", "3", "5", "7", "9"]}
+    relay.stop()
+    engine.dispose()
+
+
+def test_a_key_whose_failed_message_was_deleted_by_hand_goes_on(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher(lambda message: "no" if message.body == b"bad" else None)
+    publish(engine, Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "next", key="a"), Outgoing(OWN, "and next", key="a"))
+    relay = start_relay(broker, max_attempts=None)
+    wait_until(lambda: len(broker.refused) > 1, "a refusal")
+    relay.stop()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM outbox_message WHERE attempts > 0")
+    relay.start()
+    broker.wait_for(2)
+    assert broker.bodies == ["next", "and next"]
+
+
+def test_headers_are_handed_out_as_text(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    publish(engine, Outgoing(OWN, "x", headers={"count": "7", "json": json.dumps({"a": 1})}))
+    start_relay(broker)
+    broker.wait_for(1)
+    assert broker.received[0].headers == {"count": "7", "json": '{"a": 1}'}
+
+
+def test_a_publisher_that_answers_with_copies_is_understood(engine: Engine, start_relay: StartRelay) -> None:
+    class Copying(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            return [Refused(OutboxMessage(one.message.id, OWN, b""), "no") for one in super().send(messages)]
+
+    broker = Copying(lambda message: "no" if message.attempts == 0 and message.body == b"1" else None)
+    publish(engine, *numbered(3, key="a"))
+    start_relay(broker)
+    broker.wait_for(3)
+    assert broker.bodies == ["0", "1", "2"]

@@ -1,0 +1,335 @@
+"""Trouble that nobody planned for: restored rows, slow and mistaken publishers, a database that can only be read."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url
+
+from integration.txbox.relay.conftest import StartRelay
+from support.publishers import RecordingPublisher, first_arrivals
+from support.waiting import wait_until
+from txbox import Outbox, Outgoing
+from txbox.errors import RightsMissing, SchemaMissing
+from txbox.instrumentation import DatabaseLost, Event
+from txbox.outbox_statements import outbox_statements
+from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, looking
+from txbox.relay.looking import Look, Snapshot
+from txbox.schema import tables
+
+OWN = "own:somewhere"
+OUTBOX = Outbox()
+RESTORE = (
+    "INSERT INTO outbox_message (lane, transaction_id, message_id, destination, headers, body) "
+    "VALUES (9, %s, %s, 'own:somewhere', '{}', %s)"
+)
+
+
+def publish(engine: Engine, *messages: Outgoing) -> None:
+    with engine.begin() as connection:
+        OUTBOX.publish_many(connection, messages)
+
+
+def run(engine: Engine, statement: str, parameters: tuple[Any, ...] = ()) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement, parameters)
+
+
+# --- where no look would find a message ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [5, 2**60], ids=["of an older server", "of a server that has gone further"])
+def test_rows_that_are_restored_while_a_relay_runs_are_sent(
+    engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(looking, "EVERYTHING_SECONDS", 0.2)
+    monkeypatch.setattr(looking, "EVERYTHING_SHARE", 1.0)
+    broker = RecordingPublisher()
+    start_relay(broker)
+    publish(engine, Outgoing(OWN, "before"))
+    broker.wait_for(1)
+    run(engine, RESTORE, (number, "m-1", b"restored"))
+    broker.wait_for(2)
+
+
+def test_a_server_whose_numbers_are_lower_is_looked_at_from_the_start(engine: Engine) -> None:
+    """Behind a pooler, the connection outlives a failover, and the new server has not got as far as the old one."""
+    with engine.connect() as connection:
+        look = Look(connection, outbox_statements())
+        look.again()
+        publish(engine, Outgoing(OWN, "before the relay looks at the new server"))
+        look._last = Snapshot(2**40, ())
+        assert not look.again()
+        assert look.again().fresh
+
+
+def test_rows_with_numbers_that_this_server_has_not_reached_are_not_found_at_every_look(engine: Engine) -> None:
+    with engine.connect() as connection:
+        look = Look(connection, outbox_statements())
+        look.again()
+        run(engine, RESTORE, (2**60, "m-1", b"restored"))
+        assert not look.again()
+
+
+def test_what_an_open_transaction_has_written_is_not_read_at_every_look(engine: Engine) -> None:
+    insert = (
+        "INSERT INTO outbox_message (lane, message_id, destination, headers, body) "
+        "SELECT 7, number, 'own:somewhere', '{}', '' FROM generate_series(1, 20000) AS number"
+    )
+    with engine.connect() as writing, engine.connect() as reading:
+        writing.exec_driver_sql(insert)
+        look = Look(reading, outbox_statements())
+        look.again()
+        assert look._last is not None
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {outbox_statements().look}"
+        parameters = (look._last.xmax, 10_000, list(look._last.in_progress), 10_000, True, True)
+        plan = reading.exec_driver_sql(explain, parameters).scalar_one()[0]["Plan"]
+        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100
+        writing.commit()
+        assert look.again().fresh
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["", "with statistics"])
+def test_overdue_messages_are_sent_in_the_order_of_their_times(
+    engine: Engine, start_relay: StartRelay, analyzed: bool
+) -> None:
+    chance = random.Random(7)
+    numbers = list(range(6_000))
+    chance.shuffle(numbers)
+    insert = (
+        "INSERT INTO outbox_message (lane, message_id, destination, key, headers, body, due_at) "
+        "SELECT 64 + mod(number, 20), number, 'own:somewhere', 'k' || mod(number, 20), '{}', number::text::bytea, "
+        "now() - interval '1 hour' + number * interval '1 second' / 10 FROM unnest(%s::int[]) AS number"
+    )
+    run(engine, insert, (numbers,))
+    if analyzed:
+        run(engine, "ANALYZE outbox_message")
+    broker = RecordingPublisher()
+    for _ in range(3):
+        start_relay(broker)
+    broker.wait_for(len(numbers))
+    expected = {f"k{key}": [str(number) for number in range(key, len(numbers), 20)] for key in range(20)}
+    assert first_arrivals(broker.received) == expected
+
+
+def test_a_key_whose_failed_message_was_deleted_by_hand_is_not_overtaken(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    broker = RecordingPublisher(lambda message: "no" if message.body == b"bad" else None)
+    publish(engine, Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "1", key="a"))
+    relay = start_relay(broker, max_attempts=None)
+    wait_until(lambda: broker.refused, "a refusal")
+    wait_until(lambda: held(engine) == 2, "both are held")
+    run(engine, "DELETE FROM outbox_message WHERE body = 'bad'")
+    publish(engine, Outgoing(OWN, "2", key="a"), Outgoing(OWN, "other", key="b"))
+    broker.wait_for(1)
+    wait_until(lambda: held(engine) == 2, "the later one waits too")
+    assert broker.bodies == ["other"]
+    assert left() == ["1", "2"]
+    relay.stop()
+    relay.start()
+    broker.wait_for(3)
+    assert broker.bodies == ["other", "1", "2"]
+
+
+def held(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM outbox_message WHERE held").scalar_one())
+
+
+# --- publishers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_publisher_that_is_slower_than_the_patience_is_given_less_at_a_time(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    class Slow(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            time.sleep(0.03 * len(messages))  # a broker that takes 30 ms for each; 50 of them outlast the patience
+            return super().send(messages)
+
+    broker = Slow()
+    publish(engine, *[Outgoing(OWN, str(number)) for number in range(200)])
+    start_relay(broker, patience_seconds=1, senders=2)
+    wait_until(lambda: left() == [], "an empty outbox", timeout=60)
+    times = Counter(message.id for message in broker.received)
+    assert len(times) == 200
+    assert max(times.values()) <= 3, "until it has learned"
+
+
+def test_held_keys_that_come_due_together_are_no_larger_batch(engine: Engine, start_relay: StartRelay) -> None:
+    closed = True
+    broker = RecordingPublisher(lambda _: "closed" if closed else None)
+    publish(engine, *[Outgoing(OWN, str(number), key=f"k{number}") for number in range(300)])
+    start_relay(broker, batch_size=20, max_attempts=None)
+    wait_until(lambda: held(engine) == 300, "all keys are held")
+    closed = False
+    broker.wait_for(300)
+    assert max(broker.calls) <= 20
+
+
+def test_a_publisher_that_refuses_what_it_was_not_given_has_sent_nothing(
+    engine: Engine, start_relay: StartRelay
+) -> None:
+    class Mistaken(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            super().send(messages)
+            return [Refused(OutboxMessage("another", OWN, b""), "no")] if messages[0].attempts == 0 else ()
+
+    broker = Mistaken()
+    publish(engine, Outgoing(OWN, "one"))
+    start_relay(broker)
+    broker.wait_for(2)
+    assert [message.attempts for message in broker.received] == [0, 1]
+
+
+def test_an_outage_with_nonsense_in_it_is_an_outage_of_everything(engine: Engine, start_relay: StartRelay) -> None:
+    class Mistaken(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            super().send(messages)
+            if len(self.calls) == 1:
+                raise PartlySent("half", unsent=[OutboxMessage("another", OWN, b"")])
+            return ()
+
+    broker = Mistaken()
+    publish(engine, Outgoing(OWN, "one"))
+    start_relay(broker)
+    broker.wait_for(2)
+    assert [message.attempts for message in broker.received] == [0, 0]
+
+
+def test_a_stop_ends_a_long_batch_of_one_key_and_settles_what_was_sent(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    class Slow(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            time.sleep(0.01)  # a broker takes its time
+            return super().send(messages)
+
+    broker = Slow()
+    publish(engine, *[Outgoing(OWN, str(number), key="a") for number in range(500)])
+    relay = start_relay(broker)
+    broker.wait_for(5)
+    assert relay.stop(10)
+    assert len(broker.received) < 500
+    assert len(left()) == 500 - len(broker.received)
+
+
+# --- rows that somebody else has written -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("headers", f'{{"n": {"9" * 5_000}}}'), ("published_at", "infinity"), ("published_at", "-infinity")],
+)
+def test_an_odd_row_holds_up_nothing(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], column: str, value: str
+) -> None:
+    given = {"lane": 9, "message_id": "odd", "destination": OWN, "headers": "{}", "body": b"odd", column: value}
+    columns, places = ", ".join(given), ", ".join(["%s"] * len(given))
+    run(engine, f"INSERT INTO outbox_message ({columns}) VALUES ({places})", tuple(given.values()))
+    broker = RecordingPublisher()
+    publish(engine, *[Outgoing(OWN, str(number)) for number in range(100)])
+    start_relay(broker)
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert len({message.id for message in broker.received} - {"odd"}) == 100
+
+
+# --- a database that cannot be written to ----------------------------------------------------------------------------
+
+
+def test_nothing_is_sent_that_could_not_be_settled(make_database: Callable[..., str], start_relay: StartRelay) -> None:
+    url = make_database()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        tables().metadata.create_all(connection)
+    broker, heard = RecordingPublisher(), list[Event]()
+    relay = start_relay(broker, engine=engine, hooks=[heard.append])
+    publish(engine, Outgoing(OWN, "one"))
+    broker.wait_for(1)
+    engine.dispose()
+    name = make_url(url).database
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+            (name,),
+        )
+        connection.exec_driver_sql("SET default_transaction_read_only = off")
+        row = RESTORE.replace("9, %s", "9, pg_current_xact_id()::text::bigint")
+        connection.exec_driver_sql(row, ("m-2", b"two"))
+        wait_until(lambda: sum(isinstance(event, DatabaseLost) for event in heard) >= 3, "its complaints", timeout=60)
+        assert len(broker.received) == 1
+        connection.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+            (name,),
+        )
+    broker.wait_for(2, timeout=60)
+    relay.stop()
+    engine.dispose()
+
+
+@pytest.fixture
+def limited(engine: Engine, schema_url: str) -> Iterator[Callable[[str], Engine]]:
+    """An engine of a user who may do with the outbox what is granted, and all with the rest."""
+    made: list[tuple[str, Engine]] = []
+    schema = make_url(schema_url).query["options"].removeprefix("-csearch_path=")  # type: ignore[union-attr]
+
+    def make(grants: str) -> Engine:
+        role = f"txbox_relay_{time.monotonic_ns()}"
+        run(engine, f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}")
+        run(engine, f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}; REVOKE ALL ON outbox_message FROM {role}")
+        run(engine, f"GRANT {grants} ON outbox_message TO {role}")
+        options = f"-csearch_path={schema} -crole={role}"
+        made.append((role, create_engine(make_url(schema_url).update_query_dict({"options": options}))))
+        return made[-1][1]
+
+    yield make
+    for role, one in made:
+        one.dispose()
+        run(engine, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_relay_that_may_not_settle_does_not_start(limited: Callable[[str], Engine]) -> None:
+    with pytest.raises(RightsMissing, match=r"UPDATE, DELETE on outbox_message") as caught:
+        Relay(limited("SELECT, INSERT"), {"own": RecordingPublisher()}).start()
+    assert caught.value.rights == "UPDATE, DELETE"
+
+
+@pytest.mark.parametrize("table", ["outbox_sent", "outbox_relay", "dead_letter"])
+def test_every_table_that_it_will_need_is_looked_for(engine: Engine, table: str) -> None:
+    run(engine, f"DROP TABLE {table}")
+    with pytest.raises(SchemaMissing, match=table):
+        Relay(engine, {"own": RecordingPublisher()}, keep_sent=timedelta(days=1)).start()
+
+
+def test_a_message_that_is_kept_already_is_no_obstacle(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    """Positions come again after a TRUNCATE … RESTART IDENTITY, and ids after a replay."""
+    broker = RecordingPublisher()
+    start_relay(broker, keep_sent=timedelta(hours=1))
+    publish(engine, Outgoing(OWN, "one", message_id="m-1"))
+    wait_until(lambda: broker.received and left() == [], "it is sent")
+    run(engine, "TRUNCATE outbox_message RESTART IDENTITY")
+    publish(engine, Outgoing(OWN, "one", message_id="m-1"))
+    wait_until(lambda: len(broker.received) == 2 and left() == [], "and again")
+
+
+def test_odd_names_of_schema_and_tables_are_no_obstacle(engine: Engine, start_relay: StartRelay) -> None:
+    with engine.begin() as connection:
+        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
+        tables(schema, "Odd'%_").metadata.create_all(connection)
+    broker = RecordingPublisher(lambda message: "later" if message.attempts == 0 else None)
+    start_relay(broker, schema=schema, prefix="Odd'%_", keep_sent=timedelta(hours=1))
+    with engine.begin() as connection:
+        Outbox(schema=schema, prefix="Odd'%_").publish(connection, OWN, "one", key="a", delay=0.01)
+    broker.wait_for(1)

@@ -1,0 +1,42 @@
+"""What `txbox worker` says when it starts, and what ends it, without a server."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.program import Ended, forget_module
+from txbox_workers.worker import Worker
+
+Txbox = Callable[..., Ended]
+
+MODULE = """
+from sqlalchemy import create_engine
+from txbox import Inbox
+from txbox_workers.memory import MemorySource
+from txbox_workers.worker import Worker
+
+engine = create_engine("postgresql+psycopg://u@127.0.0.1:1/x")
+worker = Worker(MemorySource(), inbox=Inbox("billing"), engine=engine, handler=print)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _billing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "billing.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    forget_module(monkeypatch, "billing")
+
+
+def test_a_worker_that_cannot_start_does_not_say_that_it_works(txbox: Txbox) -> None:
+    ended = txbox("worker", "billing:worker")
+    ended.failed_in_one_line(1, "Connection refused")
+    assert ended.out == ""
+
+
+def test_the_end_of_the_terminal_drains_it(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "_start", lambda _: signal.raise_signal(signal.SIGHUP))
+    ended = txbox("worker", "billing:worker")
+    assert ended.status == 0
+    assert ended.out.splitlines() == ["billing works on memory; Ctrl-C drains and stops", "stopped: no deliveries"]

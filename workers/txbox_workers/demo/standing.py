@@ -1,0 +1,73 @@
+"""How far the chain is, and what still waits in it: read from the database and the queues."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import text
+
+from txbox_workers.demo import billing, notification
+from txbox_workers.demo.place import Place
+from txbox_workers.sqs import queue_backlog
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+__all__ = ["Standing", "read_standing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the chain is.
+
+    Attributes:
+        placed: orders in the shop.
+        billed: messages in billing's inbox.
+        notified: messages in notification's inbox.
+        outbox: messages that the relays have not settled.
+        purchases_queue: messages between the shop and billing that SQS has not forgotten.
+        notifications_queue: the same between billing and notification.
+    """
+
+    placed: int = 0
+    billed: int = 0
+    notified: int = 0
+    outbox: int = 0
+    purchases_queue: int = 0
+    notifications_queue: int = 0
+
+    @property
+    def backlog(self) -> int:
+        """Everything that waits."""
+        return self.outbox + self.purchases_queue + self.notifications_queue
+
+    def is_complete(self, purchases: int) -> bool:
+        """Whether everything has gone through the whole chain."""
+        return not self.backlog and min(self.placed, self.billed, self.notified) >= purchases
+
+    def __str__(self) -> str:
+        return (
+            f"{self.placed:,} orders placed, {self.outbox:,} messages left in the outbox, "
+            f"{self.purchases_queue:,} in the queue of billing, {self.billed:,} billed, "
+            f"{self.notifications_queue:,} in the queue of notification, {self.notified:,} notified"
+        )
+
+
+def read_standing(place: Place, client: "SQSClient") -> Standing:
+    """Read how far the chain is.
+
+    What has happened is counted before what waits: if all purchases are billed, then all notifications were published
+    before the outbox is looked at, and sent before the queues are.
+    """
+    with place.engine.connect() as connection:
+        placed, billed, notified = connection.execute(_COUNTS).one()
+        outbox = int(connection.execute(_OUTBOX).scalar_one())
+    purchases, notifications = (sum(queue_backlog(url, client=client).values()) for url in place.queue_urls)
+    return Standing(placed, billed, notified, outbox, purchases, notifications)
+
+
+_COUNTS = text(
+    "SELECT (SELECT count(*) FROM purchase_order), "
+    "(SELECT count(*) FROM processed_message WHERE subscriber_id = :billing), "
+    "(SELECT count(*) FROM processed_message WHERE subscriber_id = :notification)"
+).bindparams(billing=billing.SUBSCRIBER, notification=notification.SUBSCRIBER)
+_OUTBOX = text("SELECT count(*) FROM outbox_message")

@@ -1,0 +1,84 @@
+"""How messages are cut into calls. Pure, no I/O."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from txbox.relay import OutboxMessage
+
+__all__ = ["MAX_ENTRIES", "Call", "Entry", "calls"]
+
+MAX_ENTRIES = 10
+"""Of one call: of SQS's SendMessageBatch, SNS's PublishBatch and EventBridge's PutEvents alike.
+
+https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html
+https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html
+https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEvents.html
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message as one entry of a call.
+
+    Attributes:
+        message: the message.
+        parameters: the entry as boto3 takes it.
+        size: in bytes, as the service counts them.
+    """
+
+    message: OutboxMessage
+    parameters: Mapping[str, Any]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call.
+
+    Attributes:
+        destination: of all of its entries.
+        entries: at least one.
+    """
+
+    destination: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def messages(self) -> list[OutboxMessage]:
+        """The messages of its entries."""
+        return [entry.message for entry in self.entries]
+
+    def one_by_one(self) -> Iterator["Call"]:
+        """Yield a call for each entry."""
+        return (Call(self.destination, (entry,)) for entry in self.entries)
+
+
+def calls(entries: Iterable[Entry], max_bytes: int, max_entries: int = MAX_ENTRIES) -> list[Call]:
+    """Cut entries into calls, each for one destination, and for each in the order in which they came.
+
+    The destinations take turns: one that does not answer is known as such before it has taken every place.
+
+    Args:
+        entries: what is to be sent.
+        max_bytes: of all entries of a call together. An entry that is larger by itself has a call of its own: it is
+            for the service to refuse it.
+        max_entries: of a call.
+    """
+    by_destination: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_destination.setdefault(entry.message.destination, []).append(entry)
+    cut: list[list[Call]] = []
+    for destination, all_entries in by_destination.items():
+        cut.append(own := [])
+        open_call: list[Entry] = []
+        size = 0
+        for entry in all_entries:
+            if open_call and (len(open_call) == max_entries or size + entry.size > max_bytes):
+                own.append(Call(destination, tuple(open_call)))
+                open_call, size = [], 0
+            open_call.append(entry)
+            size += entry.size
+        own.append(Call(destination, tuple(open_call)))
+    return [call for turn in zip_longest(*cut) for call in turn if call is not None]

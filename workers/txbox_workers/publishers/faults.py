@@ -1,0 +1,128 @@
+"""Whose fault it is when AWS refuses a call or an entry of one. Pure, no I/O.
+
+==================  ==============================================  ===============================================
+fault               for example                                     what follows
+==================  ==============================================  ===============================================
+``BROKER``          throttled, 5xx, no answer                       nobody to blame: sent again after a pause
+``DESTINATION``     no such queue, access denied, key disabled      nobody to blame: sent again after a pause
+``ENTRY``           too long, invalid parameter, malformed          the message is refused
+==================  ==============================================  ===============================================
+
+An entry that is throttled, or for which the permission is lacking, is not refused either: refusals are counted, and a
+message would become a dead letter because its queue was busy, or somebody had edited a policy.
+"""
+
+from enum import Enum
+
+__all__ = ["Fault", "is_final", "of_call", "of_entry"]
+
+
+class Fault(Enum):
+    """Whose fault it is."""
+
+    BROKER = "broker"
+    DESTINATION = "destination"
+    ENTRY = "entry"
+
+
+def of_call(code: str, status: int) -> Fault:
+    """Tell whose fault it is that a whole call was refused.
+
+    Args:
+        code: the error's code.
+        status: of the HTTP answer.
+    """
+    name = _plain(code)
+    if status >= 500 or status == 429 or _is_throttle(name) or name in _PASSING:
+        return Fault.BROKER
+    if status == 413 or name in _ENTRIES:
+        return Fault.ENTRY
+    return Fault.DESTINATION
+
+
+def of_entry(code: str) -> Fault:
+    """Tell whose fault it is that one entry was refused.
+
+    Args:
+        code: of the entry.
+    """
+    name = _plain(code)
+    if _is_throttle(name):
+        return Fault.BROKER
+    if name.upper().startswith("KMS") or name in _DESTINATIONS:
+        return Fault.DESTINATION
+    return Fault.ENTRY
+
+
+def is_final(code: str, *, sender_fault: bool | None) -> bool:
+    """Whether sending an entry again cannot help that was refused by its own fault.
+
+    Args:
+        code: of the entry; or of the call, if it had no other entry.
+        sender_fault: what the answer says of the entry; None if it says nothing, as EventBridge's and that to a call.
+            Then it is final if the code is one that only a message itself can cause: an invalid parameter may be
+            the destination's setting, and that can be put right.
+    """
+    name = _plain(code)
+    return name in _MESSAGES if sender_fault is None else sender_fault and name not in _PASSING
+
+
+def _plain(code: str) -> str:
+    """Return a code without what one service puts around it and another does not."""
+    return code.removeprefix("AWS.SimpleQueueService.").removesuffix("Exception")
+
+
+def _is_throttle(name: str) -> bool:
+    return "throttl" in name.lower() or name in _THROTTLES
+
+
+_THROTTLES = {
+    "TooManyRequests",
+    "RequestLimitExceeded",
+    "LimitExceeded",
+    "OverLimit",
+    "SlowDown",
+    "BandwidthLimitExceeded",
+}
+_PASSING = {
+    "Internal",
+    "InternalError",
+    "InternalFailure",
+    "InternalServerError",
+    "InternalService",
+    "RequestTimeout",
+    "ServiceFailure",
+    "ServiceUnavailable",
+    "Unavailable",
+}
+_DESTINATIONS = {
+    "AccessDenied",
+    "AuthorizationError",
+    "InvalidAccountId",
+    "InvalidSecurity",
+    "NonExistentQueue",
+    "NotFound",
+    "QueueDoesNotExist",
+    "ResourceNotFound",
+}
+_MESSAGES = {
+    "413",
+    "BatchRequestTooLong",
+    "InvalidArgument",
+    "InvalidMessageContents",
+    "MalformedDetail",
+    "ParamValidationError",
+    "RequestEntityTooLarge",
+}
+_ENTRIES = _MESSAGES | {
+    "InvalidAttributeValue",
+    "InvalidBatchEntryId",
+    "InvalidParameter",
+    "InvalidParameterCombination",
+    "InvalidParameterValue",
+    "MissingParameter",
+    "ParameterValueInvalid",
+    "Serialization",
+    "Validation",
+    "ValidationError",
+}
