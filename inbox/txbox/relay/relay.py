@@ -2,7 +2,7 @@
 
 One thread looks for messages, and a few send them::
 
-    look ──── lanes with messages ────→ pending ──── claims ────→ senders: claim, read, send, settle
+    watcher ──── lanes with messages ────→ board ──── claims ────→ senders: claim, read, send, settle
 
 Any number of relays may work on one outbox, and none knows of another: the database says who has which lane, for as
 long as a transaction. A message is sent at least once, and those of one key in the order in which they were published.
@@ -13,7 +13,6 @@ about a hundred times a minute otherwise.
 """
 
 import logging
-import math
 import queue
 import signal
 import threading
@@ -32,7 +31,6 @@ from txbox.instrumentation import (
     BrokerLost,
     BrokerRestored,
     DatabaseLost,
-    DatabaseRestored,
     Event,
     Hook,
     Relayed,
@@ -42,13 +40,12 @@ from txbox.instrumentation import (
 from txbox.instrumentation.logs import log_event
 from txbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox_statements import outbox_statements
-from txbox.relay.listening import Listener
-from txbox.relay.looking import Look
-from txbox.relay.pending import Claim, Pending
+from txbox.relay.board import Board
 from txbox.relay.publisher import Publisher
 from txbox.relay.reporting import Reporter
 from txbox.relay.sending import Done, Sender
 from txbox.relay.settlement import Settlement
+from txbox.relay.watching import Watcher
 from txbox.signals import SignalsStop
 from txbox.transactions import check_table, short_transaction
 
@@ -65,18 +62,6 @@ BATCH_SIZE = 500
 
 BATCH_BYTES = 16 * 1024 * 1024
 """Of the bodies of one transaction; a single message may have more."""
-
-AWAKE_SECONDS = 1.0
-"""So long after the last message, or ring, an idle relay still looks often."""
-
-LOOK_SECONDS = 0.003
-"""Between looks while messages come."""
-
-IDLE_SECONDS = 0.6
-"""Between looks while none do; a ring ends the wait."""
-
-OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
-"""Between tries while a destination or the database cannot be reached."""
 
 LONGEST_KEEP_SENT = timedelta(days=36_500)
 """Beyond, there are no dates that Postgres could compare with."""
@@ -167,17 +152,14 @@ class Relay:
         )
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._batch_size = batch_size
-        self._pending = Pending()
-        self._changed = threading.Condition()
+        self._board = Board(batch_size)
         self._stopping = threading.Event()
         self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
-        self._outages: dict[int, int] = {}
         self._reporter = Reporter(self.relay_id, self._statements, keep_sent)
-        self._idle = 0
-        self._awake_until = self._drain_at = -math.inf
         self._sent = self._failed = 0
+        self._counting = threading.Lock()
 
     @property
     def running(self) -> bool:
@@ -215,9 +197,8 @@ class Relay:
         Returns:
             True: everything begun was finished. False: time ran out; the rest will be sent again.
         """
-        with self._changed:
-            self._stopping.set()
-            self._changed.notify_all()
+        self._stopping.set()
+        self._board.close()
         self._wake.put(None)
         deadline = time.monotonic() + timeout
         for thread in self._threads:
@@ -263,9 +244,19 @@ class Relay:
     def _start(self) -> None:
         with short_transaction(self._engine) as connection:
             self._check(connection)
-        self._pending = Pending(most_lanes=self._batch_size)
+        self._board = Board(self._batch_size)
         self._reporter = Reporter(self.relay_id, self._statements, self._keep_sent)
-        self._threads = [threading.Thread(target=self._look, name="txbox-relay-look", daemon=True)]
+        watcher = Watcher(
+            self._engine,
+            self._statements,
+            self._board,
+            self._reporter,
+            listen=self._listen,
+            stopping=self._stopping,
+            counts=lambda: (self._sent, self._failed),
+            emit=self._emit,
+        )
+        self._threads = [threading.Thread(target=watcher.run, name="txbox-relay-look", daemon=True)]
         self._threads += [
             threading.Thread(target=self._send, name=f"txbox-relay-{number}", daemon=True)
             for number in range(1, self._senders_wanted + 1)
@@ -291,122 +282,36 @@ class Relay:
         for name, rights in connection.exec_driver_sql(sql.missing_rights, (names,)):
             raise RightsMissing(name, rights)
 
-    # --- the thread that looks ---------------------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        reporter = self._reporter
-        failures = 0
-        while not self._stopping.is_set():
-            try:
-                with (
-                    self._engine.connect() as connection,
-                    Listener(self._engine, self._statements, wanted=self._listen) as listener,
-                ):
-                    look = Look(connection, self._statements)
-                    while not self._stopping.is_set():
-                        self._look_once(look)
-                        reporter.work(connection, self._sent, self._failed)
-                        if failures:
-                            failures = 0
-                            self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._statements.outbox_message))
-                        self._pause(look, listener)
-            except Exception as error:  # noqa: BLE001 - whatever it is, a relay that looks no more sends no more
-                failures += 1
-                pause = OUTAGE_BACKOFF.seconds(failures)
-                self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
-                self._stopping.wait(pause)
-        try:
-            with short_transaction(self._engine) as connection:
-                reporter.sign_off(connection)
-        except Exception as error:  # noqa: BLE001 - the report of the status is all that would have gained by it
-            _log.debug("the relay could not sign off: %s", error)
-
-    def _look_once(self, look: Look) -> None:
-        now = time.monotonic()
-        found = look.again()
-        if not found:
-            return
-        # A held key is due again and again while its destination is away: that is no reason to be awake.
-        if found.fresh or found.woken:
-            self._awake_until = now + AWAKE_SECONDS
-        with self._changed:
-            self._pending.add(found.fresh, found.due)
-            self._changed.notify_all()
-
-    def _pause(self, look: Look, listener: Listener) -> None:
-        now = time.monotonic()
-        if now < self._awake_until:
-            self._stopping.wait(LOOK_SECONDS)
-            if now >= self._drain_at:
-                listener.drain()
-                self._drain_at = now + AWAKE_SECONDS
-        elif listener.wait(min(IDLE_SECONDS, max(look.due_in, LOOK_SECONDS)), self._stopping):
-            self._awake_until = time.monotonic() + AWAKE_SECONDS
-
-    # --- a thread that sends -----------------------------------------------------------------------------------------
-
     def _send(self) -> None:
-        while (claim := self._take()) is not None:
+        """Work on claims until the board is closed; one of the threads that send."""
+        board = self._board
+        while (claim := board.take()) is not None:
             try:
                 done = self._sender.work(claim)
             except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
-                self._postpone(claim, error)
+                pause = board.postpone(claim)
+                self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
             else:
-                self._finish(claim, done)
+                restored, pause = board.finish(claim, done)
+                self._tell(done, restored, pause)
 
-    def _take(self) -> Claim | None:
-        with self._changed:
-            self._idle += 1
-            try:
-                while not self._stopping.is_set():
-                    if (claim := self._pending.take(time.monotonic(), shares=self._idle)) is not None:
-                        return claim
-                    seconds = self._pending.next_change() - time.monotonic()
-                    self._changed.wait(None if math.isinf(seconds) else max(seconds, 0.0))
-                return None
-            finally:
-                self._idle -= 1
-
-    def _finish(self, claim: Claim, done: Done) -> None:
-        settlement = done.settlement
-        postponed, parked = len(settlement.again), len(settlement.dead)
-        with self._changed:
+    def _tell(self, done: Done, restored: bool, pause: float) -> None:
+        """Count what came of a claim, and tell it to whoever wants to know."""
+        settlement, destination = done.settlement, done.destination or ""
+        refused = len(settlement.again) + len(settlement.dead)
+        with self._counting:
             self._sent += len(settlement.sent)
-            self._failed += postponed + parked
-            self._pending.had(claim.lanes - done.elsewhere)
-            self._pending.put_off(done.elsewhere, time.monotonic())
-            restored = bool(settlement.sent) and self._outages.pop(claim.destination, 0) > 0
-            pause = 0.0 if done.outage is None else self._pause_destination(claim)
-            self._give_back(claim, done.fresh, done.due)
-        destination = done.destination or ""
+            self._failed += refused
         if done.outage is not None:
             self._reporter.lost(destination, str(done.outage))
         elif destination:
             self._reporter.restored(destination)
         if restored:
             self._emit(BrokerRestored(RELAY_SUBSCRIBER, destination))
-        if settlement.sent or postponed or parked:
+        if settlement.sent or refused:
             self._emit(_relayed(destination, settlement))
         if done.outage is not None:
             self._emit(BrokerLost(RELAY_SUBSCRIBER, destination, done.outage, pause))
-
-    def _postpone(self, claim: Claim, error: BaseException) -> None:
-        with self._changed:
-            pause = self._pause_destination(claim)
-            self._give_back(claim, claim.fresh, claim.due)
-        self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
-
-    def _give_back(self, claim: Claim, fresh: Mapping[int, int], due: Iterable[int]) -> None:
-        self._pending.release(claim)
-        self._pending.add(fresh, due)
-        self._changed.notify_all()
-
-    def _pause_destination(self, claim: Claim) -> float:
-        """Send nothing to a claim's destination for a while; return for how many seconds."""
-        failures = self._outages[claim.destination] = self._outages.get(claim.destination, 0) + 1
-        pause = OUTAGE_BACKOFF.seconds(failures)
-        self._pending.pause(claim, time.monotonic() + pause)
-        return pause
 
     def _emit(self, event: Event) -> None:
         emit(self._hooks, event)

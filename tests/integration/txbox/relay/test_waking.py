@@ -13,7 +13,7 @@ from support.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import Outbox, bell
 from txbox.bell import CHANNEL
-from txbox.relay import relay as relay_module
+from txbox.relay import watching
 
 OWN = "own:somewhere"
 
@@ -21,8 +21,8 @@ OWN = "own:somewhere"
 @pytest.fixture
 def sleepy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays that look by themselves once in an hour, and never stay awake."""
-    monkeypatch.setattr(relay_module, "IDLE_SECONDS", 3_600.0)
-    monkeypatch.setattr(relay_module, "AWAKE_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "IDLE_SECONDS", 3_600.0)
+    monkeypatch.setattr(watching, "AWAKE_SECONDS", 0.0)
 
 
 @contextmanager

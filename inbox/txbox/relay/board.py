@@ -1,0 +1,89 @@
+"""The board: what waits to be sent, for several threads at once, and which destinations are not to be tried for now."""
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from txbox.backoff import Backoff
+from txbox.relay.pending import Claim, Pending
+from txbox.relay.sending import Done
+
+__all__ = ["OUTAGE_BACKOFF", "Board"]
+
+OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
+"""Between tries while a destination or the database cannot be reached."""
+
+
+class Board:
+    """One thread puts up what it has found, others take claims and bring back what came of them."""
+
+    def __init__(self, most_lanes: int) -> None:
+        """Begin with nothing on it.
+
+        Args:
+            most_lanes: of one claim.
+        """
+        self._pending = Pending(most_lanes)
+        self._outages: dict[int, int] = {}
+        self._takers = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, fresh: Mapping[int, int], due: Iterable[int]) -> None:
+        """Put up lanes with new messages, from these positions on, and lanes with held keys that are due."""
+        with self._changed:
+            self._pending.add(fresh, due)
+            self._changed.notify_all()
+
+    def take(self) -> Claim | None:
+        """Wait for a claim, and take it; None once the board is closed."""
+        with self._changed:
+            self._takers += 1
+            try:
+                while not self._closed:
+                    if (claim := self._pending.take(time.monotonic(), shares=self._takers)) is not None:
+                        return claim
+                    seconds = self._pending.next_change() - time.monotonic()
+                    self._changed.wait(None if math.isinf(seconds) else max(seconds, 0.0))
+                return None
+            finally:
+                self._takers -= 1
+
+    def finish(self, claim: Claim, done: Done) -> tuple[bool, float]:
+        """Bring back what came of a claim.
+
+        Returns:
+            Whether its destination was away and is not any more; for how many seconds it is not tried now that it is.
+        """
+        with self._changed:
+            self._pending.had(claim.lanes - done.elsewhere)
+            self._pending.put_off(done.elsewhere, time.monotonic())
+            was_away = bool(done.settlement.sent) and self._outages.pop(claim.destination, 0) > 0
+            pause = 0.0 if done.outage is None else self._pause(claim)
+            self._give_back(claim, done.fresh, done.due)
+        return was_away and done.outage is None, pause
+
+    def postpone(self, claim: Claim) -> float:
+        """Bring back a claim of which nothing came; return for how many seconds it is not tried."""
+        with self._changed:
+            pause = self._pause(claim)
+            self._give_back(claim, claim.fresh, claim.due)
+        return pause
+
+    def close(self) -> None:
+        """Hand out nothing more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _pause(self, claim: Claim) -> float:
+        failures = self._outages[claim.destination] = self._outages.get(claim.destination, 0) + 1
+        seconds = OUTAGE_BACKOFF.seconds(failures)
+        self._pending.pause(claim, time.monotonic() + seconds)
+        return seconds
+
+    def _give_back(self, claim: Claim, fresh: Mapping[int, int], due: Iterable[int]) -> None:
+        self._pending.release(claim)
+        self._pending.add(fresh, due)
+        self._changed.notify_all()
