@@ -13,13 +13,15 @@ import itertools
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
-from sqlalchemy.schema import CreateSchema, DropSchema
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateTable, DropSchema
 
 from txbox.schema import tables
 from txbox_workers.embedded import EmbeddedPostgres, LocalAws
@@ -90,14 +92,24 @@ def fresh_database(make_database: Callable[..., str]) -> str:
     return make_database()
 
 
+@cache
+def _table_statements() -> str:
+    """Everything that makes our tables, for one round trip: half the time, in two thousand tests."""
+    dialect = postgresql.dialect()
+    statements: list[str] = []
+    for table in tables().metadata.sorted_tables:
+        statements.append(str(CreateTable(table).compile(dialect=dialect)))
+        statements += [str(CreateIndex(index).compile(dialect=dialect)) for index in table.indexes]
+    return ";".join(statements)
+
+
 @pytest.fixture
 def schema_url(database_url: str) -> Iterator[str]:
     """The URL of a database whose search path is a schema made for one test, with txbox's tables in it."""
     name = f"test_{next(_numbers)}_{uuid.uuid4().hex[:8]}"
     admin = create_engine(database_url)
     with admin.begin() as connection:
-        connection.execute(CreateSchema(name))
-        tables(name).metadata.create_all(connection)
+        connection.exec_driver_sql(f"CREATE SCHEMA {name}; SET LOCAL search_path = {name}; {_table_statements()}")
     yield (
         make_url(database_url)
         .update_query_dict({"options": f"-csearch_path={name}"})
