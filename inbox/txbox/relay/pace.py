@@ -10,6 +10,9 @@ __all__ = ["Pace"]
 FIRST_SIZE = 50
 """Messages of a call before anything is known."""
 
+MOST_SIZE = 100_000
+"""More than any batch has."""
+
 MOST_GROWTH = 4
 """So many times as many as before, at most; one quick call promises little."""
 
@@ -41,10 +44,7 @@ class Pace:
         finally:
             took = time.monotonic() - began
             with self._lock:
-                fitting = int(count * self._seconds / took) if took > 0 else count * MOST_GROWTH
+                fitting = int(count * self._seconds / took) if took > 0 else MOST_SIZE
                 # A call of a few says little of one of many: it never makes the next one smaller than it has to be.
                 if fitting < self._size or count >= self._size // MOST_GROWTH:
-                    self._size = max(1, min(fitting, max(self._size, count * MOST_GROWTH), MOST_MESSAGES))
-
-
-MOST_MESSAGES = 100_000
+                    self._size = max(1, min(fitting, max(self._size, count * MOST_GROWTH), MOST_SIZE))
