@@ -59,10 +59,10 @@ def database_url(note_server: Callable[[str], None]) -> Iterator[str]:
         from testcontainers.community.postgres import PostgresContainer
 
         container = PostgresContainer(image, driver="psycopg")
-        with container.with_command("postgres -c fsync=off -c max_connections=200"):
+        with container.with_command("postgres -c fsync=off -c max_connections=200 -c max_prepared_transactions=2"):
             yield noted(container.get_connection_url(), f"container of {image}")
     else:
-        with EmbeddedPostgres(durable=False) as server:
+        with EmbeddedPostgres(durable=False, settings={"max_prepared_transactions": "2"}) as server:
             yield noted(server.url, "embedded")
 
 

@@ -7,23 +7,14 @@ from typing import Any
 
 import pytest
 
+from support.boto3_settings import without_a_configuration
 from support.scripted_aws import ScriptedAws
 from txbox_workers.publishers import AwsPublisher, aws_publishers, clients
 
 
-def _without_a_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-
-
 @pytest.fixture(autouse=True)
 def _boto3_without_a_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _without_a_configuration(monkeypatch, tmp_path)
+    without_a_configuration(monkeypatch, tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +22,7 @@ def _ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ScriptedA
     """A server, and publishers whose clients are made already: that takes longer than most of these tests."""
     broker = ScriptedAws()
     with pytest.MonkeyPatch.context() as patch:
-        _without_a_configuration(patch, tmp_path_factory.mktemp("aws"))
+        without_a_configuration(patch, tmp_path_factory.mktemp("aws"))
         patch.setenv("AWS_ENDPOINT_URL", broker.url)
         patch.setattr(clients, "ATTEMPTS", 1)
         publishers = aws_publishers()

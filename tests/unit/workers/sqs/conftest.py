@@ -8,6 +8,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from support.boto3_settings import without_a_configuration
 from support.queues import QUEUE
 from support.scripted_sqs import ScriptedSqs
 from txbox.backoff import Backoff
@@ -17,13 +18,7 @@ from txbox_workers.sqs import source as source_module
 
 @pytest.fixture(autouse=True)
 def _boto3_without_a_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    without_a_configuration(monkeypatch, tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,249 @@
+"""Messages that are refused, and brokers that are away: each holds up its own, and nothing else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from integration.txbox.relay.conftest import StartRelay
+from support.publishers import RecordingPublisher, first_arrivals
+from support.waiting import wait_until
+from txbox import BrokerError, DeadLetters, Outbox, Outgoing
+from txbox.instrumentation import BrokerLost, BrokerRestored, Event
+from txbox.relay import PartlySent
+
+OWN = "own:somewhere"
+OUTBOX = Outbox()
+
+
+def publish(engine: Engine, *messages: Outgoing) -> list[str]:
+    with engine.begin() as connection:
+        return OUTBOX.publish_many(connection, messages)
+
+
+def numbered(count: int, *, key: str | None = None, first: int = 0, to: str = OWN) -> list[Outgoing]:
+    return [Outgoing(to, str(number), key=key) for number in range(first, first + count)]
+
+
+def letters(engine: Engine) -> list[tuple[str, str, int]]:
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT subscriber_id, error, attempts FROM dead_letter ORDER BY 1, 2")
+        return [tuple(row) for row in found]
+
+
+# --- messages that are refused ---------------------------------------------------------------------------------------
+
+
+def test_a_refused_message_holds_its_own_key_and_no_other(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    closed = True
+    broker = RecordingPublisher(lambda message: "closed" if closed and message.body == b"bad" else None)
+    publish(engine, Outgoing(OWN, "before", key="a"), Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "behind", key="a"))
+    start_relay(broker, max_attempts=None)
+    publish(engine, Outgoing(OWN, "other", key="b"), Outgoing(OWN, "keyless"))
+    broker.wait_for(3)
+    wait_until(lambda: len(broker.refused) >= 3, "it was tried again and again")
+    publish(engine, Outgoing(OWN, "far behind", key="a"))
+    wait_until(lambda: len(broker.refused) >= 5, "and again")
+    wait_until(lambda: left() == ["bad", "behind", "far behind"], "everything else settled")
+    closed = False
+    broker.wait_for(6)
+    assert first_arrivals(broker.received)["a"] == ["before", "bad", "behind", "far behind"]
+    attempts = [message.attempts for message in broker.received if message.body == b"bad"]
+    assert attempts == [len(broker.refused)]
+    wait_until(lambda: left() == [], "an empty outbox")
+
+
+def test_a_refused_message_without_a_key_comes_again_and_holds_nobody(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher(lambda message: "later" if message.body == b"3" and message.attempts < 3 else None)
+    publish(engine, *numbered(10))
+    start_relay(broker)
+    broker.wait_for(10)
+    assert sorted(broker.bodies) == sorted(map(str, range(10)))
+    assert broker.bodies[-1] == "3"
+    assert [message.attempts for message in broker.refused] == [0, 1, 2]
+
+
+def test_after_its_last_attempt_a_message_is_a_dead_letter_and_its_key_goes_on(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    broker = RecordingPublisher(lambda message: "never\0mind" if message.body == b"bad" else None)
+    [bad] = publish(engine, Outgoing(OWN, "bad", key="a", headers={"tenant": "7"}))
+    publish(engine, Outgoing(OWN, "next", key="a"), Outgoing(OWN, "and next", key="a"))
+    start_relay(broker, max_attempts=3)
+    broker.wait_for(2)
+    assert broker.bodies == ["next", "and next"]
+    assert [message.attempts for message in broker.refused] == [0, 1, 2]
+    wait_until(lambda: left() == [], "an empty outbox")
+    [letter] = DeadLetters(engine).list()
+    assert (letter.message_id, letter.subscriber_id, letter.source) == (bad, f"txbox:outbox:{OWN}", OWN)
+    assert (letter.body, letter.headers, letter.envelope) == (b"bad", {"tenant": "7"}, {"outbox": {"key": "a"}})
+    assert (letter.attempts, letter.error) == (3, "never�mind")
+
+
+def test_a_final_refusal_is_a_dead_letter_at_once(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher(lambda message: "no such thing" if message.body == b"bad" else None, final=True)
+    publish(engine, Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "next", key="a"), Outgoing(OWN, "bad"))
+    start_relay(broker)
+    broker.wait_for(1)
+    wait_until(lambda: len(letters(engine)) == 2, "two dead letters")
+    assert [message.attempts for message in broker.refused] == [0, 0]
+
+
+def test_one_id_to_two_destinations_is_two_dead_letters(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher(lambda _: "no", final=True)
+    publish(engine, Outgoing("own:x", "same", message_id="m-1"), Outgoing("own:y", "same", message_id="m-1"))
+    start_relay(broker)
+    wait_until(lambda: len(letters(engine)) == 2, "two dead letters")
+    assert letters(engine) == [("txbox:outbox:own:x", "no", 1), ("txbox:outbox:own:y", "no", 1)]
+
+
+def test_a_dead_letter_is_published_again_under_its_id(engine: Engine, start_relay: StartRelay) -> None:
+    closed = True
+    broker = RecordingPublisher(lambda _: "closed" if closed else None, final=True)
+    [bad] = publish(engine, Outgoing(OWN, "bad", key="a", headers={"tenant": "7"}))
+    start_relay(broker)
+    wait_until(lambda: letters(engine), "a dead letter")
+    closed = False
+    [letter] = DeadLetters(engine).list()
+    assert DeadLetters(engine).republish(letter.dead_letter_id, OUTBOX).message_id == bad
+    broker.wait_for(1)
+    [message] = broker.received
+    assert (message.id, message.key, message.body, message.headers) == (bad, "a", b"bad", {"tenant": "7"})
+    assert DeadLetters(engine).list() == []
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_publisher_that_raises_has_refused_them_all(
+    engine: Engine, start_relay: StartRelay, error: type[BaseException]
+) -> None:
+    class Raising(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            if any(message.attempts == 0 for message in messages):
+                raise error("a mistake of the host's")
+            return super().send(messages)
+
+    broker = Raising()
+    publish(engine, *numbered(3, key="a"))
+    start_relay(broker)
+    broker.wait_for(3)
+    assert broker.bodies == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("answer", ["messages", "texts", "true"])
+def test_a_publisher_that_returns_nonsense_is_one_that_fails(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], answer: str
+) -> None:
+    """Most of all the refused messages themselves: taken for an outage, they would be sent for ever."""
+
+    class Mistaken(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            super().send(messages)
+            return {"messages": list(messages), "texts": ["no"], "true": True}[answer]
+
+    publish(engine, *numbered(2))
+    start_relay(Mistaken(), max_attempts=2)
+    wait_until(lambda: len(letters(engine)) == 2, "two dead letters")
+    assert left() == []
+    assert all("TypeError" in error for _, error, _ in letters(engine))
+
+
+def test_a_publisher_may_return_nothing(engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]) -> None:
+    class Silent(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            super().send(messages)
+
+    broker = Silent()
+    publish(engine, *numbered(2))
+    start_relay(broker)
+    broker.wait_for(2)
+    wait_until(lambda: left() == [], "an empty outbox")
+
+
+@pytest.mark.parametrize("headers", ["[]", '"x"', '{"a": 1}'])
+def test_a_row_that_nobody_published_is_parked_and_holds_up_nothing(
+    engine: Engine, start_relay: StartRelay, headers: str
+) -> None:
+    insert = "INSERT INTO outbox_message (lane, message_id, destination, headers, body) VALUES (1, %s, %s, %s, 'x')"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(insert, ("by hand", "no destination", "{}"))
+        connection.exec_driver_sql(insert, ("by hand too", OWN, headers))
+    broker = RecordingPublisher()
+    publish(engine, *numbered(3))
+    start_relay(broker)
+    broker.wait_for(3)
+    wait_until(lambda: len(letters(engine)) == 2, "two dead letters")
+
+
+# --- a broker that is away -------------------------------------------------------------------------------------------
+
+
+def test_an_outage_is_nobodys_fault_and_holds_up_its_own_destination_only(
+    engine: Engine, start_relay: StartRelay
+) -> None:
+    away = True
+    heard: list[Event] = []
+
+    class Away(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            if away and messages[0].destination == "own:away":
+                raise BrokerError("not today")
+            return super().send(messages)
+
+    broker = Away()
+    publish(engine, *numbered(5, to="own:away", key="a"), *numbered(5, to="own:there", key="a"))
+    start_relay(broker, max_attempts=1, hooks=[heard.append])
+    broker.wait_for(5)
+    assert {message.destination for message in broker.received} == {"own:there"}
+    wait_until(lambda: sum(isinstance(event, BrokerLost) for event in heard) >= 2, "two tries")
+    away = False
+    broker.wait_for(10)
+    assert [message.body for message in broker.received[5:]] == [b"0", b"1", b"2", b"3", b"4"]
+    assert {message.attempts for message in broker.received} == {0}
+    assert letters(engine) == []
+    wait_until(lambda: any(isinstance(event, BrokerRestored) for event in heard), "the good news")
+    assert {event.source for event in heard if isinstance(event, BrokerLost)} == {"own:away"}
+
+
+def test_what_was_confirmed_before_an_outage_is_not_sent_again(engine: Engine, start_relay: StartRelay) -> None:
+    class Half(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            if len(messages) < 4:
+                return super().send(messages)
+            super().send(messages[: len(messages) // 2])
+            raise PartlySent("half", unsent=messages[len(messages) // 2 :], refused=())
+
+    broker = Half()
+    ids = publish(engine, *numbered(64))
+    start_relay(broker)
+    broker.wait_for(64, timeout=60)
+    assert sorted(message.id for message in broker.received) == sorted(ids)
+
+
+def test_a_kind_without_a_publisher_waits_and_says_so(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = RecordingPublisher()
+    publish(engine, Outgoing("kafka:purchases", "waits"), Outgoing(OWN, "goes"))
+    start_relay(broker, max_attempts=1)
+    broker.wait_for(1)
+    wait_until(lambda: "no publisher for 'kafka'" in caplog.text, "a word in the log")
+    wait_until(lambda: left() == ["waits"], "the other one settled")
+    assert letters(engine) == []
+
+
+def test_a_busy_destination_leaves_others_their_turn(engine: Engine, start_relay: StartRelay) -> None:
+    order: list[str] = []
+
+    class Slow(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            order.append(messages[0].destination)
+            return super().send(messages)
+
+    broker = Slow()
+    publish(engine, *numbered(3_000, to="own:busy"), *numbered(1, to="own:quiet"))
+    start_relay(broker, senders=1, batch_size=50)
+    broker.wait_for(3_001)
+    assert order.index("own:quiet") <= 2
