@@ -21,9 +21,10 @@ from txbox_workers.demo import fork_server
 from txbox_workers.demo import place as demo_place
 from txbox_workers.demo import run as demo_run
 from txbox_workers.demo.crew import ROLES
+from txbox_workers.demo.place import Place
 from txbox_workers.demo.plan import Plan
 from txbox_workers.demo.run import run_demo
-from txbox_workers.demo.standing import Standing
+from txbox_workers.demo.standing import Standing, read_standing
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -334,6 +335,27 @@ def test_a_process_that_ends_by_itself_ends_the_run(
     with pytest.raises(TxboxError, match=r"[a-z]+ \d+ ended by itself with status 1: .*(processed|outbox)_message"):
         run_demo(Plan(purchases=50, workers=2, kills=0, seed=1, database_url=database_url, own_broker=False))
     assert (schemas(admin), queues(sqs)) == before
+
+
+def test_nothing_is_given_up_after_a_single_look(
+    database_url: str, aws: "LocalAws", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next count comes later the longer the last one took, and until then nothing new is known."""
+    missed: list[Standing] = []
+    look = read_standing
+
+    def look_and_miss_once_what_is_on_its_way(place: Place, client: "SQSClient") -> Standing:
+        standing = look(place, client)
+        if standing.placed < 50 or standing.is_complete(50) or missed:
+            return standing
+        missed.append(standing)
+        return Standing(placed=50)
+
+    monkeypatch.setattr(demo_run, "LOST_SECONDS", 0.0)
+    monkeypatch.setattr(demo_run, "read_standing", look_and_miss_once_what_is_on_its_way)
+    report = run_demo(Plan(purchases=50, workers=2, kills=0, seed=1, database_url=database_url, own_broker=False))
+    assert missed
+    assert report.exact
 
 
 def test_a_run_that_stands_still_ends_and_says_where(

@@ -132,19 +132,21 @@ def _work(plan: Plan, crew: Crew, place: Place, client: "SQSClient", say: Callab
             standing = read_standing(place, client)
             # Counting reads the whole inbox; however large that is, it gets a small share of the time.
             count_at = time.monotonic() + COUNT_PAUSE * (time.monotonic() - now)
+            if seen != (standing, crew.kills_total):
+                seen, changed_at = (standing, crew.kills_total), now
+            # Judged by two looks that far apart, never by the age of one look.
+            unchanged_seconds = now - changed_at
+            all_placed = crew.is_done(SHOP)
+            if all_placed and standing.is_complete(plan.purchases):
+                return standing
+            if all_placed and not standing.backlog and unchanged_seconds > LOST_SECONDS:
+                return standing
+            if unchanged_seconds > STALL_SECONDS:
+                raise TxboxError(
+                    f"no progress for {STALL_SECONDS:g} s with {plan.purchases:,} purchases: {standing}; "
+                    "run again with --url and --keep, and look with `txbox status` and `txbox dead-letters list`"
+                )
         say(standing=standing, kills=crew.kills_total)
-        if seen != (standing, crew.kills_total):
-            seen, changed_at = (standing, crew.kills_total), now
-        all_placed = crew.is_done(SHOP)
-        if all_placed and standing.is_complete(plan.purchases):
-            return standing
-        if all_placed and not standing.backlog and now - changed_at > LOST_SECONDS:
-            return standing
-        if now - changed_at > STALL_SECONDS:
-            raise TxboxError(
-                f"no progress for {STALL_SECONDS:g} s with {plan.purchases:,} purchases: {standing}; "
-                "run again with --url and --keep, and look with `txbox status` and `txbox dead-letters list`"
-            )
         time.sleep(LOOK_SECONDS)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from txbox_workers.demo import billing, notification
 from txbox_workers.demo.place import Place
@@ -56,13 +56,24 @@ def read_standing(place: Place, client: "SQSClient") -> Standing:
     """Read how far the chain is.
 
     What has happened is counted before what waits: if all purchases are billed, then all notifications were published
-    before the outbox is looked at, and sent before the queues are.
+    before the outbox is looked at, and sent before the queues are. And what waits is counted in the order of the chain,
+    each place while the next one already has what left it, so that nothing on its way is in none of the counts.
     """
     with place.engine.connect() as connection:
         placed, billed, notified = connection.execute(_COUNTS).one()
-        outbox = int(connection.execute(_OUTBOX).scalar_one())
-    purchases, notifications = (sum(queue_backlog(url, client=client).values()) for url in place.queue_urls)
+        orders = _count_outbox(connection)
+        purchases = _count_queue(place.purchases_url, client)
+        outbox = max(orders, _count_outbox(connection))  # billing has published since
+        notifications = _count_queue(place.notifications_url, client)
     return Standing(placed, billed, notified, outbox, purchases, notifications)
+
+
+def _count_outbox(connection: Connection) -> int:
+    return int(connection.execute(_OUTBOX).scalar_one())
+
+
+def _count_queue(url: str, client: "SQSClient") -> int:
+    return sum(queue_backlog(url, client=client).values())
 
 
 _COUNTS = text(
