@@ -85,7 +85,7 @@ class Business:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._execute(f"DROP SCHEMA {SCHEMA} CASCADE")
+        self.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
         self._entered.close()
 
     def reset(self, seeds: Sequence[str] = ()) -> None:
@@ -95,20 +95,24 @@ class Business:
             seeds: ids to record beforehand; ``recorded`` does not count them.
         """
         self._seeds = len(seeds)
-        self._execute(f"TRUNCATE {SCHEMA}.processed_message, {SCHEMA}.account")
-        self._execute(f"INSERT INTO {SCHEMA}.account SELECT number, 0 FROM generate_series(1, {ACCOUNTS}) AS number")
+        self.execute(f"TRUNCATE {SCHEMA}.processed_message, {SCHEMA}.account")
+        self.execute(f"INSERT INTO {SCHEMA}.account SELECT number, 0 FROM generate_series(1, {ACCOUNTS}) AS number")
         if seeds:
             with self._entered.cursor() as cursor:
                 cursor.executemany(INSERT_ONE.encode(), [(seed,) for seed in seeds])
-        self._execute(f"VACUUM ANALYZE {SCHEMA}.processed_message, {SCHEMA}.account")
+        self.execute(f"VACUUM ANALYZE {SCHEMA}.processed_message, {SCHEMA}.account")
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Have nothing pending that a measurement would pay for, if the user may."""
         try:
-            self._execute("CHECKPOINT")
+            self.execute("CHECKPOINT")
         except psycopg.errors.InsufficientPrivilege:
             return
 
     def recorded(self) -> int:
         """How many messages the inbox holds, without the seeds."""
-        return self._number(f"SELECT count(*) FROM {SCHEMA}.processed_message") - self._seeds
+        return self.number(f"SELECT count(*) FROM {SCHEMA}.processed_message") - self._seeds
 
     def wal_syncs(self) -> tuple[int, float]:
         """How often the write-ahead log was synced so far, and how long that took, in milliseconds.
@@ -129,7 +133,7 @@ class Business:
         Raises:
             WrongResult: they have not.
         """
-        balance = self._number(f"SELECT sum(balance) FROM {SCHEMA}.account")
+        balance = self.number(f"SELECT sum(balance) FROM {SCHEMA}.account")
         if balance != applied * AMOUNT:
             raise WrongResult(f"{what}: the balances add up to {balance}, not to {applied} x {AMOUNT}")
 
@@ -148,14 +152,16 @@ class Business:
             raise RuntimeError("not entered")
         return self._connection
 
-    def _execute(self, statement: str) -> None:
+    def execute(self, statement: str) -> None:
+        """Execute a statement, in a transaction of its own."""
         self._entered.execute(statement.encode())
 
     def _value(self, query: str) -> object:
         row = self._entered.execute(query.encode()).fetchone()
         return row[0] if row else None
 
-    def _number(self, query: str) -> int:
+    def number(self, query: str) -> int:
+        """Return the one number that a query finds."""
         return int(str(self._value(query)))
 
 

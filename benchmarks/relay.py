@@ -72,6 +72,13 @@ def targets() -> list[Target]:
             at_least=True,
         ),
         Target(
+            "publish: the same beside an order's row, 16c",
+            "publish pgbench order, 16c",
+            "publish pgbench order only, 16c",
+            0.85,
+            at_least=True,
+        ),
+        Target(
             "capacity of one relay over what 16 producers write (Python)",
             "drain relay x1",
             "publish Python, 16c",
@@ -114,6 +121,10 @@ def tables() -> list[tuple[str, list[tuple[str, str | None]]]]:
         limit = f"publish pgbench business only, {count}c"
         publish += [(limit, None)]
         publish += [(f"publish pgbench{way}, {count}c", limit) for way in ("", " into a plain table", " with NOTIFY")]
+    publish += [
+        ("publish pgbench order only, 16c", None),
+        ("publish pgbench order, 16c", "publish pgbench order only, 16c"),
+    ]
     python = "publish Python business only, 16c"
     publish += [(python, None), ("publish Python without bell, 16c", python), ("publish Python, 16c", python)]
     drain: list[tuple[str, str | None]] = []
@@ -122,9 +133,10 @@ def tables() -> list[tuple[str, list[tuple[str, str | None]]]]:
         drain += [(limit, None), (f"drain relay x{count}", limit)]
     drain += [("drain relay keyed x1", "drain by plain deletes x1")]
     drain += [("publish Python, 16c", "drain relay x1"), ("publish pgbench, 16c", "drain relay x1")]
-    latency: list[tuple[str, str | None]] = [
-        (f"latency at 1,000/s, {name}", None) for name in ("median", "p99", "most")
-    ]
+    latency: list[tuple[str, str | None]] = []
+    for name in ("median", "p99", "most"):
+        limit = f"latency at 1,000/s by plain deletes, {name}"
+        latency += [(limit, None), (f"latency at 1,000/s, {name}", limit)]
     latency += [(f"latency out of idleness, {name}", None) for name in ("median", "most")]
     paced = "latency at 1,000/s, producers without relay or bell"
     latency += [(paced, None), ("latency at 1,000/s, producers", paced)]
@@ -175,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(one.key)
                 return 0
             stack.enter_context(business)
-            stack.enter_context(bench.place)
+            bench.place.create()
             total = len(wanted) * options.rounds
             done = iter(range(1, total + 1))
 

@@ -73,13 +73,20 @@ class Bench:
     # --- publish -----------------------------------------------------------------------------------------------------
 
     def by_pgbench(
-        self, key: str, connections: int, *, publish: bool, plain: bool = False, notify: bool = False
+        self,
+        key: str,
+        connections: int,
+        *,
+        publish: bool,
+        order: bool = False,
+        plain: bool = False,
+        notify: bool = False,
     ) -> Measurement:
         """Measure a script."""
 
         def run() -> Sample:
             self.place.reset()
-            script = business_script(publish=publish, plain=plain, notify=notify)
+            script = business_script(publish=publish, order=order, plain=plain, notify=notify)
             with self.place.listener() if notify else nullcontext():
                 result = run_pgbench(
                     self.pgbench,
@@ -204,11 +211,10 @@ class Bench:
 
     # --- latency -----------------------------------------------------------------------------------------------------
 
-    def paced(self) -> Mapping[str, float]:
+    def paced(self, key: str, publisher: str) -> Mapping[str, float]:
         """Producers at a given rate, and a relay that remembers when what arrived."""
-        key = "latency at 1,000/s"
         self.place.reset()
-        with relays(RelayOrder(self.url, "timed")) as running:
+        with relays(RelayOrder(self.url, publisher)) as running:
             running.start()
             produced = produce(replace(self.production, rate=PACE, timed=True))
             transactions = sum(one.transactions for one in produced)
@@ -368,6 +374,10 @@ def plan(bench: Bench) -> list[Measurement]:
             bench.by_pgbench(f"publish pgbench with NOTIFY, {count}c", count, publish=True, notify=True),
         ]
     measurements += [
+        bench.by_pgbench("publish pgbench order only, 16c", 16, publish=False, order=True),
+        bench.by_pgbench("publish pgbench order, 16c", 16, publish=True, order=True),
+    ]
+    measurements += [
         bench.by_python("publish Python business only, 16c", publish=False),
         bench.by_python("publish Python without bell, 16c", publish=True, ring=False),
         bench.by_python("publish Python, 16c", publish=True),
@@ -382,7 +392,8 @@ def plan(bench: Bench) -> list[Measurement]:
         bench.sent_bare("sqs boto3 alone"),
         bench.sent_by_relay("sqs relay"),
         bench.paced_alone("latency at 1,000/s, producers without relay or bell"),
-        *_together("latency at 1,000/s", bench.paced, {"producers": "/s", "median": "ms", "p99": "ms", "most": "ms"}),
+        *_paced(bench, "latency at 1,000/s by plain deletes", "bare"),
+        *_paced(bench, "latency at 1,000/s", "timed"),
         *_together("latency out of idleness", bench.woken, {"median": "ms", "most": "ms"}),
         bench.hurried("bell off, no relay", ring=False, relay=None),
         bench.hurried("bell on, a listener", ring=True, relay="idle"),
@@ -403,6 +414,11 @@ def plan(bench: Bench) -> list[Measurement]:
         "memory", bench.remembered, {"at first": "MiB", "peak": "MiB", "at the end": "MiB"}, between=" "
     )
     return measurements
+
+
+def _paced(bench: Bench, key: str, publisher: str) -> list[Measurement]:
+    units = {"producers": "/s", "median": "ms", "p99": "ms", "most": "ms"}
+    return _together(key, lambda: bench.paced(key, publisher), units)
 
 
 def _together(

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 from txbox.bell import CHANNEL
 from txbox.outbox import Outbox, Outgoing
 
-__all__ = ["BODY", "COLUMNS", "DESTINATION", "RAW_CLAIM", "OutboxPlace"]
+__all__ = ["BARE_CLAIM", "BODY", "COLUMNS", "DESTINATION", "RAW_CLAIM", "OutboxPlace"]
 
 DESTINATION = "benchmark:orders"
 BODY = '{"type":"order-placed","order":"0198a1f2-7f6e-7cc1-b5d2-3c1f6a7e9b10","customer":4711,"cents":12345}'
@@ -22,39 +22,47 @@ DELETE FROM {SCHEMA}.raw_outbox WHERE position = ANY(ARRAY(
 )) RETURNING *"""
 """The limit of every relay that deletes: no lanes, no order, nothing sent."""
 
+BARE_CLAIM = f"""
+DELETE FROM {SCHEMA}.outbox_message WHERE ctid = ANY(ARRAY(
+  SELECT ctid FROM {SCHEMA}.outbox_message WHERE due_at IS NULL
+  ORDER BY transaction_id LIMIT {RAW_ROWS} FOR UPDATE SKIP LOCKED
+)) RETURNING body"""
+"""The same from our own table, for whoever takes each message as soon as it is there."""
+
 FILL_ROWS = 1_000
 """Messages of one transaction when a backlog is made, so that it is not all one transaction's."""
 
 COLUMNS = "message_id, destination, key, headers, body"
+
+_TABLES = ("outbox_message", "outbox_sent", "raw_outbox", "purchase_order")
 
 
 class OutboxPlace:
     """The outbox of the benchmark's schema."""
 
     def __init__(self, url: str, business: Business) -> None:
-        """Name the database, whose tables the business has made; nothing is connected."""
+        """Take the business, which makes the outbox in its schema when it is entered."""
         self.url = url
         self._business = business
-        self._connection: psycopg.Connection | None = None
         self._backlogs: dict[bool, int] = {}
 
-    def __enter__(self) -> "OutboxPlace":
-        self._connection = psycopg.connect(conninfo(self.url), autocommit=True)
-        self._execute(
+    def create(self) -> None:
+        """Create the tables beside the business's: of the limit, and of orders."""
+        self._business.execute(
             f"CREATE TABLE {SCHEMA}.raw_outbox (position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
             f'message_id text COLLATE "C" NOT NULL, destination text NOT NULL, key text, headers jsonb NOT NULL, '
             "body bytea NOT NULL, published_at timestamptz NOT NULL DEFAULT now())"
         )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._entered.close()
+        self._business.execute(
+            f"CREATE TABLE {SCHEMA}.purchase_order (order_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+            "account_id int NOT NULL, cents bigint NOT NULL, placed_at timestamptz NOT NULL DEFAULT now())"
+        )
 
     def reset(self) -> None:
         """Start over with an empty outbox, and accounts as at the beginning."""
-        self._execute(f"TRUNCATE {SCHEMA}.outbox_message, {SCHEMA}.outbox_sent, {SCHEMA}.raw_outbox")
+        self._business.execute(f"TRUNCATE {', '.join(f'{SCHEMA}.{table}' for table in _TABLES)}")
         self._business.reset()
-        self._execute(f"VACUUM ANALYZE {SCHEMA}.outbox_message")
+        self._business.execute(f"VACUUM ANALYZE {SCHEMA}.outbox_message")
 
     def fill(self, count: int, *, keyed: bool = False) -> None:
         """Start over with a backlog, made of what ``Outbox.publish_many`` inserts.
@@ -73,7 +81,7 @@ class OutboxPlace:
 
     def waiting(self, table: str = "outbox_message") -> int:
         """How many messages are in a table."""
-        return self._number(f"SELECT count(*) FROM {SCHEMA}.{table}")
+        return self._business.number(f"SELECT count(*) FROM {SCHEMA}.{table}")
 
     def must_be_empty(self, what: str, table: str = "outbox_message") -> None:
         """See that everything was sent.
@@ -86,13 +94,13 @@ class OutboxPlace:
 
     def sizes(self) -> tuple[float, float]:
         """The outbox's table and its indexes, in MiB."""
-        heap = self._number(f"SELECT pg_table_size('{SCHEMA}.outbox_message')")
-        indexes = self._number(f"SELECT pg_indexes_size('{SCHEMA}.outbox_message')")
+        heap = self._business.number(f"SELECT pg_table_size('{SCHEMA}.outbox_message')")
+        indexes = self._business.number(f"SELECT pg_indexes_size('{SCHEMA}.outbox_message')")
         return heap / 2**20, indexes / 2**20
 
     def transactions(self) -> int:
         """How many transactions have ended in this database, by its statistics; this one's own come later."""
-        return self._number(
+        return self._business.number(
             "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
         )
 
@@ -125,37 +133,21 @@ class OutboxPlace:
                         (Outgoing(DESTINATION, BODY, str(number % ACCOUNTS) if keyed else None) for number in numbers),
                     )
             engine.dispose()
-            self._execute(f"DROP TABLE IF EXISTS {name}")
-            self._execute(
+            self._business.execute(f"DROP TABLE IF EXISTS {name}")
+            self._business.execute(
                 f"CREATE UNLOGGED TABLE {name} AS SELECT row_number() OVER (ORDER BY position) AS number, lane, "
                 f"{COLUMNS} FROM {SCHEMA}.outbox_message"
             )
-            self._execute(f"CREATE INDEX ON {name} (number)")
-            self._execute(f"VACUUM ANALYZE {name}")
+            self._business.execute(f"CREATE INDEX ON {name} (number)")
+            self._business.execute(f"VACUUM ANALYZE {name}")
             self._backlogs[keyed] = count
             self.reset()
         return name
 
     def _copy(self, table: str, columns: str, backlog: str, count: int) -> None:
         for start in range(0, count, FILL_ROWS):
-            self._execute(
+            self._business.execute(
                 f"INSERT INTO {SCHEMA}.{table} ({columns}) SELECT {columns} FROM {backlog} "
                 f"WHERE number > {start} AND number <= {min(start + FILL_ROWS, count)} ORDER BY number"
             )
-        try:
-            self._execute("CHECKPOINT")
-        except psycopg.errors.InsufficientPrivilege:
-            return
-
-    @property
-    def _entered(self) -> psycopg.Connection:
-        if self._connection is None:
-            raise RuntimeError("not entered")
-        return self._connection
-
-    def _execute(self, statement: str) -> None:
-        self._entered.execute(statement.encode())
-
-    def _number(self, query: str) -> int:
-        row = self._entered.execute(query.encode()).fetchone()
-        return int(str(row[0])) if row else 0
+        self._business.checkpoint()

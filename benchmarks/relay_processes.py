@@ -14,10 +14,11 @@ from typing import Any
 
 import psycopg
 from business import SCHEMA, WrongResult, conninfo
-from relay_place import RAW_CLAIM
+from relay_place import BARE_CLAIM, RAW_CLAIM
 from sqlalchemy import create_engine
 
 from txbox.relay import OutboxMessage, Publisher, Refused, Relay
+from txbox.relay.watching import LOOK_SECONDS
 
 __all__ = ["RelayOrder", "Relays", "drain_raw", "relays"]
 
@@ -31,7 +32,8 @@ class RelayOrder:
 
     Attributes:
         url: the database.
-        publisher: "null": takes everything and does nothing; "timed": remembers when what arrived; "aws": the real one.
+        publisher: "null": takes everything and does nothing; "timed": remembers when what arrived; "aws": the real one;
+            "bare": no relay at all, but the limit of every one that polls, timed too.
         options: further arguments of ``Relay``.
         environment: variables to set before anything is made.
     """
@@ -177,7 +179,28 @@ class _Counting:
         return refused
 
 
+def _run_bare(url: str, ready: Any, stop: Any, sent: Any, results: Any) -> None:
+    """Take what is there by one statement, every few milliseconds: no lanes, no order, nothing sent."""
+    arrivals: dict[str, float] = {}
+    with psycopg.connect(conninfo(url)) as connection:
+        connection.execute("SET synchronous_commit = off")
+        connection.commit()
+        cursor, statement = connection.cursor(), BARE_CLAIM.encode()
+        ready.wait(ENDING_SECONDS)
+        while not stop.wait(LOOK_SECONDS) and multiprocessing.parent_process().is_alive():  # type: ignore[union-attr]
+            rows = cursor.execute(statement, prepare=True).fetchall()
+            now = time.monotonic()
+            connection.commit()
+            arrivals |= {bytes(body).decode(): now for (body,) in rows}
+            with sent.get_lock():
+                sent.value += len(rows)
+    results.put(arrivals)
+
+
 def _run_relay(order: RelayOrder, ready: Any, stop: Any, sent: Any, results: Any) -> None:
+    if order.publisher == "bare":
+        _run_bare(order.url, ready, stop, sent, results)
+        return
     os.environ.update(order.environment)
     timing = _Timing(sent)
     publishers: dict[str, Publisher]

@@ -11,11 +11,12 @@ from txbox.outbox_statements import outbox_statements
 __all__ = ["business_script"]
 
 
-def business_script(*, publish: bool, plain: bool = False, notify: bool = False) -> Script:
-    """One transaction: an amount onto an account, and what is asked for beside it.
+def business_script(*, publish: bool, order: bool = False, plain: bool = False, notify: bool = False) -> Script:
+    """One transaction: an amount onto an account, the smallest there is; and what is asked for beside it.
 
     Args:
         publish: with the statement that ``Outbox.publish`` executes, its id made by the server.
+        order: with the row of an order too, as a shop's transaction has.
         plain: into the table of the limit, which has a key and nothing else: what any outbox costs.
         notify: with a NOTIFY before the commit, as we do not.
     """
@@ -27,6 +28,8 @@ def business_script(*, publish: bool, plain: bool = False, notify: bool = False)
         "BEGIN;",
         f"UPDATE {SCHEMA}.account SET balance = balance + {AMOUNT} WHERE account_id = :account;",
     ]
+    if order:
+        lines += [f"INSERT INTO {SCHEMA}.purchase_order (account_id, cents) VALUES (:account, {AMOUNT});"]
     if publish:
         # Ids that grow, as the outbox's do; another one for each client.
         message_id = "lpad(to_hex(:n::bigint), 12, '0') || '-' || :client_id::text || '-0198a1f27f6e7cc1b5d'"

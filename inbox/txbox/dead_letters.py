@@ -132,7 +132,7 @@ class DeadLetters:
         Raises:
             SchemaMissing: it is not.
         """
-        check_table(connection, self._statements.letters_exist, self._statements.dead_letter)
+        check_table(connection, self._statements.dead_letter)
 
     def list(
         self, subscriber_id: str | None = None, *, redriven: bool = False, after: int = 0, limit: int = 100

@@ -180,7 +180,7 @@ class Inbox:
             SchemaMissing: the table does not exist.
         """
         in_transaction(connection)
-        check_table(connection, self._statements.inbox_exists, self._statements.processed_message)
+        check_table(connection, self._statements.processed_message)
 
     def _digest(self, message_id: str, body: bytes | str | None) -> bytes:
         if body is None:

@@ -23,15 +23,6 @@ class OperatorStatements:
 
         # -- how the outbox stands --------------------------------------------------------------------------------
 
-        self.outbox_exists = f"SELECT FROM {outbox} LIMIT 0"
-        """Fails if the outbox is not there, or not ours to read."""
-
-        self.sent_exists = f"SELECT FROM {sent} LIMIT 0"
-        """Fails if the table of what was sent is not there, or not ours to read."""
-
-        self.relays_exist = f"SELECT FROM {relay} LIMIT 0"
-        """Fails if the table of relays is not there, or not ours to read."""
-
         self.bounded = "SELECT set_config('statement_timeout', %s, true)"
         """Bound the time of every later statement of this transaction: (milliseconds, as text)."""
 

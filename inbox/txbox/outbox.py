@@ -157,7 +157,7 @@ class Outbox:
             SchemaMissing: the table does not exist.
         """
         in_transaction(connection)
-        check_table(connection, self._statements.outbox_exists, self._statements.outbox_message)
+        check_table(connection, self._statements.outbox_message)
 
     def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: tuple[Any, ...]) -> None:
         connection = in_transaction(connection_or_session)

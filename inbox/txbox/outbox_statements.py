@@ -36,15 +36,6 @@ FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::by
 ORDER BY new.number"""
         """Publish many messages: the same as arrays. Sorted rows are given their positions in that order."""
 
-        self.outbox_exists = f"SELECT FROM {outbox} LIMIT 0"
-        """Fails if the outbox is not there, or not ours to read."""
-
-        self.sent_exists = f"SELECT FROM {sent} LIMIT 0"
-        """Fails if the table of what was sent is not there."""
-
-        self.relays_exist = f"SELECT FROM {relay} LIMIT 0"
-        """Fails if the table of relays is not there."""
-
         # Advisory locks have one space of numbers in a database: those of another outbox are to be other ones.
         lock = f"('{literal(outbox)}'::regclass::oid::bigint << 31)"
 

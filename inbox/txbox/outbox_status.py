@@ -150,9 +150,9 @@ def read_outbox_status(
         SchemaMissing: the tables do not exist.
     """
     sql = operator_statements(schema, prefix)
-    _check(engine, sql, sql.outbox_exists, sql.outbox_message)
-    _check(engine, sql, sql.sent_exists, sql.outbox_sent)
-    _check(engine, sql, sql.relays_exist, sql.outbox_relay)
+    _check(engine, sql, sql.outbox_message)
+    _check(engine, sql, sql.outbox_sent)
+    _check(engine, sql, sql.outbox_relay)
     with short_transaction(engine) as connection:  # of Postgres's own tables, which nobody locks
         live, removed = connection.exec_driver_sql(sql.row_estimates, (sql.outbox_message,)).one()
         kept_estimate = connection.exec_driver_sql(sql.row_estimates, (sql.outbox_sent,)).one().live
@@ -200,11 +200,11 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
     return None if found is None else int(found[0]["count"])
 
 
-def _check(engine: Engine, sql: OperatorStatements, statement: str, table: str) -> None:
+def _check(engine: Engine, sql: OperatorStatements, table: str) -> None:
     """See that a table is there; one that somebody has locked for long is."""
     try:
         with _bounded(engine, sql) as connection:
-            check_table(connection, statement, table)
+            check_table(connection, table)
     except DBAPIError as error:
         if sqlstate(error) != _QUERY_CANCELED:
             raise

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txbox.schema import tables
 
-__all__ = ["Statements", "literal", "quoted", "statements", "text_array"]
+__all__ = ["Statements", "literal", "quoted", "read_nothing", "statements", "text_array"]
 
 
 class Statements:
@@ -69,9 +69,6 @@ SELECT message_id, fingerprint FROM {processed}
 WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"""
         """The fingerprints of ids that were found to be duplicates: (subscriber, ids) → rows."""
 
-        self.inbox_exists = f"SELECT FROM {processed} LIMIT 0"
-        """Fails if the inbox is not there, or not ours to read."""
-
         # -- failures ---------------------------------------------------------------------------------------------
 
         self.begin_attempt = f"""
@@ -116,9 +113,6 @@ DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = %s AND attempts 
         self.forget_failures = f"DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"
         """Forget the failures of messages that have succeeded or are parked: (subscriber, ids)."""
 
-        self.failures_exist = f"SELECT FROM {failure} LIMIT 0"
-        """Fails if the failures are not there, or not ours to read."""
-
         # -- dead letters -----------------------------------------------------------------------------------------
 
         self.park = f"""
@@ -141,9 +135,6 @@ FOR KEY SHARE SKIP LOCKED"""
             redrive   locks the letter, sends ──────────────────────── redriven_at = now(), commits
             worker             receives the copy, fails, asks: parked? were it yes, it would ack the only copy
         """
-
-        self.letters_exist = f"SELECT FROM {letter} LIMIT 0"
-        """Fails if the dead letters are not there, or not ours to read."""
 
         columns = (
             "dead_letter_id, subscriber_id, message_id, reason, error, attempts, source, body, headers, envelope, "
@@ -210,6 +201,15 @@ def text_array(values: Sequence[str]) -> str | Sequence[str]:
     if not values or "\\" in joined or joined.count('"') != 2 * (len(values) - 1):
         return values
     return f'{{"{joined}"}}'
+
+
+def read_nothing(table: str) -> str:
+    """Return a statement that fails if a table is not there, or not ours to read.
+
+    Args:
+        table: its name, quoted, as it is shown to people.
+    """
+    return f"SELECT FROM {table.replace('%', '%%')} LIMIT 0"
 
 
 def literal(name: str) -> str:

@@ -77,9 +77,9 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     found: dict[str, dict[str, Any]] = {}
     unsent: dict[str, int] = {}
     with engine.connect() as connection:
-        check_table(connection, sql.inbox_exists, sql.processed_message)
-        check_table(connection, sql.failures_exist, sql.message_failure)
-        check_table(connection, sql.letters_exist, sql.dead_letter)
+        check_table(connection, sql.processed_message)
+        check_table(connection, sql.message_failure)
+        check_table(connection, sql.dead_letter)
         rows = int(connection.exec_driver_sql(sql.inbox_estimate, (sql.processed_message,)).scalar_one())
         exact = exact or rows <= EXACT_UP_TO_ROWS
         if exact:

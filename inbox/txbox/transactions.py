@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import NotInTransaction, SchemaMissing
 from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
+from txbox.statements import read_nothing
 
 __all__ = [
     "ConnectionOrSession",
@@ -70,14 +71,18 @@ def driver_cursor(connection: Connection) -> Iterator[Any]:
     cursor.close()
 
 
-def check_table(connection: Connection, statement: str, table: str) -> None:
-    """See that a table is there, by a statement that reads nothing from it.
+def check_table(connection: Connection, table: str) -> None:
+    """See that a table is there and ours to read, by a statement that reads nothing from it.
+
+    Args:
+        connection: where to look.
+        table: its name, quoted.
 
     Raises:
-        SchemaMissing: it is not.
+        SchemaMissing: it is not there.
     """
     try:
-        connection.exec_driver_sql(statement)
+        connection.exec_driver_sql(read_nothing(table))
     except DBAPIError as error:
         if sqlstate(error) == UNDEFINED_TABLE:
             raise SchemaMissing(table) from error

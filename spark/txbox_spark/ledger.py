@@ -115,8 +115,9 @@ class Ledger:
             SchemaMissing: its tables do not exist.
         """
         with self._engine.connect() as connection:
-            check_table(connection, self._sql.inbox_exists, self._sql.processed_message)
-            check_table(connection, self._sql.ledger_exists, self._sql.bulk_load)
+            check_table(connection, self._sql.processed_message)
+            check_table(connection, self._sql.bulk_load)
+            check_table(connection, self._sql.bulk_load_chunk)
 
     @patient
     def begin(

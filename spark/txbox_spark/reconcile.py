@@ -210,7 +210,7 @@ def _inbox(
     sql = statements(schema, prefix)
     engine = create_engine(database, poolclass=NullPool)
     with engine.connect() as connection:
-        check_table(connection, sql.inbox_exists, sql.processed_message)
+        check_table(connection, sql.processed_message)
         bounds = _bounds(connection, sql.processed_message, subscriber_id, partitions)
     warn_of_a_new_name(engine, bulk_statements(schema, prefix), subscriber_id)
     # Spark's JDBC takes SQL as text and binds nothing.

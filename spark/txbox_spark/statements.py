@@ -33,12 +33,6 @@ class Statements:
 
         # -- the ledger -------------------------------------------------------------------------------------------
 
-        self.inbox_exists = f"SELECT FROM {processed} LIMIT 0"
-        """Fails if the inbox is not there, or not ours to read."""
-
-        self.ledger_exists = f"SELECT FROM {run}, {chunk} LIMIT 0"
-        """Fails if the ledger is not there, or not ours to read."""
-
         self.begin_run = f"""
 INSERT INTO {run} (
   run_id, subscriber_id, source, digest, writer, chunks, bounds, rows_read, rows_rejected, rejected_sample
@@ -213,6 +207,7 @@ SELECT obj_description(oid, 'pg_class'), relkind = 'p' FROM pg_class WHERE oid =
 
         # Quoted and with their schema: for messages, and to look them up in the catalogue.
         self.bulk_load = run.replace("%%", "%")
+        self.bulk_load_chunk = chunk.replace("%%", "%")
         self.processed_message = processed.replace("%%", "%")
 
     bound_wait = "SELECT set_config('lock_timeout', %s, true)"

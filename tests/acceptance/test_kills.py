@@ -213,7 +213,7 @@ def test_a_second_signal_ends_at_once(
     wait_until(lambda: runs(business), timeout=60)
     process.send_signal(number)
     # Two that are sent before the process gets to run are one to it.
-    wait_until(lambda: "finishing what was taken" in log.read_text(), "the first signal is seen")
+    wait_until(lambda: "finishing what was begun" in log.read_text(), "the first signal is seen")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     process.send_signal(number)

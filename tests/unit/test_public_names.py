@@ -49,6 +49,7 @@ PUBLIC = {
         "Event",
         "HeartbeatFailed",
         "Hook",
+        "PublisherOverdue",
         "Received",
         "Relayed",
         "Retried",

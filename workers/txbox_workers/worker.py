@@ -8,13 +8,11 @@ The ack comes after the commit, so whatever dies in between leads to a redeliver
 """
 
 import logging
-import queue
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Literal
 
 from sqlalchemy import Engine
@@ -36,16 +34,13 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
-from txbox.signals import SignalsStop
+from txbox.service import Service
 from txbox_workers.delivery import Delivery, Settlement, Source
 from txbox_workers.heartbeat import Heartbeat
 from txbox_workers.outages import DatabaseUnavailable
 from txbox_workers.processor import BatchHandler, Handler, Processor, SessionFactory
 
 __all__ = ["Worker"]
-
-STOP_SECONDS = 30.0
-"""How long a stop waits for what is being processed: what Kubernetes grants by default."""
 
 MAX_ATTEMPTS = 10
 """With the default backoff, 4 to 9 minutes from a message's first failure to its dead letter."""
@@ -57,8 +52,11 @@ ACK_AFTER_SECONDS = 1.0
 """Outcomes of a batch that is processed one by one are told to the broker at least this often."""
 
 
-class Worker:
-    """Processes the messages of one source, each exactly once in effect."""
+class Worker(Service):
+    """Processes the messages of one source, each exactly once in effect.
+
+    ``stop`` finishes the transactions under way, and hands back to the source what was not begun.
+    """
 
     def __init__(
         self,
@@ -105,12 +103,12 @@ class Worker:
             raise InvalidConfiguration(f"Worker.threads must be at least 1, not {threads!r}")
         if max_attempts is not None and max_attempts < 1:
             raise InvalidConfiguration(f"Worker.max_attempts must be at least 1, or None, not {max_attempts!r}")
+        super().__init__()
         self.inbox = inbox
         self.source = source
         self._threads_wanted = threads
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._heard = bool(hooks)
-        self._stopping = threading.Event()
         self._processor = Processor(
             inbox=inbox,
             engine=engine,
@@ -126,11 +124,8 @@ class Worker:
             stopping=self._stopping,
         )
         self._heartbeat = Heartbeat(source, self._heartbeat_failed)
-        self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
         self._polling = 0
         self._lock = threading.Lock()
-        self._starting = threading.Lock()
         self._counts: Counter[Outcome] = Counter()
 
     @property
@@ -139,31 +134,7 @@ class Worker:
         with self._lock:
             return dict(self._counts)
 
-    @property
-    def running(self) -> bool:
-        """Whether polling threads are at work."""
-        return any(thread.is_alive() for thread in self._threads)
-
-    def start(self) -> None:
-        """Check database and source, then start the threads and return.
-
-        Raises:
-            SchemaMissing, NotInTransaction: the database cannot be used like this.
-            TxboxError: the database does not answer.
-            BrokerError: the source does not exist, cannot be reached, or refuses.
-            InvalidConfiguration: it is running already.
-        """
-        with self._starting:
-            self._make_ready()
-            self._start()
-
-    def _make_ready(self) -> None:
-        if self.running:
-            raise InvalidConfiguration("this worker is running already; make another one, or ask for more threads")
-        self._stopping.clear()
-        self._wake = queue.SimpleQueue()
-
-    def _start(self) -> None:
+    def _prepare(self) -> Mapping[str, Callable[[], object]]:
         try:
             self._processor.check()
         except DatabaseUnavailable as error:
@@ -171,60 +142,11 @@ class Worker:
         self.source.open()
         self._heartbeat.start()
         self._polling = self._threads_wanted
-        self._threads = [
-            threading.Thread(target=self._work, name=f"txbox-{self.inbox.subscriber_id}-{number}", daemon=True)
-            for number in range(1, self._threads_wanted + 1)
-        ]
-        for thread in self._threads:
-            thread.start()
+        numbers = range(1, self._threads_wanted + 1)
+        return {f"txbox-{self.inbox.subscriber_id}-{number}": self._work for number in numbers}
 
-    def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """Stop polling and drain: finish the transactions under way, hand back what was not begun.
-
-        Args:
-            timeout: seconds to wait for it.
-
-        Returns:
-            True: everything taken was settled. False: time ran out; the rest will be delivered again.
-        """
-        self._stopping.set()
-        self._wake.put(None)
-        deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            # A handler or a hook may stop its own worker; its thread then ends after it, not before.
-            if thread is not threading.current_thread():
-                thread.join(max(deadline - time.monotonic(), 0.0))
-        drained = not self.running
-        if self._threads:
-            if drained:
-                self._threads = []
-            emit(self._hooks, Stopped(self.inbox.subscriber_id, self.source.name, drained))
-        return drained
-
-    def run(self, timeout: float = STOP_SECONDS, *, started: Callable[[], object] | None = None) -> bool:
-        """Start, work until SIGTERM or SIGINT (or ``stop`` from another thread), then drain.
-
-        Signals are handled when this is the main thread; a second signal ends the process at once.
-
-        Args:
-            timeout: seconds that draining may take.
-            started: called once it is at work, to say so: database and source were found to be usable.
-
-        Returns:
-            Whether everything was drained, as ``stop``.
-        """
-        with ExitStack() as signals:
-            with self._starting:
-                # Before signals are ours, so that one which comes during the start is not forgotten.
-                self._make_ready()
-                signals.enter_context(SignalsStop(self._wake))
-                self._start()
-            if started is not None:
-                started()
-            number = self._wake.get()
-            if number is not None:
-                _log.info("%s: finishing what was taken; once more to leave at once", number.name)
-            return self.stop(timeout)
+    def _stopped(self, finished: bool) -> None:
+        self._emit(Stopped, drained=finished)
 
     # --- a polling thread --------------------------------------------------------------------------------------------
 

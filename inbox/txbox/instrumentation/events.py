@@ -134,6 +134,19 @@ class Relayed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PublisherOverdue(Event):
+    """A publisher has not returned in time: others may send its messages again, and its thread sends nothing else.
+
+    Attributes:
+        messages: how many it was given.
+        seconds: how long it may take.
+    """
+
+    messages: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatFailed(Event):
     """The right to work on a delivery could not be prolonged: it may be delivered again while its handler runs."""
 

@@ -10,6 +10,7 @@ from txbox.instrumentation.events import (
     DatabaseRestored,
     Event,
     HeartbeatFailed,
+    PublisherOverdue,
     Received,
     Relayed,
     Retried,
@@ -58,6 +59,9 @@ def log_event(event: Event) -> None:
             because = f": {event.error}" if event.error else ""
             said = "%s sent %d messages to %s, postponed %d, parked %d%s"
             _log.log(level, said, who, event.sent, event.source, event.postponed, event.parked, because)
+        case PublisherOverdue():
+            said = "%s: the publisher of %s was given %d messages, and has not returned for %g s"
+            _log.error(said, who, event.source, event.messages, event.seconds)
         case HeartbeatFailed():
             _log.warning("%s could not prolong its right to %s: %s", who, event.message_id, event.why)
         case BrokerLost():

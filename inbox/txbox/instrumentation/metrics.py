@@ -12,6 +12,7 @@ from txbox.instrumentation.events import (
     DatabaseRestored,
     Event,
     HeartbeatFailed,
+    PublisherOverdue,
     Received,
     Relayed,
     Retried,
@@ -143,7 +144,7 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
             yield _DATABASE_UP, 1, ""
         case Received() | BrokerRestored():
             yield _BROKER_UP, 1, ""
-        case BrokerLost():
+        case BrokerLost() | PublisherOverdue():
             yield _BROKER_UP, 0, ""
         case DatabaseRestored():
             yield _DATABASE_UP, 1, ""

@@ -12,13 +12,8 @@ How often it looks: every few milliseconds for a second after it last found some
 about a hundred times a minute otherwise.
 """
 
-import logging
-import queue
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from datetime import timedelta
 
 from sqlalchemy import Connection, Engine
@@ -33,6 +28,7 @@ from txbox.instrumentation import (
     DatabaseLost,
     Event,
     Hook,
+    PublisherOverdue,
     Relayed,
     Stopped,
     emit,
@@ -41,18 +37,16 @@ from txbox.instrumentation.logs import log_event
 from txbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox_statements import outbox_statements
 from txbox.relay.board import Board
+from txbox.relay.handover import Handover
 from txbox.relay.publisher import Publisher
 from txbox.relay.reporting import Reporter
 from txbox.relay.sending import Done, Sender
 from txbox.relay.settlement import Settlement
 from txbox.relay.watching import Watcher
-from txbox.signals import SignalsStop
+from txbox.service import Service
 from txbox.transactions import check_table, short_transaction
 
 __all__ = ["Relay"]
-
-STOP_SECONDS = 30.0
-"""How long a stop waits for what is being sent: what Kubernetes grants by default."""
 
 MAX_ATTEMPTS = 16
 """With the default backoff, 45 to 90 minutes from a message's first refusal to its dead letter."""
@@ -70,8 +64,12 @@ PATIENCE_SECONDS = 60.0
 """So long may a publisher's call take, before its messages are another relay's to send."""
 
 
-class Relay:
-    """Sends what the outbox holds."""
+class Relay(Service):
+    """Sends what the outbox holds.
+
+    ``start`` and ``run`` raise ``SchemaMissing`` where its tables do not exist, and ``RightsMissing`` where this user
+    may not do with them what a relay has to.
+    """
 
     def __init__(
         self,
@@ -130,6 +128,7 @@ class Relay:
             raise InvalidConfiguration(f"Relay.patience_seconds must be at least 1, not {patience_seconds!r}")
         if not publishers:
             raise InvalidConfiguration("Relay.publishers must have at least one publisher")
+        super().__init__()
         self.relay_id = new_message_id()
         self._engine = engine
         self._statements = outbox_statements(schema, prefix)
@@ -137,10 +136,12 @@ class Relay:
         self._keep_sent = keep_sent
         self._listen = listen
         self._letters = DeadLetters(engine, schema=schema, prefix=prefix)
+        self._patience_seconds = patience_seconds
+        self._handover = Handover(publishers, patience_seconds)
         self._sender = Sender(
             engine,
             self._statements,
-            publishers,
+            self._handover,
             letters=self._letters,
             batch_size=batch_size,
             batch_bytes=batch_bytes,
@@ -148,23 +149,14 @@ class Relay:
             backoff=backoff or Backoff(),
             keep_sent=keep_sent is not None,
             patience_seconds=patience_seconds,
-            stopping=lambda: self._stopping.is_set(),
+            stopping=self._stopping.is_set,
         )
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._batch_size = batch_size
         self._board = Board(batch_size)
-        self._stopping = threading.Event()
-        self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._starting = threading.Lock()
         self._reporter = Reporter(self.relay_id, self._statements, keep_sent)
         self._sent = self._failed = 0
         self._counting = threading.Lock()
-
-    @property
-    def running(self) -> bool:
-        """Whether its threads are at work."""
-        return any(thread.is_alive() for thread in self._threads)
 
     @property
     def sent(self) -> int:
@@ -176,72 +168,7 @@ class Relay:
         """How often a message was refused since it was made."""
         return self._failed
 
-    def start(self) -> None:
-        """Check the database, then start the threads and return.
-
-        Raises:
-            SchemaMissing: the tables do not exist. ``RightsMissing``: this user may not do with them what it has to.
-            TxboxError: the database does not answer.
-            InvalidConfiguration: it is running already.
-        """
-        with self._starting:
-            self._make_ready()
-            self._start()
-
-    def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """Stop looking, and finish what is being sent.
-
-        Args:
-            timeout: seconds to wait for it.
-
-        Returns:
-            True: everything begun was finished. False: time ran out; the rest will be sent again.
-        """
-        self._stopping.set()
-        self._board.close()
-        self._wake.put(None)
-        deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(deadline - time.monotonic(), 0.0))
-        drained = not self.running
-        if self._threads:
-            self._emit(Stopped(RELAY_SUBSCRIBER, self._statements.outbox_message, drained))
-        if drained:
-            self._threads = []
-        return drained
-
-    def run(self, timeout: float = STOP_SECONDS, *, started: Callable[[], object] | None = None) -> bool:
-        """Start, send until SIGTERM or SIGINT (or ``stop`` from another thread), then finish.
-
-        Signals are handled when this is the main thread; a second signal ends the process at once.
-
-        Args:
-            timeout: seconds that finishing may take.
-            started: called once it is at work, to say so: the database was found to be usable.
-
-        Returns:
-            Whether everything was finished, as ``stop``.
-        """
-        with ExitStack() as signals:
-            with self._starting:
-                self._make_ready()
-                signals.enter_context(SignalsStop(self._wake))
-                self._start()
-            if started is not None:
-                started()
-            number = self._wake.get()
-            if number is not None:
-                _log.info("%s: finishing what is being sent; once more to leave at once", number.name)
-            return self.stop(timeout)
-
-    def _make_ready(self) -> None:
-        if self.running:
-            raise InvalidConfiguration("this relay is running already; make another one, or ask for more senders")
-        self._stopping.clear()
-        self._wake = queue.SimpleQueue()
-
-    def _start(self) -> None:
+    def _prepare(self) -> Mapping[str, Callable[[], object]]:
         with short_transaction(self._engine) as connection:
             self._check(connection)
         self._board = Board(self._batch_size)
@@ -254,15 +181,18 @@ class Relay:
             listen=self._listen,
             stopping=self._stopping,
             counts=lambda: (self._sent, self._failed),
+            on_look=self._tell_of_overdue_calls,
             emit=self._emit,
         )
-        self._threads = [threading.Thread(target=watcher.run, name="txbox-relay-look", daemon=True)]
-        self._threads += [
-            threading.Thread(target=self._send, name=f"txbox-relay-{number}", daemon=True)
-            for number in range(1, self._senders_wanted + 1)
-        ]
-        for thread in self._threads:
-            thread.start()
+        senders = {f"txbox-relay-{number}": self._send for number in range(1, self._senders_wanted + 1)}
+        return {"txbox-relay-look": watcher.run, **senders}
+
+    def _call_off(self) -> None:
+        super()._call_off()
+        self._board.close()
+
+    def _stopped(self, finished: bool) -> None:
+        self._emit(Stopped(RELAY_SUBSCRIBER, self._statements.outbox_message, finished))
 
     def _check(self, connection: Connection) -> None:
         """See that what is sent could be settled.
@@ -273,10 +203,10 @@ class Relay:
         """
         sql = self._statements
         names = [sql.outbox_message, sql.outbox_relay]
-        check_table(connection, sql.outbox_exists, sql.outbox_message)
-        check_table(connection, sql.relays_exist, sql.outbox_relay)
+        check_table(connection, sql.outbox_message)
+        check_table(connection, sql.outbox_relay)
         if self._keep_sent is not None:
-            check_table(connection, sql.sent_exists, sql.outbox_sent)
+            check_table(connection, sql.outbox_sent)
             names.append(sql.outbox_sent)
         self._letters.check(connection)
         for name, rights in connection.exec_driver_sql(sql.missing_rights, (names,)):
@@ -313,6 +243,18 @@ class Relay:
         if done.outage is not None:
             self._emit(BrokerLost(RELAY_SUBSCRIBER, destination, done.outage, pause))
 
+    def _tell_of_overdue_calls(self) -> None:
+        """Tell of publishers that do not return: each keeps a thread from sending anything else."""
+        for call in self._handover.overdue():
+            self._reporter.lost(call.destination, f"its publisher has not returned for {self._patience_seconds:g} s")
+            if not call.told:
+                call.told = True
+                self._emit(
+                    PublisherOverdue(
+                        RELAY_SUBSCRIBER, call.destination, messages=call.messages, seconds=self._patience_seconds
+                    )
+                )
+
     def _emit(self, event: Event) -> None:
         emit(self._hooks, event)
 
@@ -328,6 +270,3 @@ def _relayed(destination: str, settlement: Settlement) -> Relayed:
         lag_seconds=max((row.age for row in settlement.sent), default=None),
         error=errors[0] if errors else None,
     )
-
-
-_log = logging.getLogger("txbox")

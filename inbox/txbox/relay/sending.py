@@ -27,14 +27,14 @@ from sqlalchemy import Connection, Engine
 
 from txbox.backoff import Backoff
 from txbox.dead_letters import DeadLetter, DeadLetters, Reason
-from txbox.destinations import scheme
-from txbox.errors import BrokerError, NotSendable
-from txbox.failures import MAX_ERROR_CHARACTERS, describe, storable
+from txbox.errors import BrokerError
+from txbox.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox_statements import OutboxStatements
+from txbox.relay.handover import Handover
 from txbox.relay.pace import Pace
 from txbox.relay.pending import Claim
-from txbox.relay.publisher import OutboxMessage, PartlySent, Publisher, Refused
+from txbox.relay.publisher import OutboxMessage, Refused
 from txbox.relay.settlement import HeldKey, Row, Settlement, settle
 from txbox.relay.waves import Waves
 from txbox.transactions import driver_cursor, short_transaction
@@ -66,15 +66,6 @@ class Done:
     destination: str | None = None
 
 
-@dataclass(slots=True)
-class _Answer:
-    """What publishers have answered to one piece of a wave, by position."""
-
-    refused: dict[int, Refused] = field(default_factory=dict)
-    unsent: set[int] = field(default_factory=set)
-    outage: BrokerError | None = None
-
-
 class Sender:
     """Sends what a claim names. Used by several threads at once."""
 
@@ -82,7 +73,7 @@ class Sender:
         self,
         engine: Engine,
         statements: OutboxStatements,
-        publishers: Mapping[str, Publisher],
+        handover: Handover,
         *,
         letters: DeadLetters,
         batch_size: int,
@@ -100,7 +91,7 @@ class Sender:
         """
         self._engine = engine
         self._statements = statements
-        self._publishers = publishers
+        self._handover = handover
         self._letters = letters
         self._batch_size = batch_size
         self._batch_bytes = batch_bytes
@@ -209,7 +200,7 @@ class Sender:
                 size = pace.size
                 piece, left = left[:size], left[size:]
                 with pace.of(len(piece)):
-                    answer = self._send_piece(piece)
+                    answer = self._handover.send(piece)
                 done.outage = answer.outage
                 refused |= answer.refused
                 failed = answer.refused.keys() | answer.unsent
@@ -226,61 +217,6 @@ class Sender:
                 done.due.add(row.lane)
             else:
                 done.fresh[row.lane] = min(row.position, done.fresh.get(row.lane, row.position))
-
-    def _send_piece(self, piece: Sequence[Row]) -> _Answer:
-        answer = _Answer()
-        by_kind: dict[str, list[Row]] = {}
-        for row in piece:
-            try:
-                kind = scheme(row.message.destination)
-                if not _are_headers(row.message.headers):
-                    raise NotSendable(row.message.destination, "takes headers that are text by name, and no others")
-            except NotSendable as error:  # published by hand: ``publish`` would have refused it
-                answer.refused[row.position] = Refused(row.message, str(error), final=True)
-            else:
-                by_kind.setdefault(kind, []).append(row)
-        for kind, rows in by_kind.items():
-            refused: Sequence[Refused] = ()
-            unsent: Sequence[OutboxMessage] = ()
-            messages = [row.message for row in rows]
-            try:
-                refused = self._publish(kind, messages)
-            except PartlySent as error:
-                answer.outage, refused, unsent = error, error.refused, error.unsent
-            except BrokerError as error:
-                answer.outage, unsent = error, messages
-            if not refused and not unsent:
-                continue
-            refusals = {_name(refusal.message): refusal for refusal in refused}
-            left = {_name(message) for message in unsent}
-            for row in rows:
-                if (refusal := refusals.get(_name(row.message))) is not None:
-                    answer.refused[row.position] = refusal
-                elif _name(row.message) in left:
-                    answer.unsent.add(row.position)
-        return answer
-
-    def _publish(self, kind: str, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-        publisher = self._publishers.get(kind)
-        if publisher is None:
-            raise BrokerError(
-                f"the relay has no publisher for {kind!r}, which {messages[0].destination} needs; "
-                f"it has {', '.join(sorted(self._publishers)) or 'none'}",
-                permanent=True,
-            )
-        try:
-            return _understood(publisher.send(messages), messages)
-        except PartlySent as error:
-            try:
-                _understood(error.refused, [*messages, *error.unsent])
-                _understood([Refused(message, "") for message in error.unsent], messages)
-            except TypeError as nonsense:
-                raise BrokerError(f"{error}; and {nonsense}") from error
-            raise
-        except BrokerError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a publisher may be the host's code, and end its thread with us
-            return [Refused(message, describe(error)) for message in messages]
 
     def _settle(self, connection: Connection, cursor: Any, done: Done) -> None:
         sql, settlement = self._statements, done.settlement
@@ -303,39 +239,22 @@ class Sender:
 
 def _row(found: Any) -> Row:
     lane, position, held, message_id, destination, body, key, headers, attempts, published_at, age, *_ = found
-    named: Any
+    named, flaw = _headers(headers)
+    message = OutboxMessage(message_id, destination, body, key, named, attempts, published_at)
+    return Row(lane, position, held, message, age, flaw)
+
+
+def _headers(text: str) -> tuple[Mapping[str, str], str | None]:
+    """Return headers; or none, and what is wrong: ``publish`` writes what can be read, others write what they like."""
+    if text == "{}":
+        return {}, None
     try:
-        named = json.loads(headers) if headers != "{}" else {}
-    except ValueError:  # a number of thousands of digits, from whoever has written it there by hand
-        named = None  # which _are_headers sees
-    return Row(
-        lane, position, held, OutboxMessage(message_id, destination, body, key, named, attempts, published_at), age
-    )
-
-
-def _are_headers(headers: object) -> bool:
-    return isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values())
-
-
-def _understood(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-    """Return what a publisher has answered, if it is what it should be.
-
-    Raises:
-        TypeError: it is not; then nothing can be said of the messages but that they may have arrived.
-    """
-    refused: list[Refused] = list(answer or ())  # type: ignore[call-overload]
-    known = {_name(message) for message in messages} if refused else set()
-    for one in refused:
-        if not (isinstance(one, Refused) and isinstance(one.error, str)):
-            raise TypeError(f"a publisher returned {one!r:.200}: return Refused(message, why) for each refusal")
-        if _name(one.message) not in known:
-            raise TypeError(f"a publisher refused {one.message!r:.200}, which it was not given")
-    return refused
-
-
-def _name(message: OutboxMessage) -> tuple[str, str]:
-    """Return what a publisher's answer is recognized by: its messages may be copies of ours."""
-    return message.id, message.destination
+        named = json.loads(text)
+    except ValueError:  # a number of thousands of digits
+        named = None
+    if isinstance(named, dict) and all(isinstance(value, str) for value in named.values()):
+        return named, None
+    return {}, "takes headers that are text by name, and no others"
 
 
 def _columns(keys: Set[HeldKey]) -> tuple[list[Any], ...]:
@@ -364,7 +283,7 @@ def _letter(row: Row, refusal: Refused) -> DeadLetter:
         attempts=message.attempts + 1,
         source=message.destination,
         body=message.body,
-        headers=message.headers if _are_headers(message.headers) else {},
+        headers=message.headers,
         envelope={"outbox": {"key": message.key}},
     )
 

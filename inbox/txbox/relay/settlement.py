@@ -26,6 +26,7 @@ class Row:
         held: whether its key was held when it was read.
         message: the message.
         age: how long ago it was published when it was read, in seconds by the database's clock.
+        flaw: why it cannot be sent to any destination; None if it can.
     """
 
     lane: int
@@ -33,6 +34,7 @@ class Row:
     held: bool
     message: OutboxMessage
     age: float = 0.0
+    flaw: str | None = None
 
     @property
     def ordered(self) -> HeldKey | None:

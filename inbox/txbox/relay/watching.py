@@ -42,6 +42,7 @@ class Watcher:
         listen: bool,
         stopping: threading.Event,
         counts: Callable[[], tuple[int, int]],
+        on_look: Callable[[], None],
         emit: Callable[[Event], None],
     ) -> None:
         """Take what it works with.
@@ -54,6 +55,7 @@ class Watcher:
             listen: let a ring end an idle wait.
             stopping: ends it.
             counts: returns how many messages were sent, and how many refusals there were.
+            on_look: is called with every look.
             emit: is told of outages of the database.
         """
         self._engine = engine
@@ -63,6 +65,7 @@ class Watcher:
         self._listen = listen
         self._stopping = stopping
         self._counts = counts
+        self._on_look = on_look
         self._emit = emit
         self._awake_until = self._drain_at = -math.inf
 
@@ -78,6 +81,7 @@ class Watcher:
                     look = Look(connection, self._statements)
                     while not self._stopping.is_set():
                         self._look_once(look)
+                        self._on_look()
                         self._reporter.work(connection, *self._counts())
                         if failures:
                             failures = 0

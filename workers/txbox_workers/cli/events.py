@@ -122,7 +122,7 @@ def check_before_spark(
             Ledger(engine, sql).check()
         else:
             with engine.connect() as connection:
-                check_table(connection, sql.inbox_exists, sql.processed_message)
+                check_table(connection, sql.processed_message)
 
 
 def is_submitted() -> bool:

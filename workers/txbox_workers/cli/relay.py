@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from txbox.relay import Publisher, Relay
-from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, STOP_SECONDS
+from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, PATIENCE_SECONDS
+from txbox.service import STOP_SECONDS
 from txbox_workers.cli import named
 from txbox_workers.cli.errors import CommandFailed, UsageError
 from txbox_workers.cli.options import Database, PrefixOption, SchemaOption, UrlOption, database, read_span
@@ -48,6 +49,14 @@ def relay(
         str | None,
         typer.Option(metavar="SPAN", help="Keep what was sent for so long: 12h, 7d. Without it, it is forgotten."),
     ] = None,
+    patience_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help=f"How long one call of a publisher may take; {PATIENCE_SECONDS:g} by default. Of a relay that says "
+            "nothing for longer, others send the messages.",
+            min=1,
+        ),
+    ] = None,
     no_listen: Annotated[
         bool, typer.Option("--no-listen", help="Look for new messages only, twice a second while there are none.")
     ] = False,
@@ -79,6 +88,7 @@ def relay(
         "--batch-size": batch_size,
         "--max-attempts": max_attempts,
         "--keep-sent": keep_sent,
+        "--patience-seconds": patience_seconds,
         "--no-listen": no_listen or None,
     }
     span = None if keep_sent is None else read_span("--keep-sent", keep_sent)
@@ -101,6 +111,7 @@ def relay(
             batch_size=batch_size or BATCH_SIZE,
             max_attempts=MAX_ATTEMPTS if max_attempts is None else max_attempts or None,
             keep_sent=span,
+            patience_seconds=patience_seconds or PATIENCE_SECONDS,
             listen=not no_listen,
         )
         _run(made, stop_seconds, _sends(publishers, place, keep_sent))

@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
+from txbox.service import STOP_SECONDS
 from txbox_workers.cli import named
 from txbox_workers.cli.errors import CommandFailed, UsageError
 from txbox_workers.cli.signals import hangup_terminates
-from txbox_workers.worker import STOP_SECONDS, Worker
+from txbox_workers.worker import Worker
 
 __all__ = ["worker"]
 

@@ -1,6 +1,7 @@
 """Trouble that nobody planned for: restored rows, slow and mistaken publishers, a database that can only be read."""
 
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
 from txbox.errors import RightsMissing, SchemaMissing
-from txbox.instrumentation import DatabaseLost, Event
+from txbox.instrumentation import DatabaseLost, Event, PublisherOverdue
 from txbox.outbox_statements import outbox_statements
+from txbox.outbox_status import read_outbox_status
 from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, looking
 from txbox.relay.looking import Look, Snapshot
 from txbox.schema import tables
@@ -162,6 +164,33 @@ def test_a_publisher_that_is_slower_than_the_patience_is_given_less_at_a_time(
     times = Counter(message.id for message in broker.received)
     assert len(times) == 200
     assert max(times.values()) <= 3, "until it has learned"
+
+
+def test_a_publisher_that_does_not_return_is_told_of(
+    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
+) -> None:
+    class Hanging(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            answer = super().send(messages)
+            if len(self.calls) == 1:
+                assert freed.wait(30)
+            return answer
+
+    def said() -> dict[str, str]:
+        [relay] = read_outbox_status(engine).relays
+        return dict(relay.outages)
+
+    freed = threading.Event()
+    broker = Hanging()
+    heard: list[Event] = []
+    publish(engine, Outgoing(OWN, "one"))
+    start_relay(broker, patience_seconds=1, senders=1, hooks=[heard.append])
+    wait_until(lambda: said() == {OWN: "its publisher has not returned for 1 s"}, "the status says why nothing is sent")
+    freed.set()
+    broker.wait_for(2)  # its claim was lost
+    wait_until(lambda: left() == [] and said() == {}, "nothing is left, and nothing is said any more")
+    overdue = [event for event in heard if isinstance(event, PublisherOverdue)]
+    assert [(event.source, event.messages) for event in overdue] == [(OWN, 1)], "told once"
 
 
 def test_held_keys_that_come_due_together_are_no_larger_batch(engine: Engine, start_relay: StartRelay) -> None:

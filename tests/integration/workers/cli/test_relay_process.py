@@ -87,7 +87,7 @@ def test_what_was_begun_is_finished_on_ctrl_c(directory: Path, engine: Engine) -
     with Running("--log-level", "info", "relay", "shop:relay", cwd=directory) as running:
         wait_until((directory / "sending").exists, "the message is being sent")
         running.signal(signal.SIGINT)
-        running.says("SIGINT: finishing what is being sent")
+        running.says("SIGINT: finishing what was begun")
         assert not (directory / "sent").exists()
         with (directory / "gate").open("r+b", buffering=0) as gate:  # for both, so that this end waits for nobody
             gate.write(b"go on\n")

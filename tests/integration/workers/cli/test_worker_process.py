@@ -96,7 +96,7 @@ def test_what_was_begun_is_finished(
         send(sqs, queue, "slow")
         running.says("INFO billing: at work on slow")
         running.signal(number)
-        running.says(f"{number.name}: finishing what was taken")
+        running.says(f"{number.name}: finishing what was begun")
         assert processed(engine) == set()
         with (directory / "gate").open("r+b", buffering=0) as gate:  # for both, so that this end waits for nobody
             gate.write(b"go on\n")
@@ -118,7 +118,7 @@ def test_a_second_signal_ends_it_at_once(
         send(sqs, queue, "slow")
         running.says("at work on slow")
         running.signal(number)
-        running.says("finishing what was taken")
+        running.says("finishing what was begun")
         running.signal(number)
         assert running.wait(timeout=10) == status
     assert processed(engine) == set()

@@ -1,0 +1,124 @@
+"""A service: threads that work until a call or a signal stops them. Workers and relays are services."""
+
+import logging
+import queue
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+from txbox.errors import InvalidConfiguration
+from txbox.signals import SignalsStop
+
+__all__ = ["STOP_SECONDS", "Service"]
+
+STOP_SECONDS = 30.0
+"""How long a stop waits for what was begun: what Kubernetes grants by default."""
+
+
+class Service(ABC):
+    """Starts its threads, and stops them. What they do, and what is to be checked first, subclasses say."""
+
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
+
+    @property
+    def running(self) -> bool:
+        """Whether its threads are at work."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def start(self) -> None:
+        """Check what it works with, then start the threads and return.
+
+        Raises:
+            TxboxError: the database cannot be used. ``SchemaMissing``: its tables do not exist.
+            BrokerError: a source that does not exist, cannot be reached, or refuses.
+            InvalidConfiguration: it is running already.
+        """
+        with self._starting:
+            self._make_ready()
+            self._start()
+
+    def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        """Begin nothing more, and finish what was begun.
+
+        Args:
+            timeout: seconds to wait for it.
+
+        Returns:
+            True: everything begun was finished. False: time ran out; the rest comes again.
+        """
+        self._call_off()
+        self._wake.put(None)
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            # A handler or a hook may stop its own service; its thread then ends after it, not before.
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0.0))
+        finished = not self.running
+        if self._threads:
+            if finished:
+                self._threads = []
+            self._stopped(finished)
+        return finished
+
+    def run(self, timeout: float = STOP_SECONDS, *, started: Callable[[], object] | None = None) -> bool:
+        """Start, work until SIGTERM or SIGINT (or ``stop`` from another thread), then finish what was begun.
+
+        Signals are handled when this is the main thread; a second signal ends the process at once.
+
+        Args:
+            timeout: seconds that finishing may take.
+            started: called once it is at work, to say so: what it works with was found to be usable.
+
+        Returns:
+            Whether everything was finished, as ``stop``.
+
+        Raises:
+            TxboxError: as ``start``.
+        """
+        with ExitStack() as signals:
+            with self._starting:
+                # Before signals are ours, so that one which comes during the start is not forgotten.
+                self._make_ready()
+                signals.enter_context(SignalsStop(self._wake))
+                self._start()
+            if started is not None:
+                started()
+            number = self._wake.get()
+            if number is not None:
+                _log.info("%s: finishing what was begun; once more to leave at once", number.name)
+            return self.stop(timeout)
+
+    def _make_ready(self) -> None:
+        if self.running:
+            raise InvalidConfiguration(f"this {type(self).__name__} is running already; make another one")
+        self._stopping.clear()
+        self._wake = queue.SimpleQueue()
+
+    def _start(self) -> None:
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True) for name, work in self._prepare().items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @abstractmethod
+    def _prepare(self) -> Mapping[str, Callable[[], object]]:
+        """Check what it works with; return what is to be run until it stops, by the name of its thread."""
+
+    def _call_off(self) -> None:
+        """Have the threads begin nothing more."""
+        self._stopping.set()
+
+    @abstractmethod
+    def _stopped(self, finished: bool) -> None:
+        """Tell that it has stopped, and whether everything begun was finished."""
+
+
+_log = logging.getLogger("txbox")
