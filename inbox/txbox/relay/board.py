@@ -29,17 +29,20 @@ class Board:
         self._takers = 0
         self._closed = False
         self._changed = threading.Condition()
+        self._turn = threading.Lock()
 
     def put(self, fresh: Mapping[int, int], due: Iterable[int]) -> None:
         """Put up lanes with new messages, from these positions on, and lanes with held keys that are due."""
         with self._changed:
             self._pending.add(fresh, due)
-            self._changed.notify_all()
+            self._changed.notify()
 
     def take(self) -> Claim | None:
         """Wait for a claim, and take it; None once the board is closed."""
         with self._changed:
             self._takers += 1
+        # One waits for news, the others for their turn to: what comes hundreds of times a second wakes one thread.
+        with self._turn, self._changed:
             try:
                 while not self._closed:
                     if (claim := self._pending.take(time.monotonic(), shares=self._takers)) is not None:
@@ -75,7 +78,7 @@ class Board:
         """Hand out nothing more."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._changed.notify()
 
     def _pause(self, claim: Claim) -> float:
         failures = self._outages[claim.destination] = self._outages.get(claim.destination, 0) + 1
@@ -86,4 +89,4 @@ class Board:
     def _give_back(self, claim: Claim, fresh: Mapping[int, int], due: Iterable[int]) -> None:
         self._pending.release(claim)
         self._pending.add(fresh, due)
-        self._changed.notify_all()
+        self._changed.notify()
