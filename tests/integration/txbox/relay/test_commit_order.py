@@ -11,14 +11,11 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from integration.txbox.relay.conftest import StartRelay
+from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
-from txbox import Outbox
 from txbox.outbox_statements import outbox_statements
 from txbox.relay.looking import MAX_FRESH, Look
-
-OWN = "own:somewhere"
-OUTBOX = Outbox()
 
 
 def positions(connection: Connection) -> list[int]:

@@ -6,14 +6,12 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from integration.txbox.relay.conftest import StartRelay
+from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher, first_arrivals
 from support.transaction_pooler import TransactionPooler, transaction_pooler
 from support.waiting import wait_until
-from txbox import Outbox, Outgoing
+from txbox import Outgoing
 from txbox.schema import tables
-
-OWN = "own:somewhere"
-OUTBOX = Outbox()
 
 
 @pytest.fixture

@@ -7,23 +7,12 @@ import pytest
 from sqlalchemy import Engine
 
 from integration.txbox.relay.conftest import StartRelay
+from support.outbox import OUTBOX, OWN, numbered, publish
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
-from txbox import BrokerError, DeadLetters, Outbox, Outgoing
+from txbox import BrokerError, DeadLetters, Outgoing
 from txbox.instrumentation import BrokerLost, BrokerRestored, Event
 from txbox.relay import PartlySent
-
-OWN = "own:somewhere"
-OUTBOX = Outbox()
-
-
-def publish(engine: Engine, *messages: Outgoing) -> list[str]:
-    with engine.begin() as connection:
-        return OUTBOX.publish_many(connection, messages)
-
-
-def numbered(count: int, *, key: str | None = None, first: int = 0, to: str = OWN) -> list[Outgoing]:
-    return [Outgoing(to, str(number), key=key) for number in range(first, first + count)]
 
 
 def letters(engine: Engine) -> list[tuple[str, str, int]]:

@@ -10,23 +10,12 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from integration.txbox.relay.conftest import StartRelay
+from support.outbox import OWN, numbered, publish
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
-from txbox import InvalidConfiguration, Outbox, Outgoing, SchemaMissing
+from txbox import InvalidConfiguration, Outgoing, SchemaMissing
 from txbox.instrumentation import Event, Relayed, Stopped
 from txbox.relay import OutboxMessage, Refused, Relay
-
-OWN = "own:somewhere"
-OUTBOX = Outbox()
-
-
-def publish(engine: Engine, *messages: Outgoing) -> list[str]:
-    with engine.begin() as connection:
-        return OUTBOX.publish_many(connection, messages)
-
-
-def numbered(count: int, *, key: str | None = None, first: int = 0, to: str = OWN) -> list[Outgoing]:
-    return [Outgoing(to, str(number), key=key) for number in range(first, first + count)]
 
 
 def letters(engine: Engine) -> list[tuple[str, str, int]]:

@@ -9,18 +9,11 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from integration.txbox.relay.conftest import QUICK, StartRelay
+from support.outbox import OUTBOX, OWN, publish
 from support.publishers import FailingPublisher, RecordingPublisher, first_arrivals
 from support.waiting import wait_until
-from txbox import Outbox, Outgoing
+from txbox import Outgoing
 from txbox.relay import Relay
-
-OWN = "own:somewhere"
-OUTBOX = Outbox()
-
-
-def publish(engine: Engine, *messages: Outgoing) -> None:
-    with engine.begin() as connection:
-        OUTBOX.publish_many(connection, messages)
 
 
 class Gate(RecordingPublisher):

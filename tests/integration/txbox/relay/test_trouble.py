@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 from integration.txbox.relay.conftest import StartRelay
+from support.outbox import OWN, publish
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
@@ -23,17 +24,10 @@ from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, looking
 from txbox.relay.looking import Look, Snapshot
 from txbox.schema import tables
 
-OWN = "own:somewhere"
-OUTBOX = Outbox()
 RESTORE = (
     "INSERT INTO outbox_message (lane, transaction_id, message_id, destination, headers, body) "
     "VALUES (9, %s, %s, 'own:somewhere', '{}', %s)"
 )
-
-
-def publish(engine: Engine, *messages: Outgoing) -> None:
-    with engine.begin() as connection:
-        OUTBOX.publish_many(connection, messages)
 
 
 def run(engine: Engine, statement: str, parameters: tuple[Any, ...] = ()) -> None:

@@ -9,13 +9,12 @@ from sqlalchemy import Engine, NullPool, create_engine, event
 from sqlalchemy.orm import Session
 
 from integration.txbox.relay.conftest import StartRelay
+from support.outbox import OWN
 from support.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import Outbox, bell
 from txbox.bell import CHANNEL
 from txbox.relay import watching
-
-OWN = "own:somewhere"
 
 
 @pytest.fixture

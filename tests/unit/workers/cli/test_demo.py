@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from support.demo_reports import COMPLETE, RIGHT
 from support.program import Ended
 from txbox import TxboxError
 from txbox_workers.cli import demo as command
 from txbox_workers.demo import run as demo_run
-from txbox_workers.demo.accounting import Comparison, Deliveries, Notices, Sends
+from txbox_workers.demo.accounting import Notices, Sends
 from txbox_workers.demo.plan import Plan, Progress
-from txbox_workers.demo.report import Report, Shop
+from txbox_workers.demo.report import Report
 from txbox_workers.demo.standing import Standing
 
 Txbox = Callable[..., Ended]
@@ -81,24 +82,6 @@ def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: py
         assert re.search(rf"\b{name} .* {count} ", shown.getvalue()), name
 
 
-COMPLETE = Deliveries(received=2, processed=1, duplicates=1, failed=0, in_flight=0, contradictions=())
-REPORT = Report(
-    plan=Plan(purchases=1, workers=2, kills=0, seed=1),
-    shop=Shop(placed=1, rolled_back=1, wrong=()),
-    sends=Sends(messages=2, handed=3, contradictions=()),
-    deliveries={"billing": COMPLETE, "notification": COMPLETE},
-    kills={"relay": {"sent": 2, "anywhere": 1}},
-    processes_started=11,
-    comparison=Comparison(customers=1, wrong=(), expected_cents=117700, found_cents=117700, difference_cents=0),
-    notices=Notices(found=1, missing=(), repeated=(), wrong=()),
-    standing=Standing(placed=1, billed=1, notified=1),
-    dead=0,
-    seconds=1.0,
-    schema="txbox_demo_0",
-    queue_urls=("q", "r"),
-)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -109,13 +92,13 @@ REPORT = Report(
         ({"sends": Sends(3, 3, ("one too many",))}, "CONTRADICTION: relay: one too many"),
         ({"notices": Notices(2, (), ("x",), ())}, "0 missing, 1 repeated, 0 wrong"),
         ({"notices": Notices(2, (), ("x",), ())}, "every customer is right to the cent, THE NOTIFICATIONS ARE WRONG"),
-        ({"comparison": replace(REPORT.comparison, wrong=("1",))}, "THE ACCOUNTS ARE WRONG, and was notified"),
+        ({"comparison": replace(RIGHT.comparison, wrong=("1",))}, "THE ACCOUNTS ARE WRONG, and was notified"),
     ],
 )
 def test_whatever_is_wrong_is_said_and_is_a_failure(
     changes: dict[str, Any], said: str, txbox: Txbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(REPORT, **changes))
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, **changes))
     ended = txbox("demo", "--without-spark", "--purchases", "1", "--json", str(tmp_path / "figures.json"))
     assert ended.status == 1
     assert said in ended.out
@@ -125,7 +108,7 @@ def test_whatever_is_wrong_is_said_and_is_a_failure(
 
 
 def test_a_run_in_which_all_is_well_is_a_success(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: REPORT)
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, kills={"relay": {"sent": 2, "anywhere": 1}}))
     ended = txbox("demo", "--without-spark", "--purchases", "1")
     assert ended.status == 0
     first, *_, verdict, following = ended.out.splitlines()
