@@ -44,7 +44,8 @@ class OperatorStatements:
 )
 SELECT destination, count(*) FILTER (WHERE NOT failed AND NOT delayed) AS waiting,
   count(*) FILTER (WHERE delayed) AS delayed, count(*) FILTER (WHERE failed) AS retrying,
-  extract(epoch FROM now() - min(least(since, now())) FILTER (WHERE NOT delayed))::float8 AS oldest_seconds,
+  extract(epoch FROM now() - min(least(since, now())) FILTER (WHERE NOT delayed AND isfinite(since)))::float8
+    AS oldest_seconds,
   max(attempts) AS most_attempts, (SELECT error FROM worst WHERE worst.destination = kinds.destination) AS error
 FROM kinds GROUP BY destination ORDER BY destination"""
 

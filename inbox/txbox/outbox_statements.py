@@ -78,10 +78,11 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_
         # The scan begins where nobody has been, so what was deleted before does not slow it down, even while an old
         # snapshot keeps all of that from being removed.
 
+        # Infinity, which nobody publishes but can be written, cannot be subtracted from a moment before PostgreSQL 17.
         found = f"""SELECT pg_current_snapshot()::text AS snapshot,
   (SELECT array_agg(lane ORDER BY lane) FROM lanes) AS lanes,
   (SELECT array_agg(position ORDER BY lane) FROM lanes) AS positions,
-  (SELECT extract(epoch FROM min(due_at) - now())::float8 FROM {outbox}
+  (SELECT extract(epoch FROM min(due_at))::float8 - extract(epoch FROM now())::float8 FROM {outbox}
    WHERE %s AND due_at IS NOT NULL AND NOT held) AS due_in,
   ARRAY(
     SELECT DISTINCT lane FROM {outbox} WHERE %s AND held AND due_at <= now() AND due_at < 'infinity'
@@ -184,7 +185,8 @@ SELECT {_settings("synchronous_commit", "idle_in_transaction_session_timeout", *
         message = """m.lane, m.position, m.held, m.message_id, m.destination, m.body, m.key, m.headers::text,
     m.attempts, CASE WHEN isfinite(m.published_at) THEN m.published_at END AS published_at"""
 
-        read = """extract(epoch FROM clock_timestamp() - m.published_at)::float8 AS age,
+        read = """CASE WHEN isfinite(m.published_at) THEN extract(epoch FROM clock_timestamp() - m.published_at) ELSE 0
+    END::float8 AS age,
     sum(octet_length(m.body)) OVER (ORDER BY m.position) - octet_length(m.body) AS bytes_before"""
 
         self.fresh = f"""

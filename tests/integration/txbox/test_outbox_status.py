@@ -67,6 +67,14 @@ def test_each_destination_has_a_line(engine: Engine) -> None:
     assert (c.destination, c.waiting, c.delayed, c.oldest_seconds) == ("own:c", 0, 1, None)
 
 
+@pytest.mark.parametrize("moment", ["infinity", "-infinity"])
+def test_a_moment_that_never_was_is_no_age(engine: Engine, moment: str) -> None:
+    publish(engine, Outgoing("own:a", "1"))
+    change(engine, f"UPDATE outbox_message SET published_at = '{moment}'")
+    [a] = read_outbox_status(engine).destinations
+    assert (a.waiting, a.oldest_seconds) == (1, None)
+
+
 def test_a_message_whose_time_has_come_waits_since_then(engine: Engine) -> None:
     publish(engine, Outgoing("own:a", "1", delay=1))
     change(

@@ -250,7 +250,12 @@ def test_a_stop_ends_a_long_batch_of_one_key_and_settles_what_was_sent(
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("headers", f'{{"n": {"9" * 5_000}}}'), ("published_at", "infinity"), ("published_at", "-infinity")],
+    [
+        ("headers", f'{{"n": {"9" * 5_000}}}'),
+        ("published_at", "infinity"),
+        ("published_at", "-infinity"),
+        ("due_at", "-infinity"),
+    ],
 )
 def test_an_odd_row_holds_up_nothing(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]], column: str, value: str
