@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(page for page in (REPOSITORY / "docs").glob("*.md") if blocks(page))
-SLOW = ("bulk-loads", "getting-started", "outbox")
-"""Pages that take half a minute, with a Spark or a handful of programs; `make test-pages` runs them, as does CI."""
+SLOW = ("bulk-loads", "getting-started", "migrations", "operating", "outbox")
+"""Pages that take long, with a Spark or a handful of programs; `make test-pages` runs them, as does CI."""
 STARTS_FROM_NOTHING = ("migrations",)
 """Pages that create txbox's tables themselves."""
 

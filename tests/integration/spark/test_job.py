@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pyspark
+import pytest
 from sqlalchemy import Engine
 
 from support.program import Ended
@@ -27,6 +28,7 @@ def submit(*arguments: str, url: str = "") -> Ended:
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
+@pytest.mark.slow  # it starts a Spark of its own; CI runs it with the oldest one
 def test_spark_submit_runs_the_same_job(engine: Engine, schema_url: str, tmp_path: Path) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE effect (event_id text, cents int)")
