@@ -13,8 +13,9 @@ from pathlib import Path
 
 from business import Business, WrongResult
 from pgbench import PgbenchFailed, find_pgbench
-from relay_measurements import CONNECTIONS, Bench, Sizes, plan
+from relay_measurements import Bench, Sizes
 from relay_place import OutboxPlace
+from relay_plan import CONNECTIONS, plan
 from report import Target, print_figures, print_targets, write_json
 from rich.console import Console
 from rounds import Measurement, Sample, alternate
