@@ -121,6 +121,10 @@ bench: $(VENV)/.dev-ready ## Measure the consumer against pgbench with the same 
 bench-relay: $(VENV)/.dev-ready ## Measure the outbox and its relay, each against its limit (BENCH='--quick')
 	@$(BIN)/python benchmarks/relay.py $(BENCH)
 
+.PHONY: bench-ledger
+bench-ledger: $(VENV)/.dev-ready ## Measure leases against a plain conditional UPDATE (BENCH='--seconds 5')
+	@$(BIN)/python benchmarks/ledger.py $(BENCH)
+
 .PHONY: docs
 docs: $(VENV)/.dev-ready ## Build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

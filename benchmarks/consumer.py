@@ -5,12 +5,10 @@ alternation in one run, mean something; the absolute figures are those of one ma
 """
 
 import argparse
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from business import Business, WrongResult
 from consumer_roads import Form, Job, Road, run_job
@@ -19,7 +17,8 @@ from pgbench import PgbenchFailed, find_pgbench, run_pgbench
 from record_cost import RECORD_WAYS, measure_record
 from report import Target, print_figures, print_targets, write_json
 from rich.console import Console
-from rounds import Measurement, Sample, alternate
+from rounds import Measurement, Sample
+from running import add_options, chosen, embedded, kept, measured, positive
 
 HANDLER_BATCH = 10
 """Deliveries at once where the handler is called for each: what SQS gives."""
@@ -308,24 +307,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         try:
             program = find_pgbench(options.pgbench)
-            url = options.url or _embedded(stack)
+            url = options.url or embedded(stack, track_wal_io_timing="on")
             business = stack.enter_context(Business(url))
             bench = Bench(url, program, business, options.seconds, options.ids)
-            plan = _chosen(bench.measurements(options.connections, options.batches, options.processes), options.only)
+            plan = chosen(bench.measurements(options.connections, options.batches, options.processes), options.only)
             if not plan:
                 errors.print(f"no measurement has a key like {options.only!r}; see --list", markup=False)
                 return 2
             console.print(f"{len(plan)} measurements, {options.rounds} rounds of {options.seconds:g} s each")
-            done = iter(range(1, len(plan) * options.rounds + 1))
-
-            def told(number: int, measurement: Measurement, sample: Sample) -> None:
-                total = len(plan) * options.rounds
-                line = (
-                    f"[{next(done)}/{total}] round {number}: {measurement.key}: {sample.value:,.0f} {measurement.unit}"
-                )
-                console.print(line, markup=False, highlight=False)
-
-            figures = alternate(plan, options.rounds, told)
+            figures = measured(console, plan, options.rounds)
             server = {"version": business.server_version(), "embedded": options.url is None, **business.settings()}
         except (PgbenchFailed, WrongResult) as error:
             errors.print(str(error), markup=False)
@@ -336,25 +326,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_figures(console, title, figures, rows)
     goals = targets(options.connections, options.batches, options.processes)
     print_targets(console, figures, goals)
-    kept = {name: value for name, value in vars(options).items() if name not in ("url", "json", "pgbench", "list")}
-    write_json(options.json, figures, goals, kept, server)
+    write_json(options.json, figures, goals, kept(options), server)
     console.print(f"every figure is in {options.json}")
     return 0
 
 
-def _embedded(stack: ExitStack) -> str:
-    from txbox_workers.embedded import EmbeddedPostgres
-
-    return stack.enter_context(EmbeddedPostgres(settings={"track_wal_io_timing": "on"})).url
-
-
-def _chosen(plan: Sequence[Measurement], only: str | None) -> list[Measurement]:
-    return [measurement for measurement in plan if only is None or re.search(only, measurement.key)]
-
-
 def _list(options: argparse.Namespace) -> int:
     bench = Bench("", "", Business(""), options.seconds, options.ids)
-    for measurement in _chosen(
+    for measurement in chosen(
         bench.measurements(options.connections, options.batches, options.processes), options.only
     ):
         print(measurement.key)
@@ -368,45 +347,20 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seconds", type=_positive(float), default=2.0, help="per measurement (default: 2)")
-    parser.add_argument("--rounds", type=_positive(int), default=3, help="how often each is measured (default: 3)")
+    parser.add_argument("--seconds", type=positive(float), default=2.0, help="per measurement (default: 2)")
     parser.add_argument("--connections", type=_numbers, default=[1, 4, 16], help="comma-separated (default: 1,4,16)")
     parser.add_argument(
         "--batches", type=_numbers, default=[10, 100, 1000], help="comma-separated (default: 10,100,1000)"
     )
     parser.add_argument(
         "--processes",
-        type=_positive(int),
+        type=positive(int),
         default=2,
         help="how many workers share the connections where there are enough, beside one that has them all (default: 2)",
     )
     parser.add_argument("--ids", choices=("v4", "v7"), default="v4", help="random ids, or ones that grow (default: v4)")
-    parser.add_argument("--only", metavar="REGEX", help="measure only what has a key like this")
-    parser.add_argument("--list", action="store_true", help="print the keys, and measure nothing")
-    parser.add_argument(
-        "--url", help="a database to measure in, as SQLAlchemy writes it (default: one made for the run)"
-    )
-    parser.add_argument(
-        "--pgbench", metavar="PROGRAM", help="default: the one of the embedded Postgres, or of the PATH"
-    )
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        type=Path,
-        default=Path("benchmarks/results/consumer.json"),
-        help="where every figure goes (default: benchmarks/results/consumer.json)",
-    )
+    add_options(parser, "consumer", rounds=3)
     return parser
-
-
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = kind(text)
-        if value <= 0:
-            raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
-        return value
-
-    return parse
 
 
 def _numbers(text: str) -> list[int]:

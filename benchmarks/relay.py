@@ -5,11 +5,9 @@ boto3 alone. The ratios mean something; the absolute figures are those of one ma
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from business import Business, WrongResult
 from pgbench import PgbenchFailed, find_pgbench
@@ -18,7 +16,7 @@ from relay_place import OutboxPlace
 from relay_plan import CONNECTIONS, plan
 from report import Target, print_figures, print_targets, write_json
 from rich.console import Console
-from rounds import Measurement, Sample, alternate
+from running import add_options, chosen, embedded, kept, measured
 
 DESCRIPTION = """\
 Measure the outbox and its relay:
@@ -176,10 +174,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         try:
             program = "" if options.list else find_pgbench(options.pgbench)
-            url = "" if options.list else options.url or _embedded(stack)
+            url = "" if options.list else options.url or embedded(stack, max_wal_size="4GB")
             business = Business(url)
             bench = Bench(url, program, business, OutboxPlace(url, business), sizes, stack)
-            wanted = [one for one in plan(bench) if options.only is None or re.search(options.only, one.key)]
+            wanted = chosen(plan(bench), options.only)
             if not wanted:
                 errors.print(f"no measurement has a key like {options.only!r}; see --list", markup=False)
                 return 2
@@ -189,16 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
             stack.enter_context(business)
             bench.place.create()
-            total = len(wanted) * options.rounds
-            done = iter(range(1, total + 1))
-
-            def told(number: int, measurement: Measurement, sample: Sample) -> None:
-                line = (
-                    f"[{next(done)}/{total}] round {number}: {measurement.key}: {sample.value:,.1f} {measurement.unit}"
-                )
-                console.print(line, markup=False, highlight=False)
-
-            figures = alternate(wanted, options.rounds, told)
+            figures = measured(console, wanted, options.rounds)
             server = {"version": business.server_version(), "embedded": options.url is None, **business.settings()}
         except (PgbenchFailed, WrongResult) as error:
             errors.print(str(error), markup=False)
@@ -206,16 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for title, rows in tables():
         print_figures(console, title, figures, rows)
     print_targets(console, figures, targets())
-    kept = {name: value for name, value in vars(options).items() if name not in ("url", "json", "pgbench", "list")}
-    write_json(options.json, figures, targets(), kept, server)
+    write_json(options.json, figures, targets(), kept(options), server)
     console.print(f"every figure is in {options.json}")
     return 0
-
-
-def _embedded(stack: ExitStack) -> str:
-    from txbox_workers.embedded import EmbeddedPostgres
-
-    return stack.enter_context(EmbeddedPostgres(settings={"max_wal_size": "4GB"})).url
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -239,21 +221,8 @@ def _parser() -> argparse.ArgumentParser:
         default = getattr(sizes, name)
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=type(default), default=default, help=f"{text} (default: {default:,})")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each is measured (default: 1)")
     parser.add_argument("--quick", action="store_true", help="small sizes, for a first look")
-    parser.add_argument("--only", metavar="REGEX", help="measure only what has a key like this")
-    parser.add_argument("--list", action="store_true", help="print the keys, and measure nothing")
-    parser.add_argument(
-        "--url", help="a database to measure in, as SQLAlchemy writes it (default: one made for the run)"
-    )
-    parser.add_argument("--pgbench", metavar="PROGRAM", help="default: the embedded Postgres's, or the PATH's")
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        type=Path,
-        default=Path("benchmarks/results/relay.json"),
-        help="where every figure goes (default: benchmarks/results/relay.json)",
-    )
+    add_options(parser, "relay", rounds=1)
     return parser
 
 

@@ -21,15 +21,19 @@
 from txbox.dead_letters import DeadLetter, DeadLetters, Reason
 from txbox.errors import (
     BrokerError,
+    EntityMissing,
     InFlight,
     InvalidConfiguration,
     InvalidMessageId,
+    LeaseLost,
+    LedgerError,
     LetterNotFound,
     MalformedMessage,
     MessageTooLarge,
     Mismatch,
     NotInTransaction,
     NotSendable,
+    ResultNotStored,
     RightsMissing,
     SchemaMissing,
     TransactionAborted,
@@ -37,6 +41,7 @@ from txbox.errors import (
     TxboxError,
 )
 from txbox.failures import Failures
+from txbox.idempotency import idempotent
 from txbox.inbox import Inbox, Recorded
 from txbox.message import Identify, Message, identify
 from txbox.outbox import Outbox, Outgoing
@@ -48,12 +53,15 @@ __all__ = [
     "BrokerError",
     "DeadLetter",
     "DeadLetters",
+    "EntityMissing",
     "Failures",
     "Identify",
     "InFlight",
     "Inbox",
     "InvalidConfiguration",
     "InvalidMessageId",
+    "LeaseLost",
+    "LedgerError",
     "LetterNotFound",
     "MalformedMessage",
     "Message",
@@ -66,10 +74,12 @@ __all__ = [
     "Outgoing",
     "Reason",
     "Recorded",
+    "ResultNotStored",
     "RightsMissing",
     "SchemaMissing",
     "TransactionAborted",
     "TransactionEnded",
     "TxboxError",
+    "idempotent",
     "identify",
 ]

@@ -6,8 +6,12 @@
     ├── NotInTransaction     the connection commits every statement by itself
     ├── SchemaMissing        our tables are not in this database
     ├── InvalidMessageId     an id that the inbox cannot keep
-    ├── InFlight             another transaction is processing this message right now
+    ├── InFlight             another transaction, or the owner of a lease, is at this message right now
     ├── Mismatch             the same message id came with another body
+    ├── LeaseLost            a lease ran out, and somebody else has taken it over
+    ├── LedgerError          a ledger's store could not be reached, or refused
+    ├── ResultNotStored      a handler has done its work, and its result cannot be kept
+    ├── EntityMissing        there is no such row or item to update
     ├── MalformedMessage     a body that is not what its envelope promises
     ├── NotSendable          a message that its destination cannot take
     │   └── MessageTooLarge      because of its size
@@ -30,15 +34,19 @@ from typing import Any
 
 __all__ = [
     "BrokerError",
+    "EntityMissing",
     "InFlight",
     "InvalidConfiguration",
     "InvalidMessageId",
+    "LeaseLost",
+    "LedgerError",
     "LetterNotFound",
     "MalformedMessage",
     "MessageTooLarge",
     "Mismatch",
     "NotInTransaction",
     "NotSendable",
+    "ResultNotStored",
     "RightsMissing",
     "SchemaMissing",
     "TransactionAborted",
@@ -89,23 +97,32 @@ class InvalidMessageId(TxboxError):
 
 
 class InFlight(TxboxError):
-    """Another transaction has recorded the same id and has not ended within the bounded wait.
+    """Somebody else is processing the same message right now, and has not ended within the bounded wait.
 
-    The transaction is aborted: roll back, and hand the delivery back to the broker.
+    In a transaction: another one has recorded the id, or advanced the watermark; this one is aborted, so roll back.
+    With a lease: another owner has it. Either way, hand the delivery back to the broker.
 
     Attributes:
         subscriber_id: who was about to process.
         message_ids: the ids of the statement; one of them, at least, is in flight.
+        seconds: how long the other owner's lease may still last at most; None for a transaction, which nobody knows.
     """
 
-    def __init__(self, subscriber_id: str, message_ids: Iterable[str]) -> None:
+    def __init__(self, subscriber_id: str, message_ids: Iterable[str], *, seconds: float | None = None) -> None:
         self.subscriber_id = subscriber_id
         self.message_ids = tuple(message_ids)
+        self.seconds = seconds
         what = self.message_ids[0] if len(self.message_ids) == 1 else f"one of {len(self.message_ids)} messages"
-        super().__init__(
-            f"{what} is being processed by another transaction of subscriber {subscriber_id}; "
-            "roll back and let the broker deliver it again"
-        )
+        if seconds is None:
+            text = (
+                f"by another transaction of subscriber {subscriber_id}; roll back and let the broker deliver it again"
+            )
+        else:
+            text = (
+                f"by another owner of subscriber {subscriber_id}, whose lease lasts {seconds:.1f} s unless it is "
+                "renewed; let the broker deliver it again"
+            )
+        super().__init__(f"{what} is being processed {text}")
 
 
 class Mismatch(TxboxError):
@@ -123,6 +140,68 @@ class Mismatch(TxboxError):
             f"subscriber {subscriber_id} has already processed {', '.join(self.message_ids[:5])} with another body; "
             "two different messages share one id: repair the producer, or choose another id with identify"
         )
+
+
+class LeaseLost(TxboxError):
+    """A lease ran out, and somebody else has taken the message over: this owner's work on it counts for nothing.
+
+    Attributes:
+        subscriber_id: whose ledger.
+        message_id: of which message.
+        fence: the fencing number of the lease that was lost; a newer one has been given out.
+    """
+
+    def __init__(self, subscriber_id: str, message_id: str, fence: int) -> None:
+        self.subscriber_id = subscriber_id
+        self.message_id = message_id
+        self.fence = fence
+        super().__init__(
+            f"the lease {fence} of {message_id} has run out, and subscriber {subscriber_id} has given it to another "
+            "owner, or it was released; stop working on this message"
+        )
+
+
+class LedgerError(TxboxError):
+    """The store of a ledger could not be reached, or refused a call.
+
+    Attributes:
+        permanent: trying again cannot help (no such table, no permission).
+    """
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        self.permanent = permanent
+        super().__init__(message)
+
+
+class ResultNotStored(TxboxError):
+    """A handler has done its work and the message is completed, but its result cannot be kept for repeats.
+
+    Attributes:
+        subscriber_id: whose ledger.
+        message_id: of which message.
+    """
+
+    def __init__(self, subscriber_id: str, message_id: str, why: str) -> None:
+        self.subscriber_id = subscriber_id
+        self.message_id = message_id
+        super().__init__(
+            f"subscriber {subscriber_id} has completed {message_id}, but its result cannot be kept: {why}; "
+            "it will not run again, and repeats get None; return something smaller or simpler, or keep no results"
+        )
+
+
+class EntityMissing(TxboxError):
+    """There is no row or item of that key, so nothing could be updated; it is no duplicate.
+
+    Attributes:
+        entity: the table.
+        key: what was looked for, as text.
+    """
+
+    def __init__(self, entity: str, key: str) -> None:
+        self.entity = entity
+        self.key = key
+        super().__init__(f"{entity} has nothing with the key {key}; create it before messages for it are applied")
 
 
 class MalformedMessage(TxboxError):

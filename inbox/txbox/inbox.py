@@ -25,7 +25,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import InFlight, InvalidConfiguration, Mismatch, SchemaMissing
-from txbox.message import fingerprint, valid_message_id
+from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from txbox.statements import statements, text_array
 from txbox.transactions import ConnectionOrSession, check_table, in_transaction
@@ -73,15 +73,11 @@ class Inbox:
         Raises:
             InvalidConfiguration: an argument cannot work.
         """
-        if not _is_text(subscriber_id, _MAX_SUBSCRIBER_BYTES):
-            raise InvalidConfiguration(
-                f"Inbox.subscriber_id must be 1 to {_MAX_SUBSCRIBER_BYTES} bytes of text, not {subscriber_id!r}"
-            )
         if not 0.001 <= wait_seconds <= _MAX_WAIT_SECONDS:
             raise InvalidConfiguration(
                 f"Inbox.wait_seconds must be from 0.001 to {_MAX_WAIT_SECONDS}, not {wait_seconds!r}"
             )
-        self.subscriber_id = subscriber_id
+        self.subscriber_id = valid_subscriber_id(subscriber_id, "Inbox.subscriber_id")
         self.schema = schema
         self.prefix = prefix
         self.fingerprint = fingerprint
@@ -172,6 +168,23 @@ class Inbox:
         known = {message_id: digest for message_id, digest in digests.items() if message_id not in first}
         return Recorded(first, self._differing(connection, known) if known else frozenset())
 
+    def unrecord(self, connection_or_session: ConnectionOrSession, ids: Iterable[str]) -> int:
+        """Take back what this very transaction has recorded, for messages that it will not apply after all.
+
+        Args:
+            connection_or_session: the transaction.
+            ids: which; those that other transactions have recorded are left alone.
+
+        Returns:
+            How many were taken back.
+
+        Raises:
+            NotInTransaction: the connection is in autocommit mode.
+        """
+        connection = in_transaction(connection_or_session)
+        parameters = (self.subscriber_id, sorted(ids))
+        return connection.exec_driver_sql(self._statements.unrecord, parameters).rowcount
+
     def check(self, connection: Connection) -> None:
         """See that the inbox can be used over this connection, before any message is taken.
 
@@ -211,13 +224,4 @@ class Inbox:
         )
 
 
-def _is_text(value: str, max_bytes: int) -> bool:
-    """Whether Postgres can hold the value as text of 1 to ``max_bytes`` bytes."""
-    try:
-        return 0 < len(value.encode()) <= max_bytes and "\0" not in value
-    except (AttributeError, UnicodeEncodeError):
-        return False
-
-
-_MAX_SUBSCRIBER_BYTES = 200
 _MAX_WAIT_SECONDS = 3600

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from txbox.errors import InvalidMessageId, MalformedMessage
+from txbox.errors import InvalidConfiguration, InvalidMessageId, MalformedMessage
 
 __all__ = [
     "HEADER_CLOUDEVENTS_ID",
@@ -20,11 +20,13 @@ __all__ = [
     "HEADER_MESSAGE_ID",
     "HEADER_SNS_MESSAGE_ID",
     "MAX_MESSAGE_ID_BYTES",
+    "MAX_SUBSCRIBER_BYTES",
     "Identify",
     "Message",
     "fingerprint",
     "identify",
     "valid_message_id",
+    "valid_subscriber_id",
 ]
 
 HEADER_MESSAGE_ID = "message-id"
@@ -40,6 +42,8 @@ HEADER_FIRST_DELIVERY_ID = "first-delivery-id"
 
 MAX_MESSAGE_ID_BYTES = 1_000
 """In UTF-8. A B-tree entry of Postgres holds 2,704 bytes, and the subscriber's name is in it too."""
+
+MAX_SUBSCRIBER_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,24 @@ def valid_message_id(message_id: str) -> str:
     if size > MAX_MESSAGE_ID_BYTES:
         raise InvalidMessageId(message_id, f"has {size} bytes; at most {MAX_MESSAGE_ID_BYTES} are allowed")
     return message_id
+
+
+def valid_subscriber_id(subscriber_id: str, of: str) -> str:
+    """Return the name of a subscriber if it can be one.
+
+    Args:
+        subscriber_id: the name.
+        of: whose argument it is, in words.
+
+    Raises:
+        InvalidConfiguration: it is empty, longer than ``MAX_SUBSCRIBER_BYTES``, or not text for Postgres.
+    """
+    try:
+        if 0 < len(subscriber_id.encode()) <= MAX_SUBSCRIBER_BYTES and "\0" not in subscriber_id:
+            return subscriber_id
+    except (AttributeError, UnicodeEncodeError):
+        pass
+    raise InvalidConfiguration(f"{of} must be 1 to {MAX_SUBSCRIBER_BYTES} bytes of text, not {subscriber_id!r}")
 
 
 def fingerprint(body: bytes | str) -> bytes:

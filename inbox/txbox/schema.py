@@ -43,6 +43,8 @@ TABLE_NAMES = (
     "outbox_message",
     "outbox_sent",
     "outbox_relay",
+    "message_lease",
+    "aggregate_watermark",
 )
 """Every table of txbox, without prefix."""
 
@@ -66,6 +68,8 @@ class Tables:
     outbox_message: Table
     outbox_sent: Table
     outbox_relay: Table
+    message_lease: Table
+    aggregate_watermark: Table
 
 
 @lru_cache(maxsize=64)
@@ -90,6 +94,8 @@ def tables(schema: str | None = None, prefix: str = "") -> Tables:
         outbox_message=_outbox_message(metadata, prefix),
         outbox_sent=_outbox_sent(metadata, prefix),
         outbox_relay=_outbox_relay(metadata, prefix),
+        message_lease=_message_lease(metadata, prefix),
+        aggregate_watermark=_aggregate_watermark(metadata, prefix),
     )
 
 
@@ -303,6 +309,45 @@ def _outbox_relay(metadata: MetaData, prefix: str) -> Table:
             comment="destinations that it cannot send to, and why",
         ),
     )
+
+
+def _message_lease(metadata: MetaData, prefix: str) -> Table:
+    """The leases of messages whose effects no transaction covers: who works on them, and which are completed."""
+    return Table(
+        f"{prefix}message_lease",
+        metadata,
+        Column("subscriber_id", BYTEWISE, primary_key=True),
+        Column("message_id", BYTEWISE, primary_key=True),
+        Column("fence", BigInteger, Identity(always=True), nullable=False, comment="grows with every acquisition"),
+        Column("attempts", Integer, nullable=False, comment="acquisitions"),
+        _number("failures", "attempts that were released: known to have failed"),
+        Column("owner", Text, nullable=False, comment="of the last attempt: its host and process; for people"),
+        Column("fingerprint", LargeBinary, comment="SHA-256 of the payload; null where none was asked for"),
+        Column("acquired_at", DateTime(timezone=True), nullable=False),
+        Column("expires_at", DateTime(timezone=True), comment="of the lease; null: nobody has it"),
+        Column("completed_at", DateTime(timezone=True)),
+        Column("result", LargeBinary, comment="what the handler returned, as it was encoded"),
+        CheckConstraint("failures >= 0 AND failures <= attempts", name=f"{prefix}message_lease_attempts_check"),
+        CheckConstraint("expires_at IS NULL OR completed_at IS NULL", name=f"{prefix}message_lease_state_check"),
+    )
+
+
+def _aggregate_watermark(metadata: MetaData, prefix: str) -> Table:
+    """The watermarks: the highest sequence that each subscriber has seen of each aggregate."""
+    return Table(
+        f"{prefix}aggregate_watermark",
+        metadata,
+        Column("subscriber_id", BYTEWISE, primary_key=True),
+        Column("aggregate_type", BYTEWISE, primary_key=True),
+        Column("aggregate_id", BYTEWISE, primary_key=True),
+        Column("sequence", BigInteger, nullable=False),
+        Column("sequence_before", BigInteger, comment="before the last advance; null: there was none"),
+        _now("advanced_at"),
+    )
+
+
+def _number(name: str, comment: str) -> Column[Any]:
+    return Column(name, Integer, nullable=False, server_default=text("0"), comment=comment)
 
 
 def _count(name: str) -> Column[Any]:

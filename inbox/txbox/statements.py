@@ -69,6 +69,12 @@ SELECT message_id, fingerprint FROM {processed}
 WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"""
         """The fingerprints of ids that were found to be duplicates: (subscriber, ids) → rows."""
 
+        self.unrecord = f"""
+DELETE FROM {processed}
+WHERE subscriber_id = %s AND message_id = ANY(%s::text[]) AND xmin = pg_current_xact_id()::xid"""
+        """Take back what this transaction has recorded: (subscriber, ids). Not what a savepoint of it has: that is a
+        transaction of its own, for Postgres."""
+
         # -- failures ---------------------------------------------------------------------------------------------
 
         self.begin_attempt = f"""

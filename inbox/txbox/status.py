@@ -1,5 +1,6 @@
-"""How things stand in a database: what is processed, what waits to be sent, what is parked."""
+"""How things stand in a database: what is processed, what is in flight, what waits to be sent, what is parked."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -7,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from txbox.lease_status import LeaseStatus, read_lease_status
 from txbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox_status import OutboxStatus, read_outbox_status
 from txbox.statements import statements
@@ -48,12 +50,14 @@ class Status:
         exact: they were counted; otherwise they are the planner's estimate.
         subscribers: one for each that has left a trace, by name.
         outbox: what waits to be sent, by whom, and what holds the database back.
+        leases: what is worked on under leases, and what is done.
     """
 
     inbox_rows: int
     exact: bool
     subscribers: tuple[SubscriberStatus, ...]
     outbox: OutboxStatus = field(default_factory=OutboxStatus)
+    leases: LeaseStatus = field(default_factory=LeaseStatus)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -67,8 +71,8 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         engine: the database.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
-        exact: count the inbox even if it has more than ``EXACT_UP_TO_ROWS`` rows. The outbox is never counted beyond
-            ``txbox.outbox_status.COUNTED_MESSAGES``.
+        exact: count inbox and leases even if they have more than ``EXACT_UP_TO_ROWS`` rows. The outbox is never counted
+            beyond ``txbox.outbox_status.COUNTED_MESSAGES``.
 
     Raises:
         SchemaMissing: the tables do not exist.
@@ -81,7 +85,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         check_table(connection, sql.message_failure)
         check_table(connection, sql.dead_letter)
         rows = int(connection.exec_driver_sql(sql.inbox_estimate, (sql.processed_message,)).scalar_one())
-        exact = exact or rows <= EXACT_UP_TO_ROWS
+        asked, exact = exact, exact or rows <= EXACT_UP_TO_ROWS
         if exact:
             rows = 0
             for subscriber, count, last in connection.exec_driver_sql(sql.inbox_counts):
@@ -101,7 +105,9 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     lines = tuple(SubscriberStatus(name, **{**unknown, **found[name]}) for name in sorted(found))
     # Behind that connection: each of its statements is a transaction of its own, so no snapshot is held for long.
     outbox = read_outbox_status(engine, schema=schema, prefix=prefix, dead_letters=unsent)
-    return Status(rows, exact, lines, outbox)
+    most = math.inf if asked else EXACT_UP_TO_ROWS
+    leases = read_lease_status(engine, schema=schema, prefix=prefix, exact_up_to_rows=most)
+    return Status(rows, exact, lines, outbox, leases)
 
 
 _RELAY = f"{RELAY_SUBSCRIBER}:"

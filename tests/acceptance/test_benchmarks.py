@@ -10,6 +10,9 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 RECORD = ("--rounds", "1", "--seconds", "1", "--only", "record")
+LEDGER = ("--rounds", "1", "--seconds", "1", "--connections", "1", "--only", "pgbench|PostgresLedger|DynamoDB")
+LEDGER_KEYS = {"pgbench conditional UPDATE, 1c", "pgbench our statements, 1c", "PostgresLedger, 1c"}
+LEDGER_KEYS |= {"DynamoDBLedger, 1c"}
 RELAY = (
     *("--quick", "--backlog", "2000", "--messages", "4000", "--window", "1000"),
     *("--only", "publish pgbench(?! with| into).*, 1c|drain .*x1|health, (slowdown|table)"),
@@ -24,6 +27,7 @@ RELAY_KEYS |= {"drain relay keyed x1", "health, slowdown", "health, table"}
     [
         pytest.param("consumer.py", RECORD, {"Inbox.record(connection)", "Inbox.record(session)"}, id="consumer"),
         pytest.param("relay.py", RELAY, RELAY_KEYS, id="relay"),
+        pytest.param("ledger.py", LEDGER, LEDGER_KEYS, id="ledger"),
     ],
 )
 def test_a_benchmark_runs_and_writes_its_figures(

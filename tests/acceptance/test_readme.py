@@ -16,9 +16,12 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
 from support.documents import Block, Terminals, blocks
+from support.leases import acquired
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.backoff import Backoff
+from txbox.ledgers import PostgresLedger
+from txbox.watermark import Advance, advance, advance_many
 from txbox_workers.embedded import LocalAws
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
@@ -156,6 +159,35 @@ def test_the_readmes_example_adds_each_purchase_once(
     with engine.connect() as connection:
         assert connection.execute(text("SELECT cents FROM account")).scalar_one() == 11111
         assert connection.execute(text("SELECT count(*) FROM processed_message")).scalar_one() == 5
+
+
+def test_the_rights_that_are_granted_are_enough_for_leases_and_watermarks(schema_url: str, engine: Engine) -> None:
+    grants = next(block.text for block in blocks(REPOSITORY / "docs" / "operating.md") if "txbox_owner" in block.text)
+    role = f"txbox_owner_{uuid.uuid4().hex[:8]}"
+    with engine.begin() as connection:
+        schema = connection.execute(text("SELECT current_schema()")).scalar_one()
+        connection.exec_driver_sql(grants.replace("txbox_owner", role))
+        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+    limited = create_engine(
+        make_url(schema_url).update_query_dict({"options": f"-csearch_path={schema} -crole={role}"})
+    )
+    try:
+        ledger = PostgresLedger(limited, "mailing")
+        ledger.check()
+        ledger.release(acquired(ledger, "m"))
+        lease = acquired(ledger, "m")
+        ledger.renew(lease)
+        ledger.complete(lease, b"done")
+        with limited.begin() as connection:
+            assert connection.execute(text("SELECT current_user")).scalar_one() == role
+            assert advance(connection, "billing", "account", "ann", 1) is Advance.APPLIED
+            assert advance(connection, "billing", "account", "ann", 3, insist=True) is Advance.GAP
+            assert advance(connection, "billing", "account", "bob", 2, insist=True) is Advance.GAP
+            assert advance_many(connection, "billing", [("account", "ann", 2)]) == [Advance.APPLIED]
+    finally:
+        limited.dispose()
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_the_rights_that_are_granted_are_enough_for_a_worker(schema_url: str, engine: Engine) -> None:

@@ -11,7 +11,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from txbox import DeadLetter, DeadLetters, Inbox, Message, Mismatch, Outcome, Recorded, identify
+from txbox.idempotency import idempotent
 from txbox.instrumentation import Event, Settled
+from txbox.ledgers import Acquisition, Ledger, PostgresLedger
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
 
@@ -44,6 +46,28 @@ def by_worker(engine: Engine) -> None:
     Worker(source, inbox=inbox, engine=engine, batch_handler=batch_handler, transactions="message")
 
 
+def by_lease(engine: Engine, message: Message) -> None:
+    ledger: Ledger = PostgresLedger(engine, "mailing", schema=None)
+
+    @idempotent(ledger=ledger, lease=60, wait=5.0, fingerprint=True)
+    def send_mail(message: Message, greeting: str = "hello") -> str:
+        return greeting + message.text
+
+    @idempotent(ledger=ledger, identify=lambda order, *, to: f"{order}/{to}")
+    async def send_gift(order: int, *, to: str) -> int:
+        return order
+
+    async def give() -> int:
+        return await send_gift(1, to="ann")
+
+    sent: str = send_mail(message, greeting="hi")
+    again: str = idempotent(send_mail, ledger=ledger)(message)
+    acquisition: Acquisition = ledger.acquire(message.id, seconds=5)
+    if acquisition.lease is not None:
+        acquisition.lease.ensure()
+        ledger.complete(acquisition.lease, (sent + again).encode())
+
+
 def by_a_person(letters: DeadLetters) -> None:
     def send(letter: DeadLetter) -> None:
         print(letter.body.decode())
@@ -68,6 +92,8 @@ REFUSED = """
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from txbox import Inbox, Message
+from txbox.idempotency import idempotent
+from txbox.ledgers import Ledger
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
 
@@ -82,7 +108,21 @@ def wrong(engine: Engine, session: Session, inbox: Inbox, message: Message) -> N
     message.body = b"other"  # misc
     message.headers["a"] = "b"  # index
     Worker(MemorySource(), inbox=inbox, engine=engine, handler=print, transactions="both")  # arg-type
-    Worker(MemorySource(), inbox=inbox, engine=engine, handler=lambda message: None)  # arg-type, misc
+    Worker(MemorySource(), inbox=inbox, engine=engine, handler=lambda a, b, c: None)  # arg-type
+
+def wrong_leases(engine: Engine, ledger: Ledger, message: Message) -> None:
+    @idempotent(ledger=ledger)
+    def send(message: Message) -> str:
+        return message.text
+
+    send()  # call-arg
+    send("m-1")  # arg-type
+    count: int = send(message)  # assignment
+    idempotent(send)  # call-overload
+    idempotent(send, ledger=engine)  # call-overload
+    idempotent(send, ledger=ledger, lease="30")  # call-overload
+    ledger.acquire(message)  # arg-type
+    ledger.complete(ledger.acquire("m-1").lease)  # arg-type
 """
 
 

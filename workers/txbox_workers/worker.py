@@ -34,11 +34,13 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
+from txbox.ledgers import LEASE_SECONDS, Ledger
 from txbox.service import Service
 from txbox_workers.delivery import Delivery, Settlement, Source
+from txbox_workers.handler_transactions import BatchHandler, Handler, SessionFactory
 from txbox_workers.heartbeat import Heartbeat
 from txbox_workers.outages import DatabaseUnavailable
-from txbox_workers.processor import BatchHandler, Handler, Processor, SessionFactory
+from txbox_workers.processors import Processing
 
 __all__ = ["Worker"]
 
@@ -62,8 +64,9 @@ class Worker(Service):
         self,
         source: Source,
         *,
-        inbox: Inbox,
-        engine: Engine,
+        inbox: Inbox | None = None,
+        ledger: Ledger | None = None,
+        engine: Engine | None = None,
         handler: Handler | None = None,
         batch_handler: BatchHandler | None = None,
         transactions: Literal["batch", "message"] = "batch",
@@ -71,6 +74,8 @@ class Worker(Service):
         max_attempts: int | None = MAX_ATTEMPTS,
         backoff: Backoff | None = None,
         session_factory: SessionFactory = Session,
+        lease_seconds: float = LEASE_SECONDS,
+        fingerprint: bool = False,
         hooks: Sequence[Hook] = (),
     ) -> None:
         """Put a worker together; nothing is connected before ``start`` or ``run``.
@@ -78,9 +83,13 @@ class Worker(Service):
         Args:
             source: where deliveries come from.
             inbox: what the subscriber has processed; its table is in the engine's database.
-            engine: the database of the inbox and of the handler's effects.
+            ledger: in its place, for a handler whose effects no transaction covers: leases. Beside it, for one that has
+                both kinds: its transactions are recorded in the inbox, and no two workers run it at the same time.
+            engine: the database of the inbox and of the handler's effects. With a ledger alone: where dead letters are
+                kept; without one, they are left to the broker's own redrive policy.
             handler: ``handler(session, message)``, called for each message that comes for the first time. It works in
-                the transaction that records the message, leaves commit and rollback alone, and raises to fail.
+                the transaction that records the message, leaves commit and rollback alone, and raises to fail. With
+                a ledger alone, ``handler(message)``. With a ledger, one that names a parameter ``lease`` is given it.
             batch_handler: ``batch_handler(session, messages)``, in its place: one call for all the first-timers of a
                 batch. Faster by far where the effect is one set-based statement.
             transactions: "batch": one transaction for a batch, and one for each message only when something in it
@@ -90,38 +99,38 @@ class Worker(Service):
                 broker's own redrive policy. With 1 there are no batches: each attempt is counted before it is made.
             backoff: the delay before a failed message is delivered again, by attempt.
             session_factory: makes the handler's session: ``Session``, a subclass, or a ``sessionmaker``.
+            lease_seconds: how long the ledger keeps a message for a worker that has died; while one lives, the lease is
+                renewed.
+            fingerprint: have the ledger refuse an id that comes again with another body.
             hooks: told of every event; the log is told in any case.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
         """
-        if (handler is None) == (batch_handler is None):
-            raise InvalidConfiguration("Worker needs either handler or batch_handler, and not both")
-        if transactions not in ("batch", "message"):
-            raise InvalidConfiguration(f"Worker.transactions must be 'batch' or 'message', not {transactions!r}")
         if threads < 1:
             raise InvalidConfiguration(f"Worker.threads must be at least 1, not {threads!r}")
-        if max_attempts is not None and max_attempts < 1:
-            raise InvalidConfiguration(f"Worker.max_attempts must be at least 1, or None, not {max_attempts!r}")
+        processing = Processing(
+            of="Worker",
+            inbox=inbox,
+            ledger=ledger,
+            engine=engine,
+            handler=handler,
+            batch_handler=batch_handler,
+            transactions=transactions,
+            max_attempts=max_attempts,
+            backoff=backoff or Backoff(),
+            session_factory=session_factory,
+            lease_seconds=lease_seconds,
+            fingerprint=fingerprint,
+        )
         super().__init__()
-        self.inbox = inbox
+        self.subscriber_id = processing.subscriber_id
         self.source = source
         self._threads_wanted = threads
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._heard = bool(hooks)
-        self._processor = Processor(
-            inbox=inbox,
-            engine=engine,
-            handler=handler,
-            batch_handler=batch_handler,
-            session_factory=session_factory,
-            one_transaction_per_message=transactions == "message",
-            max_attempts=max_attempts,
-            backoff=backoff or Backoff(),
-            source_name=source.name,
-            hooks=self._hooks,
-            wants_details=self._wants_details,
-            stopping=self._stopping,
+        self._processor = processing.processor(
+            source_name=source.name, hooks=self._hooks, wants_details=self._wants_details, stopping=self._stopping
         )
         self._heartbeat = Heartbeat(source, self._heartbeat_failed)
         self._polling = 0
@@ -143,7 +152,7 @@ class Worker(Service):
         self._heartbeat.start()
         self._polling = self._threads_wanted
         numbers = range(1, self._threads_wanted + 1)
-        return {f"txbox-{self.inbox.subscriber_id}-{number}": self._work for number in numbers}
+        return {f"txbox-{self.subscriber_id}-{number}": self._work for number in numbers}
 
     def _stopped(self, finished: bool) -> None:
         self._emit(Stopped, drained=finished)
@@ -168,7 +177,7 @@ class Worker(Service):
                 failures = self._poll_once(failures)
             except BaseException:  # noqa: BLE001 - a polling thread that ends silently is the worst outcome
                 failures += 1
-                _log.exception("%s: polling failed in a way that was not foreseen", self.inbox.subscriber_id)
+                _log.exception("%s: polling failed in a way that was not foreseen", self.subscriber_id)
                 self._stopping.wait(OUTAGE_BACKOFF.seconds(failures))
 
     def _poll_once(self, failures: int) -> int:
@@ -211,7 +220,7 @@ class Worker(Service):
         except DatabaseUnavailable as error:
             trouble = error
         except BaseException as error:  # noqa: BLE001 - hand back, say so, and go on
-            _log.exception("%s: processing failed in a way that was not foreseen", self.inbox.subscriber_id)
+            _log.exception("%s: processing failed in a way that was not foreseen", self.subscriber_id)
             trouble = error
         waiting.extend(
             Settlement(delivery, Outcome.IN_FLIGHT, trouble, OUTAGE_BACKOFF.seconds(delivery.receive_count))
@@ -258,9 +267,9 @@ class Worker(Service):
         try:
             yield
         except BrokerError as error:
-            _log.warning("%s could not %s: %s", self.inbox.subscriber_id, what, error)
+            _log.warning("%s could not %s: %s", self.subscriber_id, what, error)
         except Exception:  # noqa: BLE001 - a source is replaceable code, and must not take the thread with it
-            _log.exception("%s could not %s, in a way that was not foreseen", self.inbox.subscriber_id, what)
+            _log.exception("%s could not %s, in a way that was not foreseen", self.subscriber_id, what)
 
     def _await_database(self, trouble: BaseException) -> None:
         """Take nothing more from the broker until the database can be used again."""
@@ -282,7 +291,7 @@ class Worker(Service):
     # --- events ------------------------------------------------------------------------------------------------------
 
     def _emit(self, kind: Callable[..., Event], **attributes: object) -> None:
-        emit(self._hooks, kind(self.inbox.subscriber_id, self.source.name, **attributes))
+        emit(self._hooks, kind(self.subscriber_id, self.source.name, **attributes))
 
     def _wants_details(self) -> bool:
         """Whether anybody hears the events of messages that went well; making them costs 2 to 3 us a message."""

@@ -148,7 +148,10 @@ class PublisherOverdue(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFailed(Event):
-    """The right to work on a delivery could not be prolonged: it may be delivered again while its handler runs."""
+    """The right to work on a delivery could not be prolonged: it may be delivered again while its handler runs.
+
+    Its visibility at the broker; or, as ``why`` says then, the lease of its message.
+    """
 
     message_id: str
     why: str

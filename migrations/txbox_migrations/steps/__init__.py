@@ -9,7 +9,13 @@ from dataclasses import dataclass
 
 from alembic.operations import Operations
 
-from txbox_migrations.steps import step_001_inbox, step_002_dead_letters, step_003_bulk_loads, step_004_outbox
+from txbox_migrations.steps import (
+    step_001_inbox,
+    step_002_dead_letters,
+    step_003_bulk_loads,
+    step_004_outbox,
+    step_005_leases,
+)
 
 __all__ = ["LATEST", "STEPS", "Step"]
 
@@ -30,6 +36,7 @@ STEPS = (
     Step(step_002_dead_letters.upgrade, step_002_dead_letters.downgrade),
     Step(step_003_bulk_loads.upgrade, step_003_bulk_loads.downgrade),
     Step(step_004_outbox.upgrade, step_004_outbox.downgrade),
+    Step(step_005_leases.upgrade, step_005_leases.downgrade),
 )
 """``STEPS[n - 1]`` leads from version n - 1 to version n."""
 

@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import Retried
-from txbox_workers import processor
+from txbox_workers import handler_transactions
 from txbox_workers.memory import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -89,7 +89,7 @@ def test_a_serialization_failure_at_the_commit_is_retried_too(engine: Engine, bu
 def test_a_transaction_that_is_rolled_back_again_and_again_fails_its_message_after_six_runs(
     engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "RETRY_BACKOFF", Backoff(first_seconds=0, longest_seconds=0))
+    monkeypatch.setattr(handler_transactions, "RETRY_BACKOFF", Backoff(first_seconds=0, longest_seconds=0))
     kept, runs = Kept(), []
 
     def handle(session: Session, message: Message) -> None:

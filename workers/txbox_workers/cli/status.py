@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from txbox.lease_status import LeaseStatus, LedgerStatus
 from txbox.outbox_status import DestinationStatus, OutboxStatus, RelayStatus
 from txbox.snapshot_holders import SnapshotHolder
 from txbox.status import SubscriberStatus, read_status
@@ -29,7 +30,7 @@ def status(
     schema: SchemaOption = None,
     prefix: PrefixOption = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Count the inbox even if that reads millions of rows.")
+        bool, typer.Option("--exact", help="Count inbox and leases even if that reads millions of rows.")
     ] = False,
     every: Annotated[bool, typer.Option("--all", help="Also each relay that is gone.")] = False,
     queue_url: Annotated[str | None, typer.Option("--queue", help="Also ask this SQS queue for its backlog.")] = None,
@@ -38,6 +39,9 @@ def status(
     """Show what is processed, what waits, what is parked, and who blocks.
 
     Of the inbox: for each subscriber, what is processed, what waits for another attempt, what is parked.
+
+    Of leases, where there are any: for each subscriber, what is completed, in flight, left behind by an owner that
+    died, and failed.
 
     Of the outbox, where it has been used: for each destination, what waits to be sent, and the relays at work. No more
     than 100,000 messages are looked at; beyond, figures are lower bounds and estimates, and say so.
@@ -64,6 +68,7 @@ def status(
         print_table(headings, [_subscriber(line) for line in found.subscribers])
     rows = f"{found.inbox_rows:,}" if found.exact else f"about {found.inbox_rows:,}"
     typer.echo(f"inbox: {rows} rows" + ("" if found.exact else "; --exact counts them per subscriber"))
+    _print_leases(found.leases)
     _print_outbox(found.outbox, every=every)
     if backlog is not None:
         typer.echo("queue: " + ", ".join(f"{count:,} {what}" for what, count in backlog.items()))
@@ -78,6 +83,19 @@ def _subscriber(line: SubscriberStatus) -> tuple[str, ...]:
         f"{line.retrying:,}",
         dead or "0",
     )
+
+
+def _print_leases(leases: LeaseStatus) -> None:
+    if leases.ledgers:
+        headings = ("ledger", "completed", "in flight", "run out", "failed", "longest")
+        print_table(headings, [_ledger(line) for line in leases.ledgers])
+    if not leases.exact:
+        typer.echo(f"leases: about {leases.rows:,} rows; --exact counts them per subscriber")
+
+
+def _ledger(line: LedgerStatus) -> tuple[str, ...]:
+    counts = (f"{count:,}" for count in (line.completed, line.in_flight, line.run_out, line.failed))
+    return (line.subscriber_id, *counts, "" if line.longest_seconds is None else _span(line.longest_seconds))
 
 
 def _print_outbox(outbox: OutboxStatus, *, every: bool) -> None:

@@ -30,7 +30,7 @@ def worker(
     Exit status 1 if draining took longer than allowed.
     """
     found = load(target)
-    works = f"{found.inbox.subscriber_id} works on {found.source.name}; Ctrl-C drains and stops"
+    works = f"{found.subscriber_id} works on {found.source.name}; Ctrl-C drains and stops"
     with hangup_terminates():
         drained = found.run(stop_seconds, started=lambda: typer.echo(works))
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.counts.items())) or "no deliveries"

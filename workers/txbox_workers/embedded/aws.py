@@ -1,4 +1,4 @@
-"""SQS, SNS, EventBridge and DynamoDB on this machine: moto's server, reached over HTTP as AWS would be."""
+"""SQS, SNS, EventBridge, DynamoDB and Step Functions on this machine: moto's server, over HTTP as AWS would be."""
 
 import signal
 import sys

@@ -6,9 +6,9 @@ a signal ends it. What differs from moto's own server:
 * Connections are kept alive. werkzeug closes each one and then waits 10 ms for more of it.
 * The service behind a request is found once per service and region, not by listing moto's directory and trying
   two hundred patterns for each request.
-* Requests to SQS and DynamoDB run one after another, as moto's state is not made for threads; a long poll gives
-  way to the others while it waits (see `txbox_workers.embedded.queues`). SNS and EventBridge may call other servers:
-  they do not hold that lock, and what they hand on to a queue takes it there.
+* Requests to SQS, DynamoDB and Step Functions run one after another, as moto's state is not made for threads; a long
+  poll gives way to the others while it waits (see `txbox_workers.embedded.queues`). SNS and EventBridge may call other
+  servers: they do not hold that lock, and what they hand on to a queue takes it there.
 * A topic does not keep what it has delivered, and an event arrives whole (see `txbox_workers.embedded.fanout`).
 """
 
@@ -27,7 +27,7 @@ from werkzeug.serving import make_server
 from txbox_workers.embedded import fanout
 from txbox_workers.embedded.queues import LOCK, install
 
-SERIALIZED_SERVICES = frozenset({"sqs", "dynamodb", "dynamodb_v20111205", "dynamodbstreams"})
+SERIALIZED_SERVICES = frozenset({"sqs", "dynamodb", "dynamodb_v20111205", "dynamodbstreams", "stepfunctions"})
 """Services whose requests change shared state and never call another server."""
 
 WRITE_BUFFER_BYTES = 64 * 1024

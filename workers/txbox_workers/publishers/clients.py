@@ -1,6 +1,6 @@
 """boto3's clients as a publisher needs them: quick to give up, as the relay tries again by itself; and its errors.
 
-With ``sqs/client.py``, the only file that imports boto3.
+The only file of the publishers that imports boto3.
 """
 
 import threading

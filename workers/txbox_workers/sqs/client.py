@@ -1,6 +1,7 @@
 """The client of SQS: boto3 as a worker needs it, and its errors in our words.
 
-Only the clients import boto3: this file for those who receive, ``txbox_workers.publishers.clients`` for those who send.
+Only clients import boto3: this file for those who receive, ``txbox_workers.publishers.clients`` for those who send,
+``txbox_workers.step_functions`` and ``txbox.dynamodb`` for what their names say.
 """
 
 import contextlib

@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session
 from txbox import Identify, Inbox, identify
 from txbox.backoff import Backoff
 from txbox.instrumentation import Hook
+from txbox.ledgers import LEASE_SECONDS, Ledger
 from txbox_workers.envelopes import Envelope
-from txbox_workers.processor import BatchHandler, Handler, SessionFactory
+from txbox_workers.handler_transactions import BatchHandler, Handler, SessionFactory
 from txbox_workers.sqs.client import WAIT_SECONDS
 from txbox_workers.sqs.limits import MAX_BATCH
 from txbox_workers.sqs.source import VISIBILITY_SECONDS, SqsSource
@@ -39,8 +40,9 @@ class SqsWorker(Worker):
         self,
         queue_url: str,
         *,
-        inbox: Inbox,
-        engine: Engine,
+        inbox: Inbox | None = None,
+        ledger: Ledger | None = None,
+        engine: Engine | None = None,
         handler: Handler | None = None,
         batch_handler: BatchHandler | None = None,
         identify: Identify = identify,
@@ -53,6 +55,8 @@ class SqsWorker(Worker):
         max_attempts: int | None = MAX_ATTEMPTS,
         backoff: Backoff | None = None,
         session_factory: SessionFactory = Session,
+        lease_seconds: float = LEASE_SECONDS,
+        fingerprint: bool = False,
         hooks: Sequence[Hook] = (),
         client: "SQSClient | None" = None,
     ) -> None:
@@ -61,7 +65,8 @@ class SqsWorker(Worker):
         Args:
             queue_url: the queue's URL; its name ends in .fifo for a FIFO queue.
             inbox: what the subscriber has processed; its table is in the engine's database.
-            engine: the database of the inbox and of the handler's effects.
+            ledger: leases, in place of an inbox or beside it, as for ``Worker``.
+            engine: the database of the inbox and of the handler's effects, as for ``Worker``.
             handler: as for ``Worker``.
             batch_handler: as for ``Worker``.
             identify: chooses a message's id; the default order is that of ``txbox.identify``.
@@ -76,6 +81,8 @@ class SqsWorker(Worker):
                 greater, or this None, which leaves dead letters to the queue.
             backoff: as for ``Worker``.
             session_factory: as for ``Worker``.
+            lease_seconds: as for ``Worker``.
+            fingerprint: as for ``Worker``.
             hooks: as for ``Worker``.
             client: an SQS client of boto3 to use; None makes one from boto3's own settings.
 
@@ -95,6 +102,7 @@ class SqsWorker(Worker):
         super().__init__(
             source,
             inbox=inbox,
+            ledger=ledger,
             engine=engine,
             handler=handler,
             batch_handler=batch_handler,
@@ -103,5 +111,7 @@ class SqsWorker(Worker):
             max_attempts=max_attempts,
             backoff=backoff,
             session_factory=session_factory,
+            lease_seconds=lease_seconds,
+            fingerprint=fingerprint,
             hooks=hooks,
         )

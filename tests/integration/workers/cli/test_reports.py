@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
+from support.leases import acquired
 from support.program import COMMAND, Ended
 from support.program import txbox as run_process
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
+from txbox.ledgers import PostgresLedger
 from txbox_migrations import LATEST
 
 if TYPE_CHECKING:
@@ -62,7 +64,23 @@ def busy(engine: Engine, queue: str) -> int:
 def test_status_of_nothing(txbox: Txbox) -> None:
     assert txbox("status") == Ended(0, "inbox: 0 rows\n", "")
     found = json.loads(txbox("status", "--json").out)
-    assert found == {"inbox_rows": 0, "exact": True, "subscribers": [], "outbox": json.loads(NOTHING_IN_THE_OUTBOX)}
+    leases = {"rows": 0, "exact": True, "ledgers": []}
+    outbox = json.loads(NOTHING_IN_THE_OUTBOX)
+    assert found == {"inbox_rows": 0, "exact": True, "subscribers": [], "outbox": outbox, "leases": leases}
+
+
+def test_status_shows_leases_where_there_are_some(txbox: Txbox, engine: Engine) -> None:
+    ledger = PostgresLedger(engine, "mailing")
+    ledger.complete(acquired(ledger, "a"))
+    acquired(ledger, "b", seconds=600)
+    lines = [line.split() for line in txbox("status").out.splitlines()]
+    assert lines[:2] == [
+        ["inbox:", "0", "rows"],
+        ["ledger", "completed", "in", "flight", "run", "out", "failed", "longest"],
+    ]
+    assert lines[2][:5] == ["mailing", "1", "1", "0", "0"]
+    (found,) = json.loads(txbox("status", "--json").out)["leases"]["ledgers"]
+    assert (found["subscriber_id"], found["completed"], found["in_flight"]) == ("mailing", 1, 1)
 
 
 def test_status_has_a_line_for_each_subscriber(txbox: Txbox, busy: int) -> None:

@@ -1,0 +1,74 @@
+"""Ids that their source gives out in order, so that the highest one says what has been seen.
+
+Numbers are compared as numbers and texts byte by byte, in Postgres, in DynamoDB and in Python alike; the two kinds are
+never compared with each other.
+"""
+
+from decimal import Decimal
+from typing import TypeAlias
+
+from txbox.errors import InvalidConfiguration
+from txbox.message import valid_message_id
+
+__all__ = ["MAX_DIGITS", "EventId", "check_kind", "valid_event_id", "valid_source"]
+
+EventId: TypeAlias = int | str
+"""A number, or a text whose bytes grow, such as a UUID of version 7 or a ULID."""
+
+MAX_DIGITS = 38
+"""Of a number: as many as DynamoDB keeps exactly."""
+
+
+def valid_event_id(event_id: EventId) -> EventId:
+    """Return the id if every store can keep it and compare it.
+
+    Raises:
+        InvalidConfiguration: a number of more than ``MAX_DIGITS`` digits.
+        InvalidMessageId: a text that is empty, too long or no text for Postgres.
+        TypeError: neither a number nor a text.
+    """
+    if isinstance(event_id, str):
+        return valid_message_id(event_id)
+    if not isinstance(event_id, int) or isinstance(event_id, bool):
+        raise TypeError(f"an event id is an int or a str, not {type(event_id).__name__}: {event_id!r}")
+    if abs(event_id) >= 10**MAX_DIGITS:
+        raise InvalidConfiguration(f"event_id must have at most {MAX_DIGITS} digits")
+    return event_id
+
+
+def valid_source(source: str) -> str:
+    """Return the source's name if every store can keep it.
+
+    Raises:
+        InvalidConfiguration: it is empty, too long or no text for Postgres.
+    """
+    if isinstance(source, str) and "\0" not in source:
+        try:
+            if 1 <= len(source.encode()) <= _MAX_SOURCE_BYTES:
+                return source
+        except UnicodeEncodeError:
+            pass
+    raise InvalidConfiguration(f"source must be 1 to {_MAX_SOURCE_BYTES} bytes of text, not {source!r:.100}")
+
+
+def check_kind(source: str, event_id: EventId, highest: object) -> None:
+    """See that an id is of the kind that its source has given out so far.
+
+    Args:
+        source: who gave it out.
+        event_id: the id at hand.
+        highest: the highest one so far.
+
+    Raises:
+        InvalidConfiguration: one is a number and the other is not, so none of them is the higher one.
+    """
+    comparable = str if isinstance(event_id, str) else int | float | Decimal
+    if not isinstance(highest, comparable) or isinstance(highest, bool):
+        raise InvalidConfiguration(
+            f"event_id {event_id!r:.100} cannot be compared with {highest!r:.100}, the highest of source {source} so "
+            "far: give the ids of one source as numbers or as texts, always the same; or give the new kind a source "
+            "of its own"
+        )
+
+
+_MAX_SOURCE_BYTES = 200

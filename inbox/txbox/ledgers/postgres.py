@@ -1,0 +1,190 @@
+"""A ledger in Postgres: a row for each message, and each step one statement that commits by itself.
+
+Whether a lease has run out, the database decides, by its own clock, in the statement that takes the lease over. The
+owner only measures how long ago it asked (see ``txbox.ledgers.lease``). So it does not matter what time the machines of
+the owners think it is.
+
+These statements are no part of anybody's transaction: others have to see a lease before the work begins, and an attempt
+counts even if the work fails. Effects that a transaction covers need no lease: use an inbox.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from txbox.backoff import Backoff
+from txbox.errors import LedgerError, SchemaMissing
+from txbox.lease_statements import lease_statements
+from txbox.ledgers.lease import (
+    LEASE_SECONDS,
+    Acquisition,
+    Lease,
+    LeaseState,
+    Record,
+    elapsed,
+    judged,
+    owner,
+    valid_lease_seconds,
+)
+from txbox.message import valid_message_id, valid_subscriber_id
+from txbox.sqlstates import UNDEFINED_TABLE, is_outage, is_retryable, sqlstate
+
+__all__ = ["PostgresLedger"]
+
+STATEMENT_RUNS = 6
+"""How often a statement is run that Postgres gave up for the sake of another, before that counts as an error."""
+
+STATEMENT_BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
+"""Between those runs. They are few: a server whose default is REPEATABLE READ or higher makes them necessary."""
+
+
+class PostgresLedger:
+    """The leases of one subscriber's messages, in the table ``message_lease``. Implements ``Ledger``."""
+
+    def __init__(self, engine: Engine, subscriber_id: str, *, schema: str | None = None, prefix: str = "") -> None:
+        """Name the subscriber and the place of the table; nothing is connected.
+
+        Args:
+            engine: the database; each step takes one of its connections for one round trip.
+            subscriber_id: the consumer's name; each subscriber processes a message once.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        self._subscriber_id = valid_subscriber_id(subscriber_id, "PostgresLedger.subscriber_id")
+        self.schema = schema
+        self.prefix = prefix
+        self._engine = engine
+        self._statements = lease_statements(schema, prefix)
+
+    def __repr__(self) -> str:
+        return f"PostgresLedger({self._subscriber_id!r})"
+
+    @property
+    def subscriber_id(self) -> str:
+        """The consumer's name."""
+        return self._subscriber_id
+
+    def check(self) -> None:
+        """See that a lease could be acquired, by acquiring one and rolling back; see ``Ledger``."""
+        parameters = self._asking(f"check {uuid.uuid4()}", LEASE_SECONDS, None)
+        with self._translated(), self._engine.connect() as connection:
+            connection.execution_options(isolation_level="READ COMMITTED")
+            connection.exec_driver_sql(self._statements.acquire, parameters)
+            connection.rollback()
+
+    def acquire(
+        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+    ) -> Acquisition:
+        """Ask for the lease of a message; see ``Ledger``. One round trip."""
+        parameters = self._asking(valid_message_id(message_id), valid_lease_seconds(seconds, "the lease"), fingerprint)
+        for run in range(1, STATEMENT_RUNS + 1):
+            asked_at = elapsed()
+            _, row = self._run(self._statements.acquire, parameters)
+            if row is not None and row[0] is not None:
+                fence, attempts, failures = row[:3]
+                lease = Lease(
+                    self._subscriber_id,
+                    message_id,
+                    fence=fence,
+                    attempt=attempts,
+                    unknown_attempts=attempts - 1 - failures,
+                    seconds=seconds,
+                    asked_at=asked_at,
+                )
+                return Acquisition(LeaseState.ACQUIRED, lease)
+            if row is not None and (acquisition := judged(_record(row), self._subscriber_id, message_id, fingerprint)):
+                return acquisition
+            # The snapshot was older than what the statement ran into; seldom, and hardly ever twice.
+            time.sleep(STATEMENT_BACKOFF.seconds(run))
+        return Acquisition(LeaseState.IN_FLIGHT)
+
+    def renew(self, lease: Lease, *, seconds: float | None = None) -> None:
+        """Have a lease last from now on; see ``Ledger``. One round trip."""
+        seconds = valid_lease_seconds(lease.seconds if seconds is None else seconds, "the lease")
+        asked_at = elapsed()
+        self._settle(self._statements.renew, lease, seconds=seconds)
+        lease.renewed(seconds, asked_at)
+
+    def complete(self, lease: Lease, result: bytes | None = None) -> None:
+        """Say that the work is done, for good; see ``Ledger``. One round trip."""
+        self._settle(self._statements.complete, lease, result=result)
+        lease.given_up()
+
+    def release(self, lease: Lease, *, forget_attempts: bool = False) -> None:
+        """Say that the attempt has failed; see ``Ledger``. One round trip."""
+        self._settle(self._statements.release, lease, forget=forget_attempts)
+        lease.given_up()
+
+    def _settle(self, statement: str, lease: Lease, **parameters: object) -> None:
+        updated, _ = self._run(statement, {**self._key(lease.message_id), "fence": lease.fence, **parameters})
+        if not updated:
+            raise lease.was_lost()
+
+    def _asking(self, message_id: str, seconds: float, fingerprint: bytes | None) -> dict[str, Any]:
+        return {**self._key(message_id), "owner": owner(), "fingerprint": fingerprint, "seconds": seconds}
+
+    def _key(self, message_id: str) -> dict[str, Any]:
+        return {"subscriber": self._subscriber_id, "message": message_id}
+
+    def _run(self, statement: str, parameters: Mapping[str, Any]) -> tuple[int, Any]:
+        """Run a statement in a transaction of its own; return how many rows it changed or found, and the first.
+
+        It is run again when Postgres gave it up, and once more, over another connection, when the connection is gone:
+        one that lay in the pool for long often is. If that was after the statement had committed, then the second run
+        of a renewal, completion or release changes nothing, and that of an acquisition finds the message in flight:
+        until the lease has run out, which nobody knows of.
+        """
+        failures = lost = 0
+        with self._translated():
+            while True:
+                try:
+                    with self._engine.connect() as connection:
+                        # On the connection: an engine's own level would win over one that is set on the engine.
+                        connection.execution_options(isolation_level="AUTOCOMMIT")
+                        result = connection.exec_driver_sql(statement, dict(parameters))
+                        return result.rowcount, result.fetchone() if result.returns_rows else None
+                except DBAPIError as error:
+                    failures += 1
+                    lost += error.connection_invalidated
+                    if not (lost == 1 == failures) and not (is_retryable(error) and failures < STATEMENT_RUNS):
+                        raise
+                time.sleep(STATEMENT_BACKOFF.seconds(failures))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            if sqlstate(error) == UNDEFINED_TABLE:
+                raise SchemaMissing(self._statements.message_lease) from error
+            permanent = not is_outage(error) and (sqlstate(error) or "").startswith(_PERMANENT)
+            raise LedgerError(f"the ledger's database failed: {_said(error)}", permanent=permanent) from error
+
+
+def _record(row: Any) -> Record:
+    _, _, _, completed, seconds_left, result, fingerprint = row
+    return Record(
+        completed=completed,
+        seconds_left=seconds_left,
+        result=None if result is None else bytes(result),
+        fingerprint=None if fingerprint is None else bytes(fingerprint),
+    )
+
+
+def _said(error: SQLAlchemyError) -> str:
+    """Return what was said, without the statement and its values."""
+    orig = error.orig if isinstance(error, DBAPIError) else error
+    return " ".join(str(orig).split())
+
+
+_PERMANENT = ("0A", "22", "23", "28", "3D", "3F", "42")
+"""Classes of errors that do not pass: no such column, no permission, no such database. A full disk, a lock that is held
+and a server that is no primary any more may."""

@@ -1,0 +1,32 @@
+"""Both ledgers: a test that takes ``store`` or ``ledger`` is run with each."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+
+from support.leases import Store, dynamodb_store, postgres_store
+from txbox.ledgers import Ledger
+from txbox_workers.embedded import LocalAws
+
+
+@pytest.fixture(scope="session")
+def dynamodb(aws: LocalAws) -> Iterator[Any]:
+    """A client of the local DynamoDB."""
+    client = boto3.client("dynamodb")
+    yield client
+    client.close()
+
+
+@pytest.fixture(params=["postgres", "dynamodb"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """Each store in turn."""
+    if request.param == "postgres":
+        return postgres_store(request.getfixturevalue("engine"), request.getfixturevalue("schema_url"))
+    return dynamodb_store(request.getfixturevalue("dynamodb"))
+
+
+@pytest.fixture
+def ledger(store: Store) -> Ledger:
+    return store.ledger()

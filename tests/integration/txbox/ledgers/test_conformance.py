@@ -1,0 +1,238 @@
+"""What every ledger does, one suite for all of them."""
+
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from support.leases import Store, acquired
+from txbox import InvalidConfiguration, InvalidMessageId, LeaseLost, Mismatch
+from txbox.ledgers import LeaseState, Ledger
+
+LONG = 600.0
+ODD_IDS = ["a", "with blanks and 'quotes' \"%s\"", "größe/ünïcode/☃", "x" * 1_000, "#:?&=+", "🦆" * 250]
+
+
+def test_the_first_one_has_it_and_the_next_one_has_to_wait(ledger: Ledger) -> None:
+    lease = acquired(ledger, "m", seconds=LONG)
+    assert (lease.subscriber_id, lease.message_id, lease.attempt, lease.unknown_attempts) == ("mailing", "m", 1, 0)
+    assert LONG - 30 < lease.seconds_left <= LONG == lease.seconds
+    again = ledger.acquire("m")
+    assert (again.state, again.lease, again.result) == (LeaseState.IN_FLIGHT, None, None)
+    assert LONG - 30 < again.seconds < LONG + 10
+
+
+@pytest.mark.parametrize("result", [None, b"", b"null", bytes(range(256))])
+def test_what_is_completed_stays_completed_with_its_result(store: Store, result: bytes | None) -> None:
+    ledger = store.ledger()
+    ledger.complete(acquired(ledger, "m"), result)
+    store.expire("m")
+    for other in (ledger, store.ledger()):
+        again = other.acquire("m")
+        assert (again.state, again.result, again.lease) == (LeaseState.COMPLETED, result, None)
+
+
+def test_what_is_released_is_free_at_once_and_the_attempt_is_known_to_have_failed(ledger: Ledger) -> None:
+    first = acquired(ledger, "m", seconds=LONG)
+    ledger.release(first)
+    second = acquired(ledger, "m", seconds=LONG)
+    assert (second.attempt, second.unknown_attempts) == (2, 0)
+    assert second.fence > first.fence
+
+
+def test_a_lease_that_ran_out_is_taken_over_and_the_late_owner_can_do_nothing(store: Store) -> None:
+    late, ledger = store.ledger(), store.ledger()
+    lost = acquired(late, "m", seconds=LONG)
+    store.expire("m")
+    lease = acquired(ledger, "m", seconds=LONG)
+    assert (lease.attempt, lease.unknown_attempts) == (2, 1), "nobody knows how the first attempt ended"
+    assert lease.fence > lost.fence
+    for settle in (late.renew, late.complete, late.release):
+        with pytest.raises(LeaseLost) as caught:
+            settle(lost)
+        assert (caught.value.message_id, caught.value.fence) == ("m", lost.fence)
+    assert lost.lost
+    assert lost.seconds_left == 0
+    with pytest.raises(LeaseLost):
+        lost.ensure()
+    lease.ensure()
+    assert ledger.acquire("m").state is LeaseState.IN_FLIGHT
+    ledger.complete(lease, b"mine")
+    with pytest.raises(LeaseLost):
+        late.complete(lost, b"the late one's")
+    assert ledger.acquire("m").result == b"mine"
+
+
+def test_a_lease_that_ran_out_and_that_nobody_took_over_can_still_be_completed(store: Store) -> None:
+    ledger = store.ledger()
+    lease = acquired(ledger, "m")
+    store.expire("m")
+    ledger.complete(lease, b"late, and in time")
+    assert ledger.acquire("m").result == b"late, and in time"
+
+
+def test_a_renewal_keeps_others_out(store: Store) -> None:
+    ledger = store.ledger()
+    lease = acquired(ledger, "m", seconds=LONG)
+    store.expire("m")
+    ledger.renew(lease)
+    assert store.ledger().acquire("m").state is LeaseState.IN_FLIGHT
+    ledger.renew(lease, seconds=2 * LONG)
+    assert lease.seconds == 2 * LONG
+    assert lease.seconds_left > LONG
+    assert ledger.acquire("m").seconds > LONG + 60
+    ledger.renew(lease, seconds=60)
+    assert ledger.acquire("m").seconds < 70, "a renewal may also be shorter"
+    assert lease.seconds_left <= 60
+
+
+def test_the_same_owner_may_say_the_same_twice_as_answers_get_lost(ledger: Ledger) -> None:
+    failed = acquired(ledger, "m")
+    ledger.release(failed)
+    ledger.release(failed)
+    lease = acquired(ledger, "m")
+    assert (lease.attempt, lease.unknown_attempts) == (2, 0), "one failure, released twice"
+    ledger.complete(lease, b"first")
+    ledger.complete(lease, b"second")
+    assert ledger.acquire("m").result == b"first"
+
+
+def test_nothing_leads_out_of_completed(ledger: Ledger) -> None:
+    lease = acquired(ledger, "m")
+    ledger.complete(lease)
+    for settle in (ledger.renew, ledger.release):
+        with pytest.raises(LeaseLost):
+            settle(lease)
+    assert ledger.acquire("m").state is LeaseState.COMPLETED
+
+
+@pytest.mark.parametrize("end", ["complete", "release"])
+def test_who_has_given_a_lease_up_has_it_no_more(ledger: Ledger, end: str) -> None:
+    lease = acquired(ledger, "m", seconds=LONG)
+    getattr(ledger, end)(lease)
+    assert lease.seconds_left == 0
+    with pytest.raises(LeaseLost):
+        lease.ensure()
+
+
+def test_a_released_lease_is_no_lease(ledger: Ledger) -> None:
+    lease = acquired(ledger, "m")
+    ledger.release(lease)
+    for settle in (ledger.renew, ledger.complete):
+        with pytest.raises(LeaseLost):
+            settle(lease)
+    assert acquired(ledger, "m").attempt == 2
+
+
+def test_forgotten_attempts_begin_anew(store: Store) -> None:
+    ledger = store.ledger()
+    fences = [acquired(ledger, "m").fence]
+    store.expire("m")
+    lease = acquired(ledger, "m")
+    ledger.release(lease, forget_attempts=True)
+    ledger.release(lease, forget_attempts=True)
+    again = acquired(ledger, "m")
+    assert (again.attempt, again.unknown_attempts) == (1, 0)
+    assert [*fences, lease.fence, again.fence] == sorted({*fences, lease.fence, again.fence})
+
+
+@pytest.mark.parametrize("state", ["in flight", "completed", "free"])
+def test_another_payload_under_the_same_id_is_refused(store: Store, state: str) -> None:
+    ledger = store.ledger()
+    lease = acquired(ledger, "m", fingerprint=b"one")
+    match state:
+        case "completed":
+            ledger.complete(lease)
+        case "free":
+            ledger.release(lease)
+    for _ in range(2):
+        with pytest.raises(Mismatch):
+            ledger.acquire("m", fingerprint=b"other")
+    expected = {"in flight": LeaseState.IN_FLIGHT, "completed": LeaseState.COMPLETED, "free": LeaseState.ACQUIRED}
+    assert ledger.acquire("m", fingerprint=b"one").state is expected[state]
+
+
+def test_who_asks_for_no_fingerprint_compares_none_and_changes_none(ledger: Ledger) -> None:
+    ledger.release(acquired(ledger, "m", fingerprint=b"one"))
+    ledger.release(acquired(ledger, "m"))
+    with pytest.raises(Mismatch):
+        ledger.acquire("m", fingerprint=b"other")
+    ledger.release(acquired(ledger, "n"))
+    ledger.release(acquired(ledger, "n", fingerprint=b"one"))
+    with pytest.raises(Mismatch):
+        ledger.acquire("n", fingerprint=b"other")
+
+
+def test_each_subscriber_has_leases_of_its_own(store: Store) -> None:
+    mailing, gifts = store.ledger("mailing"), store.ledger("gifts")
+    ours, theirs = acquired(mailing, "m"), acquired(gifts, "m")
+    mailing.complete(ours, b"mail")
+    assert gifts.acquire("m").state is LeaseState.IN_FLIGHT
+    gifts.release(theirs)
+    assert acquired(gifts, "m").attempt == 2
+    assert mailing.acquire("m").result == b"mail"
+
+
+@pytest.mark.parametrize("message_id", ODD_IDS, ids=range(len(ODD_IDS)))
+def test_any_id_that_the_inbox_can_keep_is_an_id_here(ledger: Ledger, message_id: str) -> None:
+    lease = acquired(ledger, message_id)
+    ledger.renew(lease)
+    ledger.complete(lease, b"done")
+    assert ledger.acquire(message_id).result == b"done"
+
+
+@pytest.mark.parametrize("message_id", ["", "a\0b", "x" * 1_001, "\ud800"])
+def test_any_other_is_refused(ledger: Ledger, message_id: str) -> None:
+    with pytest.raises(InvalidMessageId):
+        ledger.acquire(message_id)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 8 * 24 * 3600])
+def test_a_lease_has_a_length(ledger: Ledger, seconds: float) -> None:
+    with pytest.raises(InvalidConfiguration):
+        ledger.acquire("m", seconds=seconds)
+    lease = acquired(ledger, "m")
+    with pytest.raises(InvalidConfiguration):
+        ledger.renew(lease, seconds=seconds)
+
+
+def test_a_ledger_that_can_be_used_says_nothing(ledger: Ledger) -> None:
+    ledger.check()
+
+
+@pytest.mark.parametrize("rounds", [20, pytest.param(1_000, marks=[pytest.mark.slow, pytest.mark.timeout(1_800)])])
+def test_of_32_who_ask_at_once_exactly_one_has_it(store: Store, rounds: int) -> None:
+    ledgers = [store.ledger() for _ in range(32)]
+    gate = threading.Barrier(len(ledgers))
+
+    def ask(ledger: Ledger, message_id: str) -> LeaseState:
+        gate.wait()
+        return ledger.acquire(message_id, seconds=LONG).state
+
+    with ThreadPoolExecutor(len(ledgers)) as pool:
+        for _ in range(rounds):
+            message_id = str(uuid.uuid4())
+            states = list(pool.map(ask, ledgers, [message_id] * len(ledgers)))
+            assert sorted(states) == [LeaseState.ACQUIRED] + [LeaseState.IN_FLIGHT] * 31
+
+
+@pytest.mark.parametrize("before", ["expired", "released"])
+def test_of_16_who_find_it_free_again_exactly_one_takes_it_over(store: Store, before: str) -> None:
+    ledgers = [store.ledger() for _ in range(16)]
+    gate = threading.Barrier(len(ledgers))
+
+    def ask(ledger: Ledger, message_id: str) -> LeaseState:
+        gate.wait()
+        return ledger.acquire(message_id, seconds=LONG).state
+
+    with ThreadPoolExecutor(len(ledgers)) as pool:
+        for number in range(10):
+            lease = acquired(ledgers[0], f"m-{number}", seconds=LONG)
+            if before == "expired":
+                store.expire(f"m-{number}")
+            else:
+                ledgers[0].release(lease)
+            states = list(pool.map(ask, ledgers, [f"m-{number}"] * len(ledgers)))
+            assert states.count(LeaseState.ACQUIRED) == 1
+            assert states.count(LeaseState.IN_FLIGHT) == 15

@@ -1,0 +1,390 @@
+"""A ledger in DynamoDB: what is in its items, and that no clock counts but the store's."""
+
+import json
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.config import Config
+
+from support.leases import Store, acquired, dynamodb_store
+from txbox import InvalidConfiguration, LeaseLost, LedgerError, Mismatch, ResultNotStored
+from txbox.dynamodb import plain, typed
+from txbox.ledgers import LeaseState
+from txbox.ledgers.dynamodb import MAX_RESULT_BYTES, RETENTION_SECONDS, DynamoDBLedger
+from txbox_workers.embedded import LocalAws
+
+DAY = 24 * 60 * 60
+
+
+@pytest.fixture
+def store(dynamodb: Any) -> Store:
+    return dynamodb_store(dynamodb)
+
+
+@pytest.fixture
+def table(store: Store) -> str:
+    return store.arguments["table"]
+
+
+@pytest.fixture
+def item(dynamodb: Any, table: str) -> Callable[..., dict[str, Any]]:
+    """What is in the item of a message: item("m1")."""
+
+    def get(message_id: str) -> dict[str, Any]:
+        key = {"message_id": typed(message_id), "subscriber_id": typed("mailing")}
+        return plain(dynamodb.get_item(TableName=table, Key=key, ConsistentRead=True).get("Item", {}))
+
+    return get
+
+
+@pytest.fixture
+def put(dynamodb: Any, table: str) -> Callable[..., None]:
+    """Change the item of a message behind the ledger's back: put("m1", expires_at=1)."""
+
+    def update(message_id: str, **values: Any) -> None:
+        dynamodb.update_item(
+            TableName=table,
+            Key={"message_id": typed(message_id), "subscriber_id": typed("mailing")},
+            UpdateExpression="SET " + ", ".join(f"#{name} = :{name}" for name in values),
+            ExpressionAttributeNames={f"#{name}": name for name in values},
+            ExpressionAttributeValues={f":{name}": typed(value) for name, value in values.items()},
+        )
+
+    return update
+
+
+class Dates:
+    """A client whose answers bear other times: those of a store whose clock is off by ``shift`` seconds."""
+
+    def __init__(self, aws: LocalAws) -> None:
+        self.client: Any = boto3.client("dynamodb", endpoint_url=aws.endpoint_url)
+        self.shift = 0
+        self.header: str | None = None
+        self.client.meta.events.register("after-call.dynamodb.*", self._change)
+
+    def _change(self, parsed: dict[str, Any], **_: Any) -> None:
+        headers = parsed["ResponseMetadata"]["HTTPHeaders"]
+        if self.header is not None:
+            headers["date"] = self.header
+        elif self.shift:
+            shifted = time.time() + self.shift
+            headers["date"] = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(shifted))
+
+
+@pytest.fixture
+def dates(aws: LocalAws) -> Iterator[Dates]:
+    dates = Dates(aws)
+    yield dates
+    dates.client.close()
+
+
+def milliseconds() -> int:
+    """The time: this machine is the store's too."""
+    return time.time_ns() // 1_000_000
+
+
+# --- items -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_item_says_who_works_until_when_in_the_stores_time(store: Store, item: Callable[..., Any]) -> None:
+    before = milliseconds()
+    lease = acquired(store.ledger(), "m1", seconds=20, fingerprint=b"f" * 32)
+    found = item("m1")
+    assert found["fence"] == lease.fence
+    assert (found["attempts"], found["failures"], found["fingerprint"]) == (1, 0, b"f" * 32)
+    assert str(found["owner"])
+    assert before + 20_000 <= found["expires_at"] <= milliseconds() + 22_000
+    assert "completed_at" not in found
+
+
+def test_a_renewal_begins_when_it_is_asked_for(store: Store, item: Callable[..., Any]) -> None:
+    ledger = store.ledger()
+    lease = acquired(ledger, "m1", seconds=20)
+    before = milliseconds()
+    ledger.renew(lease, seconds=50)
+    assert before + 50_000 <= item("m1")["expires_at"] <= milliseconds() + 52_000
+    assert 49 < lease.seconds_left <= 50
+    ledger.renew(lease, seconds=5)
+    assert item("m1")["expires_at"] <= milliseconds() + 7_000
+    assert lease.seconds_left <= 5
+
+
+@pytest.mark.parametrize("end", ["complete", "release", "neither"])
+def test_an_item_is_removed_some_days_after_its_last_step(store: Store, item: Callable[..., Any], end: str) -> None:
+    ledger = store.ledger()
+    lease = acquired(ledger, "m1", seconds=DAY)
+    if end != "neither":
+        getattr(ledger, end)(lease)
+    expected = time.time() + RETENTION_SECONDS + (DAY if end == "neither" else 0)
+    assert expected - 5 <= item("m1")["remove_at"] <= expected + 5
+
+
+def test_the_retention_is_of_choice(dynamodb: Any, table: str, item: Callable[..., Any]) -> None:
+    ledger = DynamoDBLedger("mailing", table=table, client=dynamodb, retention_seconds=60)
+    ledger.complete(acquired(ledger, "m1"))
+    assert abs(item("m1")["remove_at"] - time.time() - 60) < 5
+
+
+def test_what_should_have_been_removed_and_is_still_there_counts(store: Store, put: Callable[..., None]) -> None:
+    ledger = store.ledger()
+    ledger.complete(acquired(ledger, "m1"), b"sent")
+    put("m1", remove_at=1)
+    assert store.ledger().acquire("m1").result == b"sent"
+
+
+def test_the_fence_grows_even_if_the_item_was_removed_meanwhile(dynamodb: Any, store: Store, table: str) -> None:
+    ledger = store.ledger()
+    first = acquired(ledger, "m1")
+    dynamodb.delete_item(TableName=table, Key={"message_id": typed("m1"), "subscriber_id": typed("mailing")})
+    with pytest.raises(LeaseLost):
+        ledger.renew(first)
+    assert acquired(ledger, "m1").fence > first.fence
+    with pytest.raises(LeaseLost):
+        ledger.complete(first)
+
+
+def test_a_completed_message_is_told_by_a_read_to_who_asks_first(dynamodb: Any, aws: LocalAws, store: Store) -> None:
+    ledger = store.ledger()
+    ledger.complete(acquired(ledger, "m1"), b"sent")
+    client: Any = boto3.client("dynamodb", endpoint_url=aws.endpoint_url)
+    calls: list[str] = []
+    reads: list[bool] = []
+    client.meta.events.register("before-call.dynamodb.*", lambda model, **_: calls.append(model.name))
+    client.meta.events.register(
+        "provide-client-params.dynamodb.GetItem", lambda params, **_: reads.append(params["ConsistentRead"])
+    )
+    fresh = DynamoDBLedger("mailing", table=store.arguments["table"], client=client)
+    assert fresh.acquire("m1").result == b"sent"
+    assert calls == ["GetItem"]
+    assert reads == [True]
+    assert fresh.acquire("m2").state is LeaseState.ACQUIRED
+    assert calls == ["GetItem", "UpdateItem"]
+    client.close()
+
+
+@pytest.mark.parametrize("size", [MAX_RESULT_BYTES + 1, 2_000_000])
+def test_a_result_that_no_item_holds_is_not_kept_and_the_message_is_completed(store: Store, size: int) -> None:
+    ledger = store.ledger()
+    lease = acquired(ledger, "m1")
+    with pytest.raises(ResultNotStored, match=f"holds at most {MAX_RESULT_BYTES:,} bytes .* it has {size:,}"):
+        ledger.complete(lease, b"x" * size)
+    again = ledger.acquire("m1")
+    assert (again.state, again.result) == (LeaseState.COMPLETED, None)
+
+
+def test_a_result_that_dynamodb_itself_finds_too_large_is_not_kept_either(store: Store) -> None:
+    """moto counts what base64 makes of it; DynamoDB may one day count otherwise too."""
+    ledger = store.ledger()
+    with pytest.raises(ResultNotStored):
+        ledger.complete(acquired(ledger, "m1"), b"x" * (MAX_RESULT_BYTES - 1))
+    assert ledger.acquire("m1").state is LeaseState.COMPLETED
+
+
+def test_a_large_result_is_kept(store: Store) -> None:
+    ledger = store.ledger()
+    ledger.complete(acquired(ledger, "m1"), b"x" * 200_000)
+    assert ledger.acquire("m1").result == b"x" * 200_000
+
+
+def test_the_first_answer_may_be_that_the_payload_differs(store: Store) -> None:
+    acquired(store.ledger(), "m1", fingerprint=b"a" * 32)
+    with pytest.raises(Mismatch):
+        store.ledger().acquire("m1", fingerprint=b"b" * 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"subscriber_id": ""}, "DynamoDBLedger.subscriber_id must be"),
+        ({"table": ""}, "DynamoDBLedger.table must be"),
+        ({"retention_seconds": 59}, "DynamoDBLedger.retention_seconds must be from 60"),
+        ({"retention_seconds": float("nan")}, "DynamoDBLedger.retention_seconds must be from 60"),
+    ],
+)
+def test_an_argument_that_cannot_work_is_named(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=text):
+        DynamoDBLedger(**{"subscriber_id": "mailing", **arguments})
+
+
+# --- the clock -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_not_taken_over_within_the_skew_of_the_hosts_clocks(store: Store, put: Callable[..., None]) -> None:
+    acquired(store.ledger(), "m1")
+    other = store.ledger()
+    put("m1", expires_at=milliseconds() - 500)
+    refused = other.acquire("m1")
+    assert refused.state is LeaseState.IN_FLIGHT
+    assert 0 < refused.seconds <= 2.5
+    put("m1", expires_at=milliseconds() - 4_000)
+    assert other.acquire("m1").state is LeaseState.ACQUIRED
+
+
+def test_who_is_refused_learns_how_long_at_most(store: Store) -> None:
+    acquired(store.ledger(), "m1", seconds=20)
+    assert 20 <= store.ledger().acquire("m1").seconds <= 24
+
+
+def test_a_host_whose_clock_is_ahead_within_the_skew_changes_nothing(
+    store: Store, table: str, dates: Dates, put: Callable[..., None]
+) -> None:
+    acquired(store.ledger(), "m1")
+    dates.shift = 1
+    ahead = DynamoDBLedger("mailing", table=table, client=dates.client)
+    for _ in range(20):
+        put("m1", expires_at=milliseconds() + 200)
+        assert ahead.acquire("m1").state is LeaseState.IN_FLIGHT
+
+
+def test_a_machine_that_was_suspended_writes_its_lease_anew(
+    store: Store, table: str, dates: Dates, item: Callable[..., Any]
+) -> None:
+    """Its interval clock stood still for an hour: to it, the store's clock jumps."""
+    dates.shift = -3_600
+    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
+    suspended.check()
+    dates.shift = 0
+    before = milliseconds()
+    lease = acquired(suspended, "m1", seconds=20)
+    assert before + 20_000 <= item("m1")["expires_at"] <= milliseconds() + 22_000
+    assert store.ledger().acquire("m1").state is LeaseState.IN_FLIGHT
+    suspended.complete(lease)
+
+
+def test_a_machine_that_was_suspended_renews_for_as_long_as_it_says(
+    store: Store, table: str, dates: Dates, item: Callable[..., Any]
+) -> None:
+    dates.shift = -3_600
+    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
+    lease = acquired(suspended, "m1", seconds=20)
+    dates.shift = 0
+    before = milliseconds()
+    suspended.renew(lease)
+    assert before + 20_000 <= item("m1")["expires_at"] <= milliseconds() + 22_000
+
+
+def test_a_lease_that_was_written_too_short_and_was_taken_over_is_not_given_out(
+    store: Store, table: str, dates: Dates
+) -> None:
+    """In the moment between its answer and its being written anew, somebody else takes it."""
+    dates.shift = -3_600
+    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
+    suspended.check()
+    dates.shift = 0
+    other = store.ledger()
+    other.check()
+    taken: list[Any] = []
+
+    def take(**_: Any) -> None:
+        if not taken:
+            taken.append(None)
+            taken.append(other.acquire("m1"))
+
+    dates.client.meta.events.register("after-call.dynamodb.UpdateItem", take)
+    refused = suspended.acquire("m1", seconds=20)
+    assert refused.state is LeaseState.IN_FLIGHT
+    assert taken[1].state is LeaseState.ACQUIRED
+    other.complete(taken[1].lease)
+
+
+@pytest.mark.parametrize("moment", ["before it is sent", "after it is sent"])
+def test_a_lease_reckoned_before_another_thread_learns_of_the_suspension_is_written_anew(
+    table: str, dates: Dates, item: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    dates.shift = -3_600
+    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
+    suspended.check()
+    learned: list[int] = []
+
+    def learn(**_: Any) -> Any:
+        if not learned:
+            learned.append(milliseconds())
+            dates.shift = 0
+            suspended.check()
+        return dates.client
+
+    if moment == "before it is sent":
+        monkeypatch.setattr(suspended, "_client", learn)
+    else:
+        dates.client.meta.events.register("before-send.dynamodb.UpdateItem", lambda **_: learn() and None)
+    acquired(suspended, "m1", seconds=20)
+    assert learned[0] + 20_000 <= item("m1")["expires_at"]
+
+
+def test_clocks_that_contradict_each_other_all_the_time_are_an_error(table: str, dates: Dates) -> None:
+    ledger = DynamoDBLedger("mailing", table=table, client=dates.client)
+    lease = acquired(ledger, "m1")
+
+    def jump(**_: Any) -> None:
+        dates.shift += 10_000
+
+    dates.client.meta.events.register("before-call.dynamodb.UpdateItem", jump)
+    with pytest.raises(LedgerError, match="contradict each other again and again") as caught:
+        ledger.renew(lease)
+    assert not caught.value.permanent
+
+
+@pytest.mark.parametrize("header", ["", "soon"])
+def test_an_answer_without_the_time_is_an_error_that_says_so(table: str, dates: Dates, header: str) -> None:
+    dates.header = header
+    ledger = DynamoDBLedger("mailing", table=table, client=dates.client)
+    with pytest.raises(LedgerError, match=r"has no time in it .*its Date header is") as caught:
+        ledger.acquire("m1")
+    assert caught.value.permanent
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+class Refusing:
+    """A client that some calls do not get past: they are answered as DynamoDB answers them when it refuses."""
+
+    def __init__(self, table: str, code: str, times: int) -> None:
+        self.client: Any = boto3.client(
+            "dynamodb", config=Config(retries={"mode": "standard", "total_max_attempts": 2})
+        )
+        self.ledger = DynamoDBLedger("mailing", table=table, client=self.client)
+        self.times = times
+        self._body = json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "no"}).encode()
+        self.client.meta.events.register("before-send.dynamodb.*", self._answer)
+
+    def _answer(self, request: Any, **_: Any) -> Any:
+        self.times -= 1
+        if self.times < 0:
+            return None
+        headers = {"Date": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())}
+        raw = types.SimpleNamespace(stream=lambda **_: iter([self._body]))
+        return AWSResponse(request.url, 400, headers, raw)
+
+
+THROTTLED = ["ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"]
+
+
+@pytest.mark.parametrize("code", THROTTLED)
+def test_a_throttled_call_is_made_again(table: str, code: str) -> None:
+    refusing = Refusing(table, code, times=1)
+    refusing.ledger.complete(acquired(refusing.ledger, "m1"))
+    assert refusing.times < 0
+    refusing.client.close()
+
+
+@pytest.mark.parametrize("code", THROTTLED)
+def test_who_is_throttled_all_the_time_is_told_that_it_passes(table: str, code: str) -> None:
+    refusing = Refusing(table, code, times=100)
+    with pytest.raises(LedgerError, match=code) as caught:
+        refusing.ledger.acquire("m1")
+    assert not caught.value.permanent
+    refusing.client.close()
+
+
+def test_without_permission_the_remedy_names_all_that_a_ledger_needs(table: str) -> None:
+    refusing = Refusing(table, "AccessDeniedException", times=100)
+    with pytest.raises(LedgerError, match=f"grant dynamodb:GetItem and dynamodb:UpdateItem on {table}") as caught:
+        refusing.ledger.acquire("m1")
+    assert caught.value.permanent
+    refusing.client.close()

@@ -1,0 +1,269 @@
+"""The keeper renews leases while their handlers run, in Postgres, through an unreliable network if need be."""
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url
+
+from support.leases import Store, acquired, postgres_store
+from support.statements import statements_sent
+from support.tcp_proxy import TcpProxy
+from support.waiting import wait_until
+from txbox import LeaseLost, LedgerError
+from txbox.idempotency import idempotent
+from txbox.ledgers import Lease, LeaseState, PostgresLedger, keeper
+from txbox.ledgers.keeper import LeaseKeeper
+from txbox.ledgers.lease import elapsed
+
+LONG = 600.0
+LEASE = 1.5
+THREAD = "txbox-leases"
+
+SECONDS_HELD = (
+    "SELECT extract(epoch FROM clock_timestamp() - acquired_at)::float, expires_at > clock_timestamp() "
+    "FROM message_lease WHERE message_id = %s"
+)
+EXPIRES_AT = "SELECT expires_at FROM message_lease WHERE message_id = %s"
+ENDS_IN = (
+    "SELECT extract(epoch FROM expires_at - clock_timestamp())::float FROM message_lease WHERE expires_at IS NOT NULL"
+)
+
+
+@pytest.fixture
+def store(engine: Engine, schema_url: str) -> Store:
+    return postgres_store(engine, schema_url)
+
+
+@pytest.fixture
+def ledger(engine: Engine) -> PostgresLedger:
+    return PostgresLedger(engine, "mailing")
+
+
+@pytest.fixture
+def proxy(schema_url: str) -> Iterator[TcpProxy]:
+    """A proxy in front of Postgres."""
+    url = make_url(schema_url)
+    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
+    """An engine whose connections pass through the proxy."""
+    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=10)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def failures() -> list[tuple[str, Exception]]:
+    return []
+
+
+@pytest.fixture
+def told(failures: list[tuple[str, Exception]]) -> Callable[[Lease, Exception], None]:
+    return lambda lease, error: failures.append((lease.message_id, error))
+
+
+def moment_of_end(engine: Engine, message_id: str) -> object:
+    with engine.connect() as connection:
+        return connection.exec_driver_sql(EXPIRES_AT, (message_id,)).scalar_one()
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+
+
+def test_a_handler_slower_than_its_lease_runs_once_and_keeps_others_out(engine: Engine, ledger: PostgresLedger) -> None:
+    runs: list[str] = []
+
+    def three_leases_later() -> bool:
+        assert PostgresLedger(engine, "mailing").acquire("m").state is LeaseState.IN_FLIGHT
+        with engine.connect() as connection:
+            held, is_live = connection.exec_driver_sql(SECONDS_HELD, ("m",)).one()
+        assert is_live
+        return bool(held > 3 * LEASE)
+
+    @idempotent(ledger=ledger, identify=lambda message_id: message_id, lease=LEASE)
+    def handler(message_id: str, lease: Lease) -> str:
+        runs.append(message_id)
+        wait_until(three_leases_later, "three leases long", every=0.1)
+        lease.ensure()
+        return "done"
+
+    assert handler("m") == "done"  # type: ignore[call-arg]  # its lease is handed in
+    assert handler("m") == "done"  # type: ignore[call-arg]
+    assert runs == ["m"]
+
+
+def test_a_renewal_that_fails_for_a_while_is_tried_again(
+    engine: Engine,
+    proxied: Engine,
+    proxy: TcpProxy,
+    told: Callable[[Lease, Exception], None],
+    failures: list[tuple[str, Exception]],
+) -> None:
+    ledger = PostgresLedger(proxied, "mailing")
+    lease = acquired(ledger, "m", seconds=3.0)
+    before = moment_of_end(engine, "m")
+    proxy.refuse()
+    proxy.cut()
+    with LeaseKeeper(ledger, told).keep(lease):
+        wait_until(lambda: len(failures) >= 2, "two renewals have failed")
+        assert moment_of_end(engine, "m") == before
+        proxy.accept()
+        wait_until(lambda: moment_of_end(engine, "m") > before, "it is renewed")  # type: ignore[operator]
+        wait_until(lambda: lease.seconds_left > 2.0)
+    for message_id, error in failures:
+        assert message_id == "m"
+        assert isinstance(error, LedgerError)
+        assert not error.permanent
+
+
+def test_a_lease_that_is_lost_is_told_of_once_and_renewed_no_more(
+    engine: Engine,
+    store: Store,
+    ledger: PostgresLedger,
+    told: Callable[[Lease, Exception], None],
+    failures: list[tuple[str, Exception]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lost, other = acquired(ledger, "lost", seconds=LEASE), acquired(ledger, "other", seconds=LEASE)
+    store.expire("lost")
+    acquired(ledger, "lost", seconds=LONG)
+    theirs = moment_of_end(engine, "lost")
+    keeper_of_both = LeaseKeeper(ledger, told)
+    with keeper_of_both.keep(lost), keeper_of_both.keep(other):
+        wait_until(lambda: failures, "it is told")
+        assert lost.lost
+        # The other one is renewed on and on, and this one is not even tried.
+        for _ in range(3):
+            before = moment_of_end(engine, "other")
+            wait_until(lambda before=before: moment_of_end(engine, "other") > before)
+    assert [(message_id, type(error)) for message_id, error in failures] == [("lost", LeaseLost)]
+    assert "could not be renewed" in caplog.text
+    assert moment_of_end(engine, "lost") == theirs
+
+
+def test_no_renewal_outlasts_the_end_of_whoever_works_on_it(engine: Engine, ledger: PostgresLedger) -> None:
+    lease = acquired(ledger, "m", seconds=LEASE)
+    until = elapsed() + 2.5 * LEASE
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, ExitStack() as stack:
+        stack.enter_context(LeaseKeeper(ledger).keep(lease, until=until))
+
+        def ends_in_time() -> bool:
+            # Looked at before the database does: so what it says is rather too little than too much.
+            now = elapsed()
+            seconds = connection.exec_driver_sql(ENDS_IN).scalar_one()
+            assert seconds <= until - now + 0.4, "it would last longer than its owner"
+            return now > until - LEASE / 3
+
+        wait_until(ends_in_time, every=0.01)
+        # Renewed without a bound, it would last for another two thirds of a lease, at least.
+        assert until - 0.1 < elapsed() + lease.seconds_left < until + 0.3
+    wait_until(lambda: ledger.acquire("m").state is LeaseState.ACQUIRED, "it runs out")
+
+
+def test_an_end_that_is_nearer_than_the_lease_renews_nothing(engine: Engine, ledger: PostgresLedger) -> None:
+    lease, other = acquired(ledger, "m", seconds=LEASE), acquired(ledger, "other", seconds=LEASE)
+    before, others = moment_of_end(engine, "m"), moment_of_end(engine, "other")
+    keeper_of_both = LeaseKeeper(ledger)
+    with keeper_of_both.keep(lease, until=elapsed() + LEASE / 2), keeper_of_both.keep(other):
+        wait_until(lambda: moment_of_end(engine, "other") > others)  # type: ignore[operator]
+        assert moment_of_end(engine, "m") == before
+
+
+def test_the_thread_goes_when_it_is_idle_and_comes_back(
+    ledger: PostgresLedger, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "IDLE_SECONDS", 0.2)
+    others = set(threads())  # of other tests, not idle for long enough yet
+    one = LeaseKeeper(ledger)
+    for number in range(3):
+        assert not set(threads()) - others
+        lease = acquired(ledger, f"m-{number}", seconds=LEASE)
+        before = moment_of_end(engine, lease.message_id)
+        with one.keep(lease):
+            assert len(set(threads()) - others) == 1
+            wait_until(lambda lease=lease, before=before: moment_of_end(engine, lease.message_id) > before)
+        wait_until(lambda: not set(threads()) - others, "it has gone")
+
+
+def test_one_thread_keeps_many_leases(engine: Engine, ledger: PostgresLedger) -> None:
+    leases = [acquired(ledger, f"m-{number}", seconds=3.0) for number in range(50)]
+    others = set(threads())
+    one = LeaseKeeper(ledger)
+    first = {lease.message_id: moment_of_end(engine, lease.message_id) for lease in leases}
+    with ExitStack() as stack:
+        for lease in leases:
+            stack.enter_context(one.keep(lease))
+        assert len(set(threads()) - others) == 1
+        for lease in leases:
+            wait_until(lambda lease=lease: moment_of_end(engine, lease.message_id) > first[lease.message_id])
+            assert not lease.lost
+    for lease in leases:
+        ledger.complete(lease)
+
+
+def test_what_has_ended_is_renewed_no_more(engine: Engine, ledger: PostgresLedger) -> None:
+    one = LeaseKeeper(ledger)
+    ended, going_on = acquired(ledger, "ended", seconds=LEASE), acquired(ledger, "going on", seconds=LEASE)
+    with pytest.raises(ZeroDivisionError), one.keep(ended):
+        raise ZeroDivisionError
+    with one.keep(going_on), statements_sent(engine) as sent:
+        before = moment_of_end(engine, "going on")
+        wait_until(lambda: moment_of_end(engine, "going on") > before)  # type: ignore[operator]
+    assert sum("SET expires_at" in statement for statement in sent) <= 2
+    assert moment_of_end(engine, "ended") < moment_of_end(engine, "going on")  # type: ignore[operator]
+
+
+def test_the_reader_of_failures_may_fail_and_every_other_lease_is_kept(
+    store: Store, engine: Engine, ledger: PostgresLedger
+) -> None:
+    def broken(lease: Lease, error: Exception) -> None:
+        told.set()
+        raise ZeroDivisionError
+
+    told = threading.Event()
+    lost, other = acquired(ledger, "lost", seconds=LEASE), acquired(ledger, "other", seconds=LEASE)
+    store.expire("lost")
+    acquired(ledger, "lost", seconds=LONG)
+    one = LeaseKeeper(ledger, broken)
+    with one.keep(lost), one.keep(other):
+        assert told.wait(10)
+        for _ in range(2):
+            before = moment_of_end(engine, "other")
+            wait_until(lambda before=before: moment_of_end(engine, "other") > before, timeout=5)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_has_a_thread_of_its_own_and_does_not_keep_its_parents_leases(
+    engine: Engine, schema_url: str, ledger: PostgresLedger
+) -> None:
+    parents = acquired(ledger, "parent's", seconds=LONG)
+    one = LeaseKeeper(ledger)
+
+    def child(pipe: "multiprocessing.connection.Connection") -> None:
+        engine.dispose(close=False)
+        lease = acquired(ledger, "child's", seconds=LEASE)
+        before = moment_of_end(engine, "child's")
+        with one.keep(lease):
+            wait_until(lambda: moment_of_end(engine, "child's") > before)  # type: ignore[operator]
+            pipe.send([kept.lease.message_id for kept in one._kept])
+            pipe.recv()
+
+    with one.keep(parents):
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(target=child, args=(theirs,))
+        process.start()
+        try:
+            assert ours.poll(20), "the fork keeps its lease"
+            assert ours.recv() == ["child's"]
+            ours.send("end")
+        finally:
+            process.join(20)
+            process.kill()
+    assert process.exitcode == 0

@@ -1,0 +1,161 @@
+"""What becomes of a message when the task that works on it is cancelled."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url
+
+from support.leases import acquired
+from support.tcp_proxy import TcpProxy
+from txbox import Message
+from txbox.idempotency import idempotent
+from txbox.ledgers import Acquisition, Lease, LeaseState, PostgresLedger
+from txbox.ledgers.lease import LEASE_SECONDS
+
+MESSAGE = Message("m", b"")
+
+
+@pytest.fixture
+def ledger(engine: Engine) -> PostgresLedger:
+    return PostgresLedger(engine, "mailing")
+
+
+@pytest.fixture
+def proxy(schema_url: str) -> Iterator[TcpProxy]:
+    """A proxy in front of Postgres."""
+    url = make_url(schema_url)
+    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def remote(schema_url: str, proxy: TcpProxy) -> Iterator[PostgresLedger]:
+    """A ledger behind the proxy."""
+    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=5)
+    yield PostgresLedger(engine, "mailing")
+    engine.dispose()
+
+
+class SlowLedger(PostgresLedger):
+    """A ledger that says when it has been called, and answers when it may."""
+
+    def __init__(self, engine: Engine, slow: str) -> None:
+        super().__init__(engine, "mailing")
+        self.slow = slow
+        self.called = threading.Event()
+        self.may_answer = threading.Event()
+
+    def acquire(
+        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+    ) -> Acquisition:
+        answer = super().acquire(message_id, seconds=seconds, fingerprint=fingerprint)
+        self._wait("acquire")
+        return answer
+
+    def complete(self, lease: Lease, result: bytes | None = None) -> None:
+        self._wait("complete")
+        super().complete(lease, result)
+
+    def release(self, lease: Lease, *, forget_attempts: bool = False) -> None:
+        self._wait("release")
+        super().release(lease, forget_attempts=forget_attempts)
+
+    def _wait(self, step: str) -> None:
+        if step == self.slow:
+            self.called.set()
+            assert self.may_answer.wait(20)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("step", ["acquire", "complete", "release"])
+def test_a_task_that_is_cancelled_ends_cancelled_and_leaves_no_lease_behind(
+    engine: Engine, ledger: PostgresLedger, step: str, times: int
+) -> None:
+    slow = SlowLedger(engine, step)
+    runs: list[str] = []
+
+    @idempotent(ledger=slow)
+    async def handler(message: Message) -> str:
+        runs.append(message.id)
+        if step == "release":
+            raise ZeroDivisionError
+        return "sent"
+
+    async def story() -> None:
+        task = asyncio.create_task(handler(MESSAGE))
+        await asyncio.to_thread(slow.called.wait, 20)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+            assert not task.done(), "the ledger is being told"
+        slow.may_answer.set()
+        await asyncio.wait([task])
+        assert task.cancelled(), "who cancels a task relies on its end"
+
+    asyncio.run(story())
+    after = ledger.acquire("m")
+    if step == "complete":
+        assert (after.state, after.result) == (LeaseState.COMPLETED, b'"sent"')
+    else:
+        assert after.state is LeaseState.ACQUIRED
+        assert after.lease is not None
+        assert after.lease.unknown_attempts == 0
+    assert runs == ([] if step == "acquire" else ["m"])
+
+
+def test_a_task_that_is_cancelled_at_its_work_leaves_the_message_free(ledger: PostgresLedger) -> None:
+    async def story() -> None:
+        began = asyncio.Event()
+
+        @idempotent(ledger=ledger)
+        async def handler(message: Message) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(handler(MESSAGE))
+        await began.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(story())
+    assert acquired(ledger, "m").unknown_attempts == 0
+
+
+def test_a_cancellation_is_not_forgotten_while_the_store_is_away(
+    remote: PostgresLedger, proxy: TcpProxy, ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The completion that fails was called when the task was cancelled."""
+    failing, may_fail = threading.Event(), threading.Event()
+    complete = remote.complete
+
+    def slow_complete(lease: Lease, result: bytes | None = None) -> None:
+        first = not failing.is_set()
+        failing.set()
+        assert may_fail.wait(20)
+        try:
+            complete(lease, result)
+        finally:
+            if first:
+                proxy.accept()
+
+    monkeypatch.setattr(remote, "complete", slow_complete)
+
+    @idempotent(ledger=remote)
+    async def handler(message: Message) -> str:
+        proxy.refuse()
+        proxy.cut()
+        return "sent"
+
+    async def story() -> None:
+        task = asyncio.create_task(handler(MESSAGE))
+        await asyncio.to_thread(failing.wait, 20)
+        task.cancel()
+        await asyncio.sleep(0)
+        may_fail.set()
+        await asyncio.wait([task])
+        assert task.cancelled(), "a loop around it would go on for ever"
+
+    asyncio.run(story())

@@ -1,0 +1,57 @@
+"""How leases stand, read from a real database."""
+
+import math
+
+import pytest
+from sqlalchemy import Engine
+
+from support.leases import acquired
+from txbox import SchemaMissing, status
+from txbox.lease_status import LeaseStatus, LedgerStatus, read_lease_status
+from txbox.ledgers import PostgresLedger
+from txbox.status import read_status
+
+
+def test_nothing_was_ever_leased(engine: Engine) -> None:
+    assert read_lease_status(engine, exact_up_to_rows=math.inf) == LeaseStatus()
+
+
+def test_each_subscriber_has_its_leases_counted_by_what_became_of_them(engine: Engine) -> None:
+    mailing, gifts = PostgresLedger(engine, "mailing"), PostgresLedger(engine, "gifts")
+    for name in "abc":
+        mailing.complete(acquired(mailing, name))
+    for name in "de":
+        mailing.release(acquired(mailing, name))
+    acquired(mailing, "f", seconds=600)
+    acquired(gifts, "g", seconds=600)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE message_lease SET expires_at = now() - interval '1 hour', acquired_at = now() - interval '2 hours' "
+            "WHERE message_id = 'g'"
+        )
+    found = read_status(engine).leases
+    assert (found.rows, found.exact) == (7, True)
+    ours, theirs = found.ledgers[1], found.ledgers[0]
+    assert ours.longest_seconds is not None
+    assert 0 <= ours.longest_seconds < 60
+    assert ours == LedgerStatus("mailing", 3, 1, 0, 2, ours.longest_seconds)
+    assert (theirs.subscriber_id, theirs.in_flight, theirs.run_out) == ("gifts", 0, 1)
+    assert theirs.longest_seconds == pytest.approx(7_200, abs=60)
+
+
+def test_a_large_table_is_estimated_unless_asked_otherwise(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = PostgresLedger(engine, "mailing")
+    for number in range(20):
+        ledger.complete(acquired(ledger, str(number)))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ANALYZE message_lease")
+    monkeypatch.setattr(status, "EXACT_UP_TO_ROWS", 10)
+    assert read_status(engine).leases == LeaseStatus(20, exact=False)
+    assert read_status(engine, exact=True).leases.ledgers == (LedgerStatus("mailing", 20),)
+
+
+def test_without_the_table_it_says_so(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE message_lease")
+    with pytest.raises(SchemaMissing, match="message_lease"):
+        read_status(engine)

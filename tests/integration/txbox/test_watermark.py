@@ -1,0 +1,333 @@
+"""Watermarks in one transaction: answers, round trips, places, errors; sets against one event at a time."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateSchema
+
+from support.inbox import lock_timeout
+from support.statements import statements_sent
+from txbox import NotInTransaction, SchemaMissing
+from txbox.schema import tables
+from txbox.sqlstates import sqlstate
+from txbox.watermark import HIGHEST_SEQUENCE, LOWEST_SEQUENCE, Advance, advance, advance_from, advance_many
+
+APPLIED, STALE, GAP = Advance
+
+Marks = dict[tuple[str, str], tuple[int, int | None]]
+
+
+def marks(lent: Engine | Connection, subscriber: str = "billing") -> Marks:
+    """The watermarks, each with the one before, read without any code under test."""
+    if isinstance(lent, Engine):
+        with lent.connect() as connection:
+            return marks(connection, subscriber)
+    rows = lent.exec_driver_sql(
+        "SELECT aggregate_type, aggregate_id, sequence, sequence_before FROM aggregate_watermark "
+        "WHERE subscriber_id = %s",
+        (subscriber,),
+    )
+    return {(row[0], row[1]): (row[2], row[3]) for row in rows}
+
+
+def one(lent: Any, sequence: int, **options: Any) -> Advance:
+    return advance(lent, "billing", "account", "ann", sequence, **options)
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_what_is_above_the_watermark_is_applied_and_the_rest_is_stale(engine: Engine, level: str) -> None:
+    answers = []
+    for sequence in (3, 3, 1, 4, 9, 8):
+        with engine.execution_options(isolation_level=level).begin() as connection:
+            answers.append(one(connection, sequence))
+    assert answers == [APPLIED, STALE, STALE, APPLIED, APPLIED, STALE]
+    assert marks(engine) == {("account", "ann"): (9, 4)}
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_who_insists_gets_each_sequence_in_turn(engine: Engine, level: str) -> None:
+    answers = []
+    for sequence in (2, 0, 1, 1, 3, 2, 3, 2, 5):
+        with engine.execution_options(isolation_level=level).begin() as connection:
+            answers.append(one(connection, sequence, insist=True))
+    assert answers == [GAP, STALE, APPLIED, STALE, GAP, APPLIED, APPLIED, STALE, GAP]
+    assert marks(engine) == {("account", "ann"): (3, 2)}
+
+
+def test_a_gap_leaves_nothing_behind(engine: Engine) -> None:
+    with engine.begin() as connection:
+        assert one(connection, 2, insist=True) is GAP
+        assert advance_many(connection, "billing", [("account", "bob", 2)], insist=True) == [GAP]
+    assert marks(engine) == {}
+    with engine.begin() as connection:
+        assert one(connection, -3) is APPLIED, "a watermark below the first one can still be made"
+
+
+def test_the_watermark_of_a_gap_is_as_it_was(engine: Engine) -> None:
+    with engine.begin() as connection:
+        one(connection, 4)
+        one(connection, 7)
+    with engine.begin() as connection:
+        before = connection.exec_driver_sql("SELECT * FROM aggregate_watermark").all()
+        assert one(connection, 9, insist=True) is GAP
+        assert advance_many(connection, "billing", [("account", "ann", 9)], insist=True) == [GAP]
+        assert connection.exec_driver_sql("SELECT * FROM aggregate_watermark").all() == before
+
+
+def test_without_insisting_a_gap_is_jumped_and_what_comes_late_is_stale(engine: Engine) -> None:
+    with engine.begin() as connection:
+        assert one(connection, 1, insist=True) is APPLIED
+        assert one(connection, 3, insist=True) is GAP
+        assert one(connection, 3) is APPLIED
+        assert one(connection, 2, insist=True) is STALE
+        assert one(connection, 4, insist=True) is APPLIED
+
+
+def test_what_is_first_can_be_said(engine: Engine) -> None:
+    for number, first in enumerate((0, 100, LOWEST_SEQUENCE, HIGHEST_SEQUENCE - 1)):
+        with engine.begin() as connection:
+            insist: dict[str, Any] = {"insist": True, "first": first}
+            for call in (
+                lambda sequence, number=number, insist=insist, on=connection: advance(
+                    on, "one", "account", str(number), sequence, **insist
+                ),
+                lambda sequence, number=number, insist=insist, on=connection: advance_many(
+                    on, "many", [("account", str(number), sequence)], **insist
+                )[0],
+            ):
+                assert call(first + 1) is GAP
+                assert first == LOWEST_SEQUENCE or call(first - 1) is STALE
+                assert call(first) is APPLIED
+                assert call(first) is STALE
+                assert call(first + 1) is APPLIED
+
+
+def test_the_ends_of_a_bigint_are_sequences(engine: Engine) -> None:
+    with engine.begin() as connection:
+        assert one(connection, LOWEST_SEQUENCE) is APPLIED
+        assert one(connection, HIGHEST_SEQUENCE, insist=True) is GAP
+        assert one(connection, HIGHEST_SEQUENCE) is APPLIED
+        assert one(connection, LOWEST_SEQUENCE, insist=True) is STALE
+
+
+def test_subscribers_types_and_aggregates_are_told_apart(engine: Engine) -> None:
+    with engine.begin() as connection:
+        for subscriber in ("billing", "shipping"):
+            for kind in ("account", "order"):
+                for name in ("1", "é", "É"):
+                    assert advance(connection, subscriber, kind, name, 1) is APPLIED
+                    assert advance_many(connection, subscriber, [(kind, name, 1)]) == [STALE]
+    assert len(marks(engine)) == len(marks(engine, "shipping")) == 6
+
+
+def test_a_rollback_takes_the_watermark_back(engine: Engine) -> None:
+    with engine.begin() as connection:
+        one(connection, 1)
+    with engine.connect() as connection:
+        assert one(connection, 2) is APPLIED
+        savepoint = connection.begin_nested()
+        assert one(connection, 3) is APPLIED
+        savepoint.rollback()
+        assert one(connection, 3, insist=True) is APPLIED
+        connection.rollback()
+    assert marks(engine) == {("account", "ann"): (1, None)}
+    with engine.begin() as connection:
+        assert one(connection, 2, insist=True) is APPLIED
+
+
+def test_a_session_is_as_good_as_a_connection(engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        assert one(session, 1) is APPLIED
+        assert advance_many(session, "billing", [("account", "ann", 2)]) == [APPLIED]
+    assert marks(engine) == {("account", "ann"): (2, 1)}
+
+
+# --- many ------------------------------------------------------------------------------------------------------------
+
+EVENTS = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["1", '"', "é,"]), st.integers(-1, 6)))
+
+
+class Model:
+    """What watermarks do, in a few lines of Python that know nothing of the code under test."""
+
+    def __init__(self) -> None:
+        self.marks: dict[tuple[str, str], int] = {}
+
+    def advance(self, kind: str, name: str, sequence: int, *, insist: bool, first: int) -> Advance:
+        mark = self.marks.get((kind, name))
+        expected = first if mark is None else mark + 1
+        if insist:
+            if sequence > expected:
+                return GAP
+            if sequence < expected:
+                return STALE
+        elif mark is not None and sequence <= mark:
+            return STALE
+        self.marks[kind, name] = sequence
+        return APPLIED
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=st.lists(st.tuples(EVENTS, st.booleans()), max_size=4), first=st.integers(0, 2))
+def test_a_batch_is_answered_as_its_events_one_by_one(
+    engine: Engine, batches: list[tuple[list[tuple[str, str, int]], bool]], first: int
+) -> None:
+    model = Model()
+    with engine.connect() as connection:
+        for events, insist in batches:
+            options: Mapping[str, Any] = {"insist": insist, "first": first}
+            expected = [model.advance(*event, **options) for event in events]
+            assert advance_many(connection, "many", events, **options) == expected
+            assert [advance(connection, "single", *event, **options) for event in events] == expected
+        in_table = {key: found[0] for key, found in marks(connection, "many").items()}
+        assert in_table == model.marks
+        assert {key: found[0] for key, found in marks(connection, "single").items()} == model.marks
+        connection.rollback()
+
+
+@pytest.mark.parametrize("insist", [False, True], ids=["", "insist"])
+def test_the_row_says_where_a_batch_has_found_the_watermark(engine: Engine, insist: bool) -> None:
+    with engine.begin() as connection:
+        for start in (1, 4):
+            events = [("account", "ann", at) for at in range(start, start + 3)]
+            assert advance_many(connection, "billing", events, insist=insist) == [APPLIED] * 3
+            assert marks(connection) == {("account", "ann"): (start + 2, None if start == 1 else 3)}
+
+
+def test_ten_thousand_events_are_one_statement_and_two_for_who_insists(engine: Engine) -> None:
+    events = [("account", str(number % 2_500), number // 2_500 + 1) for number in range(10_000)]
+    for insist in (False, True):
+        with engine.connect() as connection:
+            advance_many(connection, "billing", events[: len(events) // 2 : 2])
+            with statements_sent(engine) as sent:
+                answers = advance_many(connection, "billing", events, insist=insist)
+                assert len(sent) == (2 if insist else 1)
+            assert answers[: len(events) // 2 : 2] == [STALE] * 2_500
+            assert set(answers[len(events) // 2 :]) == {APPLIED}
+            connection.rollback()
+
+
+def test_no_events_are_no_statement(engine: Engine) -> None:
+    with engine.begin() as connection, statements_sent(engine) as sent:
+        assert advance_many(connection, "billing", []) == []
+        assert advance_many(connection, "billing", iter(()), insist=True) == []
+        assert sent == []
+
+
+def test_rows_are_locked_in_the_order_of_their_bytes(engine: Engine) -> None:
+    # As UTF-16 or by a language's rules, these would be sorted otherwise.
+    names = ["\U0001f600", "ﬀ", "ä", "a", "B", "b", "A", "1"]
+    for insist in (False, True):
+        with engine.connect() as connection:
+            advance_many(connection, "billing", [("account", name, 1) for name in names], insist=insist)
+            found = connection.exec_driver_sql("SELECT aggregate_id FROM aggregate_watermark ORDER BY ctid").scalars()
+            assert found.all() == sorted(names, key=str.encode)
+            connection.rollback()
+
+
+# --- what goes to the server -----------------------------------------------------------------------------------------
+
+
+def test_what_is_applied_or_stale_costs_one_statement_and_a_gap_two(engine: Engine) -> None:
+    costs = []
+    with engine.connect() as connection:
+        for sequence, insist in [(1, False), (1, False), (2, True), (2, True), (3, False), (9, True)]:
+            with statements_sent(engine) as sent:
+                one(connection, sequence, insist=insist)
+                costs.append(len(sent))
+    assert costs == [1, 1, 1, 1, 1, 2]
+
+
+CALLS: list[Callable[[Connection], object]] = [
+    lambda lent: one(lent, 2),
+    lambda lent: one(lent, 2, insist=True),
+    lambda lent: one(lent, 9, insist=True),
+    lambda lent: advance_many(lent, "billing", [("account", "ann", 2), ("account", "eve", 7)]),
+    lambda lent: advance_many(lent, "billing", [("account", "ann", 2), ("account", "eve", 7)], insist=True),
+    lambda lent: advance_from(
+        lent, "billing", aggregate_type="account", aggregate_id="a", sequence="s", wait_seconds=5
+    ),
+    lambda lent: advance_from(lent, "billing", aggregate_type="account", aggregate_id="a", sequence="s"),
+]
+
+
+@pytest.mark.parametrize("own", [None, "SET LOCAL lock_timeout = '7s'", "SET lock_timeout = '7s'"])
+@pytest.mark.parametrize("call", CALLS)
+def test_the_callers_lock_timeout_is_as_it_was(
+    engine: Engine, own: str | None, call: Callable[[Connection], object]
+) -> None:
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TEMPORARY TABLE fresh_event ON COMMIT DROP AS SELECT 'ann' AS a, 2 AS s")
+        if own:
+            connection.exec_driver_sql(own)
+        before = lock_timeout(connection)
+        for _ in range(2):
+            call(connection)
+            assert lock_timeout(connection) == before
+        connection.commit()
+        assert lock_timeout(connection) == ("7s" if own and "LOCAL" not in own else "0")
+
+
+@pytest.mark.parametrize(("schema", "prefix"), [("billing", ""), ("Odd schema-%", "Odd%_")])
+def test_the_watermarks_may_be_anywhere(fresh_database: str, schema: str, prefix: str) -> None:
+    engine = create_engine(fresh_database)
+    place = {"schema": schema, "prefix": prefix}
+    with engine.begin() as connection:
+        connection.execute(CreateSchema(schema))
+        tables(schema, prefix).metadata.create_all(connection)
+        assert advance(connection, "s", "t", "%s", 1, insist=True, **place) is APPLIED
+        assert advance(connection, "s", "t", "%s", 3, insist=True, **place) is GAP
+        assert advance(connection, "s", "t", "other", 3, insist=True, **place) is GAP
+        assert advance_many(connection, "s", [("t", "%s", 2)], **place) == [APPLIED]
+        assert advance_many(connection, "s", [("t", "%s", 3), ("t", "100%", 2)], insist=True, **place) == [APPLIED, GAP]
+        connection.exec_driver_sql("""CREATE TEMPORARY TABLE "Odd%%" AS SELECT '%%s' AS "A b", 4 AS "order" """)
+        options: dict[str, Any] = {"aggregate_type": "t", "aggregate_id": "A b", "sequence": "order", **place}
+        assert advance_from(connection, "s", "Odd%", **options) == 1
+    with engine.connect() as connection:
+        found = connection.execute(tables(schema, prefix).aggregate_watermark.select()).one()
+        assert found[:5] == ("s", "t", "%s", 4, 3)
+    engine.dispose()
+
+
+def test_a_missing_table_is_named_with_the_remedy(fresh_database: str) -> None:
+    engine = create_engine(fresh_database)
+    for schema, name in [(None, "aggregate_watermark"), ("No such-%", '"No such-%".aggregate_watermark')]:
+        calls: list[Callable[..., object]] = [
+            lambda lent, **place: one(lent, 1, **place),
+            lambda lent, **place: one(lent, 1, insist=True, **place),
+            lambda lent, **place: advance_many(lent, "billing", [("account", "ann", 1)], **place),
+            lambda lent, **place: advance_many(lent, "billing", [("account", "ann", 1)], insist=True, **place),
+            lambda lent, **place: advance_from(
+                lent, "billing", aggregate_type="account", aggregate_id="a", sequence="s", **place
+            ),
+        ]
+        for call in calls:
+            with engine.connect() as connection:
+                connection.exec_driver_sql("CREATE TEMPORARY TABLE fresh_event (a text, s int)")
+                with pytest.raises(SchemaMissing, match="txbox db upgrade") as caught:
+                    call(connection, schema=schema)
+            assert caught.value.table == name
+    engine.dispose()
+
+
+def test_a_connection_that_commits_every_statement_is_refused(engine: Engine) -> None:
+    for call in (*CALLS, lambda lent: advance_many(lent, "billing", [])):
+        autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        with autocommit.connect() as connection, pytest.raises(NotInTransaction):
+            call(connection)
+    assert marks(engine) == {}
+
+
+def test_errors_of_the_database_pass_through(engine: Engine) -> None:
+    for call in CALLS[:5]:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+            with pytest.raises(DBAPIError) as caught:
+                call(connection)
+        assert sqlstate(caught.value) == "25006"

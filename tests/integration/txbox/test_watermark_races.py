@@ -1,0 +1,385 @@
+"""Two transactions with one watermark, and many: who waits for whom, and what comes of it."""
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
+
+from support.blocking import backend_pid, wait_until_blocked
+from support.inbox import lock_timeout
+from txbox import InFlight
+from txbox.sqlstates import SERIALIZATION_FAILURE, sqlstate
+from txbox.watermark import Advance, advance, advance_from, advance_many
+
+APPLIED, STALE, GAP = Advance
+
+ISOLATION_LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+WITH_ONE_SNAPSHOT = ISOLATION_LEVELS[1:]
+PATIENT: dict[str, Any] = {"wait_seconds": 60}
+
+Call = Callable[..., Advance]
+
+
+def alone(lent: Connection, sequence: int, **options: Any) -> Advance:
+    return advance(lent, "billing", "account", "ann", sequence, **{**PATIENT, **options})
+
+
+def among_many(lent: Connection, sequence: int, **options: Any) -> Advance:
+    events = [("account", "ann", sequence), ("account", "zoe", 1)]
+    return advance_many(lent, "billing", events, **{**PATIENT, **options})[0]
+
+
+def of_a_relation(lent: Connection, sequence: int, **options: Any) -> Advance:
+    """Jumps over gaps, whoever insists."""
+    lent.exec_driver_sql("CREATE TEMPORARY TABLE IF NOT EXISTS fresh_event (name text, at int) ON COMMIT DROP")
+    lent.exec_driver_sql("TRUNCATE fresh_event")
+    lent.exec_driver_sql("INSERT INTO fresh_event VALUES ('ann', %s), ('zoe', 1)", (sequence,))
+    options = {**PATIENT, **options, "aggregate_type": "account", "aggregate_id": "name", "sequence": "at"}
+    advance_from(lent, "billing", **options)
+    found = lent.exec_driver_sql("SELECT FROM fresh_event WHERE name = 'ann'").rowcount
+    return APPLIED if found else STALE
+
+
+every_call = pytest.mark.parametrize("call", [alone, among_many, of_a_relation])
+every_case = pytest.mark.parametrize(
+    ("call", "begun_at"), [(alone, None), (alone, 4), (among_many, None), (among_many, 4), (of_a_relation, 4)]
+)
+insisting = pytest.mark.parametrize(
+    ("call", "begun_at"), [(alone, None), (alone, 4), (among_many, None), (among_many, 4)]
+)
+"""How, and where the watermark was before; None: there was none."""
+at_any_level = pytest.mark.parametrize("isolation", ISOLATION_LEVELS)
+
+
+def begin_at(engine: Engine, sequence: int | None) -> int:
+    """Leave a watermark that has committed before, or none; return the sequence that comes next."""
+    if sequence is None:
+        return 1
+    with engine.begin() as connection:
+        alone(connection, sequence)
+    return sequence + 1
+
+
+def watermark(engine: Engine) -> int | None:
+    """Ann's, read without any code under test."""
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT sequence FROM aggregate_watermark WHERE aggregate_id = 'ann'")
+        return found.scalar_one_or_none()
+
+
+@contextmanager
+def second_waits_for_first(
+    engine: Engine, pool: ThreadPoolExecutor, isolation: str, call: Call, first_at: int, second_at: int, **options: Any
+) -> Iterator[tuple[Connection, Connection, "Future[Advance]"]]:
+    """Two transactions with snapshots of their own; the first has advanced, the second waits for its end."""
+    engine = engine.execution_options(isolation_level=isolation)
+    with engine.connect() as first, engine.connect() as second:
+        pid = backend_pid(second)  # the statement also takes the snapshot of a transaction that has but one
+        assert alone(first, first_at) is APPLIED
+        waiting = pool.submit(call, second, second_at, **options)
+        try:
+            wait_until_blocked(engine, pid)
+            yield first, second, waiting
+        finally:
+            first.invalidate()  # whatever went wrong: nobody waits for the first one any more
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("ahead", "answer"), [(-1, STALE), (0, STALE), (1, APPLIED)], ids=["overtaken", "same", "above"]
+)
+def test_who_waits_for_a_commit_is_judged_by_it_at_read_committed(
+    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, ahead: int, answer: Advance
+) -> None:
+    at = begin_at(engine, begun_at) + 1
+    with second_waits_for_first(engine, pool, "READ COMMITTED", call, at, at + ahead) as (first, second, waiting):
+        first.commit()
+        assert waiting.result(30) is answer
+        second.commit()
+    assert watermark(engine) == max(at, at + ahead)
+
+
+@insisting
+@pytest.mark.parametrize(("ahead", "answer"), [(0, STALE), (1, APPLIED), (2, GAP)], ids=["same", "next", "ahead"])
+def test_who_insists_and_waits_for_a_commit_is_judged_by_it_at_read_committed(
+    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, ahead: int, answer: Advance
+) -> None:
+    at = begin_at(engine, begun_at)
+    with second_waits_for_first(engine, pool, "READ COMMITTED", call, at, at + ahead, insist=True) as (
+        first,
+        second,
+        waiting,
+    ):
+        first.commit()
+        assert waiting.result(30) is answer
+        second.commit()
+    assert watermark(engine) == (at + 1 if answer is APPLIED else at)
+
+
+@pytest.mark.parametrize("call", [alone, among_many])
+def test_who_insists_and_waits_for_a_jump_finds_out_that_it_is_stale(
+    engine: Engine, pool: ThreadPoolExecutor, call: Call
+) -> None:
+    # In the second one's snapshot, the watermark is 4 and its event ahead of that; the first one has jumped over it.
+    begin_at(engine, 4)
+    with second_waits_for_first(engine, pool, "READ COMMITTED", call, 9, 7, insist=True) as (first, second, waiting):
+        first.commit()
+        assert waiting.result(30) is STALE
+        second.commit()
+    assert watermark(engine) == 9
+
+
+@every_case
+@pytest.mark.parametrize("isolation", WITH_ONE_SNAPSHOT)
+@pytest.mark.parametrize("ahead", [0, 1], ids=["same", "above"])
+def test_who_waits_for_a_commit_with_an_older_snapshot_has_to_run_again(
+    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, isolation: str, ahead: int
+) -> None:
+    at = begin_at(engine, begun_at)
+    with second_waits_for_first(engine, pool, isolation, call, at, at + ahead) as (first, second, waiting):
+        first.commit()
+        with pytest.raises(OperationalError) as caught:
+            waiting.result(30)
+        assert sqlstate(caught.value) == SERIALIZATION_FAILURE
+        second.rollback()
+        assert call(second, at + ahead) is (APPLIED if ahead else STALE), "with a newer snapshot, the truth comes out"
+        second.commit()
+    assert watermark(engine) == at + ahead
+
+
+@every_case
+@pytest.mark.parametrize("isolation", WITH_ONE_SNAPSHOT)
+def test_a_commit_that_an_older_snapshot_cannot_see_is_read_neither_as_stale_nor_as_a_gap(
+    engine: Engine, call: Call, begun_at: int | None, isolation: str
+) -> None:
+    at = begin_at(engine, begun_at)
+    with engine.execution_options(isolation_level=isolation).connect() as older:
+        backend_pid(older)
+        begin_at(engine, at)
+        for insist in (False, True) if call is not of_a_relation else (None,):
+            for sequence in (at, at + 1, at + 5):
+                with pytest.raises(OperationalError) as caught, older.begin_nested():
+                    call(older, sequence, **({} if insist is None else {"insist": insist}))
+                assert sqlstate(caught.value) == SERIALIZATION_FAILURE
+    assert watermark(engine) == at
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("isolation", "killed"), [*((level, False) for level in ISOLATION_LEVELS), ("READ COMMITTED", True)]
+)
+def test_who_waits_for_a_rollback_is_judged_as_if_it_had_never_been(
+    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, isolation: str, killed: bool
+) -> None:
+    at = begin_at(engine, begun_at)
+    with second_waits_for_first(engine, pool, isolation, call, at + 7, at) as (first, second, waiting):
+        if killed:
+            first.invalidate()  # the connection is cut, as it is when a process dies
+        else:
+            first.rollback()
+        assert waiting.result(30) is APPLIED
+        second.commit()
+    assert watermark(engine) == at
+
+
+@insisting
+@at_any_level
+def test_who_insists_and_waits_for_a_rollback_finds_the_gap_again(
+    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, isolation: str
+) -> None:
+    at = begin_at(engine, begun_at)
+    with second_waits_for_first(engine, pool, isolation, call, at, at + 1, insist=True) as (first, second, waiting):
+        first.rollback()
+        assert waiting.result(30) is GAP
+        second.commit()
+    assert watermark(engine) == begun_at
+
+
+@every_case
+@at_any_level
+def test_who_waits_for_somebody_that_does_not_end_gives_up_in_time(
+    engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, isolation: str
+) -> None:
+    at = begin_at(engine, begun_at)
+    isolated = engine.execution_options(isolation_level=isolation)
+    with isolated.connect() as first, isolated.connect() as second:
+        alone(first, at)
+        for insist in (False, True):
+            options: dict[str, Any] = {"wait_seconds": 0.2, "insist": insist}
+            if call is of_a_relation:
+                del options["insist"]
+            begun = second.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
+            waiting = pool.submit(call, second, at + 1, **options)
+            with pytest.raises(InFlight) as caught:
+                waiting.result(10)  # far less than for ever, far more than 0.2 seconds on a busy machine
+            second.rollback()
+            ended = second.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
+            assert (ended - begun).total_seconds() >= 0.2, "the bound is waited out and not cut short"
+            assert caught.value.subscriber_id == "billing"
+            assert caught.value.message_ids[0] == (
+                "an aggregate of fresh_event" if call is of_a_relation else "account ann"
+            )
+            assert lock_timeout(second) == "0", "the rollback has put the setting back too"
+            second.rollback()
+        first.commit()
+    assert watermark(engine) == at
+
+
+def test_a_relation_that_waits_as_long_as_its_transaction_says_has_the_errors_of_that(engine: Engine) -> None:
+    with engine.connect() as first, engine.connect() as second:
+        alone(first, 1)
+        second.exec_driver_sql("SET LOCAL lock_timeout = '20ms'")
+        with pytest.raises(OperationalError) as caught:
+            of_a_relation(second, 2, wait_seconds=None)
+        assert sqlstate(caught.value) == "55P03"
+
+
+@every_call
+@at_any_level
+def test_what_is_known_to_be_stale_waits_for_nobody_and_keeps_nobody_waiting(
+    engine: Engine, call: Call, isolation: str
+) -> None:
+    begin_at(engine, 4)
+    isolated = engine.execution_options(isolation_level=isolation)
+    with isolated.connect() as first, isolated.connect() as second, isolated.connect() as third:
+        # Sets also advance zoe: of her, there is one transaction at a time.
+        assert call(first, 4) is STALE
+        assert alone(second, 5, wait_seconds=0.2) is APPLIED
+        first.rollback()
+        assert call(third, 3, wait_seconds=0.2) is STALE
+        second.commit()
+    assert watermark(engine) == 5
+
+
+@pytest.mark.parametrize("insist", [False, True], ids=["", "insist"])
+def test_overlapping_batches_in_opposite_orders_wait_and_do_not_deadlock(
+    engine: Engine, pool: ThreadPoolExecutor, insist: bool
+) -> None:
+    # While somebody else holds bob, both batches are brought to their wait: the first holds ann and waits for bob, and
+    # the second waits for ann with nothing in its hands. In the order given, it would hold bob and wait for ann.
+    # Ann has a watermark and bob has none, so that rows which are there and rows which are not share one order.
+    begin_at(engine, 1)
+    forth = [("account", "ann", 2), ("account", "bob", 1)]
+    back = [("account", "bob", 1), ("account", "ann", 2)]
+    with engine.connect() as holder, engine.connect() as one, engine.connect() as other:
+        pids = backend_pid(one), backend_pid(other)
+        advance(holder, "billing", "account", "bob", 1)
+        first = pool.submit(advance_many, one, "billing", forth, insist=insist, **PATIENT)
+        wait_until_blocked(engine, pids[0], by=backend_pid(holder))
+        second = pool.submit(advance_many, other, "billing", back, insist=insist, **PATIENT)
+        wait_until_blocked(engine, pids[1], by=pids[0])
+        holder.rollback()
+        assert first.result(30) == [APPLIED, APPLIED]
+        one.commit()
+        assert second.result(30) == [STALE, STALE]
+        other.commit()
+
+
+# --- many at once ----------------------------------------------------------------------------------------------------
+
+THREADS, AGGREGATES, EVENTS = 12, 5, 30
+
+
+def shuffled(thread: int) -> list[tuple[str, str, int]]:
+    """Every event of every aggregate, some twice, in an order of this thread's own."""
+    dice = random.Random(thread)
+    every = [("account", str(name), at) for name in range(AGGREGATES) for at in range(1, EVENTS + 1)]
+    mixed = every + dice.sample(every, 20)
+    dice.shuffle(mixed)
+    return mixed
+
+
+def work_until_done(engine: Engine, isolation: str, run: Callable[[Connection], Any]) -> Any:
+    """Run a transaction, and again after a serialization failure; roll back now and then, as workers die."""
+    while True:
+        try:
+            with engine.execution_options(isolation_level=isolation).begin() as connection:
+                return run(connection)
+        except OperationalError as error:
+            if sqlstate(error) != SERIALIZATION_FAILURE:
+                raise
+
+
+@at_any_level
+@pytest.mark.parametrize("size", [1, 25])
+def test_many_threads_with_shuffled_events_apply_each_at_most_once_and_in_order(
+    engine: Engine, pool: ThreadPoolExecutor, isolation: str, size: int
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE effect (number serial, name text, at int)")
+
+    def work(thread: int) -> int:
+        applied = 0
+        events = shuffled(thread)
+        for start in range(0, len(events), size):
+            batch = events[start : start + size]
+            rolls_back = random.Random(thread * 1_000 + start).random() < 0.1
+
+            def run(connection: Connection, batch: Any = batch, rolls_back: bool = rolls_back) -> int:
+                answers = advance_many(connection, "billing", batch, **PATIENT) if size > 1 else [
+                    advance(connection, "billing", *batch[0], **PATIENT)
+                ]  # fmt: skip
+                first = [event for event, answer in zip(batch, answers, strict=True) if answer is APPLIED]
+                for _, name, at in first:
+                    connection.exec_driver_sql("INSERT INTO effect (name, at) VALUES (%s, %s)", (name, at))
+                if rolls_back:
+                    connection.rollback()
+                return len(first)
+
+            counted = work_until_done(engine, isolation, run)
+            if rolls_back:
+                counted = work_until_done(engine, isolation, lambda lent, run=run: run(lent, rolls_back=False))
+            applied += counted
+        return applied
+
+    applied = sum(pool.map(work, range(THREADS)))
+    with engine.connect() as connection:
+        effects = connection.exec_driver_sql("SELECT name, at FROM effect ORDER BY number").all()
+        marks = dict(connection.exec_driver_sql("SELECT aggregate_id, sequence FROM aggregate_watermark").all())
+    assert len(effects) == applied
+    assert marks == {str(name): EVENTS for name in range(AGGREGATES)}
+    for name in marks:
+        seen = [at for of, at in effects if of == name]
+        assert seen == sorted(set(seen)), "once at most, and in order"
+        assert seen[-1] == EVENTS
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "SERIALIZABLE"])
+def test_threads_that_insist_and_take_up_gaps_again_apply_every_event_once_and_in_order(
+    engine: Engine, pool: ThreadPoolExecutor, isolation: str
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE effect (number serial, name text, at int)")
+        connection.exec_driver_sql("CREATE TABLE account (name text PRIMARY KEY, total int)")
+        for name in range(AGGREGATES):
+            connection.exec_driver_sql("INSERT INTO account VALUES (%s, 0)", (str(name),))
+
+    def work(thread: int) -> None:
+        waiting = shuffled(thread)
+        while waiting:  # the broker, which delivers again what was handed back
+            event, *waiting = waiting
+
+            def run(connection: Connection, event: Any = event) -> Advance:
+                answer = advance(connection, "billing", *event, insist=True, **PATIENT)
+                if answer is APPLIED:
+                    _, name, at = event
+                    connection.exec_driver_sql("INSERT INTO effect (name, at) VALUES (%s, %s)", (name, at))
+                    connection.exec_driver_sql("UPDATE account SET total = total + %s WHERE name = %s", (at, name))
+                return answer
+
+            if work_until_done(engine, isolation, run) is GAP:
+                waiting.append(event)
+
+    list(pool.map(work, range(6)))
+    with engine.connect() as connection:
+        totals = connection.exec_driver_sql("SELECT DISTINCT total FROM account").scalars().all()
+        for name in range(AGGREGATES):
+            statement = "SELECT at FROM effect WHERE name = %s ORDER BY number"
+            seen = connection.exec_driver_sql(statement, (str(name),)).scalars().all()
+            assert seen == list(range(1, EVENTS + 1))
+    assert totals == [EVENTS * (EVENTS + 1) // 2]

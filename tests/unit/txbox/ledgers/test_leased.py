@@ -1,0 +1,209 @@
+"""The steps of work under a lease, one by one: what is asked for next, whatever came of the step before."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Never
+
+import pytest
+
+from support.waiting import wait_until
+from txbox import InFlight, InvalidConfiguration, LeaseLost, LedgerError, Outcome, ResultNotStored
+from txbox.ledgers import LEASE_SECONDS, Acquisition, Lease, LeaseState
+from txbox.ledgers.lease import elapsed
+from txbox.ledgers.leased import Done, Leased, _Call, _Pause, _Work, takes_lease
+
+
+class Untouched:
+    """A ledger that nobody may call: what the steps say is not carried out here."""
+
+    subscriber_id = "mailing"
+
+    def check(self) -> Never:
+        raise AssertionError
+
+    def acquire(
+        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+    ) -> Acquisition:
+        raise AssertionError
+
+    def renew(self, lease: Lease, *, seconds: float | None = None) -> Never:
+        raise AssertionError
+
+    def complete(self, lease: Lease, result: bytes | None = None) -> Never:
+        raise AssertionError
+
+    def release(self, lease: Lease, *, forget_attempts: bool = False) -> Never:
+        raise AssertionError
+
+
+def make_lease(ago: float = 0.0) -> Lease:
+    return Lease("mailing", "m", fence=7, attempt=1, unknown_attempts=0, seconds=30, asked_at=elapsed() - ago)
+
+
+def begin(leased: Leased, *, until: float | None = None, forgets: Callable[..., bool] = lambda *_: False) -> Any:
+    steps = leased._steps("m", None, until, forgets)
+    assert isinstance(next(steps), _Call)
+    return steps
+
+
+def ended(steps: Any, answer: object) -> Done:
+    with pytest.raises(StopIteration) as end:
+        steps.send(answer)
+    done = end.value.value
+    assert isinstance(done, Done)
+    return done
+
+
+def acquired(lease: Lease) -> Acquisition:
+    return Acquisition(LeaseState.ACQUIRED, lease)
+
+
+def test_work_is_acquired_done_and_completed() -> None:
+    steps = begin(Leased(Untouched(), keep_result=True))
+    lease = make_lease()
+    assert steps.send(acquired(lease)) == _Work(lease)
+    assert isinstance(steps.send({"a": 1}), _Call)
+    assert ended(steps, None) == Done(Outcome.PROCESSED, {"a": 1})
+
+
+@pytest.mark.parametrize(("kept", "result"), [(None, None), (b"null", None), (b'{"a": 1}', {"a": 1})])
+def test_what_is_completed_is_a_duplicate_with_its_result(kept: bytes | None, result: object) -> None:
+    steps = begin(Leased(Untouched()))
+    assert ended(steps, Acquisition(LeaseState.COMPLETED, result=kept)) == Done(Outcome.DUPLICATE, result)
+
+
+def test_what_is_in_flight_is_not_waited_for_unless_that_was_asked() -> None:
+    steps = begin(Leased(Untouched()))
+    with pytest.raises(InFlight) as caught:
+        steps.send(Acquisition(LeaseState.IN_FLIGHT, seconds=12.5))
+    assert (caught.value.message_ids, caught.value.seconds) == (("m",), 12.5)
+
+
+def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_the_wait() -> None:
+    steps = begin(Leased(Untouched(), wait_seconds=0.2))
+    deadline = elapsed() + 0.2
+    in_flight = Acquisition(LeaseState.IN_FLIGHT, seconds=1)
+    while elapsed() < deadline - 0.05:
+        step = steps.send(in_flight)
+        assert isinstance(step, _Pause)
+        assert elapsed() + step.seconds <= deadline + 0.05
+        assert isinstance(steps.send(None), _Call)
+    wait_until(lambda: elapsed() > deadline)
+    with pytest.raises(InFlight):
+        steps.send(in_flight)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit()])
+@pytest.mark.parametrize("release", [None, LedgerError("away"), LeaseLost("mailing", "m", 7)], ids=repr)
+def test_a_failure_releases_and_goes_on_whatever_becomes_of_the_release(
+    error: BaseException, release: Exception | None
+) -> None:
+    steps = begin(Leased(Untouched()))
+    steps.send(acquired(make_lease()))
+    assert isinstance(steps.throw(error), _Call)
+    answer = functools.partial(steps.send, None) if release is None else functools.partial(steps.throw, release)
+    with pytest.raises(type(error)) as caught:
+        answer()
+    assert caught.value is error
+
+
+def test_whether_attempts_are_forgotten_is_asked_with_the_error() -> None:
+    asked: list[object] = []
+
+    def forgets(*arguments: object) -> bool:
+        asked.extend(arguments)
+        return True
+
+    lease, error = make_lease(), ValueError("no")
+    steps = begin(Leased(Untouched()), forgets=forgets)
+    steps.send(acquired(lease))
+    steps.throw(error)
+    assert asked == [lease, error]
+
+
+def test_a_completion_is_tried_again_while_the_lease_lasts() -> None:
+    steps = begin(Leased(Untouched()))
+    steps.send(acquired(make_lease()))
+    step = steps.send("done")
+    for _ in range(5):
+        assert isinstance(step, _Call)
+        assert isinstance(steps.throw(LedgerError("away")), _Pause)
+        step = steps.send(None)
+    assert ended(steps, None).outcome is Outcome.PROCESSED
+
+
+@pytest.mark.parametrize(
+    ("ago", "error"),
+    [(0.0, LedgerError("no", permanent=True)), (31.0, LedgerError("away")), (0.0, LeaseLost("mailing", "m", 7))],
+    ids=["a permanent error", "the lease has run out", "the lease was lost"],
+)
+def test_a_completion_is_not_tried_again(ago: float, error: Exception) -> None:
+    steps = begin(Leased(Untouched()))
+    steps.send(acquired(make_lease(ago)))
+    assert isinstance(steps.send("done"), _Call)
+    with pytest.raises(type(error)):
+        steps.throw(error)
+
+
+def test_a_result_that_cannot_be_encoded_is_told_after_the_completion() -> None:
+    steps = begin(Leased(Untouched(), keep_result=True))
+    steps.send(acquired(make_lease()))
+    assert isinstance(steps.send(object()), _Call), "it is completed first"
+    with pytest.raises(ResultNotStored, match="TypeError"):
+        steps.send(None)
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan")])
+def test_a_wait_is_no_less_than_nothing(wait: float) -> None:
+    with pytest.raises(InvalidConfiguration, match="wait must be at least 0 seconds"):
+        Leased(Untouched(), wait_seconds=wait)
+
+
+@pytest.mark.parametrize("seconds", [0, float("nan"), 1e9])
+def test_a_lease_has_a_length(seconds: float) -> None:
+    with pytest.raises(InvalidConfiguration, match="lease must be"):
+        Leased(Untouched(), seconds=seconds)
+
+
+class Handlers:
+    def method(self, message: object, lease: Lease) -> None: ...
+
+    def __call__(self, message: object, *, lease: Lease) -> None: ...
+
+
+def by_position(message: object, lease: Lease, /) -> None: ...
+
+
+def named(message: object, lease: Lease) -> None: ...
+
+
+def anything(message: object, *lease: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        (named, True),
+        (lambda message, *, lease=None: None, True),
+        (Handlers().method, True),
+        (Handlers(), True),
+        (functools.partial(named, "m"), True),
+        (lambda message: None, False),
+        (lambda message, **options: None, False),
+        (lambda message, **lease: None, False),
+        (print, False),
+        (dict, False),
+        (max, False),
+    ],
+)
+def test_a_handler_is_given_its_lease_if_it_names_it(handler: Callable[..., Any], expected: bool) -> None:
+    assert takes_lease(handler) is expected
+
+
+def test_a_lease_is_not_handed_in_by_position() -> None:
+    with pytest.raises(InvalidConfiguration, match="positional-only"):
+        takes_lease(by_position)
+
+
+def test_a_lease_that_is_many_arguments_is_none() -> None:
+    assert not takes_lease(anything)

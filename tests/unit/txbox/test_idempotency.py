@@ -1,0 +1,78 @@
+"""What ``idempotent`` refuses before any message comes, and what its decorated handlers look like."""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from txbox import InvalidConfiguration, Message
+from txbox.idempotency import idempotent
+from txbox.ledgers import Lease, PostgresLedger
+
+# Nothing here gets as far as connecting.
+LEDGER = PostgresLedger(create_engine("postgresql+psycopg://127.0.0.1:1/none"), "mailing")
+
+
+def generator(message: Message) -> Iterator[int]:
+    yield 1
+
+
+async def async_generator(message: Message) -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("handler", [generator, async_generator])
+def test_generators_are_refused(handler: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidConfiguration, match="no generators"):
+        idempotent(handler, ledger=LEDGER)
+    with pytest.raises(InvalidConfiguration, match="no generators"):
+        idempotent(ledger=LEDGER)(handler)
+
+
+def test_a_lease_by_position_is_refused() -> None:
+    def handler(message: Message, lease: Lease, /) -> None: ...
+
+    with pytest.raises(InvalidConfiguration, match="positional-only"):
+        idempotent(handler, ledger=LEDGER)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"lease": 0}, "lease must be"), ({"lease": 1e9}, "lease must be"), ({"wait": -1}, "wait must")],
+)
+def test_lengths_that_cannot_work_are_refused_when_decorating(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=said):
+        idempotent(lambda message: None, ledger=LEDGER, **options)
+
+
+@pytest.mark.parametrize("arguments", [(), ("m",), (Message("m", b""), Message("n", b""))])
+def test_there_has_to_be_one_message_unless_identify_says_what_the_id_is(arguments: tuple[Any, ...]) -> None:
+    handler = idempotent(lambda *anything: None, ledger=LEDGER)
+    with pytest.raises(InvalidConfiguration, match=f"has found {sum(map(is_message, arguments))} messages"):
+        handler(*arguments)
+
+
+def test_a_fingerprint_of_the_message_needs_one_message_too() -> None:
+    handler = idempotent(lambda message_id: None, ledger=LEDGER, identify=str, fingerprint=True)
+    with pytest.raises(InvalidConfiguration, match="fingerprint="):
+        handler("m")
+
+
+def is_message(argument: object) -> bool:
+    return isinstance(argument, Message)
+
+
+def test_a_decorated_handler_takes_what_the_handler_takes_but_the_lease() -> None:
+    def handler(message: Message, greeting: str = "hello", *, lease: Lease) -> int:
+        return lease.fence
+
+    async def handler_async(message: Message, *, lease: Lease) -> int:
+        return lease.fence
+
+    assert str(inspect.signature(idempotent(handler, ledger=LEDGER))) == (
+        "(message: txbox.message.Message, greeting: str = 'hello') -> int"
+    )
+    assert list(inspect.signature(idempotent(handler_async, ledger=LEDGER)).parameters) == ["message"]
+    assert inspect.iscoroutinefunction(idempotent(handler_async, ledger=LEDGER))

@@ -1,0 +1,167 @@
+"""What is decided without a database: what events are to a watermark, and which arguments are refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import column
+from sqlalchemy.orm import Session
+
+from txbox import InvalidConfiguration
+from txbox.schema import TABLE_NAMES
+from txbox.watermark import Advance, advance, advance_from, advance_many, decide
+from txbox.watermark_statements import watermark_statements
+
+APPLIED, STALE, GAP = Advance
+
+SMALL = st.integers(-2, 8)
+
+
+@pytest.mark.parametrize(
+    ("before", "sequences", "answers", "after"),
+    [
+        (None, [], [], None),
+        (None, [5], [APPLIED], 5),
+        (None, [-5], [APPLIED], -5),
+        (4, [4], [STALE], 4),
+        (4, [5, 3, 5, 7, 6], [APPLIED, STALE, STALE, APPLIED, STALE], 7),
+    ],
+)
+def test_an_event_above_the_watermark_is_applied(
+    before: int | None, sequences: list[int], answers: list[Advance], after: int | None
+) -> None:
+    assert decide(before, sequences) == (answers, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "sequences", "answers", "after"),
+    [
+        (None, [2], [GAP], None),
+        (None, [0], [STALE], None),
+        (None, [3, 1, 3, 2, 3], [GAP, APPLIED, GAP, APPLIED, APPLIED], 3),
+        (4, [4, 6, 5, 6], [STALE, GAP, APPLIED, APPLIED], 6),
+        (-7, [-6], [APPLIED], -6),
+    ],
+)
+def test_who_insists_gets_the_next_one_only(
+    before: int | None, sequences: list[int], answers: list[Advance], after: int | None
+) -> None:
+    assert decide(before, sequences, insist=True) == (answers, after)
+
+
+def test_what_is_first_is_said_by_who_insists() -> None:
+    assert decide(None, [0, 1, 100, 101], insist=True, first=100) == ([STALE, STALE, APPLIED, APPLIED], 101)
+    assert decide(None, [0], insist=True, first=0) == ([APPLIED], 0)
+
+
+@given(st.none() | SMALL, st.lists(SMALL), st.booleans(), SMALL)
+def test_a_set_is_decided_as_its_events_one_by_one(
+    before: int | None, sequences: list[int], insist: bool, first: int
+) -> None:
+    mark, one_by_one = before, []
+    for sequence in sequences:
+        (answer,), mark = decide(mark, [sequence], insist=insist, first=first)
+        one_by_one.append(answer)
+    assert decide(before, sequences, insist=insist, first=first) == (one_by_one, mark)
+
+
+@given(st.none() | SMALL, st.lists(SMALL), st.booleans())
+def test_each_sequence_is_applied_once_at_most_and_in_order(
+    before: int | None, sequences: list[int], insist: bool
+) -> None:
+    answers, after = decide(before, sequences, insist=insist)
+    applied = [one for one, answer in zip(sequences, answers, strict=True) if answer is APPLIED]
+    assert applied == sorted(set(applied))
+    assert after == (applied[-1] if applied else before)
+    if insist and applied:
+        assert applied == list(range(1 if before is None else before + 1, applied[-1] + 1))
+    assert insist or GAP not in answers
+
+
+CALLS: list[Callable[..., object]] = [
+    lambda **given: advance(
+        Session(), **{"subscriber": "s", "aggregate_type": "t", "aggregate_id": "1", "sequence": 1, **given}
+    ),
+    lambda **given: advance_many(
+        Session(),
+        given.pop("subscriber", "s"),
+        [("t", "1", 1), (given.pop("aggregate_type", "t"), given.pop("aggregate_id", "1"), given.pop("sequence", 1))],
+        **given,
+    ),
+]
+both = pytest.mark.parametrize("call", CALLS, ids=["one", "many"])
+
+
+@both
+@pytest.mark.parametrize("argument", ["subscriber", "aggregate_type", "aggregate_id"])
+@pytest.mark.parametrize("value", ["", "a\0b", "\ud800", "é" * 501], ids=["empty", "NUL", "surrogate", "long"])
+def test_text_that_postgres_cannot_keep_is_refused(call: Callable[..., object], argument: str, value: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=rf"^{argument} must be 1 to [\d,]+ bytes of text, not"):
+        call(**{argument: value})
+
+
+@both
+@pytest.mark.parametrize("value", [2**63, -(2**63)])
+@pytest.mark.parametrize("argument", ["sequence", "first"])
+def test_a_number_that_is_no_bigint_is_refused(call: Callable[..., object], argument: str, value: int) -> None:
+    with pytest.raises(InvalidConfiguration, match=f"^{argument} must be from -9223372036854775807 to"):
+        call(**{argument: value})
+
+
+@both
+@pytest.mark.parametrize("wrong", [{"sequence": "1"}, {"sequence": True}, {"sequence": 1.0}, {"aggregate_id": 7}])
+def test_what_is_of_another_type_is_refused(call: Callable[..., object], wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"^{next(iter(wrong))} must be"):
+        call(**wrong)
+
+
+@pytest.mark.parametrize("wait_seconds", [0, -1, 0.0001, 3601, float("inf"), float("nan")])
+@both
+def test_a_wait_without_bounds_is_refused(call: Callable[..., object], wait_seconds: float) -> None:
+    # Postgres reads a lock_timeout of 0 as "wait for ever", which is what must not happen.
+    with pytest.raises(InvalidConfiguration, match=r"^wait_seconds must be from 0\.001 to 3600, not"):
+        call(wait_seconds=wait_seconds)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "argument"),
+    [
+        ({"relation": ""}, "relation"),
+        ({"aggregate_id": None}, "aggregate_id"),
+        ({"sequence": 7}, "sequence"),
+        ({"aggregate_type": ""}, "aggregate_type"),
+        ({"wait_seconds": 0}, "wait_seconds"),
+    ],
+)
+def test_a_relation_without_names_is_refused(wrong: dict[str, Any], argument: str) -> None:
+    usual = {"aggregate_type": "t", "aggregate_id": "id", "sequence": "version"}
+    with pytest.raises(InvalidConfiguration, match=f"^{argument} must be"):
+        advance_from(Session(), "s", **{**usual, **wrong})
+
+
+def test_the_longest_names_are_accepted_before_anything_is_asked_of_the_database() -> None:
+    with pytest.raises(TypeError, match="Connection or Session is needed"):
+        advance(None, "s" * 200, "t" * 200, "i" * 1_000, 2**63 - 1)  # type: ignore[arg-type]
+
+
+def test_every_statement_names_the_table_in_full_and_quoted() -> None:
+    found = watermark_statements("Odd-%", "P%")
+    table = '"Odd-%%"."P%%aggregate_watermark"'
+    texts = {name: text for name, text in vars(found).items() if isinstance(text, str) and " " in text}
+    texts["advance_from"] = found.advance_from("r", None, "i", "s", newest_only=False)
+    assert len(texts) == 8
+    for name, text in texts.items():
+        assert table in text, name
+        assert not [one for one in TABLE_NAMES if one in text.replace(table, "")], name
+    assert found.aggregate_watermark == '"Odd-%"."P%aggregate_watermark"'
+
+
+def test_a_relation_and_its_columns_are_quoted() -> None:
+    text = watermark_statements().advance_from('r"%', column("type").name, "Id", "order", newest_only=True)
+    assert 'FROM "r""%%" AS event' in text
+    assert 'event."type"::text' in text
+    assert 'event."Id"::text' in text
+    assert 'event."order"::bigint' in text
+    assert text.count("%s") == 3

@@ -1,0 +1,237 @@
+"""The transactions in which messages are recorded and handled: inbox and effects, both or neither."""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+
+from txbox import Inbox, Message
+from txbox.backoff import Backoff
+from txbox.instrumentation import Committed, Hook, Retried, emit
+from txbox.ledgers import Lease
+from txbox.sqlstates import is_retryable, sqlstate
+from txbox_workers.delivery import Delivery
+from txbox_workers.lent_transaction import LentTransactions, finish
+from txbox_workers.outages import connecting, recording
+
+__all__ = ["BatchHandler", "Halt", "Handler", "HandlerTransactions", "SessionFactory", "Sorted", "Stopping"]
+
+
+class HandlerWithLease(Protocol):
+    """handler(session, message, lease=…), beside an inbox with a ledger."""
+
+    def __call__(self, session: Any, message: Message, /, *, lease: Lease) -> object:
+        """Apply one message in the session's transaction, under a lease; raise to have it rolled back."""
+
+
+class LedgerHandlerWithLease(Protocol):
+    """handler(message, lease=…), with a ledger alone."""
+
+    def __call__(self, message: Message, /, *, lease: Lease) -> object:
+        """Do the work of one message; raise if it failed."""
+
+
+Handler = Callable[[Any, Message], object] | Callable[[Message], object] | HandlerWithLease | LedgerHandlerWithLease
+"""handler(session, message): applies one message in the session's transaction; raises to have it rolled back. With a
+ledger alone, handler(message). With a ledger, one that names a parameter ``lease`` is given it."""
+
+BatchHandler = Callable[[Any, Sequence[Message]], object]
+"""batch_handler(session, messages): applies all the messages that are first, in one transaction."""
+
+T = TypeVar("T")
+
+
+class SessionFactory(Protocol):
+    """Makes the session that a handler is given: ``Session`` itself, a subclass, or a ``sessionmaker``."""
+
+    def __call__(self, *, bind: Connection, join_transaction_mode: Any) -> Session:
+        """Make a session that works in the transaction of this connection."""
+
+
+class Halt(Protocol):
+    """Says when nothing more is to be begun: a ``threading.Event``, or a deadline."""
+
+    def is_set(self) -> bool:
+        """Whether that is now."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it, so many seconds at most; return whether it is now."""
+
+
+class Stopping(Exception):
+    """Nothing more is to be begun while a transaction that the database has rolled back waits to be run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """What became of a batch that was committed.
+
+    Attributes:
+        first: ids that were processed now.
+        mismatched: ids processed before with another body.
+        left: ids that were not begun, as time ran out, and are not recorded.
+    """
+
+    first: frozenset[str]
+    mismatched: frozenset[str]
+    left: frozenset[str]
+
+
+class HandlerTransactions:
+    """Records deliveries and runs the handler, in one transaction for one or for many."""
+
+    def __init__(
+        self,
+        *,
+        inbox: Inbox,
+        engine: Engine,
+        handler: Handler | None,
+        batch_handler: BatchHandler | None,
+        session_factory: SessionFactory,
+        source_name: str,
+        hooks: Sequence[Hook],
+        wants_details: Callable[[], bool],
+        stopping: Halt,
+        cut_short: Halt | None = None,
+    ) -> None:
+        """Take what ``Worker`` was given; it has validated all of it.
+
+        Args:
+            cut_short: within a batch, begin no more handlers once this is set: what was not begun is taken out of the
+                inbox again, and the rest commits.
+        """
+        self._engine = engine
+        self._transactions = LentTransactions(engine)
+        self._inbox = inbox
+        self._handler: Callable[..., object] | None = handler
+        self._batch_handler = batch_handler
+        self._session_factory = session_factory
+        self._source_name = source_name
+        self._hooks = hooks
+        self._wants_details = wants_details
+        self._stopping = stopping
+        self._cut_short = cut_short or threading.Event()
+
+    def check(self) -> None:
+        """See that the inbox can be used.
+
+        Raises:
+            DatabaseUnavailable: the database does not answer.
+            SchemaMissing, NotInTransaction: it cannot be used like this.
+        """
+        with connecting(), self._engine.connect() as connection:
+            self._inbox.check(connection)
+
+    def check_recording(self) -> None:
+        """See that a message could be recorded, by recording one and rolling back.
+
+        Reading is not enough after trouble: a server that is read-only, full or short of a permission can be read, and
+        a worker that took that for recovery would take deliveries and hand them back, over and over.
+
+        Raises:
+            DatabaseUnavailable, SchemaMissing: it could not.
+        """
+        with connecting(), self._engine.connect() as connection, recording():
+            self._inbox.record(connection, f"check {uuid.uuid4()}", b"")
+            connection.rollback()
+
+    def run_batch(self, deliveries: Sequence[Delivery]) -> Sorted:
+        """Process deliveries in one transaction.
+
+        Raises:
+            Stopping, DatabaseUnavailable; and whatever a handler raises. Nothing is committed.
+        """
+        return self._with_retries(deliveries, lambda: self._batch(deliveries))
+
+    def run_one(self, delivery: Delivery, **extra: Any) -> bool:
+        """Process a delivery in a transaction of its own.
+
+        Args:
+            delivery: what.
+            extra: what the handler is to be given besides.
+
+        Returns:
+            True: it was processed now. False: it was before.
+
+        Raises:
+            InFlight, Mismatch, Stopping, DatabaseUnavailable; and whatever the handler raises. Nothing is committed.
+        """
+        return self._with_retries([delivery], lambda: self._one(delivery, extra))
+
+    def _batch(self, deliveries: Sequence[Delivery]) -> Sorted:
+        begun = time.monotonic()
+        with self._transactions.lend() as connection:
+            with recording():
+                recorded = self._inbox.sort_out(connection, {d.message.id: d.message.body for d in deliveries})
+            first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
+            left = frozenset(self._handle(connection, first, {}) if first else ())
+            if left:
+                self._inbox.unrecord(connection, left)
+        duplicates = len(deliveries) - len(first) - len(recorded.mismatched)
+        self._emit_committed(len(first) - len(left), duplicates, begun)
+        return Sorted(recorded.first - left, recorded.mismatched, left)
+
+    def _one(self, delivery: Delivery, extra: Mapping[str, Any]) -> bool:
+        begun = time.monotonic()
+        message = delivery.message
+        with self._transactions.lend() as connection:
+            with recording():
+                first = self._inbox.record(connection, message.id, message.body)
+            if first:
+                self._handle(connection, [delivery], extra)
+        self._emit_committed(int(first), int(not first), begun)
+        return first
+
+    def _handle(self, connection: Connection, deliveries: Sequence[Delivery], extra: Mapping[str, Any]) -> list[str]:
+        """Run the handler for messages that are first, in the transaction that has recorded them.
+
+        Returns:
+            The ids of those that were not begun.
+        """
+        # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
+        # transaction, which is then found inactive.
+        session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
+        try:
+            if self._batch_handler is not None:
+                self._batch_handler(session, [delivery.message for delivery in deliveries], **extra)
+                finish(session, connection)
+            elif self._handler is not None:
+                for number, delivery in enumerate(deliveries):
+                    if number and self._cut_short.is_set():
+                        return [rest.message.id for rest in deliveries[number:]]
+                    self._handler(session, delivery.message, **extra)
+                    finish(session, connection)
+        finally:
+            session.close()
+        return []
+
+    def _with_retries(self, deliveries: Sequence[Delivery], run: Callable[[], T]) -> T:
+        for attempt in range(1, TRANSACTION_RUNS):
+            try:
+                return run()
+            except Exception as error:
+                if not is_retryable(error):
+                    raise
+                code = sqlstate(error) or ""
+                emit(self._hooks, Retried(self._inbox.subscriber_id, self._source_name, code, attempt, len(deliveries)))
+                if self._stopping.wait(RETRY_BACKOFF.seconds(attempt)):
+                    raise Stopping("not run again, because nothing more is to be begun") from error
+        return run()
+
+    def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
+        if not self._wants_details():
+            return
+        seconds = time.monotonic() - begun
+        emit(self._hooks, Committed(self._inbox.subscriber_id, self._source_name, first, duplicates, seconds))
+
+
+TRANSACTION_RUNS = 6
+"""How often a transaction is run before a deadlock or serialization failure counts as a failure of its messages."""
+
+RETRY_BACKOFF = Backoff(first_seconds=0.02, longest_seconds=1.0)
+"""Between the runs of a transaction that the database rolled back."""

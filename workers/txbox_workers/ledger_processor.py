@@ -1,0 +1,209 @@
+"""Deliveries through a ledger: for handlers whose effects no transaction covers.
+
+Each delivery is processed under the lease of its message::
+
+    acquire ── in flight: hand back ── completed: a duplicate
+       │
+    handler(message)                          a keeper renews the lease
+       │
+    complete ── ack
+
+Beside an inbox, the handler runs in a transaction that records the message, as it would without a ledger: the inbox
+decides whether its effects in the database stand, and the lease keeps two workers from running it at the same time.
+
+Attempts are counted by the ledger, when they begin. So a message that takes its process down is known by its attempts,
+and when it has had them all, it is parked instead of run.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from txbox import InFlight, LeaseLost, LedgerError, Mismatch, Outcome, Reason
+from txbox.backoff import Backoff
+from txbox.failures import NO_OUTCOME, describe
+from txbox.ledgers import Lease, Ledger
+from txbox.ledgers.leased import Leased, takes_lease
+from txbox.message import fingerprint as sha256
+from txbox_workers import processor
+from txbox_workers.delivery import Delivery, Settlement
+from txbox_workers.handler_transactions import Halt, Handler, HandlerTransactions, Stopping
+from txbox_workers.outages import DatabaseUnavailable
+from txbox_workers.parking import Parking
+from txbox_workers.processor import Processor
+
+__all__ = ["LedgerProcessor"]
+
+
+class LedgerProcessor(Processor):
+    """Runs deliveries of one worker under the leases of a ledger."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        handler: Handler,
+        transactions: HandlerTransactions | None,
+        parking: Parking | None,
+        lease_seconds: float,
+        fingerprint: bool,
+        max_attempts: int | None,
+        backoff: Backoff,
+        stopping: Halt,
+        completed: Callable[[bool, float], None],
+        renewal_failed: Callable[[Lease, Exception], None],
+        ends_at: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """Take what ``Worker`` was given; it has validated all of it.
+
+        Args:
+            ledger: where leases live.
+            handler: what is run.
+            transactions: beside an inbox, the transactions in which it is run; None: it is run by itself.
+            parking: for dead letters; None leaves them to the broker.
+            lease_seconds: of a lease.
+            fingerprint: have another body under the same id refused.
+            max_attempts: attempts after which a message is parked.
+            backoff: the delay before a failed message is delivered again, by attempt.
+            stopping: says when nothing more is to be begun.
+            completed: is told of each message that is completed in the ledger, whether that was now, and how many
+                seconds it took; not beside an inbox, whose transactions tell of themselves.
+            renewal_failed: is told of a lease that could not be renewed.
+            ends_at: a reading of ``elapsed`` at which this process ends, and no lease may last longer; None: never.
+        """
+        super().__init__(stopping)
+        self._ledger = ledger
+        self._leased = Leased(ledger, seconds=lease_seconds, on_renewal_failure=renewal_failed)
+        self._handler: Callable[..., object] = handler
+        self._wants_lease = takes_lease(handler)
+        self._transactions = transactions
+        self._parking = parking
+        self._fingerprint = fingerprint
+        self._max_attempts = max_attempts if parking is not None else None
+        self._backoff = backoff
+        self._completed = completed
+        self._ends_at = ends_at
+
+    def check(self) -> None:
+        """See that the stores answer and have what is needed."""
+        self._ledger.check()
+        if self._transactions is not None:
+            self._transactions.check()
+        if self._parking is not None:
+            self._parking.check()
+
+    def check_recording(self) -> None:
+        """See that a lease could be acquired, and a message recorded."""
+        self._ledger.check()
+        if self._transactions is not None:
+            self._transactions.check_recording()
+
+    def _process_one(self, delivery: Delivery) -> Settlement:
+        begun = time.monotonic()
+        attempt = _Attempt(delivery)
+        message = delivery.message
+        try:
+            done = self._leased.run(
+                message.id,
+                lambda lease: self._work(attempt, lease),
+                fingerprint=sha256(message.body) if self._fingerprint else None,
+                until=self._ends_at(),
+                forgets=lambda lease, error: self._settle_failure(attempt, lease, error),
+            )
+        except BaseException as error:
+            if attempt.settlement is not None:
+                return attempt.settlement
+            if isinstance(error, DatabaseUnavailable) or error is attempt.error:
+                raise
+            return self._ledger_said(delivery, error, attempt.begun)
+        first = done.outcome is Outcome.PROCESSED and bool(done.result)
+        if self._transactions is None:
+            self._completed(first, time.monotonic() - begun)
+        return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
+
+    def _work(self, attempt: "_Attempt", lease: Lease) -> bool:
+        """Do the work of a message; return whether it was done now, and not before.
+
+        What it raises is kept, to be told from what the ledger raises.
+        """
+        delivery = attempt.delivery
+        extra: dict[str, Any] = {"lease": lease} if self._wants_lease else {}
+        attempt.begun = True
+        try:
+            if self._max_attempts is not None and lease.attempt > self._max_attempts:
+                raise _Spent
+            if delivery.problem is not None:
+                raise delivery.problem
+            if self._transactions is not None:
+                return self._transactions.run_one(delivery, **extra)
+            self._handler(delivery.message, **extra)
+        except BaseException as error:
+            attempt.error = error
+            raise
+        return True
+
+    def _settle_failure(self, attempt: "_Attempt", lease: Lease, error: BaseException) -> bool:
+        """Say what becomes of a delivery whose work has raised; return whether its attempts are to be forgotten."""
+        delivery = attempt.delivery
+        match error:
+            case KeyboardInterrupt() | DatabaseUnavailable():
+                return False
+            case InFlight() | Stopping():
+                # Another worker may have it at once, unless somebody elsewhere has it already.
+                delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
+                delay = delay if isinstance(error, InFlight) else 0.0
+                attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
+                return False
+            case Mismatch() if self._parking is not None:
+                attempt.settlement = self._parking.park_mismatch(delivery, error)
+                return True
+        if self._parking is None or self._max_attempts is None or lease.attempt < self._max_attempts:
+            attempt.settlement = Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(lease.attempt))
+            return False
+        if self._parking.is_parked(delivery):
+            attempt.settlement = Settlement(delivery, Outcome.DEAD, error)
+        elif isinstance(error, _Spent):
+            reason = Reason.CRASHED if lease.unknown_attempts else Reason.FAILED
+            attempt.settlement = self._parking.park(delivery, reason, NO_OUTCOME, lease.attempt - 1)
+        else:
+            reason = Reason.MALFORMED if error is delivery.problem else Reason.FAILED
+            attempt.settlement = self._parking.park(delivery, reason, describe(error), lease.attempt, error)
+        return True
+
+    def _ledger_said(self, delivery: Delivery, error: BaseException, begun: bool) -> Settlement:
+        """Settle a delivery whose lease could not be had, or was lost."""
+        match error:
+            case InFlight():
+                delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
+                return Settlement(delivery, Outcome.IN_FLIGHT, error, min(delay, error.seconds or delay))
+            case LeaseLost():
+                return Settlement(delivery, Outcome.IN_FLIGHT, error)
+            case Mismatch() if self._parking is not None:
+                return self._parking.park_mismatch(delivery, error)
+            case Mismatch():
+                return Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(delivery.receive_count))
+            case LedgerError():
+                raise DatabaseUnavailable(str(error), before_handler=not begun) from error
+        raise error
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What has become of one delivery so far.
+
+    Attributes:
+        delivery: of what.
+        begun: the ledger has given the lease.
+        error: what the work has raised.
+        settlement: what that means.
+    """
+
+    delivery: Delivery
+    begun: bool = False
+    error: BaseException | None = None
+    settlement: Settlement | None = None
+
+
+class _Spent(Exception):
+    """The message has had all of its attempts."""

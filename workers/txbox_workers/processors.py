@@ -1,0 +1,156 @@
+"""Which processor a worker or a Lambda function needs, by what it was given."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import Engine
+
+from txbox import Failures, Inbox, InvalidConfiguration
+from txbox.backoff import Backoff
+from txbox.instrumentation import Committed, HeartbeatFailed, Hook, emit
+from txbox.ledgers import Lease, Ledger
+from txbox.ledgers.lease import valid_lease_seconds
+from txbox_workers.handler_transactions import BatchHandler, Halt, Handler, HandlerTransactions, SessionFactory
+from txbox_workers.inbox_processor import InboxProcessor
+from txbox_workers.ledger_processor import LedgerProcessor
+from txbox_workers.parking import Parking
+from txbox_workers.processor import Processor
+
+__all__ = ["Processing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processing:
+    """How deliveries are to be processed; see ``Worker`` for what each of these means.
+
+    Raises:
+        InvalidConfiguration: when made, if something cannot work; it says of what, by the name in ``of``.
+    """
+
+    of: str
+    inbox: Inbox | None
+    ledger: Ledger | None
+    engine: Engine | None
+    handler: Handler | None
+    batch_handler: BatchHandler | None
+    transactions: Literal["batch", "message"]
+    max_attempts: int | None
+    backoff: Backoff
+    session_factory: SessionFactory
+    lease_seconds: float
+    fingerprint: bool
+
+    def __post_init__(self) -> None:
+        if self.inbox is None and self.ledger is None:
+            raise InvalidConfiguration(f"{self.of} needs an inbox, or a ledger, or both")
+        if self.inbox is not None and self.engine is None:
+            raise InvalidConfiguration(f"{self.of} needs the engine of its inbox")
+        if (self.handler is None) == (self.batch_handler is None):
+            raise InvalidConfiguration(f"{self.of} needs either handler or batch_handler, and not both")
+        if self.ledger is not None and self.handler is None:
+            raise InvalidConfiguration(f"{self.of} with a ledger needs handler: each message has a lease of its own")
+        if self.inbox is not None and self.ledger is not None and self.inbox.subscriber_id != self.ledger.subscriber_id:
+            raise InvalidConfiguration(
+                f"{self.of} has an inbox of {self.inbox.subscriber_id} and a ledger of {self.ledger.subscriber_id}; "
+                "they have to be of one subscriber"
+            )
+        if self.fingerprint and self.ledger is None:
+            raise InvalidConfiguration(
+                f"{self.of}.fingerprint is the ledger's; for an inbox: Inbox(…, fingerprint=True)"
+            )
+        if self.transactions not in ("batch", "message"):
+            raise InvalidConfiguration(
+                f"{self.of}.transactions must be 'batch' or 'message', not {self.transactions!r}"
+            )
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise InvalidConfiguration(f"{self.of}.max_attempts must be at least 1, or None, not {self.max_attempts!r}")
+        valid_lease_seconds(self.lease_seconds, f"{self.of}.lease_seconds")
+
+    @property
+    def subscriber_id(self) -> str:
+        """The consumer's name."""
+        keeper = self.inbox or self.ledger
+        assert keeper is not None  # noqa: S101 - for the type checker: see __post_init__
+        return keeper.subscriber_id
+
+    def processor(
+        self,
+        *,
+        source_name: str,
+        hooks: Sequence[Hook],
+        wants_details: Callable[[], bool],
+        stopping: Halt,
+        cut_short: Halt | None = None,
+        ends_at: Callable[[], float | None] = lambda: None,
+    ) -> Processor:
+        """Make the processor.
+
+        Args:
+            source_name: where deliveries come from, for events and dead letters.
+            hooks: told of every event.
+            wants_details: whether anybody hears the events of messages that went well.
+            stopping: says when nothing more is to be begun.
+            cut_short: as ``HandlerTransactions``.
+            ends_at: as ``LedgerProcessor``.
+        """
+        parking, transactions = None, None
+        if self.engine is not None:
+            schema, prefix = self._place()
+            parking = Parking(self.engine, self.subscriber_id, source_name, schema=schema, prefix=prefix)
+        if self.inbox is not None and self.engine is not None:
+            transactions = HandlerTransactions(
+                inbox=self.inbox,
+                engine=self.engine,
+                handler=self.handler,
+                batch_handler=self.batch_handler,
+                session_factory=self.session_factory,
+                source_name=source_name,
+                hooks=hooks,
+                wants_details=wants_details,
+                stopping=stopping,
+                cut_short=cut_short,
+            )
+        if self.ledger is None:
+            assert transactions is not None  # noqa: S101 - for the type checker: see __post_init__
+            assert parking is not None  # noqa: S101
+            assert self.engine is not None  # noqa: S101
+            schema, prefix = self._place()
+            return InboxProcessor(
+                transactions=transactions,
+                failures=Failures(self.engine, self.subscriber_id, schema=schema, prefix=prefix),
+                parking=parking,
+                engine=self.engine,
+                one_transaction_per_message=self.transactions == "message",
+                max_attempts=self.max_attempts,
+                backoff=self.backoff,
+                stopping=stopping,
+            )
+        assert self.handler is not None  # noqa: S101 - for the type checker: see __post_init__
+
+        def completed(first: bool, seconds: float) -> None:
+            if wants_details():
+                emit(hooks, Committed(self.subscriber_id, source_name, int(first), int(not first), seconds))
+
+        def renewal_failed(lease: Lease, error: Exception) -> None:
+            emit(hooks, HeartbeatFailed(self.subscriber_id, source_name, lease.message_id, f"its lease: {error}"))
+
+        return LedgerProcessor(
+            ledger=self.ledger,
+            handler=self.handler,
+            transactions=transactions,
+            parking=parking,
+            lease_seconds=self.lease_seconds,
+            fingerprint=self.fingerprint,
+            max_attempts=self.max_attempts,
+            backoff=self.backoff,
+            stopping=stopping,
+            completed=completed,
+            renewal_failed=renewal_failed,
+            ends_at=ends_at,
+        )
+
+    def _place(self) -> tuple[str | None, str]:
+        """Where the tables are: where those of the inbox are, or of a ledger in Postgres."""
+        keeper = self.inbox or self.ledger
+        return getattr(keeper, "schema", None), getattr(keeper, "prefix", "")
