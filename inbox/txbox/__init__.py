@@ -21,6 +21,7 @@
 from txbox.dead_letters import DeadLetter, DeadLetters, Reason
 from txbox.errors import (
     BrokerError,
+    EffectUnknown,
     EntityMissing,
     InFlight,
     InvalidConfiguration,
@@ -53,6 +54,7 @@ __all__ = [
     "BrokerError",
     "DeadLetter",
     "DeadLetters",
+    "EffectUnknown",
     "EntityMissing",
     "Failures",
     "Identify",

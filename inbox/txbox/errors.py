@@ -9,6 +9,7 @@
     ├── InFlight             another transaction, or the owner of a lease, is at this message right now
     ├── Mismatch             the same message id came with another body
     ├── LeaseLost            a lease ran out, and somebody else has taken it over
+    ├── EffectUnknown        a handler's own word for: it may have happened
     ├── LedgerError          a ledger's store could not be reached, or refused
     ├── ResultNotStored      a handler has done its work, and its result cannot be kept
     ├── EntityMissing        there is no such row or item to update
@@ -34,6 +35,7 @@ from typing import Any
 
 __all__ = [
     "BrokerError",
+    "EffectUnknown",
     "EntityMissing",
     "InFlight",
     "InvalidConfiguration",
@@ -159,6 +161,14 @@ class LeaseLost(TxboxError):
             f"the lease {fence} of {message_id} has run out, and subscriber {subscriber_id} has given it to another "
             "owner, or it was released; stop working on this message"
         )
+
+
+class EffectUnknown(TxboxError):
+    """Raised by handlers under a lease: the effect may have happened, as the answer to it was lost.
+
+    The message is released like any that has failed, and the next attempt is told by ``Lease.unknown_attempts``.
+    Whatever else a handler raises says that nothing has happened.
+    """
 
 
 class LedgerError(TxboxError):

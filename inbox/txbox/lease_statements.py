@@ -72,7 +72,11 @@ WHERE {key} AND lease.fence = %(fence)s AND coalesce(lease.expires_at, lease.com
 UPDATE {table} AS lease SET
   expires_at = NULL,
   attempts = CASE WHEN %(forget)s THEN 0 ELSE lease.attempts END,
-  failures = CASE WHEN %(forget)s THEN 0 WHEN lease.expires_at IS NULL THEN lease.failures ELSE lease.failures + 1 END
+  failures = CASE
+    WHEN %(forget)s THEN 0
+    WHEN %(unknown)s OR lease.expires_at IS NULL THEN lease.failures
+    ELSE lease.failures + 1
+  END
 WHERE {key} AND lease.fence = %(fence)s AND lease.completed_at IS NULL"""
         """Free a message whose attempt has failed, if the lease is the newest; the same lease may do so again."""
 

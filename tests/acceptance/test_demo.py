@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,10 +18,10 @@ from support.program import txbox as run_process
 from support.waiting import wait_until
 from txbox import TxboxError
 from txbox_workers.cli.app import run as run_here
-from txbox_workers.demo import fork_server
+from txbox_workers.demo import fork_server, plan, worker_process
 from txbox_workers.demo import place as demo_place
 from txbox_workers.demo import run as demo_run
-from txbox_workers.demo.crew import ROLES
+from txbox_workers.demo.crew import NOTIFICATION, ROLES
 from txbox_workers.demo.place import Place
 from txbox_workers.demo.plan import Plan
 from txbox_workers.demo.run import run_demo
@@ -54,6 +55,24 @@ def schemas(admin: Engine) -> list[str]:
 
 def queues(sqs: "SQSClient") -> list[str]:
     return sqs.list_queues(QueueNamePrefix="txbox-demo-").get("QueueUrls", [])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lost comes again sooner, or is given up sooner."""
+    monkeypatch.setattr(demo_run, "VISIBILITY_SECONDS", 1)
+    monkeypatch.setattr(demo_run, "LOST_SECONDS", 2.0)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Break the services, in their own processes: broken(script), which is run before anything is forked."""
+
+    def break_it(script: str) -> None:
+        whole = f"from txbox_workers.demo import fork_server_process\n{script}\nfork_server_process.main()"
+        monkeypatch.setattr(fork_server, "COMMAND", (sys.executable, "-c", whole))
+
+    return break_it
 
 
 DEMO = ("demo", "--without-spark")
@@ -112,7 +131,15 @@ def is_exact(figures: dict[str, Any], purchases: int) -> None:
         assert delivered["processed"] == purchases
         assert delivered["duplicate_share"] >= 0.2
     assert sum(figures[subscriber]["duplicate_share"] for subscriber in SUBSCRIBERS) / 2 >= 0.25
-    assert figures["notifications"] == {"found": purchases, "missing": [], "repeated": [], "wrong": []}
+    mails = figures["notifications"]
+    assert (mails["missing"], mails["repeated"], mails["wrong"]) == ([], [], [])
+    # Who took over from a killed worker could not know whether the mail was sent.
+    assert mails["once"] + mails["unsure_twice"] == purchases
+    assert mails["unsure"] == mails["unsure_twice"] + mails["unsure_once"]
+    assert mails["mails"] >= mails["once"] + 2 * mails["unsure_twice"]
+    assert mails["unsure"] <= sum(figures["kills"]["notification"].values())
+    assert mails["unsure_twice"] >= figures["kills"]["notification"]["sent"]
+    assert mails["refused"] >= figures["notification"]["failed"] > 0
     assert figures["backlog"] == {"outbox": 0, "purchases_queue": 0, "notifications_queue": 0}
     assert figures["dead"] == 0
 
@@ -134,7 +161,12 @@ def test_processes_of_every_role_were_killed(a_run: Run) -> None:
 
 def test_it_shows_what_it_has_found(a_run: Run) -> None:
     figures, out = a_run.figures, a_run.ended.out
-    assert out.count("every customer is right to the cent, and was notified of every purchase once") == 1
+    mails = figures["notifications"]
+    once, twice, others = mails["once"], mails["unsure_twice"], mails["unsure_once"]
+    assert out.count("every customer is right to the cent, and was notified of every purchase") == 1
+    assert f"notified of every purchase: of {once} once, of {twice} twice; " in out
+    assert f"\nmailed twice: {twice}, each worker killed or stalled between the mail and its completion: nobody" in out
+    assert f"; mailed once: {others}, which looked the same to the next worker\n" in out
     assert "\x1b" not in out + a_run.ended.err
     shown = {
         "orders": "400",
@@ -146,7 +178,10 @@ def test_it_shows_what_it_has_found(a_run: Run) -> None:
         "kills: relay": f"{sum(figures['kills']['relay'].values())}",
         "backlog": "0",
         "dead": "0",
-        "notifications": "400",
+        "mails": f"{mails['mails']}",
+        "mails refused": f"{mails['refused']}",
+        "mailed once": f"{once}",
+        "unsure": f"{mails['unsure']}",
         "difference": "$0.00",
     }
     for name, figure in shown.items():
@@ -159,7 +194,12 @@ def test_keep_keeps_schema_and_queues(a_run: Run, admin: Engine, database_url: s
     (schema,), (first, second) = a_run.schemas, sorted(a_run.queues, reverse=True)
     assert f"kept: schema {schema}, queues {first} {second}\n" in a_run.ended.out
     ended = run_process("status", "--url", database_url, "--schema", f"seen_{schema}", "--queue", first, "--json")
-    assert json.loads(ended.out)["inbox_rows"] == 800
+    assert json.loads(ended.out)["inbox_rows"] == 400
+    with admin.connect() as connection:
+        leases = connection.exec_driver_sql(
+            f"SELECT completed_at IS NOT NULL, count(*) FROM seen_{schema}.message_lease GROUP BY 1"
+        )
+        assert leases.all() == [(True, 400)]
 
 
 def last_act_is_exact(act: dict[str, Any], purchases: int, out: str) -> None:
@@ -202,25 +242,142 @@ def test_the_whole_file_is_exact(on_its_own: None, tmp_path: Path) -> None:
     assert (figures["customers"], figures["expected_dollars"]) == (23_570, "2500315.63")
 
 
+# --- a mail, which no transaction covers -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("moment", "unsure", "twice"),
+    [
+        (worker_process.RECEIVED, False, False),
+        (worker_process.SENDING, True, False),
+        (worker_process.SENT, True, True),
+        (worker_process.COMMITTED, False, False),
+    ],
+)
+def test_only_a_worker_killed_between_mail_and_completion_has_a_mail_come_twice(
+    moment: str, unsure: bool, twice: bool, database_url: str, aws: "LocalAws", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "NOTIFICATION", replace(NOTIFICATION, moments=(moment,)))
+    report = run_demo(Plan(purchases=100, workers=2, kills=8, seed=1, database_url=database_url, own_broker=False))
+    notices, killed = report.notices, report.kills["notification"][moment]
+    assert report.exact, (report.contradictions, notices)
+    assert killed >= 1
+    assert notices.unsure == (killed if unsure else 0)
+    assert (notices.unsure_twice, notices.unsure_once) == ((killed, 0) if twice else (0, notices.unsure))
+    assert notices.mails == 100 + notices.unsure_twice
+
+
+EAGER = """
+from txbox_workers.demo import notification
+
+class Eager(notification.Notification):
+    def __call__(self, message, lease):
+        super().__call__(message, lease)
+        if message.json()["purchase_id"] == "cdnow-00007":
+            super().__call__(message, lease)
+
+notification.Notification = Eager
+"""
+
+FORGETFUL = """
+from sqlalchemy import text
+from txbox.ledgers import PostgresLedger
+
+acquire = PostgresLedger.acquire
+
+def acquire_anew(self, message_id, **options):
+    with self._engine.begin() as connection:
+        forget = "UPDATE message_lease SET completed_at = NULL, failures = attempts WHERE message_id = :id"
+        connection.execute(text(forget + " AND completed_at IS NOT NULL"), {"id": message_id})
+    return acquire(self, message_id, **options)
+
+PostgresLedger.acquire = acquire_anew
+"""
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("script", "contradiction"),
+    [
+        (EAGER, ""),
+        (FORGETFUL, "processed twice"),
+    ],
+    ids=["a handler that mails twice", "a ledger that forgets"],
+)
+def test_a_second_mail_that_nothing_explains_is_seen(
+    script: str, contradiction: str, database_url: str, aws: "LocalAws", broken: Callable[[str], None]
+) -> None:
+    broken(script)
+    report = run_demo(Plan(purchases=100, workers=2, kills=0, seed=1, database_url=database_url, own_broker=False))
+    assert not report.exact
+    assert report.notices.repeated
+    assert (report.notices.missing, report.notices.wrong, report.notices.unsure_twice) == ((), (), 0)
+    assert report.notices.mails > 100
+    assert report.comparison.exact
+    if contradiction:
+        assert any(contradiction in found for found in report.contradictions)
+    else:
+        assert report.notices.repeated == ("cdnow-00007",)
+        assert report.adds_up
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_ledger_that_forgets_what_a_killed_worker_had_completed_has_no_excuse(
+    database_url: str, aws: "LocalAws", broken: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "NOTIFICATION", replace(NOTIFICATION, moments=(worker_process.COMMITTED,)))
+    broken(f"from txbox_workers.demo import worker_process\nworker_process.LOST_ACK_SHARE = 0.0\n{FORGETFUL}")
+    report = run_demo(Plan(purchases=100, workers=2, kills=8, seed=1, database_url=database_url, own_broker=False))
+    assert report.kills["notification"][worker_process.COMMITTED] >= 1
+    assert not report.exact
+    assert report.notices.repeated
+    assert report.notices.unsure_twice == 0
+
+
+LAZY = """
+from txbox_workers.demo import notification
+
+class Lazy(notification.Notification):
+    def __call__(self, message, lease):
+        if message.json()["purchase_id"] != "cdnow-00007":
+            super().__call__(message, lease)
+
+notification.Notification = Lazy
+"""
+
+BELIEVING = """
+from txbox_workers.demo import notification
+
+class Believing(notification.Notification):
+    def _send(self, email):
+        if email["X-Purchase-Id"] != "cdnow-00007":
+            super()._send(email)
+
+notification.Notification = Believing
+"""
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("script", "contradictions"),
+    [(LAZY, ()), (BELIEVING, ("mails: 1 mails sent that the server does not have",))],
+    ids=["a handler that swallows it", "one that believes it was sent"],
+)
+def test_a_mail_that_is_lost_is_seen(
+    script: str, contradictions: tuple[str, ...], database_url: str, aws: "LocalAws", broken: Callable[[str], None]
+) -> None:
+    broken(script)
+    report = run_demo(Plan(purchases=50, workers=2, kills=0, seed=1, database_url=database_url, own_broker=False))
+    assert not report.exact
+    assert report.notices.missing == ("cdnow-00007",)
+    assert (report.notices.mails, report.notices.repeated) == (49, ())
+    found = report.contradictions
+    assert len(found) == len(contradictions)
+    assert all(one.startswith(start) for one, start in zip(found, contradictions, strict=True))
+
+
 # --- it can fail -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is lost comes again sooner, or is given up sooner."""
-    monkeypatch.setattr(demo_run, "VISIBILITY_SECONDS", 1)
-    monkeypatch.setattr(demo_run, "LOST_SECONDS", 2.0)
-
-
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Break the services, in their own processes: broken(script), which is run before anything is forked."""
-
-    def break_it(script: str) -> None:
-        whole = f"from txbox_workers.demo import fork_server_process\n{script}\nfork_server_process.main()"
-        monkeypatch.setattr(fork_server, "COMMAND", (sys.executable, "-c", whole))
-
-    return break_it
 
 
 @pytest.mark.usefixtures("quick")

@@ -6,6 +6,18 @@ from txbox_workers.demo.report import Report, Shop
 from txbox_workers.demo.standing import Standing
 
 COMPLETE = Deliveries(received=2, processed=1, duplicates=1, failed=0, in_flight=0, contradictions=())
+NOTICES = Notices(
+    mails=1,
+    refused=0,
+    once=1,
+    unsure=0,
+    unsure_twice=0,
+    unsure_once=0,
+    missing=(),
+    repeated=(),
+    wrong=(),
+    contradictions=(),
+)
 RIGHT = Report(
     plan=Plan(purchases=1, workers=2, kills=0, seed=1),
     shop=Shop(placed=1, rolled_back=1, wrong=()),
@@ -14,7 +26,7 @@ RIGHT = Report(
     kills={"shop": {"anywhere": 1}, "relay": {"sent": 2, "claimed": 0}},
     processes_started=11,
     comparison=Comparison(customers=1, wrong=(), expected_cents=117700, found_cents=117700, difference_cents=0),
-    notices=Notices(found=1, missing=(), repeated=(), wrong=()),
+    notices=NOTICES,
     standing=Standing(placed=1, billed=1, notified=1),
     dead=0,
     seconds=1.0,

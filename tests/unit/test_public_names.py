@@ -14,6 +14,7 @@ PUBLIC = {
         "BrokerError",
         "DeadLetter",
         "DeadLetters",
+        "EffectUnknown",
         "EntityMissing",
         "Failures",
         "Identify",

@@ -214,7 +214,7 @@ class DynamoDBLedger:
             f"and it has {len(result):,}",
         )
 
-    def release(self, lease: Lease, *, forget_attempts: bool = False) -> None:
+    def release(self, lease: Lease, *, forget_attempts: bool = False, unknown: bool = False) -> None:
         """Say that the attempt has failed; see ``Ledger``. One round trip."""
         asked_at, _, remove_at = self._now(lease.message_id)
         values = {"fence": lease.fence, "remove_at": remove_at}
@@ -229,9 +229,9 @@ class DynamoDBLedger:
         else:
             answer = self._update(
                 lease.message_id,
-                "SET #remove_at = :remove_at, #failures = #failures + :one REMOVE #expires_at",
+                "SET #remove_at = :remove_at, #failures = #failures + :known REMOVE #expires_at",
                 "#fence = :fence AND attribute_exists(#expires_at)",
-                {**values, "one": 1},
+                {**values, "known": 0 if unknown else 1},
                 asked_at,
             )
         # The newest lease, and nobody has it: it was released before, by the call whose answer was lost perhaps.

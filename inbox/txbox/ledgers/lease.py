@@ -16,8 +16,9 @@ What holds in every store, whatever dies, stalls or comes late:
    writes to a store that can compare may send it along, and have the store refuse a smaller one than it has seen.
 3. ``renew``, ``complete`` and ``release`` are carried out for the newest fence only; an older one is ``LeaseLost``. A
    lease that has run out, and that nobody has taken over, is still the newest: its owner may complete it.
-4. Attempts are counted when they begin. A release says that an attempt has failed; so attempts that neither failed nor
-   completed ended in a way that nobody knows: their effects may have happened.
+4. Attempts are counted when they begin. A release says that an attempt has failed, unless it says that this is not
+   known. So attempts that neither failed nor completed ended in a way that nobody knows: their effects may have
+   happened.
 
 (M. Kleppmann, "How to do distributed locking", 2016, for the fence; C. Gray and D. Cheriton, "Leases: An Efficient
 Fault-Tolerant Mechanism for Distributed File Cache Consistency", SOSP 1989, for the lease.)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txbox.backoff import Backoff
-from txbox.errors import InFlight, InvalidConfiguration, LedgerError, ResultNotStored
+from txbox.errors import EffectUnknown, InFlight, InvalidConfiguration, LedgerError, ResultNotStored
 from txbox.ledgers.keeper import LeaseKeeper
 from txbox.ledgers.lease import LEASE_SECONDS, Acquisition, Lease, LeaseState, elapsed, valid_lease_seconds
 from txbox.ledgers.ledger import Ledger
@@ -175,7 +175,7 @@ class Leased:
             try:
                 forget = forgets(lease, error)
             finally:
-                yield from self._release(lease, forget)
+                yield from self._release(lease, forget, isinstance(error, EffectUnknown))
             raise
         encoded, problem = self._encoded(lease, result)
         yield from self._complete(lease, encoded, until)
@@ -202,10 +202,10 @@ class Leased:
             yield _Pause(min(WAIT_BACKOFF.seconds(look), left))
         raise AssertionError("unreachable")
 
-    def _release(self, lease: Lease, forget_attempts: bool) -> Generator["_Step", Any, None]:
+    def _release(self, lease: Lease, forget_attempts: bool, unknown: bool) -> Generator["_Step", Any, None]:
         """Free the message; if that fails, it will be free when its lease has run out, and the work's error matters."""
         try:
-            yield _Call(lambda: self._ledger.release(lease, forget_attempts=forget_attempts))
+            yield _Call(lambda: self._ledger.release(lease, forget_attempts=forget_attempts, unknown=unknown))
         except Exception as error:  # noqa: BLE001 - see above
             _log.warning("%r could not be released: %s", lease, error)
 

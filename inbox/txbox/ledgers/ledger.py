@@ -64,11 +64,12 @@ class Ledger(Protocol):
             ResultNotStored: the result cannot be kept; the message is completed without it.
         """
 
-    def release(self, lease: Lease, *, forget_attempts: bool = False) -> None:
+    def release(self, lease: Lease, *, forget_attempts: bool = False, unknown: bool = False) -> None:
         """Say that the attempt has failed: the message is free at once.
 
         Args:
             lease: of what.
+            unknown: it may have had its effect all the same; the next one is to be told.
             forget_attempts: have the next attempt be the first again; for a message that is parked.
 
         Raises:

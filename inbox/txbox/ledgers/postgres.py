@@ -118,9 +118,9 @@ class PostgresLedger:
         self._settle(self._statements.complete, lease, result=result)
         lease.given_up()
 
-    def release(self, lease: Lease, *, forget_attempts: bool = False) -> None:
+    def release(self, lease: Lease, *, forget_attempts: bool = False, unknown: bool = False) -> None:
         """Say that the attempt has failed; see ``Ledger``. One round trip."""
-        self._settle(self._statements.release, lease, forget=forget_attempts)
+        self._settle(self._statements.release, lease, forget=forget_attempts, unknown=unknown)
         lease.given_up()
 
     def _settle(self, statement: str, lease: Lease, **parameters: object) -> None:

@@ -14,7 +14,16 @@ from sqlalchemy import Engine, create_engine, make_url
 from support.leases import acquired, postgres_store
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
-from txbox import InFlight, InvalidConfiguration, LeaseLost, LedgerError, Message, Mismatch, ResultNotStored
+from txbox import (
+    EffectUnknown,
+    InFlight,
+    InvalidConfiguration,
+    LeaseLost,
+    LedgerError,
+    Message,
+    Mismatch,
+    ResultNotStored,
+)
 from txbox.idempotency import idempotent
 from txbox.ledgers import Acquisition, Lease, LeaseState, PostgresLedger, leased
 from txbox.ledgers.lease import LEASE_SECONDS
@@ -232,6 +241,25 @@ def test_a_handler_that_fails_leaves_the_message_free_and_its_error_goes_on(
     assert call() == "sent"
     assert [(lease.attempt, lease.unknown_attempts) for lease in leases] == [(1, 0), (2, 0)]
     assert leases[1].fence > leases[0].fence
+
+
+def test_a_handler_that_cannot_know_says_so_and_the_next_attempt_is_told(ledger: PostgresLedger) -> None:
+    seen = []
+
+    @idempotent(ledger=ledger)
+    def mail(message: Message, lease: Lease | None = None) -> None:
+        assert lease is not None
+        seen.append((lease.attempt, lease.unknown_attempts))
+        if lease.attempt == 1:
+            raise EffectUnknown("the server hung up")
+        if lease.attempt == 2:
+            raise ValueError("refused")
+
+    for expected in (EffectUnknown, ValueError):
+        with pytest.raises(expected):
+            mail(Message("m", b""))
+    mail(Message("m", b""))
+    assert seen == [(1, 0), (2, 1), (3, 1)]
 
 
 def test_a_stop_iteration_of_a_handler_is_no_end_of_ours(ledger: PostgresLedger) -> None:

@@ -9,6 +9,7 @@ import pytest
 from txbox import errors
 from txbox.errors import (
     BrokerError,
+    EffectUnknown,
     EntityMissing,
     InFlight,
     InvalidConfiguration,
@@ -31,6 +32,7 @@ from txbox.errors import (
 
 EXAMPLES = [
     BrokerError("SQS is away", permanent=True),
+    EffectUnknown("the mail server hung up before it had answered"),
     EntityMissing("account", "account_id = 7"),
     InFlight("billing", ["m-1", "m-2"]),
     InFlight("mailing", ["m-1"], seconds=12.5),

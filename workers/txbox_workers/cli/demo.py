@@ -65,13 +65,15 @@ def demo(
 
     A shop writes each purchase down and publishes it to its outbox, in one transaction; relays send it to SQS; billing
     adds it to its customer's account and publishes that, in one transaction; relays send that, too; and notification
-    tells the customer. Processes of all four are killed with SIGKILL again and again, some between send and settle or
-    between commit and ack; answers and acks get lost; some orders are rolled back. At the end every account is compared
-    with the file, and every purchase has one notification. In the last act Spark loads the whole file through billing's
-    inbox, while workers are still busy with a part of it.
+    mails the customer, under a lease, because no transaction covers a mail. Processes of all four are killed with
+    SIGKILL again and again, some between send and settle, between commit and ack, or between a mail and its completion;
+    answers and acks get lost; some orders are rolled back, and some mails refused. At the end every account, and every
+    mail that a local SMTP server has accepted, is compared with the file. In the last act Spark loads the whole file
+    through billing's inbox, while workers are still busy with a part of it.
 
-    Exit status 0 only if every customer is right to the cent, was notified of every purchase once, and every order,
-    send and delivery is accounted for.
+    Exit status 0 only if every customer is right to the cent, was mailed every purchase, and once wherever that can be
+    known, and every order, send and delivery is accounted for. What cannot be known is counted: a worker that is killed
+    between a mail and its completion leaves nobody who knows of the mail.
     """
     from txbox_workers.demo.plan import Plan
     from txbox_workers.demo.run import run_demo

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from txbox_workers.demo.accounting import Comparison
+    from txbox_workers.demo.accounting import Comparison, Notices
     from txbox_workers.demo.last_act import LastAct
     from txbox_workers.demo.report import Report
 
@@ -16,7 +16,7 @@ __all__ = ["print_report"]
 def print_report(console: Console, report: "Report") -> None:
     """Print the verdict on a run, its figures, what contradicts them, and the verdict again, in few words."""
     accounts = "every customer is right to the cent" if report.comparison.exact else "THE ACCOUNTS ARE WRONG"
-    notices = "and was notified of every purchase once" if report.notices.exact else "THE NOTIFICATIONS ARE WRONG"
+    notices = _notices(report.notices)
     ran = f"{report.seconds:.0f} s, {report.processes_started} processes started"
     console.print(f"{accounts}, {notices}; {ran}\n", style="bold")
     table = _table()
@@ -30,6 +30,8 @@ def print_report(console: Console, report: "Report") -> None:
             f"{deliveries.duplicates:,} duplicates + {deliveries.failed:,} failed + {deliveries.in_flight:,} in flight"
         )
         console.print(balance if deliveries.adds_up else f"DOES NOT ADD UP: {balance}")
+    if report.notices.unsure:
+        console.print(_mails(report.notices))
     for contradiction in report.contradictions:
         console.print(f"CONTRADICTION: {contradiction}")
     if report.last_act is not None:
@@ -45,7 +47,8 @@ def _print_end(console: Console, report: "Report") -> None:
         console.print("\nNOT EXACT: what is wrong is said above, in capitals or as a count", style="bold")
         return
     killed = f"processes killed: {report.kills_total}"
-    console.print(f"\nEXACT: nothing was lost, and nothing was applied twice; {killed}", style="bold")
+    twice = f"; mails sent twice: {report.notices.unsure_twice:,}, as said above" if report.notices.unsure_twice else ""
+    console.print(f"\nEXACT: nothing was lost, and nothing was applied twice; {killed}{twice}", style="bold")
     console.print(
         "next: `txbox dev` starts servers for a service of yours; see docs/getting-started.md and docs/outbox.md"
     )
@@ -63,9 +66,9 @@ def _rows(report: "Report") -> list[tuple[str, int, str]]:
         share = f"{deliveries.duplicates / purchases:.0%} of the purchases"
         rows += [
             (f"{subscriber}: delivered", deliveries.received, "to workers"),
-            ("processed", deliveries.processed, "messages in the inbox"),
+            ("processed", deliveries.processed, _PROCESSED.get(subscriber, "messages in the inbox")),
             ("duplicates rejected", deliveries.duplicates, f"each would have been applied a second time; {share}"),
-            ("failed", deliveries.failed, "their handlers raised"),
+            ("failed", deliveries.failed, _FAILED.get(subscriber, "their handlers raised")),
             (
                 "in flight",
                 deliveries.in_flight,
@@ -73,17 +76,42 @@ def _rows(report: "Report") -> list[tuple[str, int, str]]:
             ),
         ]
     for role, moments in report.kills.items():
-        where = ", ".join(f"{number} {_WHERE[moment]}" for moment, number in moments.items())
+        words = {**_WHERE, **_WHERE_OF.get(role, {})}
+        where = ", ".join(f"{number} {words[moment]}" for moment, number in moments.items())
         rows.append((f"kills: {role}", sum(moments.values()), where))
     wrong = f"{len(notices.missing)} missing, {len(notices.repeated)} repeated, {len(notices.wrong)} wrong"
     rows += [
         ("backlog", report.standing.backlog, "messages left in the outbox and in the queues"),
         ("dead", report.dead, "dead letters"),
-        ("notifications", notices.found, wrong),
+        ("mails", notices.mails, f"accepted by the SMTP server; {wrong}"),
+        ("mails refused", notices.refused, "by the SMTP server, which is known: they were sent again"),
+        ("mailed once", notices.once, "purchases of which the customer was told once"),
+        ("unsure", notices.unsure, "taken over from a worker that was killed, before or after its mail: nobody knows"),
         ("customers", report.comparison.customers, f"{len(report.comparison.wrong)} wrong"),
     ]
     return rows
 
+
+def _notices(notices: "Notices") -> str:
+    """Say what customers were told, once or twice."""
+    if not notices.exact:
+        return "THE NOTIFICATIONS ARE WRONG"
+    if not notices.unsure_twice:
+        return "and was notified of every purchase once"
+    return f"and was notified of every purchase: of {notices.once:,} once, of {notices.unsure_twice:,} twice"
+
+
+def _mails(notices: "Notices") -> str:
+    """Say how many mails came twice, and of how many nobody could know whether they would."""
+    twice, once = f"mailed twice: {notices.unsure_twice:,}", f"mailed once: {notices.unsure_once:,}"
+    if notices.unsure_twice:
+        twice += ", each worker killed or stalled between the mail and its completion: nobody can know"
+    return f"{twice}; {once}, which looked the same to the next worker"
+
+
+_PROCESSED = {"notification": "messages completed in the ledger"}
+_FAILED = {"notification": "the SMTP server refused the mail"}
+"""What differs where there is a ledger in place of an inbox."""
 
 _WHERE = {
     "anywhere": "anywhere",
@@ -93,6 +121,14 @@ _WHERE = {
     "received": "before the transaction",
     "handling": "between insert and commit",
     "committed": "between commit and ack",
+}
+_WHERE_OF = {
+    "notification": {
+        "received": "before the lease",
+        "sending": "between lease and mail",
+        "sent": "between mail and completion",
+        "committed": "between completion and ack",
+    }
 }
 """Moments to die, in words."""
 

@@ -3,6 +3,8 @@
 ::
 
     shop ───────────────→ relay → SQS → billing ──────────────→ relay → SQS → notification
-    order and outbox,                   inbox, account and                   inbox and
-    one transaction                     outbox, one transaction              notification, one transaction
+    order and outbox,                   inbox, account and                   lease and
+    one transaction                     outbox, one transaction              e-mail, no transaction
+                                                                               │
+                                                                               └→ SMTP server: keeps what it accepts
 """

@@ -1,13 +1,15 @@
-"""The reckoning: every send and delivery accounted for, every total and every notification compared with the file."""
+"""The reckoning: every send and delivery accounted for, every total and every mail compared with the file."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from txbox import Outcome
-from txbox_workers.demo.journal import Sightings
-from txbox_workers.demo.notification import Notification
+from txbox_workers.demo.journal import Diary, Sightings
+from txbox_workers.demo.notification import SENDING, SENT, UNSURE, Mail
 from txbox_workers.demo.purchases import Account, Purchase
+from txbox_workers.demo.worker_process import COMPLETED
 
 __all__ = [
     "Comparison",
@@ -17,7 +19,7 @@ __all__ = [
     "account_for",
     "account_for_sends",
     "compare",
-    "compare_notifications",
+    "compare_mails",
 ]
 
 
@@ -27,8 +29,8 @@ class Deliveries:
 
     Attributes:
         received: deliveries that reached a worker.
-        processed: messages in the inbox: those that the database says were processed.
-        duplicates: deliveries that the inbox rejected.
+        processed: messages in the inbox, or completed in the ledger: those that the database says were processed.
+        duplicates: deliveries that the inbox or the ledger rejected.
         failed: deliveries whose handler failed, parked ones included.
         in_flight: deliveries that were in the hands of a killed worker, or handed back, without effect.
         contradictions: what cannot be, in words; empty if all is well.
@@ -57,7 +59,7 @@ def account_for(sightings: Sightings, processed_ids: frozenset[str]) -> Deliveri
 
     Args:
         sightings: from the journals.
-        processed_ids: the message ids in the inbox.
+        processed_ids: the message ids in the inbox, or completed in the ledger.
     """
     contradictions = []
     outcomes = Counter(sightings.outcomes.values())
@@ -71,7 +73,7 @@ def account_for(sightings: Sightings, processed_ids: frozenset[str]) -> Deliveri
     if twice := [message for message, times in seen_processed.items() if times > 1]:
         contradictions.append(f"{len(twice)} messages processed twice, such as {twice[0]}")
     if missing := seen_processed.keys() - processed_ids:
-        contradictions.append(f"{len(missing)} messages seen processed that are not in the inbox")
+        contradictions.append(f"{len(missing)} messages seen processed that the database does not have")
     silent = Counter(message for delivery, message in sightings.received.items() if delivery not in sightings.outcomes)
     committed_silently = processed_ids - seen_processed.keys()
     if unexplained := committed_silently - silent.keys():
@@ -165,37 +167,120 @@ def account_for_sends(handed: Mapping[str, int], committed: Iterable[str], proce
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """The notifications against the file.
+    """The mails that the SMTP server has accepted, against the file and against what the workers knew.
 
     Attributes:
-        found: how many there are.
+        mails: how many there are.
+        refused: mails that the server has refused: their workers knew, and sent them again.
+        once: purchases of which the customer was told once.
+        unsure: messages that a worker took over from one that had died, or had been too slow, at a moment that nobody
+            knows: the mail may have been sent or not.
+        unsure_twice: purchases of which the customer was told more than once, because of that.
+        unsure_once: messages that were taken over in the same way, and whose mail had not been sent before.
         missing: purchases of which the customer was not told.
-        repeated: purchases of which the customer was told more than once.
+        repeated: purchases of which the customer was told more than once, although somebody could have known.
         wrong: purchases that the file does not have, or with another customer or amount.
+        contradictions: what cannot be, in words; empty if all is well.
     """
 
-    found: int
+    mails: int
+    refused: int
+    once: int
+    unsure: int
+    unsure_twice: int
+    unsure_once: int
     missing: tuple[str, ...]
     repeated: tuple[str, ...]
     wrong: tuple[str, ...]
+    contradictions: tuple[str, ...]
 
     @property
     def exact(self) -> bool:
-        """Whether every customer was told of every purchase, once."""
+        """Whether every customer was told of every purchase, and once wherever that can be known."""
         return not (self.missing or self.repeated or self.wrong)
 
 
-def compare_notifications(purchases: Iterable[Purchase], found: Iterable[Notification]) -> Notices:
-    """Compare the notifications with the file."""
-    expected = {one.event_id: Notification(one.event_id, one.customer_id, one.cents) for one in purchases}
-    times, wrong = Counter[str](), set()
-    for notification in found:
-        times[notification.purchase_id] += 1
-        if expected.get(notification.purchase_id) != notification:
-            wrong.add(notification.purchase_id)
+def compare_mails(
+    purchases: Iterable[Purchase],
+    mails: Iterable[Mail],
+    diaries: Mapping[str, Diary],
+    killed: Collection[str],
+    *,
+    refused: int = 0,
+) -> Notices:
+    """Compare the mails with the file, and see which of those that came twice had to.
+
+    A copy is excused if nobody could know of it when the next one was sent::
+
+        worker A   acquire ── mail, 250 ── killed, or its lease is lost
+        worker B                              the lease runs out ── acquire: unsure ── mail again ── complete
+
+    So A is among the killed, or its delivery has ended without effect; A has never completed the message; B has found
+    an attempt whose end is not known; each has sent one copy; and both were sent for the same message. Any other copy
+    is a fault: of the ledger, of the handler, or of whoever has published twice.
+
+    Args:
+        purchases: from the file.
+        mails: in the order in which the server accepted them.
+        diaries: of the workers, by process.
+        killed: the processes that were killed.
+        refused: how many mails the server has refused.
+    """
+    expected = {one.event_id: one for one in purchases}
+    mails = list(mails)
+    copies: defaultdict[str, list[Mail]] = defaultdict(list)
+    wrong = set()
+    for mail in mails:
+        copies[mail.purchase_id].append(mail)
+        purchase = expected.get(mail.purchase_id)
+        if purchase is None or (purchase.customer_id, purchase.cents) != (mail.customer_id, mail.cents):
+            wrong.add(mail.purchase_id)
+    several = {purchase: sent for purchase, sent in copies.items() if len(sent) > 1}
+    repeated = {purchase for purchase, sent in several.items() if not _all_excused(sent, diaries, killed)}
+    unsure = {message for diary in diaries.values() for message in diary.notes[UNSURE]}
+    times = Counter(mail.message_id for mail in mails)
     return Notices(
-        found=times.total(),
-        missing=tuple(sorted(expected.keys() - times.keys())),
-        repeated=tuple(sorted(purchase for purchase, number in times.items() if number > 1)),
+        mails=len(mails),
+        refused=refused,
+        once=len(copies) - len(several),
+        unsure=len(unsure),
+        unsure_twice=len(several.keys() - repeated),
+        unsure_once=sum(times[message] == 1 for message in unsure),
+        missing=tuple(sorted(expected.keys() - copies.keys())),
+        repeated=tuple(sorted(repeated)),
         wrong=tuple(sorted(wrong)),
+        contradictions=tuple(_contradictions(mails, diaries)),
     )
+
+
+def _contradictions(mails: Iterable[Mail], diaries: Mapping[str, Diary]) -> Iterator[str]:
+    """Hold what the server has against what the workers have noted."""
+    accepted = Counter((mail.worker, mail.message_id) for mail in mails)
+    noted: dict[str, Counter[tuple[str, str]]] = {
+        what: Counter(
+            {(worker, name): times for worker, diary in diaries.items() for name, times in diary.notes[what].items()}
+        )
+        for what in (SENDING, SENT)
+    }
+    if unsaid := accepted - noted[SENDING]:
+        yield f"{unsaid.total()} mails accepted that no worker says it sent, such as {min(unsaid)[1]}"
+    if lost := noted[SENT] - accepted:
+        yield f"{lost.total()} mails sent that the server does not have, such as {min(lost)[1]}"
+
+
+def _all_excused(sent: Sequence[Mail], diaries: Mapping[str, Diary], killed: Collection[str]) -> bool:
+    """Whether each copy of a mail but the last had to be followed by another one."""
+    if len({mail.message_id for mail in sent}) > 1 or len({mail.worker for mail in sent}) < len(sent):
+        return False
+    return all(
+        _nobody_knew(earlier, diaries.get(earlier.worker, Diary()), earlier.worker in killed)
+        and later.message_id in diaries.get(later.worker, Diary()).notes[UNSURE]
+        for earlier, later in pairwise(sent)
+    )
+
+
+def _nobody_knew(mail: Mail, diary: Diary, was_killed: bool) -> bool:
+    """Whether the worker that sent a mail could not tell anybody."""
+    outcomes = diary.outcomes[mail.message_id]
+    lease_lost = Outcome.IN_FLIGHT in outcomes
+    return (was_killed or lease_lost) and not (diary.notes[COMPLETED][mail.message_id] or outcomes[Outcome.PROCESSED])

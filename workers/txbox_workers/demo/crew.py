@@ -34,12 +34,19 @@ class Role:
     ends: bool = False
 
 
-_WORKER_MOMENTS = (worker_process.HANDLING, worker_process.COMMITTED, ANYWHERE, worker_process.RECEIVED)
+_BILLING_MOMENTS = (worker_process.HANDLING, worker_process.COMMITTED, ANYWHERE, worker_process.RECEIVED)
+_NOTIFICATION_MOMENTS = (
+    worker_process.SENT,
+    worker_process.COMMITTED,
+    ANYWHERE,
+    worker_process.SENDING,
+    worker_process.RECEIVED,
+)
 
 SHOP = Role("shop", (shop_process.INSERTED, ANYWHERE), journal_bytes=20, ends=True)
 RELAY = Role("relay", (relay_process.SENT, ANYWHERE, relay_process.CLAIMED), journal_bytes=80)
-BILLING = Role(billing.SUBSCRIBER, _WORKER_MOMENTS, journal_bytes=90)
-NOTIFICATION = Role(notification.SUBSCRIBER, _WORKER_MOMENTS, journal_bytes=140)
+BILLING = Role(billing.SUBSCRIBER, _BILLING_MOMENTS, journal_bytes=90)
+NOTIFICATION = Role(notification.SUBSCRIBER, _NOTIFICATION_MOMENTS, journal_bytes=240)
 ROLES = (SHOP, RELAY, BILLING, NOTIFICATION)
 
 
@@ -101,6 +108,7 @@ class Crew:
         self._random = random.Random(orders.seed)  # noqa: S311 - choices of the demo, no secrets
         self._members: list[_Member] = []
         self._done: set[tuple[str, int]] = set()
+        self._killed: set[str] = set()
 
     @property
     def kills_total(self) -> int:
@@ -111,6 +119,11 @@ class Crew:
     def started(self) -> int:
         """How many processes were started, of all roles."""
         return sum(team.started for team in self.teams)
+
+    @property
+    def killed(self) -> frozenset[str]:
+        """The names of the processes that were killed (``Orders.process``), those too that were so at the stop."""
+        return frozenset(self._killed)
 
     def is_done(self, role: Role) -> bool:
         """Whether every process of a role has come to its end."""
@@ -142,6 +155,8 @@ class Crew:
     def _end(self, number: signal.Signals, timeout: float) -> None:
         for member in self._members:
             self._server.signal(member.orders, number)
+            if number == signal.SIGKILL:
+                self._killed.add(member.orders.process)
         late = self._server.wait([member.orders for member in self._members], timeout)
         self._members = [member for member in self._members if member.orders in late]
 
@@ -178,6 +193,7 @@ class Crew:
         team, orders = member.team, member.orders
         if status == -signal.SIGKILL and orders.moment:
             team.killed[orders.moment] += 1
+            self._killed.add(orders.process)
         elif status == 0 and team.role.ends:
             self._done.add((team.role.name, orders.slot))
         else:

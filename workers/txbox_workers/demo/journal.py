@@ -2,7 +2,7 @@
 
 A process's own counters die with it. So every worker appends one line when it receives a delivery and one when the
 outcome stands, straight to a file: what ``os.write`` was given, the kernel keeps. What was received and has no
-outcome was in a process's hands when it was killed. Shops and relays note what they have done in the same way.
+outcome was in a process's hands when it was killed. What else processes have done, they note in the same way.
 
 The last line of a journal may be torn: a kernel copies a write page by page and looks for a deadly signal in between,
 so a process killed inside ``os.write`` leaves a part of it. A line without its end is left out, and nothing is lost
@@ -20,9 +20,11 @@ from pathlib import Path
 from txbox import Outcome
 from txbox.instrumentation import Event, Received, Settled
 
-__all__ = ["Journal", "Sightings", "read_journals", "read_notes"]
+__all__ = ["Diary", "Journal", "Sightings", "read_diaries", "read_journals", "read_notes"]
 
 _RECEIVED = "received"
+_OF_DELIVERIES = frozenset({_RECEIVED, *(outcome.value for outcome in Outcome)})
+"""No note begins with one of these."""
 
 
 class Journal:
@@ -77,14 +79,26 @@ class Sightings:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Diary:
+    """What one process has noted.
+
+    Attributes:
+        notes: by what has happened, which names, how often each.
+        outcomes: of each message, the outcomes of its deliveries.
+    """
+
+    notes: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    outcomes: defaultdict[str, Counter[Outcome]] = field(default_factory=lambda: defaultdict(Counter))
+
+
 def read_journals(directory: Path, role: str) -> Sightings:
     """Read the journals of every worker process of one role."""
     sightings = Sightings()
-    for line in _lines(directory, role):
-        what, delivery, message = line.split(" ", 2)
+    for _, what, delivery, message in _lines(directory, role):
         if what == _RECEIVED:
             sightings.received[delivery] = message
-        else:
+        elif delivery:
             sightings.outcomes[delivery] = Outcome(what)
     return sightings
 
@@ -92,16 +106,33 @@ def read_journals(directory: Path, role: str) -> Sightings:
 def read_notes(directory: Path, role: str) -> Mapping[str, Counter[str]]:
     """Read what the processes of one role have noted: by what has happened, which names, how often each."""
     notes: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for line in _lines(directory, role):
-        what, name = line.split(" ", 1)
-        notes[what][name] += 1
+    for diary in read_diaries(directory, role).values():
+        for what, names in diary.notes.items():
+            notes[what].update(names)
     return notes
 
 
-def _lines(directory: Path, role: str) -> Iterator[str]:
+def read_diaries(directory: Path, role: str) -> Mapping[str, Diary]:
+    """Read what each process of one role has noted, by its name (``Orders.process``)."""
+    diaries: defaultdict[str, Diary] = defaultdict(Diary)
+    for process, what, delivery, name in _lines(directory, role):
+        if not delivery:
+            diaries[process].notes[what][name] += 1
+        elif what != _RECEIVED:
+            diaries[process].outcomes[name][Outcome(what)] += 1
+    return diaries
+
+
+def _lines(directory: Path, role: str) -> Iterator[tuple[str, str, str, str]]:
+    """Read every line: whose, what happened, to which delivery (of a note: none), and to which message or name."""
     for path in sorted(directory.glob(f"{role}-*.journal")):
         whole, _, _torn = path.read_text().rpartition("\n")
-        yield from whole.splitlines()
+        for line in whole.splitlines():
+            what, name = line.split(" ", 1)
+            delivery = ""
+            if what in _OF_DELIVERIES:
+                delivery, name = name.split(" ", 1)
+            yield path.stem, what, delivery, name
 
 
 def _short(delivery_id: str) -> str:

@@ -22,6 +22,7 @@ class Orders:
         notifications_url: the queue that notification reads; empty: there is none, and billing tells nobody.
         purchases: how many of the file's purchases the shops place.
         visibility_seconds: how long a delivery is a worker's own.
+        smtp_port: of the SMTP server on 127.0.0.1; 0: there is none, and nobody notifies.
         directory: for its journal and its log.
         environment: variables that lead to AWS.
         number: the how-manieth process of its role, from 1.
@@ -38,6 +39,7 @@ class Orders:
     notifications_url: str
     purchases: int
     visibility_seconds: int
+    smtp_port: int
     directory: str
     environment: dict[str, str] = field(default_factory=dict)
     number: int = 1
@@ -62,6 +64,11 @@ class Orders:
         """What it is called in errors."""
         return f"{self.role} {self.number}"
 
+    @property
+    def process(self) -> str:
+        """What its files are called, without their endings; no two processes are called the same."""
+        return f"{self.role}-{self.number:03}"
+
     def engine(self) -> Engine:
         """Make an engine on the place's tables; up to ten connections."""
         return database_engine(database_url(self.database_url), pool_size=10)
@@ -71,4 +78,4 @@ class Orders:
         return json.dumps(asdict(self))
 
     def _file(self, suffix: str) -> Path:
-        return Path(self.directory) / f"{self.role}-{self.number:03}.{suffix}"
+        return Path(self.directory) / f"{self.process}.{suffix}"

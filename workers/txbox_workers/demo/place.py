@@ -9,7 +9,7 @@ from sqlalchemy import URL, Engine
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from txbox_migrations import upgrade_database
-from txbox_workers.demo import billing, notification, shop
+from txbox_workers.demo import billing, shop
 from txbox_workers.settings import database_engine
 from txbox_workers.sqs import create_queue, delete_queue
 
@@ -73,7 +73,7 @@ def open_place(admin: Engine, url: URL, client: "SQSClient", cleanup: ExitStack,
 
 def create_tables(engine: Engine) -> None:
     """Create the tables of the services."""
-    for service in (shop, billing, notification):
+    for service in (shop, billing):
         service.create_tables(engine)
 
 

@@ -41,7 +41,7 @@ class Report:
         kills: how many processes were killed, by role and moment.
         processes_started: of all roles.
         comparison: the accounts against the file.
-        notices: the notifications against the file.
+        notices: the mails against the file.
         standing: what was left at the end.
         dead: dead letters, of workers and relays.
         seconds: from the first order to the last ack.
@@ -76,13 +76,14 @@ class Report:
         found += [f"relay: {what}" for what in self.sends.contradictions]
         for subscriber, deliveries in self.deliveries.items():
             found += [f"{subscriber}: {what}" for what in deliveries.contradictions]
+        found += [f"mails: {what}" for what in self.notices.contradictions]
         if self.standing.backlog:
             found.append(f"not at its end: {self.standing}")
         return tuple(found)
 
     @property
     def exact(self) -> bool:
-        """Whether every purchase was billed once, to the cent, and notified once, and all of it adds up."""
+        """Whether all of it adds up: each purchase billed once, to the cent, and mailed once wherever one can know."""
         well_ended = self.last_act is None or self.last_act.exact
         return self.comparison.exact and self.notices.exact and self.adds_up and well_ended
 
@@ -117,7 +118,12 @@ class Report:
             "lost_ack_share": LOST_ACK_SHARE,
             **{subscriber: self._delivered(subscriber) for subscriber in self.deliveries},
             "notifications": {
-                "found": self.notices.found,
+                "mails": self.notices.mails,
+                "refused": self.notices.refused,
+                "once": self.notices.once,
+                "unsure": self.notices.unsure,
+                "unsure_twice": self.notices.unsure_twice,
+                "unsure_once": self.notices.unsure_once,
                 "missing": list(self.notices.missing[:_NAMED]),
                 "repeated": list(self.notices.repeated[:_NAMED]),
                 "wrong": list(self.notices.wrong[:_NAMED]),

@@ -1,6 +1,7 @@
 """The main job: order, relay, bill, relay, notify, kill, and reckon."""
 
 import os
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +15,13 @@ from sqlalchemy import text
 from txbox import TxboxError
 from txbox.status import read_status
 from txbox_workers.demo import billing, notification
-from txbox_workers.demo.accounting import account_for, account_for_sends, compare, compare_notifications
+from txbox_workers.demo.accounting import account_for, account_for_sends, compare, compare_mails
 from txbox_workers.demo.billing import read_accounts
 from txbox_workers.demo.crew import RELAY, SHOP, Crew
 from txbox_workers.demo.fork_server import ForkServer
-from txbox_workers.demo.journal import read_journals, read_notes
+from txbox_workers.demo.journal import read_diaries, read_journals, read_notes
 from txbox_workers.demo.last_act import run_last_act
-from txbox_workers.demo.notification import read_notifications
+from txbox_workers.demo.notification import read_mail
 from txbox_workers.demo.orders import Orders
 from txbox_workers.demo.place import Place, open_place
 from txbox_workers.demo.plan import Plan, Progress
@@ -36,6 +37,8 @@ from txbox_workers.sqs import sqs_client
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
+    from txbox_workers.embedded import LocalSmtp
+
 __all__ = ["run_demo"]
 
 VISIBILITY_SECONDS = 2
@@ -46,6 +49,9 @@ STALL_SECONDS = 90.0
 
 LOST_SECONDS = 3.0 * VISIBILITY_SECONDS
 """Nothing waits anywhere, and something is missing: if that lasts, it is lost, and the reckoning says what."""
+
+REFUSED_MAIL_SHARE = 0.02
+"""Of all mails: refused by the server before it has their text, to be tried again later."""
 
 LOOK_SECONDS = 0.1
 """Between looks at the processes, a database and queues, which have no signal in common."""
@@ -76,6 +82,7 @@ def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: Non
         server = ForkServer()
         cleanup.callback(server.stop)
         directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="txbox-demo-")))
+        smtp = _smtp(plan, cleanup)
         services = _services(plan, cleanup)
         with _aws_environment(services):
             client = sqs_client("")
@@ -92,6 +99,7 @@ def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: Non
             notifications_url=place.notifications_url,
             purchases=plan.purchases,
             visibility_seconds=VISIBILITY_SECONDS,
+            smtp_port=smtp.port,
             directory=str(directory),
             environment=services,
             seed=plan.seed,
@@ -104,7 +112,7 @@ def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: Non
         crew.stop()
         seconds = time.monotonic() - begun
         say(stage="reckoning")
-        report = _reckon(plan, crew, place, directory, standing=standing, seconds=seconds)
+        report = _reckon(plan, crew, place, smtp, directory, standing=standing, seconds=seconds)
         if not plan.last_act:
             return report
         backstage = directory / "last-act"
@@ -115,6 +123,7 @@ def run_demo(plan: Plan, on_progress: Callable[[Progress], None] = lambda _: Non
             database_url=place.url.render_as_string(hide_password=False),
             purchases_url=place.purchases_url,
             notifications_url="",
+            smtp_port=0,
             directory=str(backstage),
         )
         last_act = run_last_act(place, client, server, orders, say=lambda stage: say(stage=stage))
@@ -150,15 +159,15 @@ def _work(plan: Plan, crew: Crew, place: Place, client: "SQSClient", say: Callab
         time.sleep(LOOK_SECONDS)
 
 
-def _reckon(plan: Plan, crew: Crew, place: Place, directory: Path, *, standing: Standing, seconds: float) -> Report:
-    subscribers = (billing.SUBSCRIBER, notification.SUBSCRIBER)
+def _reckon(
+    plan: Plan, crew: Crew, place: Place, smtp: "LocalSmtp", directory: Path, *, standing: Standing, seconds: float
+) -> Report:
     with place.engine.connect() as connection:
         processed = {
-            subscriber: frozenset(connection.execute(_PROCESSED, {"subscriber": subscriber}).scalars())
-            for subscriber in subscribers
+            subscriber: frozenset(connection.execute(statement, {"subscriber": subscriber}).scalars())
+            for subscriber, statement in _PROCESSED.items()
         }
         orders, accounts = read_orders(connection), read_accounts(connection)
-        notifications = read_notifications(connection)
     status = read_status(place.engine)
     by_file = {purchase.event_id: purchase for purchase in read_purchases(plan.purchases)}
     wrong = [order for order in by_file.keys() | orders.keys() if by_file.get(order) != orders.get(order)]
@@ -170,12 +179,18 @@ def _reckon(plan: Plan, crew: Crew, place: Place, directory: Path, *, standing: 
         sends=account_for_sends(handed, by_file, processed[notification.SUBSCRIBER]),
         deliveries={
             subscriber: account_for(read_journals(directory, subscriber), processed[subscriber])
-            for subscriber in subscribers
+            for subscriber in processed
         },
         kills={team.role.name: dict(team.killed) for team in crew.teams},
         processes_started=crew.started,
         comparison=compare(totals(by_file.values()), accounts),
-        notices=compare_notifications(by_file.values(), notifications),
+        notices=compare_mails(
+            by_file.values(),
+            [read_mail(accepted) for accepted in smtp.accepted],
+            read_diaries(directory, notification.SUBSCRIBER),
+            crew.killed,
+            refused=smtp.refused,
+        ),
         standing=standing,
         dead=sum(sum(line.dead_letters.values()) for line in status.subscribers),
         seconds=seconds,
@@ -200,6 +215,14 @@ def _services(plan: Plan, cleanup: ExitStack) -> dict[str, str]:
     return environment
 
 
+def _smtp(plan: Plan, cleanup: ExitStack) -> "LocalSmtp":
+    """Start the server that gets the mails: always one of our own, so that nobody is bothered."""
+    from txbox_workers.embedded import LocalSmtp
+
+    chance = random.Random(plan.seed)  # noqa: S311 - choices of the demo, no secrets
+    return cleanup.enter_context(LocalSmtp(refuses=lambda: chance.random() < REFUSED_MAIL_SHARE))
+
+
 @contextmanager
 def _aws_environment(environment: dict[str, str]) -> Iterator[None]:
     """Let boto3 in this process see the same variables as the workers."""
@@ -212,4 +235,10 @@ def _aws_environment(environment: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-_PROCESSED = text("SELECT message_id FROM processed_message WHERE subscriber_id = :subscriber")
+_PROCESSED = {
+    billing.SUBSCRIBER: text("SELECT message_id FROM processed_message WHERE subscriber_id = :subscriber"),
+    notification.SUBSCRIBER: text(
+        "SELECT message_id FROM message_lease WHERE subscriber_id = :subscriber AND completed_at IS NOT NULL"
+    ),
+}
+"""What each service has processed: by its inbox, or by its ledger."""

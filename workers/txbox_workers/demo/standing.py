@@ -22,7 +22,7 @@ class Standing:
     Attributes:
         placed: orders in the shop.
         billed: messages in billing's inbox.
-        notified: messages in notification's inbox.
+        notified: messages that are completed in notification's ledger.
         outbox: messages that the relays have not settled.
         purchases_queue: messages between the shop and billing that SQS has not forgotten.
         notifications_queue: the same between billing and notification.
@@ -79,6 +79,6 @@ def _count_queue(url: str, client: "SQSClient") -> int:
 _COUNTS = text(
     "SELECT (SELECT count(*) FROM purchase_order), "
     "(SELECT count(*) FROM processed_message WHERE subscriber_id = :billing), "
-    "(SELECT count(*) FROM processed_message WHERE subscriber_id = :notification)"
+    "(SELECT count(*) FROM message_lease WHERE subscriber_id = :notification AND completed_at IS NOT NULL)"
 ).bindparams(billing=billing.SUBSCRIBER, notification=notification.SUBSCRIBER)
 _OUTBOX = text("SELECT count(*) FROM outbox_message")

@@ -4,15 +4,16 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from txbox import Inbox, Message
-from txbox.instrumentation import Committed, Hook, Received
+from txbox.backoff import Backoff
+from txbox.instrumentation import Committed, Event, Received
+from txbox.ledgers import Lease, PostgresLedger
 from txbox.outbox import Outbox
-from txbox.testing import kill_at
 from txbox_workers.demo import billing, notification
 from txbox_workers.demo.journal import Journal
 from txbox_workers.demo.orders import Orders
@@ -21,17 +22,24 @@ from txbox_workers.sqs import MAX_BATCH, SqsWorker, sqs_client
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["COMMITTED", "HANDLING", "RECEIVED", "lose_acks", "run_worker"]
+__all__ = ["COMMITTED", "COMPLETED", "HANDLING", "RECEIVED", "SENDING", "SENT", "lose_acks", "run_worker"]
 
 LOST_ACK_SHARE = 0.18
 """Of all acks: confirmed by the broker, and forgotten by it."""
 
 RECEIVED = "received"
 HANDLING = "handling"
+SENDING = "sending"
+SENT = "sent"
 COMMITTED = "committed"
-"""Moments to die: between receive and transaction, between insert and commit, and between commit and ack."""
+"""Moments to die. Both: between receive and the first word to the database, and between commit and ack. Billing:
+between insert and commit. Notification: with the lease and before the mail, and between the mail and its completion."""
 
-Handler = Callable[[Session, Message], None]
+COMPLETED = "completed"
+"""What the journal says of a message that the ledger has completed: whoever sends its mail again should have known."""
+
+BACKOFF = Backoff(first_seconds=0.5, longest_seconds=2.0)
+"""Short, because the server that has refused a mail takes the next one: a demo need not wait for it."""
 
 
 def run_worker(orders: Orders) -> None:
@@ -40,50 +48,85 @@ def run_worker(orders: Orders) -> None:
     Args:
         orders: what to do; the role is the subscriber.
     """
-    queue_url, handler = _service(orders)
+    engine, journal, death = orders.engine(), Journal(orders.journal), _Death(orders)
+    bills = orders.role == billing.SUBSCRIBER
+    queue_url = orders.purchases_url if bills else orders.notifications_url
     client = sqs_client(queue_url)
     lose_acks(client, random.Random(orders.seed))  # noqa: S311 - choices of the demo, no secrets
+    service = _billing(orders, death) if bills else _notification(orders, engine, journal, death)
     SqsWorker(
         queue_url,
-        inbox=Inbox(orders.role),
-        engine=orders.engine(),
-        handler=_deadly(handler, orders.life) if orders.moment == HANDLING else handler,
+        **service,
+        engine=engine,
+        backoff=BACKOFF,
         wait_seconds=1,
         visibility_seconds=orders.visibility_seconds,
         client=client,
-        hooks=[Journal(orders.journal), *_crash_points(orders)],
+        hooks=[journal, death.hook],
     ).run()
 
 
-def _service(orders: Orders) -> tuple[str, Handler]:
-    if orders.role == billing.SUBSCRIBER:
-        return orders.purchases_url, billing.Billing(Outbox(), orders.notifications_url)
-    return orders.notifications_url, notification.notify
-
-
-def _crash_points(orders: Orders) -> list[Hook]:
-    batches = max(1, orders.life // MAX_BATCH)
-    match orders.moment:
-        case "received":
-            return [kill_at(Received, after=batches)]
-        case "committed":
-            return [kill_at(Committed, after=batches)]
-        case _:
-            return []
-
-
-def _deadly(handle: Handler, after: int) -> Handler:
-    """Make a handler that kills the process between the insert into the inbox and the commit."""
-    handled = 0
+def _billing(orders: Orders, death: "_Death") -> dict[str, Any]:
+    """Return what a worker of billing needs: its effects are in the transaction that records the message."""
+    bill = billing.Billing(Outbox(), orders.notifications_url)
 
     def handler(session: Session, message: Message) -> None:
-        nonlocal handled
-        handled += 1
-        handle(session, message)
-        if handled >= after:
-            os.kill(os.getpid(), signal.SIGKILL)
+        bill(session, message)
+        death.comes_at(HANDLING)
 
-    return handler
+    return {"inbox": Inbox(orders.role), "handler": handler}
+
+
+def _notification(orders: Orders, engine: Engine, journal: Journal, death: "_Death") -> dict[str, Any]:
+    """Return what a worker of notification needs: no transaction covers a mail, so it works under leases."""
+    notify = notification.Notification(orders.smtp_port, journal, orders.process)
+
+    def handler(message: Message, lease: Lease) -> None:
+        death.comes_at(SENDING)
+        notify(message, lease)
+        death.comes_at(SENT)
+
+    ledger = _NotedLedger(engine, orders.role, journal)
+    return {"ledger": ledger, "handler": handler, "lease_seconds": notification.LEASE_SECONDS}
+
+
+class _NotedLedger(PostgresLedger):
+    """A ledger that keeps a journal of what it has completed, for the reckoning."""
+
+    def __init__(self, engine: Engine, subscriber_id: str, journal: Journal) -> None:
+        super().__init__(engine, subscriber_id)
+        self._journal = journal
+
+    def complete(self, lease: Lease, result: bytes | None = None) -> None:
+        super().complete(lease, result)
+        self._journal.note(COMPLETED, [lease.message_id])
+
+
+class _Death:
+    """Kills the process when its moment has come for the how-manieth time its orders say."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._moment = orders.moment
+        # A moment that comes once for each batch, and not for each message, comes less often.
+        batched = orders.moment == RECEIVED or (orders.moment == COMMITTED and orders.role == billing.SUBSCRIBER)
+        self._left = max(1, orders.life // MAX_BATCH) if batched else orders.life
+
+    def comes_at(self, moment: str) -> None:
+        """Die, if this is the moment."""
+        if moment == self._moment:
+            self._left -= 1
+            if self._left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(self, event: Event) -> None:
+        """Die, if this is the moment: of the moments that the worker tells of."""
+        match event:
+            case Received():
+                self.comes_at(RECEIVED)
+            case Committed(first=first) if first:
+                self.comes_at(COMMITTED)
+            case _:
+                pass
 
 
 def lose_acks(client: "SQSClient", chance: random.Random) -> None:

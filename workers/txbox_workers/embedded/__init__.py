@@ -1,4 +1,4 @@
-"""PostgreSQL and AWS on this machine, for `txbox dev`, the demo and the tests.
+"""PostgreSQL, AWS and SMTP on this machine, for `txbox dev`, the demo and the tests.
 
 The servers are real ones, reached over TCP on 127.0.0.1, and end with the program that started them.
 """
@@ -10,10 +10,17 @@ if TYPE_CHECKING:
     from txbox_workers.embedded.aws import LocalAws
     from txbox_workers.embedded.errors import EmbeddedServerError
     from txbox_workers.embedded.postgres import EmbeddedPostgres
+    from txbox_workers.embedded.smtp import AcceptedMail, LocalSmtp
 
-__all__ = ["EmbeddedPostgres", "EmbeddedServerError", "LocalAws"]
+__all__ = ["AcceptedMail", "EmbeddedPostgres", "EmbeddedServerError", "LocalAws", "LocalSmtp"]
 
-_MODULES = {"EmbeddedPostgres": "postgres", "EmbeddedServerError": "errors", "LocalAws": "aws"}
+_MODULES = {
+    "AcceptedMail": "smtp",
+    "EmbeddedPostgres": "postgres",
+    "EmbeddedServerError": "errors",
+    "LocalAws": "aws",
+    "LocalSmtp": "smtp",
+}
 
 
 def __getattr__(name: str) -> Any:

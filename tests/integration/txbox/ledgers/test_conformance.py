@@ -41,6 +41,15 @@ def test_what_is_released_is_free_at_once_and_the_attempt_is_known_to_have_faile
     assert second.fence > first.fence
 
 
+def test_a_release_may_say_that_the_effect_is_not_known(ledger: Ledger) -> None:
+    ledger.release(acquired(ledger, "m"), unknown=True)
+    ledger.release(acquired(ledger, "m"))
+    third = acquired(ledger, "m")
+    assert (third.attempt, third.unknown_attempts) == (3, 1)
+    ledger.release(third, forget_attempts=True, unknown=True)
+    assert acquired(ledger, "m").unknown_attempts == 0
+
+
 def test_a_lease_that_ran_out_is_taken_over_and_the_late_owner_can_do_nothing(store: Store) -> None:
     late, ledger = store.ledger(), store.ledger()
     lost = acquired(late, "m", seconds=LONG)

@@ -136,7 +136,7 @@ def test_what_a_late_owner_may_do_depends_on_whether_somebody_was_quicker(
 
 @pytest.mark.parametrize(
     ("messages", "disturbances"),
-    [(100, 8), pytest.param(2_000, 120, marks=[pytest.mark.slow, pytest.mark.timeout(1_800)])],
+    [(40, 5), pytest.param(2_000, 120, marks=[pytest.mark.slow, pytest.mark.timeout(1_800)])],
 )
 def test_three_processes_are_killed_and_stopped_at_random_and_complete_each_message_once(
     store: Store, begin: Start, path: Path, messages: int, disturbances: int

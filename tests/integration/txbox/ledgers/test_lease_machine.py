@@ -23,7 +23,7 @@ from txbox import LeaseLost, Mismatch
 from txbox.ledgers import Lease, LeaseState
 
 LONG = 3_600.0
-EXAMPLES = {"postgres": 120, "dynamodb": 20}
+EXAMPLES = {"postgres": 40, "dynamodb": 8}
 LABELS = ("m",)
 OWNERS = (0, 1, 2)
 
@@ -194,7 +194,7 @@ def test_a_ledger_does_what_the_model_does(store: Store) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_a_ledger_does_what_the_model_does_for_long(store: Store) -> None:
-    campaign(store, 40 * EXAMPLES[store.name])
+    campaign(store, 100 * EXAMPLES[store.name])
 
 
 def campaign(store: Store, examples: int) -> None:

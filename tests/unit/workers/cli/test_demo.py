@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from support.demo_reports import COMPLETE, RIGHT
+from support.demo_reports import COMPLETE, NOTICES, RIGHT
 from support.program import Ended
 from txbox import TxboxError
 from txbox_workers.cli import demo as command
 from txbox_workers.demo import run as demo_run
-from txbox_workers.demo.accounting import Notices, Sends
+from txbox_workers.demo.accounting import Sends
+from txbox_workers.demo.crew import ROLES
 from txbox_workers.demo.plan import Plan, Progress
 from txbox_workers.demo.report import Report
 from txbox_workers.demo.standing import Standing
@@ -90,8 +91,13 @@ def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: py
             "DOES NOT ADD UP: billing: deliveries 2 = 1 processed + 0 duplicates",
         ),
         ({"sends": Sends(3, 3, ("one too many",))}, "CONTRADICTION: relay: one too many"),
-        ({"notices": Notices(2, (), ("x",), ())}, "0 missing, 1 repeated, 0 wrong"),
-        ({"notices": Notices(2, (), ("x",), ())}, "every customer is right to the cent, THE NOTIFICATIONS ARE WRONG"),
+        ({"notices": replace(NOTICES, missing=("x", "y"))}, "2 missing, 0 repeated, 0 wrong"),
+        ({"notices": replace(NOTICES, repeated=("x",))}, "0 missing, 1 repeated, 0 wrong"),
+        (
+            {"notices": replace(NOTICES, wrong=("x",), unsure_twice=1)},
+            "every customer is right to the cent, THE NOTIFICATIONS ARE WRONG",
+        ),
+        ({"notices": replace(NOTICES, contradictions=("nobody sent it",))}, "CONTRADICTION: mails: nobody sent it"),
         ({"comparison": replace(RIGHT.comparison, wrong=("1",))}, "THE ACCOUNTS ARE WRONG, and was notified"),
     ],
 )
@@ -118,6 +124,60 @@ def test_a_run_in_which_all_is_well_is_a_success(txbox: Txbox, monkeypatch: pyte
     assert re.search(r"^ *kills: relay +3 +2 between send and settle, 1 anywhere", ended.out, re.MULTILINE)
     assert re.search(r"^ *in the accounts +\$1,177\.00 ", ended.out, re.MULTILINE)
     assert "CONTRADICTION" not in ended.out
+    assert "mailed twice" not in ended.out
+
+
+UNSURE = replace(NOTICES, mails=1_003, once=997, refused=21, unsure=7, unsure_twice=3, unsure_once=4)
+
+
+def test_mails_that_came_twice_where_nobody_can_know_are_said_and_are_no_failure(
+    txbox: Txbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, notices=UNSURE))
+    ended = txbox("demo", "--without-spark", "--purchases", "1")
+    assert ended.status == 0
+    first, *_, verdict, _ = ended.out.splitlines()
+    assert "right to the cent, and was notified of every purchase: of 997 once, of 3 twice; 1 s" in first
+    assert verdict.startswith("EXACT: nothing was lost, and nothing was applied twice; processes killed: ")
+    assert verdict.endswith("; mails sent twice: 3, as said above")
+    said = (
+        "\nmailed twice: 3, each worker killed or stalled between the mail and its completion: nobody can know; "
+        "mailed once: 4, which looked the same to the next worker\n"
+    )
+    assert said in ended.out
+    for name, figure in {"mails": "1,003", "mails refused": "21", "mailed once": "997", "unsure": "7"}.items():
+        assert re.search(rf"^ *{name} +{figure} ", ended.out, re.MULTILINE), name
+
+
+def test_mails_that_only_looked_so_are_said_too(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    notices = replace(UNSURE, unsure_twice=0)
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, notices=notices))
+    ended = txbox("demo", "--without-spark", "--purchases", "1")
+    assert "\nmailed twice: 0; mailed once: 4, which looked the same to the next worker\n" in ended.out
+    assert "notified of every purchase once; " in ended.out
+    assert "mails sent twice" not in ended.out
+
+
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        ("billing", "0 between insert and commit, 1 between commit and ack, 2 anywhere, 3 before the transaction"),
+        (
+            "notification",
+            (
+                "0 between mail and completion, 1 between completion and ack, 2 anywhere, 3 between lease and mail, "
+                "4 before the lease"
+            ),
+        ),
+    ],
+)
+def test_where_processes_died_is_said_in_the_words_of_their_role(
+    role: str, words: str, txbox: Txbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (team,) = (one for one in ROLES if one.name == role)
+    kills = {role: {moment: number for number, moment in enumerate(team.moments)}}
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, kills=kills))
+    assert words in txbox("demo", "--without-spark", "--purchases", "1").out
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def make_orders(tmp_path: Path) -> MakeOrders:
             "notifications_url": NOTIFICATIONS_URL,
             "purchases": 20,
             "visibility_seconds": 2,
+            "smtp_port": 1,
             "directory": str(tmp_path),
         }
         return Orders(**{**settings, **changes})

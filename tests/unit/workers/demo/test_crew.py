@@ -82,6 +82,7 @@ def test_the_killed_are_counted_by_moment_and_replaced_until_enough_have_died(
             elif orders.moment:
                 orders.journal.write_bytes(b"x" * orders.life * BILLING.journal_bytes)
     assert team.kills_total == crew.kills_total == 5
+    assert crew.killed == {orders.process for orders in server.forked if orders.moment}
     assert sum(bool(orders.moment) for orders in server.forked) == 5
     assert set(team.killed) == set(BILLING.moments)
     assert min(team.killed.values()) >= 1
@@ -149,3 +150,4 @@ def test_a_stop_ends_everybody_if_need_be_by_force(
     crew.stop()
     assert server.signals == [("billing 1", number) for number in signals]
     assert server.running == []
+    assert crew.killed == ({"billing-001"} if deaf else set())

