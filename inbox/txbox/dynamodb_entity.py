@@ -229,7 +229,7 @@ class _Call:
         if self._condition:
             conditions.append(_enclosed(self._condition))
         try:
-            with translated(self._table):
+            with translated(self._table, _REMEDIES):
                 self._client.update_item(
                     TableName=self._table,
                     Key={name: typed(value) for name, value in self._key.items()},
@@ -249,6 +249,12 @@ class _Call:
             self.refusal = error
             return item or {}
         return None
+
+
+_REMEDIES = {
+    "ValidationException": "; the table {table} is not what it should be, or a value cannot be kept; or `update`, "
+    "`condition`, `names` or `values` do not fit together"
+}
 
 
 def _with_action(update: str, clause: str, action: str) -> str:

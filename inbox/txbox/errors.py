@@ -122,7 +122,7 @@ class InFlight(TxboxError):
         else:
             text = (
                 f"by another owner of subscriber {subscriber_id}, whose lease lasts {seconds:.1f} s unless it is "
-                "renewed; let the broker deliver it again"
+                "renewed; let the broker deliver it again, or call again later, or wait for it with wait="
             )
         super().__init__(f"{what} is being processed {text}")
 

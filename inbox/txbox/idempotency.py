@@ -123,7 +123,11 @@ def idempotent(
             encode=encode,
             decode=decode,
         )
-    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+    for name, function in (("handler", handler), ("identify", identify), ("encode", encode), ("decode", decode)):
+        if function is not None and not callable(function):
+            raise InvalidConfiguration(f"idempotent takes a function as {name}, not {function!r}")
+    parts = (handler, type(handler).__call__)
+    if any(inspect.isgeneratorfunction(part) or inspect.isasyncgenfunction(part) for part in parts):
         raise InvalidConfiguration("idempotent takes no generators: their work is done after they have returned")
     leased = Leased(ledger, seconds=lease, wait_seconds=wait, keep_result=keep_result, encode=encode, decode=decode)
     run = handler
@@ -143,6 +147,7 @@ def idempotent(
             message_id, digest = about(args, kwargs)
 
             async def work(lease: Lease) -> Any:
+                lease.begin_work()
                 return await run(*args, **kwargs, **({"lease": lease} if wants_lease else {}))
 
             return (await leased.run_async(message_id, work, fingerprint=digest)).result
@@ -154,6 +159,7 @@ def idempotent(
         message_id, digest = about(args, kwargs)
 
         def work(lease: Lease) -> Any:
+            lease.begin_work()
             return run(*args, **kwargs, **({"lease": lease} if wants_lease else {}))
 
         return leased.run(message_id, work, fingerprint=digest).result

@@ -44,16 +44,16 @@ WITH acquired AS (
   WHERE lease.completed_at IS NULL
     AND (lease.expires_at IS NULL OR lease.expires_at <= clock_timestamp())
     AND (lease.fingerprint IS NULL OR excluded.fingerprint IS NULL OR lease.fingerprint = excluded.fingerprint)
-  RETURNING fence, attempts, failures
+  RETURNING fence, attempts, attempts - 1 - failures + unknown_before AS unknown
 )
-SELECT fence, attempts, failures, NULL::bool, NULL::double precision, NULL::bytea, NULL::bytea FROM acquired
+SELECT fence, attempts, unknown, NULL::bool, NULL::double precision, NULL::bytea, NULL::bytea FROM acquired
 UNION ALL
 SELECT NULL, NULL, NULL, lease.completed_at IS NOT NULL,
   extract(epoch FROM lease.expires_at - clock_timestamp())::double precision, lease.result, lease.fingerprint
 FROM {table} AS lease WHERE {key} AND NOT EXISTS (SELECT FROM acquired)"""
-        """Ask for a lease → fence, attempts and failures if it is ours; or else: completed, seconds left, result,
-        fingerprint. That part is as old as the statement's snapshot: it may know nothing of a row that the first part
-        has just waited for, or still think it free; then the answer is to ask again."""
+        """Ask for a lease → fence, attempts and unknown attempts if it is ours; or else: completed, seconds left,
+        result, fingerprint. That part is as old as the statement's snapshot: it may know nothing of a row that the
+        first part has just waited for, or still think it free; then the answer is to ask again."""
 
         self.renew = f"""
 UPDATE {table} AS lease SET expires_at = {from_now}
@@ -71,14 +71,14 @@ WHERE {key} AND lease.fence = %(fence)s AND coalesce(lease.expires_at, lease.com
         self.release = f"""
 UPDATE {table} AS lease SET
   expires_at = NULL,
-  attempts = CASE WHEN %(forget)s THEN 0 ELSE lease.attempts END,
-  failures = CASE
-    WHEN %(forget)s THEN 0
-    WHEN %(unknown)s OR lease.expires_at IS NULL THEN lease.failures
-    ELSE lease.failures + 1
-  END
+  attempts = CASE WHEN %(forget)s THEN 0 WHEN lease.expires_at IS NULL THEN lease.attempts
+    ELSE lease.attempts + %(attempts)s END,
+  failures = CASE WHEN %(forget)s THEN 0 WHEN lease.expires_at IS NULL THEN lease.failures
+    ELSE lease.failures + %(failures)s END,
+  unknown_before = CASE WHEN %(forget)s THEN %(unknown_now)s ELSE lease.unknown_before END
 WHERE {key} AND lease.fence = %(fence)s AND lease.completed_at IS NULL"""
-        """Free a message whose attempt has failed, if the lease is the newest; the same lease may do so again."""
+        """Free a message whose attempt has not completed it, if the lease is the newest; done again by the same lease,
+        it changes nothing. Attempts and failures change by what is given: 0 and 1 for one that has failed."""
 
         self.estimate = "SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = %s::regclass"
         """How many rows there are, by the planner's figures: (quoted table name) → rows."""

@@ -321,6 +321,7 @@ def _message_lease(metadata: MetaData, prefix: str) -> Table:
         Column("fence", BigInteger, Identity(always=True), nullable=False, comment="grows with every acquisition"),
         Column("attempts", Integer, nullable=False, comment="acquisitions"),
         _number("failures", "attempts that were released: known to have failed"),
+        _number("unknown_before", "attempts of earlier counts, before they were forgotten, whose end nobody knows"),
         Column("owner", Text, nullable=False, comment="of the last attempt: its host and process; for people"),
         Column("fingerprint", LargeBinary, comment="SHA-256 of the payload; null where none was asked for"),
         Column("acquired_at", DateTime(timezone=True), nullable=False),

@@ -49,6 +49,7 @@ the gap, events up to there are STALE, and the dead letters behind it can be red
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import ColumnClause, Connection
@@ -83,6 +84,14 @@ class Advance(StrEnum):
     """It is not above: applied before, or overtaken by a later one. Nothing is to be done."""
     GAP = "gap"
     """It is not the next one, and the next one was insisted on. Nothing has changed: hand it back."""
+
+    def __bool__(self) -> bool:
+        """Refuse to be taken for yes or no: there are three answers.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"compare with Advance.APPLIED: {self.name} is an answer, and not yes or no")
 
 
 def advance(
@@ -121,7 +130,8 @@ def advance(
     Raises:
         NotInTransaction: the connection is in autocommit mode.
         InFlight: another transaction has the watermark; roll back, and take the event up again later.
-        InvalidConfiguration: an argument cannot be kept, or cannot work.
+        InvalidConfiguration: an argument cannot be kept, or cannot work; or the next one is insisted on, there is no
+            watermark, and the sequence is below ``first``.
         TypeError: the aggregate's id is no text, or the sequence no integer.
         SchemaMissing: the table does not exist.
         sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
@@ -143,6 +153,8 @@ def advance(
         return Advance.APPLIED
     if placed:
         connection.exec_driver_sql(sql.drop_placeholder, key)
+        if sequence < first:
+            raise _below_first(aggregate_type, aggregate_id, sequence, first)
         known = first - 1
     elif known is None or known < sequence:
         # The statement has locked a row that may be newer than its snapshot: whether the event is ahead or stale, only
@@ -201,6 +213,7 @@ def advance_many(
     # Of an aggregate of which every event is stale, nothing comes back.
     found = _before(execute, sql, lock_timeout, subscriber, places, sequences, (first - 1) if insist else None)
     after: dict[tuple[str, str], int | None] = {}
+    below: InvalidConfiguration | None = None
     for aggregate, before in found.items():
         mine = places[aggregate]
         decided, mark = decide(before, [sequences[place] for place in mine], insist=insist, first=first)
@@ -208,10 +221,20 @@ def advance_many(
             answers[place] = answer
         if insist and (mark is None or mark != before):
             after[aggregate] = mark
+        if insist and before is None:
+            until_applied = takewhile(lambda place: answers[place] is not Advance.APPLIED, mine)
+            for place in until_applied:
+                if sequences[place] < first:
+                    below = _below_first(*aggregate, sequences[place], first)
+    if below is not None:
+        # No watermark moves, and no placeholder stays.
+        after = {aggregate: None for aggregate in after if found[aggregate] is None}
     if after:
         befores = [found[aggregate] for aggregate in after]
         settled = (*_arrays(after), befores, list(after.values()), subscriber, subscriber)
         connection.exec_driver_sql(sql.settle_many, settled)
+    if below is not None:
+        raise below
     return answers
 
 
@@ -370,6 +393,13 @@ def _executing(
             raise
 
     return execute
+
+
+def _below_first(aggregate_type: str, aggregate_id: str, sequence: int, first: int) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"sequence {sequence} of {aggregate_type} {aggregate_id} is below the first one, {first}, and nothing was "
+        "applied yet: for a producer that begins lower, give first="
+    )
 
 
 def _subscriber(subscriber: str) -> str:

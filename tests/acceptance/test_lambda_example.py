@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -15,6 +16,7 @@ import yaml
 from cfnlint import api
 from sqlalchemy import Engine, make_url, text
 
+from support.documents import blocks
 from support.lambda_events import item_id
 from txbox_workers.aws_lambda.handler import MAX_ATTEMPTS
 from txbox_workers.embedded import LocalAws
@@ -197,6 +199,42 @@ def invoke(environment: dict[str, str]) -> Iterator[Invoke]:
         yield invoke
         stdin.close()
         assert process.wait(20) == 0
+
+
+def readmes(title: str) -> str:
+    """A block of the example's README, by its title."""
+    return next(block.text for block in blocks(EXAMPLE / "README.md") if block.title == title)
+
+
+def test_what_the_readme_shows_without_aws_works(
+    environment: dict[str, str], schema_url: str, engine: Engine, tmp_path: Path
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE account"))  # it makes its own
+    for name in ("app.py", "event.json"):
+        shutil.copy(EXAMPLE / name, tmp_path)
+    (tmp_path / "without_aws.py").write_text(readmes("without_aws.py"))
+    known = {name: value for name, value in environment.items() if not name.startswith("DATABASE_")}
+    for _ in range(2):
+        ran = subprocess.run(
+            [sys.executable, "without_aws.py"],
+            cwd=tmp_path,
+            env={**known, "TXBOX_DATABASE_URL": schema_url},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.stdout.splitlines() == 2 * ["{'batchItemFailures': []}"] + ["[('ann', 1, 2500)]"], ran.stderr
+
+
+def test_the_requirements_name_the_wheel_that_the_clone_makes(tmp_path: Path) -> None:
+    """By its path: txbox is in no package index, and whatever may be found there under its name is not ours."""
+    (required,) = (EXAMPLE / "requirements.txt").read_text().split("\n\n")[-1].splitlines()
+    build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "wheels"), str(EXAMPLE.parents[1])]
+    made = subprocess.run([sys.executable, *build], capture_output=True, text=True, timeout=120, check=False)
+    assert made.returncode == 0, made.stderr
+    assert (tmp_path / required).is_file(), "write the new version into requirements.txt"
 
 
 def test_the_example_adds_each_purchase_once(invoke: Invoke, engine: Engine) -> None:

@@ -70,7 +70,9 @@ def terminals(
     yield terminals
     terminals.close()
     for name in [name for name, module in sys.modules.items() if is_in(module, tmp_path)]:
-        del sys.modules[name]
+        # Whoever comes next would be told of connections that were left open.
+        for engine in [value for value in vars(sys.modules.pop(name)).values() if isinstance(value, Engine)]:
+            engine.dispose()
 
 
 @pytest.mark.timeout(600)  # the page on bulk loads starts a JVM for each of its commands

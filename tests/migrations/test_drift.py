@@ -244,6 +244,8 @@ def test_an_empty_database_lacks_every_table(engine: sa.Engine) -> None:
         "outbox_message: the table is missing; expected a table",
         "outbox_sent: the table is missing; expected a table",
         "outbox_relay: the table is missing; expected a table",
+        "message_lease: the table is missing; expected a table",
+        "aggregate_watermark: the table is missing; expected a table",
     ]
 
 

@@ -10,38 +10,17 @@ from typing import Any, Protocol, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
-from txbox import Inbox, Message
+from txbox import Inbox
 from txbox.backoff import Backoff
 from txbox.instrumentation import Committed, Hook, Retried, emit
-from txbox.ledgers import Lease
+from txbox.ledgers.leased import refuse_unfinished
 from txbox.sqlstates import is_retryable, sqlstate
 from txbox_workers.delivery import Delivery
+from txbox_workers.handlers import BatchHandler, Handler
 from txbox_workers.lent_transaction import LentTransactions, finish
 from txbox_workers.outages import connecting, recording
 
 __all__ = ["BatchHandler", "Halt", "Handler", "HandlerTransactions", "SessionFactory", "Sorted", "Stopping"]
-
-
-class HandlerWithLease(Protocol):
-    """handler(session, message, lease=…), beside an inbox with a ledger."""
-
-    def __call__(self, session: Any, message: Message, /, *, lease: Lease) -> object:
-        """Apply one message in the session's transaction, under a lease; raise to have it rolled back."""
-
-
-class LedgerHandlerWithLease(Protocol):
-    """handler(message, lease=…), with a ledger alone."""
-
-    def __call__(self, message: Message, /, *, lease: Lease) -> object:
-        """Do the work of one message; raise if it failed."""
-
-
-Handler = Callable[[Any, Message], object] | Callable[[Message], object] | HandlerWithLease | LedgerHandlerWithLease
-"""handler(session, message): applies one message in the session's transaction; raises to have it rolled back. With a
-ledger alone, handler(message). With a ledger, one that names a parameter ``lease`` is given it."""
-
-BatchHandler = Callable[[Any, Sequence[Message]], object]
-"""batch_handler(session, messages): applies all the messages that are first, in one transaction."""
 
 T = TypeVar("T")
 
@@ -198,13 +177,13 @@ class HandlerTransactions:
         session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
         try:
             if self._batch_handler is not None:
-                self._batch_handler(session, [delivery.message for delivery in deliveries], **extra)
+                refuse_unfinished(self._batch_handler(session, [delivery.message for delivery in deliveries]))
                 finish(session, connection)
             elif self._handler is not None:
                 for number, delivery in enumerate(deliveries):
                     if number and self._cut_short.is_set():
                         return [rest.message.id for rest in deliveries[number:]]
-                    self._handler(session, delivery.message, **extra)
+                    refuse_unfinished(self._handler(session, delivery.message, **extra))
                     finish(session, connection)
         finally:
             session.close()

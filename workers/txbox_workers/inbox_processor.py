@@ -22,7 +22,7 @@ from contextlib import suppress
 
 from sqlalchemy import Engine
 
-from txbox import Failures, InFlight, Mismatch, Outcome, Reason
+from txbox import Failures, InFlight, LedgerError, Mismatch, Outcome, Reason
 from txbox.backoff import Backoff
 from txbox.failures import NO_OUTCOME, Attempt, describe
 from txbox.transactions import short_transaction
@@ -103,7 +103,7 @@ class InboxProcessor(Processor):
         message = delivery.message
         attempt: Attempt | None = None
         suspect = self._suspect(delivery)
-        if suspect and self._parking.is_parked(delivery):
+        if suspect and self._parking.is_parked(delivery, before_handler=True):
             self._forget_failures([delivery])
             return Settlement(delivery, Outcome.DEAD)
         if delivery.problem is not None:
@@ -116,12 +116,15 @@ class InboxProcessor(Processor):
                 return self._parking.park(delivery, reason, attempt.error_before or NO_OUTCOME, attempt.number - 1)
         try:
             first = self._transactions.run_one(delivery)
-        except (InFlight, Stopping) as error:
+        except (InFlight, Stopping, LedgerError) as error:
+            if isinstance(error, LedgerError) and error.permanent:
+                return self._failed(delivery, error, Reason.FAILED, counted=attempt is not None)
             if attempt is not None:
                 with bookkeeping():
                     self._failures.take_back(attempt)
-            # Another worker may have it at once, unless a transaction elsewhere has it already.
-            delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count) if isinstance(error, InFlight) else 0.0
+            # Another worker may have it at once, unless somebody elsewhere has it already, or a ledger that the handler
+            # uses is away: that is no message's fault.
+            delay = 0.0 if isinstance(error, Stopping) else processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
             return Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
         except Mismatch as error:
             return self._parking.park_mismatch(delivery, error)
@@ -175,7 +178,7 @@ class InboxProcessor(Processor):
             # Another copy of it has failed for the last time meanwhile; one letter stands for both.
             self._forget_failures([delivery])
             return Settlement(delivery, Outcome.DEAD, error)
-        with bookkeeping():
+        with bookkeeping(before_handler=False):
             attempts = self._failures.fail(delivery.message.id, error, counted=counted)
         if self._max_attempts is not None and attempts >= self._max_attempts:
             return self._parking.park(delivery, reason, describe(error), attempts, error)

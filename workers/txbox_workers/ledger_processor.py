@@ -18,17 +18,18 @@ and when it has had them all, it is parked instead of run.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from txbox import InFlight, LeaseLost, LedgerError, Mismatch, Outcome, Reason
 from txbox.backoff import Backoff
 from txbox.failures import NO_OUTCOME, describe
 from txbox.ledgers import Lease, Ledger
-from txbox.ledgers.leased import Leased, takes_lease
+from txbox.ledgers.lease import Ended
+from txbox.ledgers.leased import Ending, Leased, known_ending, refuse_unfinished, takes_lease
 from txbox.message import fingerprint as sha256
 from txbox_workers import processor
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.handler_transactions import Halt, Handler, HandlerTransactions, Stopping
+from txbox_workers.handler_transactions import Halt, HandlerTransactions, Stopping
+from txbox_workers.handlers import Handler
 from txbox_workers.outages import DatabaseUnavailable
 from txbox_workers.parking import Parking
 from txbox_workers.processor import Processor
@@ -109,7 +110,7 @@ class LedgerProcessor(Processor):
                 lambda lease: self._work(attempt, lease),
                 fingerprint=sha256(message.body) if self._fingerprint else None,
                 until=self._ends_at(),
-                forgets=lambda lease, error: self._settle_failure(attempt, lease, error),
+                ends=lambda lease, error: self._settle_failure(attempt, lease, error),
             )
         except BaseException as error:
             if attempt.settlement is not None:
@@ -128,39 +129,54 @@ class LedgerProcessor(Processor):
         What it raises is kept, to be told from what the ledger raises.
         """
         delivery = attempt.delivery
-        extra: dict[str, Any] = {"lease": lease} if self._wants_lease else {}
         attempt.begun = True
         try:
             if self._max_attempts is not None and lease.attempt > self._max_attempts:
                 raise _Spent
+            if lease.attempt == 1 and delivery.receive_count > 1 and self._is_parked(delivery):
+                raise _Parked
             if delivery.problem is not None:
                 raise delivery.problem
             if self._transactions is not None:
-                return self._transactions.run_one(delivery, **extra)
-            self._handler(delivery.message, **extra)
+                return self._transactions.run_one(delivery, lease=lease)
+            lease.begin_work()
+            refuse_unfinished(self._handler(delivery.message, **({"lease": lease} if self._wants_lease else {})))
         except BaseException as error:
             attempt.error = error
             raise
         return True
 
-    def _settle_failure(self, attempt: "_Attempt", lease: Lease, error: BaseException) -> bool:
-        """Say what becomes of a delivery whose work has raised; return whether its attempts are to be forgotten."""
+    def _is_parked(self, delivery: Delivery) -> bool:
+        """Whether it was parked, and its worker killed before the ack; a letter that is redriven is parked no more."""
+        return self._parking is not None and self._parking.is_parked(delivery, before_handler=True)
+
+    def _settle_failure(self, attempt: "_Attempt", lease: Lease, error: BaseException) -> Ending:
+        """Say what becomes of a delivery whose work has raised, and how the attempt has ended."""
         delivery = attempt.delivery
+        ending = known_ending(lease, error)
         match error:
-            case KeyboardInterrupt() | DatabaseUnavailable():
-                return False
-            case InFlight() | Stopping():
-                # Another worker may have it at once, unless somebody elsewhere has it already.
+            case KeyboardInterrupt():
+                return ending
+            case DatabaseUnavailable():
+                return Ending(Ended.UNKNOWN if lease.begun else Ended.NOT_MADE)
+            case InFlight() | Stopping() | LedgerError(permanent=False) | LeaseLost():
+                # Another worker may have it at once, unless somebody elsewhere has it already, or a ledger that the
+                # handler uses is away: that is no message's fault.
                 delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
-                delay = delay if isinstance(error, InFlight) else 0.0
+                delay = 0.0 if isinstance(error, Stopping) else delay
                 attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
-                return False
-            case Mismatch() if self._parking is not None:
+                return Ending(Ended.UNKNOWN if isinstance(error, Stopping) and lease.begun else Ended.NOT_MADE)
+            case _Parked():
+                attempt.settlement = Settlement(delivery, Outcome.DEAD)
+                return Ending(Ended.NOT_MADE)
+            case Mismatch() if self._parking is not None and not lease.begun:
                 attempt.settlement = self._parking.park_mismatch(delivery, error)
-                return True
+                return Ending(Ended.NOT_MADE)
+        if lease.returned:
+            ending = Ending(Ended.UNKNOWN)  # the handler was done; its transaction was not to be committed
         if self._parking is None or self._max_attempts is None or lease.attempt < self._max_attempts:
             attempt.settlement = Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(lease.attempt))
-            return False
+            return ending
         if self._parking.is_parked(delivery):
             attempt.settlement = Settlement(delivery, Outcome.DEAD, error)
         elif isinstance(error, _Spent):
@@ -169,7 +185,7 @@ class LedgerProcessor(Processor):
         else:
             reason = Reason.MALFORMED if error is delivery.problem else Reason.FAILED
             attempt.settlement = self._parking.park(delivery, reason, describe(error), lease.attempt, error)
-        return True
+        return Ending(ending.ended, forget_attempts=True)
 
     def _ledger_said(self, delivery: Delivery, error: BaseException, begun: bool) -> Settlement:
         """Settle a delivery whose lease could not be had, or was lost."""
@@ -207,3 +223,7 @@ class _Attempt:
 
 class _Spent(Exception):
     """The message has had all of its attempts."""
+
+
+class _Parked(Exception):
+    """The message waits as a dead letter; its ack was lost."""

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from txbox import TransactionEnded
 from txbox.lent import guard, lent, refuse_aborted
-from txbox_workers.outages import DatabaseUnavailable, bookkeeping
+from txbox_workers.outages import DatabaseUnavailable, bookkeeping, unavailable, without_values
 
 __all__ = ["LentTransactions", "finish"]
 
@@ -44,7 +44,7 @@ class LentTransactions:
             except BaseException as error:
                 broken = _is_broken(connection) or not _rolled_back(connection)
                 if broken and not isinstance(error, DatabaseUnavailable):
-                    raise DatabaseUnavailable(str(error)) from error
+                    raise unavailable(error) from without_values(error)
                 raise
 
 

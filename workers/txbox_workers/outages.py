@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sqlalchemy.exc import DBAPIError
+
 from txbox import InFlight, InvalidMessageId, MalformedMessage, Mismatch
+from txbox.failures import describe
 from txbox.sqlstates import is_outage, is_retryable
 
-__all__ = ["DatabaseUnavailable", "bookkeeping", "connecting", "recording"]
+__all__ = ["DatabaseUnavailable", "bookkeeping", "connecting", "recording", "unavailable", "without_values"]
 
 
 class DatabaseUnavailable(Exception):
@@ -28,17 +31,17 @@ def connecting() -> Iterator[None]:
         yield
     except Exception as error:
         if is_outage(error):
-            raise DatabaseUnavailable(str(error), before_handler=True) from error
+            raise unavailable(error, before_handler=True) from without_values(error)
         raise
 
 
 @contextmanager
-def bookkeeping() -> Iterator[None]:
+def bookkeeping(*, before_handler: bool = True) -> Iterator[None]:
     """Around our own short transactions: whatever fails there is no message's fault."""
     try:
         yield
-    except Exception as error:
-        raise DatabaseUnavailable(str(error), before_handler=True) from error
+    except Exception as error:  # noqa: BLE001 - it goes on, under another name
+        raise unavailable(error, before_handler=before_handler) from without_values(error)
 
 
 @contextmanager
@@ -54,4 +57,14 @@ def recording() -> Iterator[None]:
     except Exception as error:
         if is_retryable(error):
             raise
-        raise DatabaseUnavailable(str(error), before_handler=True) from error
+        raise unavailable(error, before_handler=True) from without_values(error)
+
+
+def unavailable(error: BaseException, *, before_handler: bool = False) -> DatabaseUnavailable:
+    """Say what has failed, without the values of the statement: they are the content of messages."""
+    return DatabaseUnavailable(describe(error), before_handler=before_handler)
+
+
+def without_values(error: BaseException) -> BaseException:
+    """Return what the driver has said, where SQLAlchemy's error around it would print the statement's values."""
+    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error

@@ -39,9 +39,9 @@ class Parking:
         with connecting(), self._engine.connect() as connection:
             self._letters.check(connection)
 
-    def is_parked(self, delivery: Delivery) -> bool:
+    def is_parked(self, delivery: Delivery, *, before_handler: bool = False) -> bool:
         """Whether a message was parked, and its worker killed before the ack: it has had its attempts."""
-        with bookkeeping():
+        with bookkeeping(before_handler=before_handler):
             return self._letters.is_parked(self._subscriber_id, delivery.message.id, delivery.body)
 
     def park(
@@ -67,7 +67,7 @@ class Parking:
             headers=dict(delivery.message.headers),
             envelope=dict(delivery.envelope),
         )
-        with bookkeeping():
+        with bookkeeping(before_handler=False):
             self._letters.park(letter)
         return Settlement(delivery, Outcome.DEAD, error)
 

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy import Engine
 
-from txbox import Failures, Inbox, InvalidConfiguration
+from txbox import Failures, Inbox, InvalidConfiguration, Message
 from txbox.backoff import Backoff
 from txbox.instrumentation import Committed, HeartbeatFailed, Hook, emit
 from txbox.ledgers import Lease, Ledger
 from txbox.ledgers.lease import valid_lease_seconds
-from txbox_workers.handler_transactions import BatchHandler, Halt, Handler, HandlerTransactions, SessionFactory
+from txbox.ledgers.leased import takes_lease
+from txbox.ledgers.ledger import require_ledger
+from txbox_workers.handler_transactions import Halt, HandlerTransactions, SessionFactory
+from txbox_workers.handlers import BatchHandler, Handler, HandlerWithLease, refuse_unfit
 from txbox_workers.inbox_processor import InboxProcessor
 from txbox_workers.ledger_processor import LedgerProcessor
 from txbox_workers.parking import Parking
@@ -44,12 +47,22 @@ class Processing:
     def __post_init__(self) -> None:
         if self.inbox is None and self.ledger is None:
             raise InvalidConfiguration(f"{self.of} needs an inbox, or a ledger, or both")
+        for name, value, kind in (("inbox", self.inbox, Inbox), ("engine", self.engine, Engine)):
+            if value is not None and not isinstance(value, kind):
+                raise InvalidConfiguration(f"{self.of}.{name} must be an {kind.__name__}, not {type(value).__name__}")
+        if self.ledger is not None:
+            require_ledger(self.ledger, f"{self.of}.ledger")
         if self.inbox is not None and self.engine is None:
             raise InvalidConfiguration(f"{self.of} needs the engine of its inbox")
         if (self.handler is None) == (self.batch_handler is None):
             raise InvalidConfiguration(f"{self.of} needs either handler or batch_handler, and not both")
         if self.ledger is not None and self.handler is None:
             raise InvalidConfiguration(f"{self.of} with a ledger needs handler: each message has a lease of its own")
+        if self.batch_handler is not None:
+            refuse_unfit(self.batch_handler, f"{self.of}.batch_handler", "session, messages", ledger=False)
+        else:
+            wanted = "message" if self.inbox is None else "session, message"
+            refuse_unfit(self.handler, f"{self.of}.handler", wanted, ledger=self.ledger is not None)
         if self.inbox is not None and self.ledger is not None and self.inbox.subscriber_id != self.ledger.subscriber_id:
             raise InvalidConfiguration(
                 f"{self.of} has an inbox of {self.inbox.subscriber_id} and a ledger of {self.ledger.subscriber_id}; "
@@ -102,7 +115,7 @@ class Processing:
             transactions = HandlerTransactions(
                 inbox=self.inbox,
                 engine=self.engine,
-                handler=self.handler,
+                handler=self.handler if self.ledger is None or self.handler is None else _under_lease(self.handler),
                 batch_handler=self.batch_handler,
                 session_factory=self.session_factory,
                 source_name=source_name,
@@ -154,3 +167,17 @@ class Processing:
         """Where the tables are: where those of the inbox are, or of a ledger in Postgres."""
         keeper = self.inbox or self.ledger
         return getattr(keeper, "schema", None), getattr(keeper, "prefix", "")
+
+
+def _under_lease(handler: Handler) -> HandlerWithLease:
+    """Have the lease know how far the handler has come: its transaction may be run again, or not be committed."""
+    wants_lease = takes_lease(handler)
+    call: Callable[..., object] = handler
+
+    def run(session: Any, message: Message, /, *, lease: Lease) -> object:
+        lease.begin_work()
+        result = call(session, message, **({"lease": lease} if wants_lease else {}))
+        lease.returned = True
+        return result
+
+    return run

@@ -35,13 +35,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from txbox import InvalidConfiguration, MalformedMessage, Message, MessageTooLarge, Mismatch, Outcome
+from txbox import InvalidConfiguration, MalformedMessage, Message, MessageTooLarge, Mismatch, Outcome, TxboxError
 from txbox.message import valid_message_id
 from txbox_workers.sqs.client import broker_error
 
@@ -57,6 +57,8 @@ CLOCK_SECONDS = 1.0
 """How much the clocks of two servers of AWS may differ before a duplicate is one."""
 
 _NOT_GIVEN: Any = object()
+
+_Error = TypeVar("_Error", bound=TxboxError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,11 @@ class Executions:
         text = _body(message) if input is _NOT_GIVEN else _text(input)
         size = len(text.encode())
         if size > MAX_INPUT_BYTES:
-            raise MessageTooLarge(self.state_machine_arn, size, MAX_INPUT_BYTES)
+            raise _reworded(
+                MessageTooLarge(self.state_machine_arn, size, MAX_INPUT_BYTES),
+                f"{self.state_machine_arn} takes an input of at most {MAX_INPUT_BYTES:,} bytes, and this one has "
+                f"{size:,}; put the content into a store, and give where it is as the input",
+            )
         named = execution_name(message.id if name is None else name)
         with self._translated():
             client = self._client()
@@ -157,7 +163,11 @@ class Executions:
                 arn = f"{self._executions_arn}:{named}"
                 before = client.describe_execution(executionArn=arn).get("input") or "{}"
                 if not same_json(before, text):
-                    raise Mismatch(self._name, (message.id,)) from None
+                    raise _reworded(
+                        Mismatch(self._name, (message.id,)),
+                        f"the execution {named} of {self._name} began with another input; let the input be the same "
+                        "for every delivery of a message, or give name= where a message starts several executions",
+                    ) from None
                 return Execution(arn, Outcome.DUPLICATE)
         date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
         earlier = was_there_before(answer["startDate"], date, time.monotonic() - begun)
@@ -265,6 +275,12 @@ def was_there_before(started: datetime, date: str | None, call_seconds: float) -
         return False
     answered = answered.replace(tzinfo=UTC)  # which a Date header is always in, whatever it calls it
     return started < answered - timedelta(seconds=call_seconds + CLOCK_SECONDS)
+
+
+def _reworded(error: _Error, text: str) -> _Error:
+    """Return an error with a text about executions; its own is about the bodies of messages and their headers."""
+    error.args = (text,)
+    return error
 
 
 def _body(message: Message) -> str:

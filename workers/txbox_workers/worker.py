@@ -37,7 +37,8 @@ from txbox.instrumentation.logs import log_event
 from txbox.ledgers import LEASE_SECONDS, Ledger
 from txbox.service import Service
 from txbox_workers.delivery import Delivery, Settlement, Source
-from txbox_workers.handler_transactions import BatchHandler, Handler, SessionFactory
+from txbox_workers.handler_transactions import SessionFactory
+from txbox_workers.handlers import BatchHandler, Handler
 from txbox_workers.heartbeat import Heartbeat
 from txbox_workers.outages import DatabaseUnavailable
 from txbox_workers.processors import Processing
@@ -94,7 +95,8 @@ class Worker(Service):
                 batch. Faster by far where the effect is one set-based statement.
             transactions: "batch": one transaction for a batch, and one for each message only when something in it
                 fails. "message": always one for each.
-            threads: polling threads; each needs a connection of the engine's pool.
+            threads: polling threads; each needs a connection of the engine's pool, and a ledger in Postgres with the
+                same engine one more, for renewals.
             max_attempts: failed attempts after which a message is parked as a dead letter; None leaves that to the
                 broker's own redrive policy. With 1 there are no batches: each attempt is counted before it is made.
             backoff: the delay before a failed message is delivered again, by attempt.

@@ -34,14 +34,16 @@ For completions and releases, the fence is mark enough. A renewal that was held 
 the item keeps when the owner, by its own interval clock, asked, and takes only what was asked later. That is the only
 number of a client's clock in an item, and it is compared with none but that owner's.
 
-The item: ``message_id`` (hash key) and ``subscriber_id`` (range key); ``fence``, ``attempts``, ``failures``; ``owner``;
-``mark``; ``asked_at``; ``expires_at`` (milliseconds since 1970; absent: nobody has it), ``completed_at`` (the same);
+The item: ``message_id`` (hash key) and ``subscriber_id`` (range key); ``fence``, ``attempts``, ``failures``,
+``unknown_before``; ``owner``; ``mark``; ``asked_at``; ``expires_at`` (milliseconds since 1970; absent: nobody has it),
+``completed_at`` (the same);
 ``result``; ``fingerprint``; and ``remove_at`` (seconds since 1970), after which DynamoDB removes the item. A new item's
 fence begins at the store's time in milliseconds, so it is greater than that of one that was removed. An item that
 should be gone and is still there counts.
 """
 
 import math
+import os
 import threading
 import uuid
 from collections.abc import Mapping
@@ -54,6 +56,7 @@ from txbox.ledgers.dynamodb_table import TABLE, create_lease_table
 from txbox.ledgers.lease import (
     LEASE_SECONDS,
     Acquisition,
+    Ended,
     Lease,
     LeaseState,
     Record,
@@ -116,6 +119,7 @@ class DynamoDBLedger:
         self._given = client
         self._own: DynamoDBClient | None = None
         self._making = threading.Lock()
+        self._process = os.getpid()
         self._clock = StoreClock()
 
     def __repr__(self) -> str:
@@ -214,24 +218,26 @@ class DynamoDBLedger:
             f"and it has {len(result):,}",
         )
 
-    def release(self, lease: Lease, *, forget_attempts: bool = False, unknown: bool = False) -> None:
-        """Say that the attempt has failed; see ``Ledger``. One round trip."""
+    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
+        """Say that the attempt has completed nothing; see ``Ledger``. One round trip."""
         asked_at, _, remove_at = self._now(lease.message_id)
         values = {"fence": lease.fence, "remove_at": remove_at}
         if forget_attempts:
             answer = self._update(
                 lease.message_id,
-                "SET #remove_at = :remove_at, #attempts = :zero, #failures = :zero REMOVE #expires_at",
+                "SET #remove_at = :remove_at, #attempts = :zero, #failures = :zero, #unknown_before = :unknown_now "
+                "REMOVE #expires_at",
                 "#fence = :fence AND attribute_not_exists(#completed_at)",
-                {**values, "zero": 0},
+                {**values, "zero": 0, "unknown_now": lease.unknown_attempts + (ended is Ended.UNKNOWN)},
                 asked_at,
             )
         else:
             answer = self._update(
                 lease.message_id,
-                "SET #remove_at = :remove_at, #failures = #failures + :known REMOVE #expires_at",
+                "SET #remove_at = :remove_at, #attempts = #attempts - :unmade, #failures = #failures + :failed "
+                "REMOVE #expires_at",
                 "#fence = :fence AND attribute_exists(#expires_at)",
-                {**values, "known": 0 if unknown else 1},
+                {**values, "unmade": int(ended is Ended.NOT_MADE), "failed": int(ended is Ended.FAILED)},
                 asked_at,
             )
         # The newest lease, and nobody has it: it was released before, by the call whose answer was lost perhaps.
@@ -243,7 +249,7 @@ class DynamoDBLedger:
 
     def _acquire(self, message_id: str, seconds: float, fingerprint: bytes | None) -> tuple[Acquisition, bool]:
         """Ask for a lease; return what it has come to, and whether its end was reckoned rightly."""
-        if not self._clock.known:
+        if not self._clock.known_at(elapsed()):
             # To begin with, what time is it? The answer to that may be all that was to be known.
             item = self._get(message_id)
             earliest = self._clock.earliest(elapsed())
@@ -282,13 +288,17 @@ class DynamoDBLedger:
             change += ", #fingerprint = if_not_exists(#fingerprint, :fingerprint)"
         answer = self._update(message_id, change, condition, values, asked_at, returned="ALL_NEW")
         item = answer.item
+        if answer.done and item.get("mark") != mark:
+            raise LedgerError(
+                "DynamoDB has answered somebody else's question: was a client used by two processes, as after a fork?"
+            )
         if answer.done or (item.get("mark") == mark and "expires_at" in item):
             lease = Lease(
                 self._subscriber_id,
                 message_id,
                 fence=item["fence"],
                 attempt=item["attempts"],
-                unknown_attempts=item["attempts"] - 1 - item["failures"],
+                unknown_attempts=item["attempts"] - 1 - item["failures"] + item.get("unknown_before", 0),
                 seconds=seconds,
                 asked_at=asked_at,
             )
@@ -328,7 +338,7 @@ class DynamoDBLedger:
 
     def _now(self, message_id: str, seconds: float = 0.0) -> tuple[float, float, int]:
         """Return a reading of the interval clock, the store's latest time then, and when an item is to be removed."""
-        if not self._clock.known:
+        if not self._clock.known_at(elapsed()):
             self._get(message_id)
         at = elapsed()
         now = self._clock.latest(at)
@@ -393,6 +403,8 @@ class DynamoDBLedger:
     def _client(self) -> "DynamoDBClient":
         if self._given is not None:
             return self._given
+        if self._process != os.getpid():  # connections are no good to two processes
+            self._process, self._own, self._making = os.getpid(), None, threading.Lock()
         with self._making:
             if self._own is None:
                 self._own = dynamodb_client()
@@ -436,6 +448,7 @@ _ATTRIBUTES = (
     "fence",
     "attempts",
     "failures",
+    "unknown_before",
     "owner",
     "mark",
     "asked_at",

@@ -41,6 +41,7 @@ __all__ = [
     "LEASE_SECONDS",
     "MAX_LEASE_SECONDS",
     "Acquisition",
+    "Ended",
     "Lease",
     "LeaseState",
     "Record",
@@ -67,6 +68,17 @@ class LeaseState(StrEnum):
     """Another owner works on it."""
 
 
+class Ended(StrEnum):
+    """How an attempt has ended that has completed nothing."""
+
+    FAILED = "failed"
+    """It is known that it had no effect."""
+    UNKNOWN = "unknown"
+    """It may have had its effect: whoever comes next is told."""
+    NOT_MADE = "not_made"
+    """It was called off before anything was done, and does not count."""
+
+
 class Lease:
     """The right to work on one message, until it runs out.
 
@@ -77,6 +89,8 @@ class Lease:
         attempt: the how-manieth attempt this is, from 1.
         unknown_attempts: how many of the attempts before it ended in a way that nobody knows, killed perhaps: their
             effects may have happened. 0: as far as the ledger knows, nothing has happened yet.
+        begun: whether the work has begun under this lease.
+        returned: whether it has come to its end there.
     """
 
     __slots__ = (
@@ -85,8 +99,10 @@ class Lease:
         "_lost",
         "_seconds",
         "attempt",
+        "begun",
         "fence",
         "message_id",
+        "returned",
         "subscriber_id",
         "unknown_attempts",
     )
@@ -122,6 +138,8 @@ class Lease:
         self._asked_at = asked_at
         self._lost = False
         self._given_up = False
+        self.begun = False
+        self.returned = False
 
     def __repr__(self) -> str:
         return f"Lease({self.subscriber_id!r}, {self.message_id!r}, fence={self.fence}, attempt={self.attempt})"
@@ -149,6 +167,12 @@ class Lease:
         """
         if not self.seconds_left:
             raise LeaseLost(self.subscriber_id, self.message_id, self.fence)
+
+    def begin_work(self) -> None:
+        """Note that the work begins; if it had begun before under this lease, nobody knows what came of that."""
+        self.unknown_attempts += self.begun
+        self.begun = True
+        self.returned = False
 
     def renewed(self, seconds: float, asked_at: float) -> None:
         """Note, for a ledger, that the store has renewed it: for so long, from no earlier than when it was asked."""
@@ -228,7 +252,7 @@ def valid_lease_seconds(seconds: float, of: str) -> float:
     Raises:
         InvalidConfiguration: it cannot; ``of`` says whose argument it is.
     """
-    if not 0.001 <= seconds <= MAX_LEASE_SECONDS:
+    if not isinstance(seconds, int | float) or not 0.001 <= seconds <= MAX_LEASE_SECONDS:
         raise InvalidConfiguration(f"{of} must be from 0.001 to {MAX_LEASE_SECONDS:g} seconds, not {seconds!r}")
     return float(seconds)
 

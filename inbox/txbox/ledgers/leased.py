@@ -17,17 +17,19 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from txbox.backoff import Backoff
 from txbox.errors import EffectUnknown, InFlight, InvalidConfiguration, LedgerError, ResultNotStored
 from txbox.ledgers.keeper import LeaseKeeper
-from txbox.ledgers.lease import LEASE_SECONDS, Acquisition, Lease, LeaseState, elapsed, valid_lease_seconds
-from txbox.ledgers.ledger import Ledger
+from txbox.ledgers.lease import LEASE_SECONDS, Acquisition, Ended, Lease, LeaseState, elapsed, valid_lease_seconds
+from txbox.ledgers.ledger import Ledger, require_ledger
 from txbox.outcome import Outcome
 
-__all__ = ["Done", "Leased", "takes_lease"]
+__all__ = ["Done", "Ending", "Leased", "known_ending", "refuse_unfinished", "takes_lease"]
 
 WAIT_BACKOFF = Backoff(first_seconds=0.05, longest_seconds=1.0)
 """Between looks at a message that another owner works on."""
@@ -49,8 +51,27 @@ class Done:
     result: Any
 
 
-def _never(_lease: Lease, _error: BaseException) -> bool:
-    return False
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt has ended, and what becomes of the count.
+
+    Attributes:
+        ended: as ``Ledger.release`` is told.
+        forget_attempts: the same.
+    """
+
+    ended: Ended
+    forget_attempts: bool = False
+
+
+def known_ending(lease: Lease, error: BaseException) -> Ending:
+    """Tell from an error how an attempt has ended: a handler that raises says that nothing has happened.
+
+    Unless it says by ``EffectUnknown`` that it does not know; or was interrupted wherever it was, as by a cancellation.
+    """
+    if isinstance(error, Exception) and not isinstance(error, EffectUnknown):
+        return Ending(Ended.FAILED)
+    return Ending(Ended.UNKNOWN if lease.begun else Ended.NOT_MADE)
 
 
 class Leased:
@@ -68,6 +89,7 @@ class Leased:
         on_renewal_failure: Callable[[Lease, Exception], None] | None = None,
     ) -> None:
         """Take the ledger; the arguments are those of ``idempotent``, under longer names."""
+        require_ledger(ledger, "ledger")
         if not wait_seconds >= 0:
             raise InvalidConfiguration(f"wait must be at least 0 seconds, not {wait_seconds!r}")
         self._ledger = ledger
@@ -85,7 +107,7 @@ class Leased:
         *,
         fingerprint: bytes | None = None,
         until: float | None = None,
-        forgets: Callable[[Lease, BaseException], bool] = _never,
+        ends: Callable[[Lease, BaseException], Ending] = known_ending,
     ) -> Done:
         """Do the work of a message, unless it is done.
 
@@ -94,12 +116,12 @@ class Leased:
             work: is given the lease; it raises to fail.
             fingerprint: the SHA-256 of the payload, to have another one refused.
             until: a reading of ``elapsed`` after which no lease may last, as this process ends then.
-            forgets: is told of a failure before the message is released, and returns whether to forget its attempts.
+            ends: is told of a failure before the message is released, and returns how the attempt has ended.
 
         Raises:
             InFlight, Mismatch, LeaseLost, LedgerError, ResultNotStored: as ``idempotent``; and what the work raises.
         """
-        steps = self._steps(message_id, fingerprint, until, forgets)
+        steps = self._steps(message_id, fingerprint, until, ends)
         step = next(steps)
         try:
             while True:
@@ -120,13 +142,13 @@ class Leased:
         *,
         fingerprint: bytes | None = None,
         until: float | None = None,
-        forgets: Callable[[Lease, BaseException], bool] = _never,
+        ends: Callable[[Lease, BaseException], Ending] = known_ending,
     ) -> Done:
         """Do the work of a message, unless it is done: ``run`` for coroutines. The ledger is called in threads.
 
         A cancellation is the work's: what the ledger was told is awaited first, so that no lease is left behind.
         """
-        steps = self._steps(message_id, fingerprint, until, forgets)
+        steps = self._steps(message_id, fingerprint, until, ends)
         cancelled: asyncio.CancelledError | None = None
         step = next(steps)
         try:
@@ -158,7 +180,7 @@ class Leased:
         message_id: str,
         fingerprint: bytes | None,
         until: float | None,
-        forgets: Callable[[Lease, BaseException], bool],
+        ends: Callable[[Lease, BaseException], Ending],
     ) -> Generator["_Step", Any, Done]:
         """Say what is to be done next, and be told what came of it: the whole of it, without any waiting or calling."""
         acquisition = yield from self._acquire(message_id, fingerprint, until)
@@ -167,16 +189,28 @@ class Leased:
             return Done(Outcome.DUPLICATE, result)
         lease = acquisition.lease
         assert lease is not None  # noqa: S101 - for the type checker: it was acquired
+        if lease.unknown_attempts:
+            _log.warning(
+                "%s: %s is attempt %d; %d before it ended in a way that nobody knows, and may have had their effect",
+                lease.subscriber_id,
+                lease.message_id,
+                lease.attempt,
+                lease.unknown_attempts,
+            )
+        mine = _own.set(_own.get() | {self._named(message_id)})
         try:
             with self._keeper.keep(lease, until=until):
                 result = yield _Work(lease)
         except BaseException as error:
-            forget = False
+            ending = known_ending(lease, error)
             try:
-                forget = forgets(lease, error)
+                ending = ends(lease, error)
             finally:
-                yield from self._release(lease, forget, isinstance(error, EffectUnknown))
+                yield from self._release(lease, ending)
             raise
+        finally:
+            with suppress(ValueError):  # a coroutine that is thrown away ends wherever it is collected
+                _own.reset(mine)
         encoded, problem = self._encoded(lease, result)
         yield from self._complete(lease, encoded, until)
         if problem is not None:
@@ -196,16 +230,25 @@ class Leased:
             acquisition: Acquisition = yield _Call(ask)
             if acquisition.state is not LeaseState.IN_FLIGHT:
                 return acquisition
+            if self._named(message_id) in _own.get():
+                raise InvalidConfiguration(
+                    f"{message_id} waits for itself: its own work has asked for its lease in {self._ledger!r}; give "
+                    "the function that is called in there a ledger of its own, with another subscriber"
+                )
             left = deadline - elapsed()
             if left <= 0:
                 raise InFlight(self._ledger.subscriber_id, (message_id,), seconds=acquisition.seconds)
             yield _Pause(min(WAIT_BACKOFF.seconds(look), left))
         raise AssertionError("unreachable")
 
-    def _release(self, lease: Lease, forget_attempts: bool, unknown: bool) -> Generator["_Step", Any, None]:
+    def _named(self, message_id: str) -> tuple[str, str]:
+        """Return what a message is called among all that the running work has leases of."""
+        return repr(self._ledger), message_id
+
+    def _release(self, lease: Lease, ending: Ending) -> Generator["_Step", Any, None]:
         """Free the message; if that fails, it will be free when its lease has run out, and the work's error matters."""
         try:
-            yield _Call(lambda: self._ledger.release(lease, forget_attempts=forget_attempts, unknown=unknown))
+            yield _Call(lambda: self._ledger.release(lease, ending.ended, forget_attempts=ending.forget_attempts))
         except Exception as error:  # noqa: BLE001 - see above
             _log.warning("%r could not be released: %s", lease, error)
 
@@ -215,11 +258,14 @@ class Leased:
             try:
                 yield _Call(lambda: self._ledger.complete(lease, encoded))
             except LedgerError as error:
-                if error.permanent or not lease.seconds_left:
+                left = lease.seconds_left
+                if until is not None:  # who says when it ends needs some of the time for saying what came of it
+                    left = min(left, until - _TELLING_SECONDS - elapsed())
+                if error.permanent or left <= 0:
                     raise
                 _log.warning("%r could not be completed, and will be tried again: %s", lease, error)
                 with self._keeper.keep(lease, until=until):
-                    yield _Pause(STORE_BACKOFF.seconds(tries))
+                    yield _Pause(min(STORE_BACKOFF.seconds(tries), left))
             else:
                 return
 
@@ -235,6 +281,22 @@ class Leased:
             return None, problem
 
 
+def refuse_unfinished(result: object) -> None:
+    """Refuse what a handler has returned, if that means that its work is not done.
+
+    Raises:
+        InvalidConfiguration: it is something to await, or a generator.
+    """
+    if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns of it
+    raise InvalidConfiguration(
+        f"the handler has returned a {type(result).__name__}, so its work is not done; make it a plain function, which "
+        "calls asyncio.run(…) if need be; idempotent also takes the coroutine function itself"
+    )
+
+
 def takes_lease(handler: Callable[..., Any]) -> bool:
     """Whether a handler wants its lease: it names a parameter ``lease``.
 
@@ -242,11 +304,16 @@ def takes_lease(handler: Callable[..., Any]) -> bool:
         InvalidConfiguration: it does, and takes it by position only.
     """
     try:
-        parameter = inspect.signature(handler).parameters.get("lease")
+        signature = inspect.signature(handler)
     except (TypeError, ValueError):
         return False  # some functions of C do not say
+    parameter = signature.parameters.get("lease")
     if parameter is not None and parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         raise InvalidConfiguration("a handler takes its lease by name; its parameter lease is positional-only")
+    if parameter is not None and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        *_, last = (each for each in signature.parameters.values() if each.kind is parameter.kind)
+        if last is not parameter:
+            raise InvalidConfiguration("a handler's parameter lease has to be its last one, or one by name only")
     return parameter is not None and parameter.kind in (
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
@@ -278,6 +345,11 @@ _Step = _Call | _Pause | _Work
 
 _SHORTEST_SECONDS = 0.001
 
+_TELLING_SECONDS = 1.0
+
+_own: ContextVar[frozenset[tuple[str, str]]] = ContextVar("txbox_leases", default=frozenset())
+"""The messages that the running work has leases of: it must not wait for itself."""
+
 
 def _do(step: _Step, work: Callable[[Lease], Any]) -> Any:
     match step:
@@ -287,13 +359,7 @@ def _do(step: _Step, work: Callable[[Lease], Any]) -> Any:
             return time.sleep(seconds)
         case _Work(lease):
             result = work(lease)
-            if inspect.isawaitable(result):
-                if inspect.iscoroutine(result):
-                    result.close()
-                raise InvalidConfiguration(
-                    "the handler has returned something to await, so its work is not done; decorate the coroutine "
-                    "function itself"
-                )
+            refuse_unfinished(result)
             return result
 
 

@@ -2,9 +2,10 @@
 
 from typing import Protocol
 
-from txbox.ledgers.lease import LEASE_SECONDS, Acquisition, Lease
+from txbox.errors import InvalidConfiguration
+from txbox.ledgers.lease import LEASE_SECONDS, Acquisition, Ended, Lease
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "require_ledger"]
 
 
 class Ledger(Protocol):
@@ -64,14 +65,31 @@ class Ledger(Protocol):
             ResultNotStored: the result cannot be kept; the message is completed without it.
         """
 
-    def release(self, lease: Lease, *, forget_attempts: bool = False, unknown: bool = False) -> None:
-        """Say that the attempt has failed: the message is free at once.
+    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
+        """Say that the attempt has ended and completed nothing: the message is free at once.
 
         Args:
             lease: of what.
-            unknown: it may have had its effect all the same; the next one is to be told.
-            forget_attempts: have the next attempt be the first again; for a message that is parked.
+            ended: how: it has failed, it may have had its effect all the same, or it was not made at all.
+            forget_attempts: have the next attempt be the first again, for a message that is parked; those whose end
+                nobody knows are not forgotten.
 
         Raises:
             LeaseLost: somebody else has taken it over.
         """
+
+
+def require_ledger(ledger: object, of: str) -> None:
+    """See that something is a ledger.
+
+    Args:
+        ledger: what was given.
+        of: as which argument, for the error.
+
+    Raises:
+        InvalidConfiguration: it is not.
+    """
+    missing = [name for name in ("acquire", "renew", "complete", "release") if not hasattr(ledger, name)]
+    if missing or isinstance(ledger, type):
+        what = ledger.__name__ if isinstance(ledger, type) else f"an object of {type(ledger).__name__}"
+        raise InvalidConfiguration(f'{of} must be a ledger, such as PostgresLedger(engine, "mailing"), not {what}')

@@ -18,11 +18,12 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txbox.backoff import Backoff
-from txbox.errors import LedgerError, SchemaMissing
+from txbox.errors import InvalidConfiguration, LedgerError, SchemaMissing
 from txbox.lease_statements import lease_statements
 from txbox.ledgers.lease import (
     LEASE_SECONDS,
     Acquisition,
+    Ended,
     Lease,
     LeaseState,
     Record,
@@ -58,6 +59,11 @@ class PostgresLedger:
         Raises:
             InvalidConfiguration: an argument cannot work.
         """
+        if not isinstance(engine, Engine):
+            raise InvalidConfiguration(
+                f"PostgresLedger.engine must be an SQLAlchemy Engine, not {type(engine).__name__}; "
+                "create_engine(url) makes one"
+            )
         self._subscriber_id = valid_subscriber_id(subscriber_id, "PostgresLedger.subscriber_id")
         self.schema = schema
         self.prefix = prefix
@@ -89,13 +95,13 @@ class PostgresLedger:
             asked_at = elapsed()
             _, row = self._run(self._statements.acquire, parameters)
             if row is not None and row[0] is not None:
-                fence, attempts, failures = row[:3]
+                fence, attempts, unknown = row[:3]
                 lease = Lease(
                     self._subscriber_id,
                     message_id,
                     fence=fence,
                     attempt=attempts,
-                    unknown_attempts=attempts - 1 - failures,
+                    unknown_attempts=unknown,
                     seconds=seconds,
                     asked_at=asked_at,
                 )
@@ -118,9 +124,16 @@ class PostgresLedger:
         self._settle(self._statements.complete, lease, result=result)
         lease.given_up()
 
-    def release(self, lease: Lease, *, forget_attempts: bool = False, unknown: bool = False) -> None:
-        """Say that the attempt has failed; see ``Ledger``. One round trip."""
-        self._settle(self._statements.release, lease, forget=forget_attempts, unknown=unknown)
+    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
+        """Say that the attempt has completed nothing; see ``Ledger``. One round trip."""
+        self._settle(
+            self._statements.release,
+            lease,
+            attempts=-1 if ended is Ended.NOT_MADE else 0,
+            failures=1 if ended is Ended.FAILED else 0,
+            forget=forget_attempts,
+            unknown_now=lease.unknown_attempts + (ended is Ended.UNKNOWN),
+        )
         lease.given_up()
 
     def _settle(self, statement: str, lease: Lease, **parameters: object) -> None:
@@ -165,8 +178,9 @@ class PostgresLedger:
         except SQLAlchemyError as error:
             if sqlstate(error) == UNDEFINED_TABLE:
                 raise SchemaMissing(self._statements.message_lease) from error
+            orig = error.orig if isinstance(error, DBAPIError) else None  # its text has no values, which are results
             permanent = not is_outage(error) and (sqlstate(error) or "").startswith(_PERMANENT)
-            raise LedgerError(f"the ledger's database failed: {_said(error)}", permanent=permanent) from error
+            raise LedgerError(f"the ledger's database failed: {_said(error)}", permanent=permanent) from (orig or error)
 
 
 def _record(row: Any) -> Record:

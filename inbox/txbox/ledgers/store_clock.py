@@ -28,6 +28,9 @@ DRIFT = 0.001
 RESOLUTION_SECONDS = 1.0
 """Of the times that come with the answers."""
 
+KNOWN_SECONDS = 2.0
+"""How far apart the bounds may be for the time to count as known: a call, and some minutes without one."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
@@ -51,10 +54,16 @@ class StoreClock:
         self._bounds: tuple[_Bound, _Bound] | None = None
         self._distrusted_until = float("-inf")
 
-    @property
-    def known(self) -> bool:
-        """Whether there was any answer yet."""
-        return self._bounds is not None
+    def known_at(self, at: float) -> bool:
+        """Whether it is known well enough: the bounds move apart while there are no answers.
+
+        Args:
+            at: a reading of our clock.
+        """
+        if self._bounds is None:
+            return False
+        lower, upper = self._bounds
+        return upper.highest(at) - lower.lowest(at) <= KNOWN_SECONDS
 
     def observe(self, date: float, *, sent: float, received: float) -> bool:
         """Learn from an answer.

@@ -23,6 +23,13 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
             nullable=False,
             comment="attempts that were released: known to have failed",
         ),
+        sa.Column(
+            "unknown_before",
+            sa.Integer,
+            server_default=sa.text("0"),
+            nullable=False,
+            comment="attempts of earlier counts, before they were forgotten, whose end nobody knows",
+        ),
         sa.Column("owner", sa.Text, nullable=False, comment="of the last attempt: its host and process; for people"),
         sa.Column("fingerprint", sa.LargeBinary, comment="SHA-256 of the payload; null where none was asked for"),
         sa.Column("acquired_at", sa.DateTime(timezone=True), nullable=False),

@@ -259,6 +259,26 @@ def test_trouble_has_a_remedy(accounts: Accounts) -> None:
     assert error.value.permanent
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"update": "SET order = :cents"},  # a reserved word
+        {"update": "SET cents = cents + :cent"},
+        {"update": "SET cents = cents +"},
+        {"values": {":cents": 1, ":left": 2}},
+    ],
+    ids=str,
+)
+def test_an_expression_that_dynamodb_does_not_take_has_a_remedy(accounts: Accounts, options: dict[str, Any]) -> None:
+    for apply in (accounts.add, accounts.replace):
+        with pytest.raises(
+            LedgerError, match="`update`, `condition`, `names` or `values` do not fit together"
+        ) as error:
+            apply("m-1", 1, **options)
+        assert error.value.permanent
+    assert accounts.item() == {"select": "ann", "cents": 0}
+
+
 # -- races ----------------------------------------------------------------------------------------------------------
 
 

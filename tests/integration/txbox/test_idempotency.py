@@ -124,7 +124,7 @@ def kinds(ledger: PostgresLedger, ran: list[Any]) -> dict[str, Callable[..., Any
     }
 
 
-KINDS = list(kinds(None, []))  # type: ignore[arg-type]
+KINDS = list(kinds(PostgresLedger(create_engine("postgresql+psycopg://"), "nobody"), []))
 
 
 def result_of(answer: Any) -> Any:
@@ -239,7 +239,9 @@ def test_a_handler_that_fails_leaves_the_message_free_and_its_error_goes_on(
     with pytest.raises(type(failure)):
         call()
     assert call() == "sent"
-    assert [(lease.attempt, lease.unknown_attempts) for lease in leases] == [(1, 0), (2, 0)]
+    # One that was interrupted may have come anywhere.
+    unknown = 0 if isinstance(failure, Exception) else 1
+    assert [(lease.attempt, lease.unknown_attempts) for lease in leases] == [(1, 0), (2, unknown)]
     assert leases[1].fence > leases[0].fence
 
 
@@ -474,12 +476,12 @@ def test_handlers_of_different_messages_may_call_each_other(ledger: PostgresLedg
     assert ran == ["m", "inner"]
 
 
-def test_a_handler_that_calls_itself_with_its_own_message_is_in_flight(ledger: PostgresLedger) -> None:
+def test_a_handler_that_would_wait_for_itself_is_told_so(ledger: PostgresLedger) -> None:
     @idempotent(ledger=ledger)
     def handler(message: Message) -> None:
         handler(message)
 
-    with pytest.raises(InFlight):
+    with pytest.raises(InvalidConfiguration, match="waits for itself"):
         handler(MESSAGE)
     assert acquired(ledger, "m").attempt == 2, "and it is released"
 
@@ -571,7 +573,7 @@ def test_what_returns_a_coroutine_without_being_a_coroutine_function_is_refused_
     async def send(message: Message) -> None: ...
 
     handler = idempotent(lambda message: send(message), ledger=ledger)
-    with pytest.raises(InvalidConfiguration, match="decorate the coroutine function"):
+    with pytest.raises(InvalidConfiguration, match="so its work is not done"):
         handler(MESSAGE)
     assert acquired(ledger, "m").unknown_attempts == 0
 

@@ -12,7 +12,7 @@ from support.tcp_proxy import TcpProxy
 from txbox import Message
 from txbox.idempotency import idempotent
 from txbox.ledgers import Acquisition, Lease, LeaseState, PostgresLedger
-from txbox.ledgers.lease import LEASE_SECONDS
+from txbox.ledgers.lease import LEASE_SECONDS, Ended
 
 MESSAGE = Message("m", b"")
 
@@ -58,9 +58,9 @@ class SlowLedger(PostgresLedger):
         self._wait("complete")
         super().complete(lease, result)
 
-    def release(self, lease: Lease, *, forget_attempts: bool = False) -> None:
+    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
         self._wait("release")
-        super().release(lease, forget_attempts=forget_attempts)
+        super().release(lease, ended, forget_attempts=forget_attempts)
 
     def _wait(self, step: str) -> None:
         if step == self.slow:
@@ -121,7 +121,7 @@ def test_a_task_that_is_cancelled_at_its_work_leaves_the_message_free(ledger: Po
         assert task.cancelled()
 
     asyncio.run(story())
-    assert acquired(ledger, "m").unknown_attempts == 0
+    assert acquired(ledger, "m").unknown_attempts == 1, "nobody knows how far it had come"
 
 
 def test_a_cancellation_is_not_forgotten_while_the_store_is_away(

@@ -13,7 +13,7 @@ from sqlalchemy.schema import CreateSchema
 
 from support.inbox import lock_timeout
 from support.statements import statements_sent
-from txbox import NotInTransaction, SchemaMissing
+from txbox import InvalidConfiguration, NotInTransaction, SchemaMissing
 from txbox.schema import tables
 from txbox.sqlstates import sqlstate
 from txbox.watermark import HIGHEST_SEQUENCE, LOWEST_SEQUENCE, Advance, advance, advance_from, advance_many
@@ -53,10 +53,10 @@ def test_what_is_above_the_watermark_is_applied_and_the_rest_is_stale(engine: En
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 def test_who_insists_gets_each_sequence_in_turn(engine: Engine, level: str) -> None:
     answers = []
-    for sequence in (2, 0, 1, 1, 3, 2, 3, 2, 5):
+    for sequence in (2, 1, 0, 1, 3, 2, 3, 2, 5):
         with engine.execution_options(isolation_level=level).begin() as connection:
             answers.append(one(connection, sequence, insist=True))
-    assert answers == [GAP, STALE, APPLIED, STALE, GAP, APPLIED, APPLIED, STALE, GAP]
+    assert answers == [GAP, APPLIED, STALE, STALE, GAP, APPLIED, APPLIED, STALE, GAP]
     assert marks(engine) == {("account", "ann"): (3, 2)}
 
 
@@ -102,8 +102,11 @@ def test_what_is_first_can_be_said(engine: Engine) -> None:
                 )[0],
             ):
                 assert call(first + 1) is GAP
-                assert first == LOWEST_SEQUENCE or call(first - 1) is STALE
+                if first > LOWEST_SEQUENCE:
+                    with pytest.raises(InvalidConfiguration, match="give first="):
+                        call(first - 1)
                 assert call(first) is APPLIED
+                assert first == LOWEST_SEQUENCE or call(first - 1) is STALE
                 assert call(first) is STALE
                 assert call(first + 1) is APPLIED
 
@@ -182,6 +185,8 @@ def test_a_batch_is_answered_as_its_events_one_by_one(
     with engine.connect() as connection:
         for events, insist in batches:
             options: Mapping[str, Any] = {"insist": insist, "first": first}
+            # One below the first is refused where there is no watermark: that has a test of its own.
+            events = [(kind, name, max(sequence, first)) for kind, name, sequence in events]
             expected = [model.advance(*event, **options) for event in events]
             assert advance_many(connection, "many", events, **options) == expected
             assert [advance(connection, "single", *event, **options) for event in events] == expected
@@ -331,3 +336,13 @@ def test_errors_of_the_database_pass_through(engine: Engine) -> None:
             with pytest.raises(DBAPIError) as caught:
                 call(connection)
         assert sqlstate(caught.value) == "25006"
+
+
+def test_a_batch_with_a_sequence_below_the_first_is_refused_and_leaves_nothing(engine: Engine) -> None:
+    events = [("account", "ann", 1), ("account", "bob", 0), ("account", "bob", 1)]
+    with engine.begin() as connection:
+        with pytest.raises(InvalidConfiguration, match="sequence 0 of account bob is below the first one, 1"):
+            advance_many(connection, "one", events, insist=True)
+        assert marks(connection, "one") == {}
+        assert advance_many(connection, "one", events, insist=True, first=0) == [GAP, APPLIED, APPLIED]
+        assert advance_many(connection, "one", [("account", "bob", 0)], insist=True) == [STALE]

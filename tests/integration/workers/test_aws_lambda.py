@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,12 @@ def test_copies_within_one_event(pool: Engine, business: Business) -> None:
     assert handle(asked, Context(30)) == failing(["bad", "copy of bad"])
     assert business.applied() == once("a")
     assert business.failing() == {"bad": 1}, "the copy has not used up another attempt"
+
+
+def test_records_with_one_handle_by_hand_are_told_apart(pool: Engine, business: Business) -> None:
+    asked = event_of(*(record(name) | {"receiptHandle": "r"} for name in ("a", "bad", "c")))
+    assert sqs_handler(Inbox("billing"), pool, failing_for("bad"))(asked, Context(30)) == failing(["bad"])
+    assert business.applied() == once("ac")
 
 
 def test_a_batch_handler(pool: Engine, business: Business) -> None:
@@ -256,14 +263,15 @@ def test_nothing_is_connected_before_the_first_event_and_warm_invocations_share_
     assert len(set(seen)) == 1
 
 
-@pytest.mark.parametrize("context", [Context(30), None], ids=["with a deadline", "without"])
+@pytest.mark.parametrize("seconds", [30, None], ids=["with a deadline", "without"])
 @pytest.mark.parametrize(
     ("ids", "receives"), [("bc", 1), ("b", 1), ("bc", 5)], ids=["by a batch", "by one alone", "by a suspect"]
 )
 def test_a_connection_that_has_died_meanwhile_goes_unnoticed(
-    pool: Engine, engine: Engine, business: Business, context: Context | None, ids: str, receives: int
+    pool: Engine, engine: Engine, business: Business, seconds: float | None, ids: str, receives: int
 ) -> None:
     seen: list[int] = []
+    context = None if seconds is None else Context(seconds)
     handle = sqs_handler(Inbox("billing"), pool, backend(seen))
     handle(of("a"), context)
     with engine.begin() as connection:
@@ -823,3 +831,15 @@ def test_invocations_in_several_threads_have_each_their_own_time(engine: Engine,
         go_on.set()
         assert timely.result(20) == NOTHING
     assert business.applied() == once("ab")
+
+
+def test_no_error_shows_what_a_message_holds(pool: Engine, engine: Engine, business: Business) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE dead_letter ADD CHECK (false)")
+    secret = "4111-1111-1111-1111"
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("a"), max_attempts=1)
+    with pytest.raises(TxboxError) as caught:
+        handle(event_of(record("a") | {"body": secret}), Context(30))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "dead_letter" in shown
+    assert secret not in shown

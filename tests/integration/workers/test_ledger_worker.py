@@ -14,7 +14,19 @@ from support.business import Business, apply, once
 from support.leases import acquired
 from support.memory_worker import AT_ONCE, at_work, delivery, messages, numbered, process
 from support.waiting import wait_until
-from txbox import DeadLetters, Inbox, InvalidConfiguration, LedgerError, MalformedMessage, Message, Outcome
+from txbox import (
+    DeadLetters,
+    EffectUnknown,
+    Inbox,
+    InFlight,
+    InvalidConfiguration,
+    LeaseLost,
+    LedgerError,
+    MalformedMessage,
+    Message,
+    Outcome,
+    idempotent,
+)
 from txbox.failures import NO_OUTCOME
 from txbox.instrumentation import Committed, Event, HeartbeatFailed, Settled
 from txbox.ledgers import Lease, LeaseState, PostgresLedger
@@ -274,6 +286,80 @@ def test_a_worker_waits_out_an_outage_of_its_ledger(engine: Engine, ledger: Post
     assert Counter(mails) == once("ab")
 
 
+def test_a_parked_message_whose_ack_was_lost_is_not_run_again(
+    engine: Engine, ledger: PostgresLedger, mails: list[str]
+) -> None:
+    def handle(message: Message) -> None:
+        mails.append(message.id)
+        raise ValueError("no such address")
+
+    worker = make(MemorySource(), ledger, handle, engine, max_attempts=2)
+    outcomes = [process(worker, delivery("x", receive_count=count))[0][1] for count in range(1, 6)]
+    assert outcomes == [Outcome.FAILED, Outcome.DEAD, Outcome.DEAD, Outcome.DEAD, Outcome.DEAD]
+    assert mails == ["x", "x"]
+    letters = DeadLetters(engine)
+    (letter,) = letters.list()
+    letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+    assert process(worker, delivery("x", receive_count=6)) == [("x-6", Outcome.FAILED)], "redriven, it has its attempts"
+
+
+def test_a_redriven_letter_whose_effect_may_have_happened_is_told_so(engine: Engine, ledger: PostgresLedger) -> None:
+    seen = []
+
+    def handle(message: Message, lease: Lease) -> None:
+        seen.append((lease.attempt, lease.unknown_attempts))
+        raise EffectUnknown("no answer")
+
+    worker = make(MemorySource(), ledger, handle, engine, max_attempts=2)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.FAILED)]
+    assert process(worker, delivery("x", receive_count=2)) == [("x-2", Outcome.DEAD)]
+    letters = DeadLetters(engine)
+    (letter,) = letters.list()
+    letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+    process(worker, delivery("x"))
+    assert seen == [(1, 0), (2, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("kept_by", "error"),
+    [
+        *((kept_by, LedgerError("the other ledger is away")) for kept_by in ("ledger", "inbox", "both")),
+        *((kept_by, InFlight("gifts", ["x"], seconds=1)) for kept_by in ("ledger", "inbox", "both")),
+        *((kept_by, LeaseLost("gifts", "x", 1)) for kept_by in ("ledger", "both")),
+    ],
+)
+def test_what_another_ledger_says_within_a_handler_is_no_message_s_fault(
+    engine: Engine, ledger: PostgresLedger, business: Business, error: Exception, kept_by: str
+) -> None:
+    def handle(*_: object) -> None:
+        raise error
+
+    options: dict[str, Any] = {"ledger": ledger} if kept_by != "inbox" else {}
+    options |= {"inbox": Inbox("mailing")} if kept_by != "ledger" else {}
+    worker = Worker(MemorySource(), engine=engine, handler=handle, backoff=AT_ONCE, max_attempts=2, **options)
+    for count in range(1, 6):
+        assert process(worker, delivery("x", receive_count=count))[0][1] is Outcome.IN_FLIGHT
+    assert DeadLetters(engine).list() == []
+    assert business.failing() == {}
+
+
+def test_a_handler_whose_ledger_is_misused_for_good_fails(engine: Engine, business: Business) -> None:
+    def handle(*_: object) -> None:
+        raise LedgerError("no such table", permanent=True)
+
+    worker = Worker(MemorySource(), inbox=Inbox("mailing"), engine=engine, handler=handle, backoff=AT_ONCE)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.FAILED)]
+
+
+def test_an_idempotent_function_with_the_workers_own_ledger_does_not_wait_for_itself(
+    engine: Engine, ledger: PostgresLedger
+) -> None:
+    worker = make(MemorySource(), ledger, idempotent(lambda message: None, ledger=ledger), engine, max_attempts=1)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.DEAD)]
+    (letter,) = DeadLetters(engine).list()
+    assert "waits for itself" in letter.error
+
+
 # --- beside an inbox -------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +412,53 @@ def test_beside_an_inbox_a_failure_rolls_back_and_releases(
     assert (business.applied(), business.recorded("mailing")) == (Counter(), set())
 
 
+def test_beside_an_inbox_a_message_that_is_in_flight_there_is_no_attempt(
+    engine: Engine, ledger: PostgresLedger, business: Business
+) -> None:
+    worker = beside(engine, ledger, lambda session, message: apply(session, message), max_attempts=2)
+    with Session(engine) as session, session.begin():
+        Inbox("mailing").record(session, "a")
+        for count in range(1, 5):
+            assert process(worker, delivery("a", receive_count=count))[0][1] is Outcome.IN_FLIGHT
+        session.rollback()
+    assert process(worker, delivery("a", receive_count=5)) == [("a-5", Outcome.PROCESSED)]
+    assert DeadLetters(engine).list() == []
+
+
+def test_beside_an_inbox_a_handler_that_was_done_and_not_committed_may_have_had_its_effect(
+    engine: Engine, ledger: PostgresLedger, business: Business
+) -> None:
+    seen = []
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE effect ADD UNIQUE (body) DEFERRABLE INITIALLY DEFERRED")
+        connection.exec_driver_sql("INSERT INTO effect (message_id, body) VALUES ('before', 'body of a')")
+
+    def handle(session: Session, message: Message, lease: Lease) -> None:
+        seen.append((lease.attempt, lease.unknown_attempts))
+        apply(session, message)
+
+    worker = beside(engine, ledger, handle)
+    for count in (1, 2):
+        assert process(worker, delivery("a", receive_count=count))[0][1] is Outcome.FAILED
+    assert seen == [(1, 0), (2, 1)]
+
+
+def test_beside_an_inbox_a_transaction_that_is_run_again_is_told_of_its_first_run(
+    engine: Engine, ledger: PostgresLedger, business: Business
+) -> None:
+    seen = []
+
+    def handle(session: Session, message: Message, lease: Lease) -> None:
+        seen.append((lease.attempt, lease.unknown_attempts))
+        apply(session, message)
+        if len(seen) == 1:
+            session.connection().exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+
+    assert process(beside(engine, ledger, handle), delivery("a")) == [("a-1", Outcome.PROCESSED)]
+    assert seen == [(1, 0), (1, 1)]
+    assert business.applied() == once("a")
+
+
 # --- over SQS --------------------------------------------------------------------------------------------------------
 
 
@@ -352,12 +485,61 @@ def test_a_queue_can_be_worked_off_without_any_database_but_the_ledger_s(
 # --- what cannot work ------------------------------------------------------------------------------------------------
 
 
+async def coroutine_function(message: Message) -> None: ...
+
+
+def generator_function(session: Session, message: Message) -> Any:
+    yield
+
+
+class CallableCoroutine:
+    async def __call__(self, message: Message) -> None: ...
+
+
+@pytest.mark.parametrize("kept_by", ["ledger", "inbox"])
+def test_a_handler_that_returns_something_to_await_has_failed(
+    engine: Engine, ledger: PostgresLedger, kept_by: str
+) -> None:
+    options: dict[str, Any] = {"ledger": ledger} if kept_by == "ledger" else {"inbox": Inbox("mailing")}
+    worker = Worker(
+        MemorySource(),
+        engine=engine,
+        handler=lambda *given: coroutine_function(given[-1]),
+        max_attempts=1,
+        **options,
+    )
+    assert process(worker, delivery("x")) == [("x-1", Outcome.DEAD)]
+    (letter,) = DeadLetters(engine).list()
+    assert "so its work is not done" in letter.error
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"ledger": None}, "needs an inbox, or a ledger, or both"),
         ({"ledger": None, "inbox": Inbox("mailing")}, "needs the engine of its inbox"),
         ({"handler": None}, "either handler or batch_handler"),
+        ({"handler": "mail"}, r"Worker\.handler must be a function, not str"),
+        ({"handler": coroutine_function}, "must be a plain function"),
+        ({"handler": generator_function}, "must be a plain function"),
+        ({"handler": CallableCoroutine()}, "must be a plain function"),
+        ({"handler": lambda session, message: None}, r"is called with \(message\) here"),
+        ({"handler": lambda lease, message: None}, "has to be its last one"),
+        ({"inbox": Inbox("mailing"), "engine": "any", "handler": lambda message: None}, r"\(session, message\)"),
+        (
+            {
+                "ledger": None,
+                "inbox": Inbox("mailing"),
+                "engine": "any",
+                "handler": None,
+                "batch_handler": generator_function,
+            },
+            r"Worker\.batch_handler must be a plain function",
+        ),
+        ({"ledger": Inbox("mailing")}, r"Worker\.ledger must be a ledger"),
+        ({"ledger": PostgresLedger}, "not PostgresLedger"),
+        ({"engine": "postgresql://"}, r"Worker\.engine must be an Engine, not str"),
+        ({"lease_seconds": "30"}, r"Worker\.lease_seconds must be from"),
         ({"handler": None, "batch_handler": print}, "with a ledger needs handler"),
         ({"inbox": Inbox("billing"), "engine": "any"}, "an inbox of billing and a ledger of mailing"),
         ({"lease_seconds": 0}, r"Worker\.lease_seconds must be from"),

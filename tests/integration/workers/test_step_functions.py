@@ -5,6 +5,7 @@ or as values is not documented, and makes no difference here.
 """
 
 import json
+import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -108,7 +109,12 @@ def test_another_input_under_the_same_id_is_a_mismatch(client: "SFNClient", mach
     for other in (b'{"order": 17, "cents": 2501}', b"{}", b"true"):
         with pytest.raises(Mismatch) as error:
             executions.start(Message("m-1", other))
-        assert (error.value.subscriber_id, error.value.message_ids) == (machine.rsplit(":", 1)[1], ("m-1",))
+        name = machine.rsplit(":", 1)[1]
+        assert (error.value.subscriber_id, error.value.message_ids) == (name, ("m-1",))
+        assert str(error.value).startswith(f"the execution m-1 of {name} began with another input")
+        assert str(error.value).endswith("or give name= where a message starts several executions")
+        copied = pickle.loads(pickle.dumps(error.value))
+        assert (str(copied), copied.message_ids) == (str(error.value), ("m-1",))
     assert executions_of(client, machine) == ["m-1"]
     assert client.describe_execution(executionArn=first.arn)["input"] == MESSAGE.text
 

@@ -173,3 +173,4 @@ def test_an_input_that_is_too_large_is_refused_before_anything_is_called() -> No
     with pytest.raises(MessageTooLarge) as error:
         Executions(ARN).start(Message("m-1", body))
     assert (error.value.size, error.value.limit) == (MAX_INPUT_BYTES + 2, MAX_INPUT_BYTES)
+    assert str(error.value).startswith(f"{ARN} takes an input of at most 262,144 bytes, and this one has 262,146; ")

@@ -40,6 +40,7 @@ def batches(event: Any, *, envelope: Envelope = Envelope.AUTO, identify: Identif
         InvalidConfiguration: it is not an event of SQS.
     """
     found: dict[str, list[tuple[str, Delivery]]] = {}
+    receipts: set[str] = set()
     for record in _records(event):
         try:
             source = queue_url(record["eventSourceARN"])
@@ -49,6 +50,9 @@ def batches(event: Any, *, envelope: Envelope = Envelope.AUTO, identify: Identif
             raise _not_of_sqs(f"a record that cannot be read ({type(error).__name__}: {error})") from error
         if source.endswith(".fifo"):
             delivery = replace(delivery, group=source)
+        if delivery.receipt in receipts:  # of an event that was made by hand; SQS gives each delivery its own
+            delivery = replace(delivery, receipt=f"{delivery.receipt} {len(receipts)}")
+        receipts.add(delivery.receipt)
         found.setdefault(source, []).append((item_id, delivery))
     return [
         Batch(

@@ -46,7 +46,7 @@ app = typer.Typer(
 )
 # A short help is one line of the list of commands at 80 columns.
 app.command("demo", short_help="See it count to the cent while workers are killed.")(demo.demo)
-app.command("dev", short_help="Start a PostgreSQL, SQS, SNS and EventBridge of your own.")(dev.dev)
+app.command("dev", short_help="Start a PostgreSQL and a local AWS of your own.")(dev.dev)
 app.command("worker")(worker.worker)
 app.command("relay", short_help="Send what the outbox holds.")(relay.relay)
 app.command("status", short_help="Show what is processed, waits, is parked, blocks.")(status.status)

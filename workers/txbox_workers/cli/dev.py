@@ -1,4 +1,4 @@
-"""``txbox dev``: a Postgres, SQS, SNS and EventBridge of your own, for as long as you work."""
+"""``txbox dev``: a Postgres and a local AWS of your own, for as long as you work."""
 
 import os
 import re
@@ -39,10 +39,10 @@ def dev(
 ) -> None:
     """Start a PostgreSQL and a local AWS, create the tables, print the environment to export, wait for Ctrl-C.
 
-    The local AWS answers for SQS, SNS and EventBridge. Both servers listen on 127.0.0.1 only. In another terminal,
-    paste the printed lines, or `source` a file that they were written to; then services, `txbox worker`, `txbox relay`
-    and `txbox status` find both, and so does boto3: a topic or an event bus of yours is made with it. If this process
-    is killed, or its terminal closed, both servers end with it.
+    The local AWS answers for SQS, SNS, EventBridge, DynamoDB and Step Functions. Both servers listen on 127.0.0.1 only.
+    In another terminal, paste the printed lines, or `source` a file that they were written to; then services, `txbox
+    worker`, `txbox relay` and `txbox status` find both, and so does boto3: a topic, a table or a state machine of yours
+    is made with it. If this process is killed, or its terminal closed, both servers end with it.
     """
     from txbox_migrations import upgrade_database
     from txbox_workers.embedded.services import DevServices

@@ -11,7 +11,8 @@ from txbox.backoff import Backoff
 from txbox.instrumentation import Hook
 from txbox.ledgers import LEASE_SECONDS, Ledger
 from txbox_workers.envelopes import Envelope
-from txbox_workers.handler_transactions import BatchHandler, Handler, SessionFactory
+from txbox_workers.handler_transactions import SessionFactory
+from txbox_workers.handlers import BatchHandler, Handler
 from txbox_workers.sqs.client import WAIT_SECONDS
 from txbox_workers.sqs.limits import MAX_BATCH
 from txbox_workers.sqs.source import VISIBILITY_SECONDS, SqsSource

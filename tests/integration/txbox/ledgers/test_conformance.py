@@ -9,6 +9,7 @@ import pytest
 from support.leases import Store, acquired
 from txbox import InvalidConfiguration, InvalidMessageId, LeaseLost, Mismatch
 from txbox.ledgers import LeaseState, Ledger
+from txbox.ledgers.lease import Ended
 
 LONG = 600.0
 ODD_IDS = ["a", "with blanks and 'quotes' \"%s\"", "größe/ünïcode/☃", "x" * 1_000, "#:?&=+", "🦆" * 250]
@@ -42,12 +43,25 @@ def test_what_is_released_is_free_at_once_and_the_attempt_is_known_to_have_faile
 
 
 def test_a_release_may_say_that_the_effect_is_not_known(ledger: Ledger) -> None:
-    ledger.release(acquired(ledger, "m"), unknown=True)
+    ledger.release(acquired(ledger, "m"), Ended.UNKNOWN)
     ledger.release(acquired(ledger, "m"))
     third = acquired(ledger, "m")
     assert (third.attempt, third.unknown_attempts) == (3, 1)
-    ledger.release(third, forget_attempts=True, unknown=True)
-    assert acquired(ledger, "m").unknown_attempts == 0
+    ledger.release(third, Ended.UNKNOWN, forget_attempts=True)
+    fourth = acquired(ledger, "m")
+    assert (fourth.attempt, fourth.unknown_attempts) == (1, 2)
+    ledger.release(fourth)
+    assert acquired(ledger, "m").unknown_attempts == 2
+
+
+def test_an_attempt_that_was_not_made_does_not_count(ledger: Ledger) -> None:
+    ledger.release(acquired(ledger, "m"))
+    for _ in range(3):
+        lease = acquired(ledger, "m")
+        assert (lease.attempt, lease.unknown_attempts) == (2, 0)
+        ledger.release(lease, Ended.NOT_MADE)
+        ledger.release(lease, Ended.NOT_MADE)
+    assert acquired(ledger, "m").attempt == 2
 
 
 def test_a_lease_that_ran_out_is_taken_over_and_the_late_owner_can_do_nothing(store: Store) -> None:
@@ -142,7 +156,7 @@ def test_forgotten_attempts_begin_anew(store: Store) -> None:
     ledger.release(lease, forget_attempts=True)
     ledger.release(lease, forget_attempts=True)
     again = acquired(ledger, "m")
-    assert (again.attempt, again.unknown_attempts) == (1, 0)
+    assert (again.attempt, again.unknown_attempts) == (1, 1), "what nobody knows is not forgotten"
     assert [*fences, lease.fence, again.fence] == sorted({*fences, lease.fence, again.fence})
 
 

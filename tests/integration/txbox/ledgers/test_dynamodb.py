@@ -15,6 +15,7 @@ from support.leases import Store, acquired, dynamodb_store
 from txbox import InvalidConfiguration, LeaseLost, LedgerError, Mismatch, ResultNotStored
 from txbox.dynamodb import plain, typed
 from txbox.ledgers import LeaseState
+from txbox.ledgers import dynamodb as dynamodb_module
 from txbox.ledgers.dynamodb import MAX_RESULT_BYTES, RETENTION_SECONDS, DynamoDBLedger
 from txbox_workers.embedded import LocalAws
 
@@ -388,3 +389,31 @@ def test_without_permission_the_remedy_names_all_that_a_ledger_needs(table: str)
         refusing.ledger.acquire("m1")
     assert caught.value.permanent
     refusing.client.close()
+
+
+@pytest.mark.parametrize("idle", [3_600, DAY, 30 * DAY])
+def test_a_ledger_that_was_idle_asks_for_the_time_first(
+    aws: LocalAws, table: str, item: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, idle: int
+) -> None:
+    dates = Dates(aws)
+    ledger = DynamoDBLedger("mailing", table=table, client=dates.client)
+    ledger.complete(acquired(ledger, "before"))
+    # Time passes, for both sides.
+    real = dynamodb_module.elapsed
+    monkeypatch.setattr(dynamodb_module, "elapsed", lambda: real() + idle)
+    dates.shift = idle
+    acquired(ledger, "m", seconds=30)
+    assert 29 <= item("m")["expires_at"] / 1000 - time.time() - idle <= 33
+
+
+def test_an_answer_to_somebody_else_is_not_taken_for_ours(dynamodb: Any, table: str, aws: LocalAws) -> None:
+    client: Any = boto3.client("dynamodb", endpoint_url=aws.endpoint_url)
+    ledger = DynamoDBLedger("mailing", table=table, client=client)
+    ledger.complete(acquired(ledger, "before"))
+
+    def others(parsed: dict[str, Any], **_: Any) -> None:
+        parsed["Attributes"] = {**parsed["Attributes"], "mark": typed("another's"), "fence": typed(9_999_999_999_999)}
+
+    client.meta.events.register("after-call.dynamodb.UpdateItem", others)
+    with pytest.raises(LedgerError, match="somebody else's question"):
+        ledger.acquire("m")

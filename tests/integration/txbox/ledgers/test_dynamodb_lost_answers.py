@@ -18,7 +18,7 @@ from txbox_workers.embedded import LocalAws
 ACQUIRE = b"if_not_exists(#fence"
 RENEW = b'"SET #expires_at = :expires_at, #asked_at'
 COMPLETE = b"SET #completed_at"
-RELEASE = b"#failures + :one"
+RELEASE = b"#failures + :failed"
 FORGET = b"#failures = :zero"
 
 

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from support.leases import Store
 from txbox import LeaseLost, Mismatch
 from txbox.ledgers import Lease, LeaseState
+from txbox.ledgers.lease import Ended
 
 LONG = 3_600.0
 EXAMPLES = {"postgres": 40, "dynamodb": 8}
@@ -40,6 +41,7 @@ class Model:
     fingerprint: bytes | None = None
     attempts: int = 0
     failed: int = 0
+    unknown_before: int = 0
     completions: set[int] = field(default_factory=set)
 
     def is_free(self) -> bool:
@@ -101,7 +103,10 @@ class LeaseMachine(RuleBasedStateMachine):
         lease = answer.lease
         assert lease is not None
         assert lease.fence > max(model.fences, default=-1)
-        assert (lease.attempt, lease.unknown_attempts) == (model.attempts + 1, model.attempts - model.failed)
+        assert (lease.attempt, lease.unknown_attempts) == (
+            model.attempts + 1,
+            model.attempts - model.failed + model.unknown_before,
+        )
         model.fences.append(lease.fence)
         model.attempts += 1
         model.held, model.over = True, False
@@ -141,25 +146,32 @@ class LeaseMachine(RuleBasedStateMachine):
             with pytest.raises(LeaseLost):
                 self.owners[owner].complete(lease, result)
 
-    @rule(lease=leases, owner=st.sampled_from(OWNERS), forget=st.sampled_from([False, False, True]))
-    def release(self, lease: Lease, owner: int, forget: bool) -> None:
-        self._release(lease, owner, forget)
+    @rule(
+        lease=leases,
+        owner=st.sampled_from(OWNERS),
+        how=st.sampled_from(Ended),
+        forget=st.sampled_from([False, False, True]),
+    )
+    def release(self, lease: Lease, owner: int, how: Ended, forget: bool) -> None:
+        self._release(lease, owner, how, forget)
 
     @rule(lease=consumes(leases), owner=st.sampled_from(OWNERS))
     def release_and_go(self, lease: Lease, owner: int) -> None:
-        self._release(lease, owner, forget=False)
+        self._release(lease, owner, Ended.FAILED, forget=False)
 
-    def _release(self, lease: Lease, owner: int, forget: bool) -> None:
+    def _release(self, lease: Lease, owner: int, how: Ended, forget: bool) -> None:
         model = self.models[lease.message_id]
         if model.is_newest(lease) and not model.completed:
-            self.owners[owner].release(lease, forget_attempts=forget)
-            model.failed += model.held
+            self.owners[owner].release(lease, how, forget_attempts=forget)
+            model.failed += model.held and how is Ended.FAILED
+            model.attempts -= model.held and how is Ended.NOT_MADE
             model.held = False
             if forget:
                 model.attempts = model.failed = 0
+                model.unknown_before = lease.unknown_attempts + (how is Ended.UNKNOWN)
         else:
             with pytest.raises(LeaseLost):
-                self.owners[owner].release(lease, forget_attempts=forget)
+                self.owners[owner].release(lease, how, forget_attempts=forget)
 
     @invariant()
     def fences_grow_and_one_lease_completes(self) -> None:

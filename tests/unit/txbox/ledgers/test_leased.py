@@ -1,5 +1,6 @@
 """The steps of work under a lease, one by one: what is asked for next, whatever came of the step before."""
 
+import asyncio
 import functools
 from collections.abc import Callable
 from typing import Any, Never
@@ -7,10 +8,10 @@ from typing import Any, Never
 import pytest
 
 from support.waiting import wait_until
-from txbox import InFlight, InvalidConfiguration, LeaseLost, LedgerError, Outcome, ResultNotStored
+from txbox import EffectUnknown, InFlight, InvalidConfiguration, LeaseLost, LedgerError, Outcome, ResultNotStored
 from txbox.ledgers import LEASE_SECONDS, Acquisition, Lease, LeaseState
-from txbox.ledgers.lease import elapsed
-from txbox.ledgers.leased import Done, Leased, _Call, _Pause, _Work, takes_lease
+from txbox.ledgers.lease import Ended, elapsed
+from txbox.ledgers.leased import Done, Ending, Leased, _Call, _Pause, _Work, known_ending, takes_lease
 
 
 class Untouched:
@@ -32,7 +33,7 @@ class Untouched:
     def complete(self, lease: Lease, result: bytes | None = None) -> Never:
         raise AssertionError
 
-    def release(self, lease: Lease, *, forget_attempts: bool = False) -> Never:
+    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> Never:
         raise AssertionError
 
 
@@ -40,8 +41,8 @@ def make_lease(ago: float = 0.0) -> Lease:
     return Lease("mailing", "m", fence=7, attempt=1, unknown_attempts=0, seconds=30, asked_at=elapsed() - ago)
 
 
-def begin(leased: Leased, *, until: float | None = None, forgets: Callable[..., bool] = lambda *_: False) -> Any:
-    steps = leased._steps("m", None, until, forgets)
+def begin(leased: Leased, *, until: float | None = None, ends: Callable[..., Ending] = known_ending) -> Any:
+    steps = leased._steps("m", None, until, ends)
     assert isinstance(next(steps), _Call)
     return steps
 
@@ -107,15 +108,44 @@ def test_a_failure_releases_and_goes_on_whatever_becomes_of_the_release(
     assert caught.value is error
 
 
-def test_whether_attempts_are_forgotten_is_asked_with_the_error() -> None:
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (ValueError("no"), Ended.FAILED),
+        (LeaseLost("mailing", "m", 7), Ended.FAILED),
+        (EffectUnknown("no answer"), Ended.UNKNOWN),
+        (KeyboardInterrupt(), Ended.UNKNOWN),
+        (asyncio.CancelledError(), Ended.UNKNOWN),
+        (SystemExit(), Ended.UNKNOWN),
+    ],
+)
+def test_what_is_known_of_an_attempt_is_told_by_its_error(error: BaseException, ended: Ended) -> None:
+    lease = make_lease()
+    lease.begin_work()
+    assert known_ending(lease, error).ended is ended
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
+def test_who_is_interrupted_before_its_work_has_made_no_attempt(error: BaseException) -> None:
+    assert known_ending(make_lease(), error).ended is Ended.NOT_MADE
+
+
+def test_work_that_begins_again_under_its_lease_is_told_of_the_first_time() -> None:
+    lease = make_lease()
+    for before in range(3):
+        lease.begin_work()
+        assert lease.unknown_attempts == before
+
+
+def test_how_an_attempt_has_ended_is_asked_with_the_error() -> None:
     asked: list[object] = []
 
-    def forgets(*arguments: object) -> bool:
+    def ends(*arguments: object) -> Ending:
         asked.extend(arguments)
-        return True
+        return Ending(Ended.NOT_MADE)
 
     lease, error = make_lease(), ValueError("no")
-    steps = begin(Leased(Untouched()), forgets=forgets)
+    steps = begin(Leased(Untouched()), ends=ends)
     steps.send(acquired(lease))
     steps.throw(error)
     assert asked == [lease, error]
@@ -207,3 +237,11 @@ def test_a_lease_is_not_handed_in_by_position() -> None:
 
 def test_a_lease_that_is_many_arguments_is_none() -> None:
     assert not takes_lease(anything)
+
+
+def test_who_has_to_say_when_it_ends_keeps_time_for_that() -> None:
+    steps = begin(Leased(Untouched()), until=elapsed() + 0.9)
+    steps.send(acquired(make_lease()))
+    assert isinstance(steps.send("done"), _Call)
+    with pytest.raises(LedgerError, match="away"):
+        steps.throw(LedgerError("away"))

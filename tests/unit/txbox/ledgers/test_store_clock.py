@@ -79,7 +79,7 @@ def test_one_answer_tells_the_time_within_a_second_and_the_round_trip() -> None:
 
 def test_the_store_has_to_tell_its_time_first() -> None:
     clock = StoreClock()
-    assert not clock.known
+    assert not clock.known_at(0.0)
     for bound in (clock.earliest, clock.latest):
         with pytest.raises(LookupError, match="has not told its time"):
             bound(0.0)
@@ -98,6 +98,8 @@ def test_what_was_known_ages() -> None:
     clock = StoreClock()
     clock.observe(1_000, sent=0.0, received=0.0)
     assert clock.latest(3_600.0) - clock.earliest(3_600.0) == pytest.approx(1 + 2 * DRIFT * 3_600)
+    assert clock.known_at(400.0)
+    assert not clock.known_at(600.0), "it has to be asked again"
 
 
 @pytest.mark.parametrize("jump", [3_600, -3_600, 10])

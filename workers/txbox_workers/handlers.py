@@ -1,0 +1,70 @@
+"""What a handler has to be."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from txbox import InvalidConfiguration, Message
+from txbox.ledgers import Lease
+from txbox.ledgers.leased import takes_lease
+
+__all__ = ["BatchHandler", "Handler", "HandlerWithLease", "LedgerHandlerWithLease", "refuse_unfit"]
+
+
+class HandlerWithLease(Protocol):
+    """handler(session, message, lease=…), beside an inbox with a ledger."""
+
+    def __call__(self, session: Any, message: Message, /, *, lease: Lease) -> object:
+        """Apply one message in the session's transaction, under a lease; raise to have it rolled back."""
+
+
+class LedgerHandlerWithLease(Protocol):
+    """handler(message, lease=…), with a ledger alone."""
+
+    def __call__(self, message: Message, /, *, lease: Lease) -> object:
+        """Do the work of one message; raise if it failed."""
+
+
+Handler = Callable[[Any, Message], object] | Callable[[Message], object] | HandlerWithLease | LedgerHandlerWithLease
+"""handler(session, message): applies one message in the session's transaction; raises to have it rolled back. With a
+ledger alone, handler(message). With a ledger, one that names a parameter ``lease`` is given it."""
+
+BatchHandler = Callable[[Any, Sequence[Message]], object]
+"""batch_handler(session, messages): applies all the messages that are first, in one transaction."""
+
+
+def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
+    """Refuse what cannot be called as it will be, or would be taken for done before it has run.
+
+    Args:
+        handler: what was given.
+        name: of the argument that it was given as, for errors.
+        wanted: how it is called, such as ``session, message``.
+        ledger: whether there is a ledger, and so a lease for who names it.
+
+    Raises:
+        InvalidConfiguration: it does not fit.
+    """
+    if not callable(handler):
+        raise InvalidConfiguration(f"{name} must be a function, not {type(handler).__name__}")
+    if any(kind(part) for part in (handler, getattr(handler, "__call__", None)) for kind in _UNFINISHED):  # noqa: B004
+        raise InvalidConfiguration(
+            f"{name} must be a plain function: a coroutine function or a generator would be taken for done before it "
+            "has run; call asyncio.run(…) in a plain function"
+        )
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some functions of C do not say
+    lease = {"lease": None} if ledger and takes_lease(handler) else {}
+    try:
+        signature.bind(*wanted.split(", "), **lease)
+    except TypeError as error:
+        called = getattr(handler, "__qualname__", type(handler).__name__)
+        may = "; a parameter lease is given it" if ledger else ""
+        raise InvalidConfiguration(
+            f"{name} is called with ({wanted}) here{may}, and {called} takes {signature}"
+        ) from error
+
+
+_UNFINISHED = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
