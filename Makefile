@@ -76,7 +76,11 @@ demo: $(VENV)/.demo-ready jdk ## Run the main job: shop, relays, billing, notifi
 
 .PHONY: test
 test: $(VENV)/.dev-ready jdk ## Run the tests that must always pass (under 10 minutes)
-	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers' $(TESTS)
+	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers and not chaos' $(TESTS)
+
+.PHONY: chaos
+chaos: $(VENV)/.dev-ready jdk ## Run the campaigns in which processes are killed and stopped, and clocks are wrong
+	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'chaos and not slow' $(TESTS)
 
 .PHONY: test-all
 test-all: $(VENV)/.dev-ready jdk ## Run every test, the slow campaigns too
@@ -134,7 +138,7 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: ci
-ci: lint types docs test demo test-pages test-containers test-spark-oldest wheel ## Everything that CI runs
+ci: lint types docs test chaos demo test-pages test-containers test-spark-oldest wheel ## Everything that CI runs
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from txbox_workers.embedded import LocalAws
 
+pytestmark = pytest.mark.chaos
+
 
 @pytest.fixture
 def on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from support.waiting import wait_until
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
+pytestmark = pytest.mark.chaos
+
 KILLED = -signal.SIGKILL
 
 

@@ -17,6 +17,8 @@ from support.publishers import first_arrivals
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
 
+pytestmark = pytest.mark.chaos
+
 KILLED = -signal.SIGKILL
 OWN = "own:file"
 OUTBOX = Outbox()

@@ -727,6 +727,7 @@ def campaign(
 
 
 @pytest.mark.parametrize("fifo", [False, True], ids=["standard", "fifo"])
+@pytest.mark.chaos
 def test_random_kills_of_a_function(
     business: Business, sqs: "SQSClient", make_queue: Callable[..., str], start: Start, fifo: bool
 ) -> None:

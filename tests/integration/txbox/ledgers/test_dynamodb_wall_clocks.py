@@ -38,7 +38,7 @@ with time_machine.travel(wrong, tick=True):
     print(json.dumps({"time": time.time(), "said": said}))
 """
 
-pytestmark = pytest.mark.parametrize("shift", [3_600, -3_600], ids=["fast", "slow"])
+pytestmark = [pytest.mark.chaos, pytest.mark.parametrize("shift", [3_600, -3_600], ids=["fast", "slow"])]
 
 
 @pytest.fixture

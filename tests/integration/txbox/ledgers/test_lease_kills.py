@@ -19,6 +19,8 @@ from support.leases import Store, acquired
 from support.waiting import wait_until
 from txbox.ledgers import LeaseState
 
+pytestmark = pytest.mark.chaos
+
 LONG = 600.0
 PATIENCE = 60.0
 

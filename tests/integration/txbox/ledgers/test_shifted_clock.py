@@ -14,6 +14,8 @@ from sqlalchemy import Engine
 from support.leases import Store, acquired, postgres_store
 from txbox.ledgers import LeaseState
 
+pytestmark = pytest.mark.chaos
+
 LONG = 600.0
 HOUR = 3600
 SHIFTS = pytest.mark.parametrize("shift", [-HOUR, HOUR], ids=["an hour slow", "an hour fast"])
