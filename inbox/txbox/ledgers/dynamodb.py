@@ -43,15 +43,12 @@ should be gone and is still there counts.
 """
 
 import math
-import os
-import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from txbox.dynamodb import dynamodb_client, plain, translated, typed
 from txbox.errors import InvalidConfiguration, LeaseLost, LedgerError, ResultNotStored
+from txbox.ledgers.dynamodb_items import LeaseItems
 from txbox.ledgers.dynamodb_table import TABLE, create_lease_table
 from txbox.ledgers.lease import (
     LEASE_SECONDS,
@@ -65,7 +62,7 @@ from txbox.ledgers.lease import (
     owner,
     valid_lease_seconds,
 )
-from txbox.ledgers.store_clock import SKEW_SECONDS, StoreClock, http_date
+from txbox.ledgers.store_clock import SKEW_SECONDS
 from txbox.message import valid_message_id, valid_subscriber_id
 
 if TYPE_CHECKING:
@@ -116,11 +113,7 @@ class DynamoDBLedger:
             )
         self._table = table
         self._retention_seconds = retention_seconds
-        self._given = client
-        self._own: DynamoDBClient | None = None
-        self._making = threading.Lock()
-        self._process = os.getpid()
-        self._clock = StoreClock()
+        self._items = LeaseItems(table, self._subscriber_id, client)
 
     def __repr__(self) -> str:
         return f"DynamoDBLedger({self._subscriber_id!r}, table={self._table!r})"
@@ -132,10 +125,7 @@ class DynamoDBLedger:
 
     def close(self) -> None:
         """Close the connections of the client that was made here; the next call makes another one."""
-        with self._making:
-            own, self._own = self._own, None
-        if own is not None:
-            own.close()
+        self._items.close()
 
     def check(self) -> None:
         """See that DynamoDB answers, and that the table exists, has our keys, and may be read and written.
@@ -144,9 +134,9 @@ class DynamoDBLedger:
             LedgerError: it is not so; permanent, with the remedy, if trying again cannot help.
         """
         message_id = f"check {uuid.uuid4()}"
-        self._get(message_id)
+        self._items.get(message_id)
         # Refused, as there is no such item; or else not allowed.
-        self._update(message_id, "SET #owner = :owner", "attribute_exists(#fence)", {"owner": owner()}, elapsed())
+        self._items.update(message_id, "SET #owner = :owner", "attribute_exists(#fence)", {"owner": owner()}, elapsed())
 
     def acquire(
         self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
@@ -173,7 +163,7 @@ class DynamoDBLedger:
         seconds = valid_lease_seconds(lease.seconds if seconds is None else seconds, "the lease")
         for _ in range(WRITES):
             asked_at, ends = self._ends(lease.message_id, seconds)
-            answer = self._update(
+            answer = self._items.update(
                 lease.message_id,
                 f"SET {_assigned(ends)}",
                 "#fence = :fence AND attribute_exists(#expires_at) AND #asked_at < :asked_at",
@@ -223,7 +213,7 @@ class DynamoDBLedger:
         asked_at, _, remove_at = self._now(lease.message_id)
         values = {"fence": lease.fence, "remove_at": remove_at}
         if forget_attempts:
-            answer = self._update(
+            answer = self._items.update(
                 lease.message_id,
                 "SET #remove_at = :remove_at, #attempts = :zero, #failures = :zero, #unknown_before = :unknown_now "
                 "REMOVE #expires_at",
@@ -232,7 +222,7 @@ class DynamoDBLedger:
                 asked_at,
             )
         else:
-            answer = self._update(
+            answer = self._items.update(
                 lease.message_id,
                 "SET #remove_at = :remove_at, #attempts = #attempts - :unmade, #failures = #failures + :failed "
                 "REMOVE #expires_at",
@@ -249,15 +239,15 @@ class DynamoDBLedger:
 
     def _acquire(self, message_id: str, seconds: float, fingerprint: bytes | None) -> tuple[Acquisition, bool]:
         """Ask for a lease; return what it has come to, and whether its end was reckoned rightly."""
-        if not self._clock.known_at(elapsed()):
+        if not self._items.clock.known_at(elapsed()):
             # To begin with, what time is it? The answer to that may be all that was to be known.
-            item = self._get(message_id)
-            earliest = self._clock.earliest(elapsed())
+            item = self._items.get(message_id)
+            earliest = self._items.clock.earliest(elapsed())
             if item and (known := judged(_record(item, earliest), self._subscriber_id, message_id, fingerprint)):
                 return known, True
 
         asked_at, ends = self._ends(message_id, seconds)
-        earliest = self._clock.earliest(asked_at)
+        earliest = self._items.clock.earliest(asked_at)
         mark = uuid.uuid4().hex
         values: dict[str, Any] = {
             **ends,
@@ -286,7 +276,7 @@ class DynamoDBLedger:
             values["fingerprint"] = fingerprint
             condition += " AND (attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)"
             change += ", #fingerprint = if_not_exists(#fingerprint, :fingerprint)"
-        answer = self._update(message_id, change, condition, values, asked_at, returned="ALL_NEW")
+        answer = self._items.update(message_id, change, condition, values, asked_at, returned="ALL_NEW")
         item = answer.item
         if answer.done and item.get("mark") != mark:
             raise LedgerError(
@@ -316,7 +306,7 @@ class DynamoDBLedger:
         if result is not None:
             values["result"] = result
             change += ", #result = :result"
-        answer = self._update(
+        answer = self._items.update(
             lease.message_id,
             f"{change} REMOVE #expires_at",
             "#fence = :fence AND attribute_exists(#expires_at)",
@@ -338,92 +328,11 @@ class DynamoDBLedger:
 
     def _now(self, message_id: str, seconds: float = 0.0) -> tuple[float, float, int]:
         """Return a reading of the interval clock, the store's latest time then, and when an item is to be removed."""
-        if not self._clock.known_at(elapsed()):
-            self._get(message_id)
+        if not self._items.clock.known_at(elapsed()):
+            self._items.get(message_id)
         at = elapsed()
-        now = self._clock.latest(at)
+        now = self._items.clock.latest(at)
         return at, now, math.ceil(now + seconds + self._retention_seconds)
-
-    def _get(self, message_id: str) -> dict[str, Any]:
-        request = {"TableName": self._table, "Key": self._key(message_id), "ConsistentRead": True}
-        return self._call("get_item", request, "Item").item
-
-    def _update(
-        self,
-        message_id: str,
-        change: str,
-        condition: str,
-        values: Mapping[str, Any],
-        asked_at: float,
-        *,
-        returned: str = "NONE",
-    ) -> "_Answer":
-        expressions = change + condition
-        request = {
-            "TableName": self._table,
-            "Key": self._key(message_id),
-            "UpdateExpression": change,
-            "ConditionExpression": condition,
-            # Every name is an alias: owner and others are reserved words.
-            "ExpressionAttributeNames": {f"#{name}": name for name in _ATTRIBUTES if f"#{name}" in expressions},
-            "ExpressionAttributeValues": {f":{name}": typed(value) for name, value in values.items()},
-            "ReturnValues": returned,
-            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-        }
-        return self._call("update_item", request, "Attributes", asked_at)
-
-    def _call(self, method: str, request: dict[str, Any], part: str, asked_at: float | None = None) -> "_Answer":
-        """Make a call, and learn from its answer what time it is.
-
-        ``asked_at`` is the reading by which the request was made, and not one of when it is sent: so the answer tells
-        whether what was reckoned by it was right, even if another thread has learned better in between.
-        """
-        client: Any = self._client()
-        sent = elapsed() if asked_at is None else asked_at
-        done = True
-        try:
-            with translated(self._table, _REMEDIES):
-                response = getattr(client, method)(**request)
-        except client.exceptions.ConditionalCheckFailedException as error:
-            response, done, part = error.response, False, "Item"
-        date = response["ResponseMetadata"].get("HTTPHeaders", {}).get("date", "")
-        try:
-            agreed = self._clock.observe(http_date(date), sent=sent, received=elapsed())
-        except ValueError as error:
-            raise LedgerError(
-                f"the answer of DynamoDB has no time in it (its Date header is {date!r}), and leases are reckoned by "
-                "it; have whatever is in between pass the header on",
-                permanent=True,
-            ) from error
-        return _Answer(done, plain(response.get(part, {})), agreed)
-
-    def _key(self, message_id: str) -> dict[str, Any]:
-        return {"message_id": {"S": message_id}, "subscriber_id": {"S": self._subscriber_id}}
-
-    def _client(self) -> "DynamoDBClient":
-        if self._given is not None:
-            return self._given
-        if self._process != os.getpid():  # connections are no good to two processes
-            self._process, self._own, self._making = os.getpid(), None, threading.Lock()
-        with self._making:
-            if self._own is None:
-                self._own = dynamodb_client()
-            return self._own
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What DynamoDB says.
-
-    Attributes:
-        done: whether the condition was met.
-        item: as it is now, if that was asked for; or as it was, if the condition was not met; empty if there is none.
-        agreed: whether the time in it agrees with what was known.
-    """
-
-    done: bool
-    item: dict[str, Any]
-    agreed: bool
 
 
 def _record(item: Mapping[str, Any], earliest: float) -> Record:
@@ -444,28 +353,6 @@ def _assigned(values: Mapping[str, Any]) -> str:
     return ", ".join(f"#{name} = :{name}" for name in values)
 
 
-_ATTRIBUTES = (
-    "fence",
-    "attempts",
-    "failures",
-    "unknown_before",
-    "owner",
-    "mark",
-    "asked_at",
-    "expires_at",
-    "completed_at",
-    "result",
-    "fingerprint",
-    "remove_at",
-)
-
 _ITEM_TOO_LARGE = "exceeded the maximum allowed size"
 
 _MAX_RETENTION_SECONDS = 100 * 365 * 24 * 60 * 60.0
-
-_REMEDIES = {
-    "ResourceNotFound": "; create it with txbox.ledgers.dynamodb.create_lease_table({table!r}), or correct the table's "
-    "name, the region or the account",
-    "AccessDenied": "; grant dynamodb:GetItem and dynamodb:UpdateItem on {table}",
-    "ValidationException": "; is {table} a table that create_lease_table has made?",
-}

@@ -14,8 +14,9 @@ from botocore.config import Config
 from support.leases import Store, acquired, dynamodb_store
 from txbox import InvalidConfiguration, LeaseLost, LedgerError, Mismatch, ResultNotStored
 from txbox.dynamodb import plain, typed
-from txbox.ledgers import LeaseState
+from txbox.ledgers import LeaseState, dynamodb_items
 from txbox.ledgers import dynamodb as dynamodb_module
+from txbox.ledgers import lease as lease_module
 from txbox.ledgers.dynamodb import MAX_RESULT_BYTES, RETENTION_SECONDS, DynamoDBLedger
 from txbox_workers.embedded import LocalAws
 
@@ -310,7 +311,7 @@ def test_a_lease_reckoned_before_another_thread_learns_of_the_suspension_is_writ
         return dates.client
 
     if moment == "before it is sent":
-        monkeypatch.setattr(suspended, "_client", learn)
+        monkeypatch.setattr(suspended._items, "_client", learn)
     else:
         dates.client.meta.events.register("before-send.dynamodb.UpdateItem", lambda **_: learn() and None)
     acquired(suspended, "m1", seconds=20)
@@ -399,8 +400,9 @@ def test_a_ledger_that_was_idle_asks_for_the_time_first(
     ledger = DynamoDBLedger("mailing", table=table, client=dates.client)
     ledger.complete(acquired(ledger, "before"))
     # Time passes, for both sides.
-    real = dynamodb_module.elapsed
-    monkeypatch.setattr(dynamodb_module, "elapsed", lambda: real() + idle)
+    real = lease_module.elapsed
+    for module in (dynamodb_module, dynamodb_items):
+        monkeypatch.setattr(module, "elapsed", lambda: real() + idle)
     dates.shift = idle
     acquired(ledger, "m", seconds=30)
     assert 29 <= item("m")["expires_at"] / 1000 - time.time() - idle <= 33

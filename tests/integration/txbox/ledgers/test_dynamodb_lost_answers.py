@@ -101,7 +101,7 @@ def test_a_lease_whose_answer_was_lost_and_that_another_has_taken_over_is_not_ou
         taken.append(acquired(store.ledger(), "m1"))
         return 0  # have boto3 repeat it, at once, as if it had not been answered
 
-    behind._client().meta.events.register_first("needs-retry.dynamodb.UpdateItem", take)
+    behind._items._client().meta.events.register_first("needs-retry.dynamodb.UpdateItem", take)
     assert behind.acquire("m1").state is LeaseState.IN_FLIGHT
     assert (item()["fence"], item()["attempts"]) == (taken[1].fence, 2)
 
@@ -119,7 +119,7 @@ def test_a_lease_that_ran_out_before_it_was_repeated_is_counted_once(
         store.expire("m1")
         return 0
 
-    behind._client().meta.events.register_first("needs-retry.dynamodb.UpdateItem", repeat)
+    behind._items._client().meta.events.register_first("needs-retry.dynamodb.UpdateItem", repeat)
     lease = acquired(behind, "m1")
     assert (lease.attempt, item()["attempts"], item()["fence"]) == (1, 1, lease.fence)
 
