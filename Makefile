@@ -100,7 +100,7 @@ test-spark-oldest: $(OLDEST)/.ready-$(SPARK_OLDEST) jdk ## Run the integration t
 
 .PHONY: test-containers
 test-containers: $(VENV)/.dev-ready jdk ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)
-	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest -m 'not slow' $(CONTAINER_TESTS) $(TESTS)
+	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest -m 'not slow and not chaos' $(CONTAINER_TESTS) $(TESTS)
 
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Check style, formatting and the arrows between packages

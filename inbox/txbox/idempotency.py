@@ -85,7 +85,7 @@ def idempotent(
     Args:
         handler: what is to run once. If it names a parameter ``lease``, it is given its lease: the fencing number, how
             long it lasts, and whether an attempt before this one ended in a way that nobody knows.
-        ledger: where leases live.
+        ledger: where leases live; one for each function, as it knows a message's id and not who was called with it.
         identify: is given the handler's arguments, and returns the message's id; None: that of the ``Message`` among
             them.
         lease: seconds for which the message stays with an owner that has died. Slow handlers need no longer one: it is

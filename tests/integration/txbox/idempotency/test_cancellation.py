@@ -2,10 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine
 
 from support.leases import acquired
 from support.tcp_proxy import TcpProxy
@@ -15,27 +14,6 @@ from txbox.ledgers import Acquisition, Lease, LeaseState, PostgresLedger
 from txbox.ledgers.lease import LEASE_SECONDS, Ended
 
 MESSAGE = Message("m", b"")
-
-
-@pytest.fixture
-def ledger(engine: Engine) -> PostgresLedger:
-    return PostgresLedger(engine, "mailing")
-
-
-@pytest.fixture
-def proxy(schema_url: str) -> Iterator[TcpProxy]:
-    """A proxy in front of Postgres."""
-    url = make_url(schema_url)
-    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def remote(schema_url: str, proxy: TcpProxy) -> Iterator[PostgresLedger]:
-    """A ledger behind the proxy."""
-    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=5)
-    yield PostgresLedger(engine, "mailing")
-    engine.dispose()
 
 
 class SlowLedger(PostgresLedger):

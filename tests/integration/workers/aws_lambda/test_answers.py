@@ -1,0 +1,172 @@
+"""What a function on Lambda answers: which messages of an event come again."""
+
+import asyncio
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from support.business import Business, apply, once
+from support.envelopes import EVENTBRIDGE_EVENT, EVENTBRIDGE_ID, SNS_ID, SNS_NOTIFICATION
+from support.lambda_events import (
+    FIFO_EVENT,
+    STANDARD_EVENT,
+    STANDARD_URL,
+    Context,
+    EventSourceMapping,
+    again,
+    failing,
+    item_id,
+    of,
+    record,
+)
+from support.lambda_events import event as event_of
+from support.lambda_functions import NOTHING, failing_for
+from support.queues import held, send
+from txbox import DeadLetters, Inbox, Message, Outcome, TxboxError
+from txbox.instrumentation import Received, Settled
+from txbox_workers.aws_lambda import sqs_handler
+from txbox_workers.aws_lambda.events import queue_url
+from txbox_workers.sqs import redrive_to_queue
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+
+@pytest.mark.parametrize("transactions", ["batch", "message"])
+def test_only_what_has_failed_comes_again(pool: Engine, business: Business, transactions: Any) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("c"), transactions=transactions)
+    asked = of(["a", "b", "c", "d"])
+    assert handle(asked, Context(30)) == failing(["c"])
+    assert business.applied() == once("abd")
+    assert business.recorded() == {"a", "b", "d"}
+    assert business.failing() == {"c": 1}
+    assert handle(again(asked, failing(["c"])), Context(30)) == failing(["c"])
+    assert business.failing() == {"c": 2}
+
+
+def test_everything_went_well(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, apply)
+    assert handle(of("abc"), Context(30)) == NOTHING
+    assert handle(of("abcd"), Context(30)) == NOTHING
+    assert business.applied() == once("abcd")
+
+
+def test_the_documented_events(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, apply)
+    for documented in (STANDARD_EVENT, FIFO_EVENT, STANDARD_EVENT, FIFO_EVENT):
+        assert handle(documented, Context(30)) == NOTHING
+    assert business.applied() == once([r["messageId"] for r in STANDARD_EVENT["Records"]] + ["1 1"])  # type: ignore[misc]
+
+
+def test_what_came_through_sns_and_eventbridge_is_known_by_their_ids(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, apply)
+    wrapped = [
+        record(f"of SQS {number}", body) | {"messageAttributes": {}}
+        for number, body in enumerate([SNS_NOTIFICATION, EVENTBRIDGE_EVENT, SNS_NOTIFICATION, EVENTBRIDGE_EVENT])
+    ]
+    assert handle(event_of(*wrapped), Context(30)) == NOTHING
+    assert business.applied() == once([SNS_ID, EVENTBRIDGE_ID])
+
+
+def test_copies_within_one_event(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("bad"))
+    one = record("a")
+    bad, copy = record("bad"), record("bad") | {"messageId": item_id("copy of bad")}
+    asked = event_of(one, one, record("a"), bad, copy)
+    assert handle(asked, Context(30)) == failing(["bad", "copy of bad"])
+    assert business.applied() == once("a")
+    assert business.failing() == {"bad": 1}, "the copy has not used up another attempt"
+
+
+def test_records_with_one_handle_by_hand_are_told_apart(pool: Engine, business: Business) -> None:
+    asked = event_of(*(record(name) | {"receiptHandle": "r"} for name in ("a", "bad", "c")))
+    assert sqs_handler(Inbox("billing"), pool, failing_for("bad"))(asked, Context(30)) == failing(["bad"])
+    assert business.applied() == once("ac")
+
+
+def test_a_batch_handler(pool: Engine, business: Business) -> None:
+    def handle_all(session: Session, messages: Sequence[Message]) -> None:
+        for message in messages:
+            failing_for("b")(session, message)
+
+    handle = sqs_handler(Inbox("billing"), pool, batch_handler=handle_all)
+    assert handle(of("abc"), Context(30)) == failing("b")
+    assert business.applied() == once("ac")
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_whatever_a_handler_raises_fails_its_message_only(
+    pool: Engine, business: Business, error: type[BaseException]
+) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("b", error=error))
+    assert handle(of("abc"), Context(30)) == failing("b")
+    assert business.applied() == once("ac")
+
+
+def test_an_interrupt_from_the_keyboard_is_not_kept_from_anybody(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("b", error=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        handle(of("abc"), None)
+    assert business.applied() == Counter()
+
+
+def test_a_message_that_cannot_be_read_fails_and_is_parked(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, apply, envelope="json", max_attempts=2)
+    asked = event_of(record("a", {"fine": True}), record("b", "{"))
+    assert handle(asked, Context(30)) == failing("b")
+    assert handle(again(asked, failing("b")), Context(30)) == NOTHING
+    assert list(business.letters().values()) == ["malformed"]
+    assert business.applied() == once("a")
+
+
+def test_a_dead_letter_goes_back_to_its_queue(
+    pool: Engine, business: Business, sqs: "SQSClient", make_queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = make_queue()
+    mapping = EventSourceMapping(sqs, queue)
+    send(sqs, queue, ["a"], tenant="t-1")
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("a"), max_attempts=1)
+    assert mapping.poll(lambda event: handle(event, Context(30)))
+    assert sum(held(sqs, queue).values()) == 0
+    (letter,) = DeadLetters(pool).list()
+    assert letter.source == queue_url(mapping.arn)
+    DeadLetters(pool).redrive(letter.dead_letter_id or 0, lambda it: redrive_to_queue(it, client=sqs))
+    well = sqs_handler(Inbox("billing"), pool, apply)
+    assert mapping.poll(lambda event: well(event, Context(30)))
+    assert business.applied() == once("a")
+
+
+def test_hooks_hear_what_becomes_of_each_delivery(pool: Engine, business: Business) -> None:
+    heard: list[Any] = []
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("b"), hooks=[heard.append])
+    handle(of("ab"), Context(30))
+    (received,) = [it for it in heard if isinstance(it, Received)]
+    assert received.message_ids == ("a", "b")
+    assert received.source == STANDARD_URL
+    settled = {it.message_id: (it.outcome, it.acked) for it in heard if isinstance(it, Settled)}
+    assert settled == {"a": (Outcome.PROCESSED, True), "b": (Outcome.FAILED, False)}
+
+
+def test_a_function_of_two_queues_parks_each_message_with_its_own(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("a", "b"), max_attempts=1)
+    other = "arn:aws:sqs:eu-central-1:123456789012:other"
+    assert handle(event_of(record("a"), record("b", arn=other)), Context(30)) == NOTHING
+    sources = {letter.message_id: letter.source for letter in DeadLetters(pool).list()}
+    assert sources == {"a": STANDARD_URL, "b": "https://sqs.eu-central-1.amazonaws.com/123456789012/other"}
+
+
+def test_no_error_shows_what_a_message_holds(pool: Engine, engine: Engine, business: Business) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE dead_letter ADD CHECK (false)")
+    secret = "4111-1111-1111-1111"
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("a"), max_attempts=1)
+    with pytest.raises(TxboxError) as caught:
+        handle(event_of(record("a") | {"body": secret}), Context(30))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "dead_letter" in shown
+    assert secret not in shown

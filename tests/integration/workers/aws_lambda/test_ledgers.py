@@ -1,0 +1,81 @@
+"""A function on Lambda with a ledger, in Postgres or in DynamoDB."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from sqlalchemy import Engine
+
+from support.business import Business, once
+from support.lambda_events import Context, again, failing, of
+from support.lambda_functions import NOTHING, failing_for
+from support.leases import dynamodb_store
+from txbox import Inbox, Message, TxboxError
+from txbox.ledgers import LeaseState, Ledger, PostgresLedger
+from txbox_workers.aws_lambda import sqs_handler
+from txbox_workers.embedded import LocalAws
+
+
+@pytest.fixture(params=["postgres", "dynamodb"])
+def ledger(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Ledger]:
+    if request.param == "postgres":
+        yield PostgresLedger(engine, "billing")
+    else:
+        request.getfixturevalue("aws")
+        client = boto3.client("dynamodb")
+        yield dynamodb_store(client).ledger("billing")
+        client.close()
+
+
+def test_a_ledger_alone(ledger: Ledger) -> None:
+    seen = []
+
+    def mail(message: Message, *, lease: Any) -> None:
+        seen.append((message.id, lease.attempt))
+        if message.id == "b" and lease.attempt == 1:
+            raise ConnectionError("no answer")
+
+    handle = sqs_handler(ledger, None, mail)
+    asked = of("abc")
+    answer = handle(asked, Context(30))
+    assert answer == failing("b")
+    assert handle(again(asked, answer), Context(30)) == NOTHING
+    assert handle(asked, Context(30)) == NOTHING
+    assert seen == [("a", 1), ("b", 1), ("c", 1), ("b", 2)]
+
+
+def test_what_another_function_works_on_is_handed_back(ledger: Ledger) -> None:
+    assert ledger.acquire("b").state is LeaseState.ACQUIRED
+    seen = []
+    handle = sqs_handler(ledger, None, lambda message: seen.append(message.id))
+    assert handle(of("abc"), Context(30)) == failing("b")
+    assert seen == ["a", "c"]
+
+
+def test_a_ledger_beside_an_inbox(pool: Engine, business: Business, ledger: Ledger) -> None:
+    handle = sqs_handler(Inbox("billing"), pool, failing_for("b"), ledger=ledger)
+    assert handle(of("abc"), Context(30)) == failing("b")
+    assert business.applied() == once("ac")
+    assert handle(of("abc"), Context(30)) == failing("b")
+    assert business.applied() == once("ac")
+
+
+def test_with_a_ledger_alone_dead_letters_are_kept_where_the_engine_says(pool: Engine, business: Business) -> None:
+    def fail(message: Message) -> None:
+        raise ValueError("no")
+
+    handle = sqs_handler(PostgresLedger(pool, "billing"), pool, fail, max_attempts=2)
+    assert handle(of("a"), Context(30)) == failing("a")
+    assert handle(of("a", receives=2), Context(30)) == NOTHING
+    assert business.letters() == {"a": "failed"}
+
+
+def test_a_ledger_that_is_away_fails_the_function_as_a_whole(aws: LocalAws) -> None:
+    from txbox.ledgers.dynamodb import DynamoDBLedger
+
+    client = boto3.client("dynamodb")
+    handle = sqs_handler(DynamoDBLedger("billing", table="no_such_table", client=client), None, lambda message: None)
+    with pytest.raises(TxboxError, match=r"all 2 messages of the event come again.*no_such_table"):
+        handle(of("ab"), Context(30))
+    client.close()

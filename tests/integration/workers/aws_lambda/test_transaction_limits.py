@@ -1,0 +1,57 @@
+"""Limits of transactions: the server is told when the invocation ends."""
+
+from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.orm import Session
+
+from support.business import Business
+from support.lambda_events import Context, of
+from txbox import Inbox
+from txbox_workers.aws_lambda import sqs_handler
+from txbox_workers.aws_lambda.statements import LIMIT_TRANSACTION
+
+
+def settings(session: Session) -> dict[str, str]:
+    names = ("transaction_timeout", "idle_in_transaction_session_timeout")
+    return {name: session.execute(text(f"SELECT current_setting('{name}', true)")).scalar_one() for name in names}
+
+
+def test_a_transaction_tells_the_server_when_the_invocation_ends(pool: Engine, business: Business) -> None:
+    seen = []
+    handle = sqs_handler(Inbox("billing"), pool, lambda session, _: seen.append(settings(session)))
+    handle(of("a"), Context(20))
+    handle(of("b"), None)
+    with pool.connect() as connection:
+        after = settings(Session(connection))
+    limits = [int(value.removesuffix("ms")) for value in seen[0].values() if value is not None]
+    assert limits
+    assert all(15_000 < limit <= 20_000 for limit in limits), seen
+    assert set(seen[1].values()) <= {"0", None}, "without a deadline there is no limit"
+    assert set(after.values()) <= {"0", None}, "and none is left behind in the connection"
+
+
+def test_a_stricter_limit_of_the_hosts_stays(schema_url: str, business: Business) -> None:
+    options = make_url(schema_url).query["options"]
+    url = make_url(schema_url).update_query_dict({"options": f"{options} -c idle_in_transaction_session_timeout=3s"})
+    strict = create_engine(url, pool_size=1)
+    seen = []
+    handle = sqs_handler(Inbox("billing"), strict, lambda session, _: seen.append(settings(session)))
+    handle(of("a"), Context(20))
+    strict.dispose()
+    assert seen[0]["idle_in_transaction_session_timeout"] == "3s"
+
+
+def test_a_server_that_does_not_know_a_limit_is_not_troubled(pool: Engine) -> None:
+    with pool.begin() as connection:
+        rows = connection.exec_driver_sql(LIMIT_TRANSACTION, ("5", ["no_such_timeout_of_a_server"], 5)).fetchall()
+    assert rows == []
+
+
+def test_the_limit_costs_one_statement_for_an_event(pool: Engine, business: Business) -> None:
+    statements: list[str] = []
+    event.listen(pool, "before_cursor_execute", lambda _c, _k, statement, *_: statements.append(statement))
+    handle = sqs_handler(Inbox("billing"), pool, lambda session, message: None)
+    handle(of("abcdefghij"), Context(30))
+    assert len(statements) == 2, "the limit, and the record"
+    assert statements.count(LIMIT_TRANSACTION) == 1
+    handle(of("klm"), None)
+    assert len(statements) == 3

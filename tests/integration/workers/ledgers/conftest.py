@@ -1,0 +1,17 @@
+"""A ledger, and what was sent under it."""
+
+import pytest
+from sqlalchemy import Engine
+
+from txbox.ledgers import PostgresLedger
+
+
+@pytest.fixture
+def ledger(engine: Engine) -> PostgresLedger:
+    return PostgresLedger(engine, "mailing")
+
+
+@pytest.fixture
+def mails() -> list[str]:
+    """What was sent: an effect that no transaction takes back."""
+    return []

@@ -1,0 +1,132 @@
+"""Dead letters of a worker with a ledger: which attempts count, and what is parked."""
+
+from collections import Counter
+
+import pytest
+from sqlalchemy import Engine
+
+from support.business import once
+from support.leases import acquired
+from support.ledger_worker import expire, make
+from support.memory_worker import at_work, delivery, messages, process
+from txbox import DeadLetters, EffectUnknown, MalformedMessage, Message, Outcome
+from txbox.failures import NO_OUTCOME
+from txbox.ledgers import Lease, PostgresLedger
+from txbox.message import fingerprint
+from txbox_workers.delivery import Delivery
+from txbox_workers.memory import MemorySource
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
+
+def test_a_failed_message_is_free_at_once_and_after_its_last_attempt_it_is_parked_whole(
+    engine: Engine, ledger: PostgresLedger, mails: list[str]
+) -> None:
+    attempts = []
+
+    def handle(message: Message, lease: Lease) -> None:
+        if message.id == "bad":
+            attempts.append((lease.attempt, lease.unknown_attempts))
+            raise ValueError("no such address")
+        mails.append(message.id)
+
+    source = MemorySource(messages("a", "bad", "c"), name="queue-7")
+    with at_work(make(source, ledger, handle, engine, max_attempts=3)):
+        assert source.wait_until_empty(30)
+    assert Counter(mails) == once("ac")
+    assert attempts == [(1, 0), (2, 0), (3, 0)]
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.subscriber_id, letter.message_id, letter.reason) == ("mailing", "bad", "failed")
+    assert (letter.attempts, letter.source, letter.body) == (3, "queue-7", b"body of bad")
+    assert letter.error == "ValueError: no such address"
+    assert acquired(ledger, "bad").attempt == 1, "a redriven letter begins anew"
+
+
+def test_a_message_that_takes_its_process_down_is_parked_and_not_run_again(
+    engine: Engine, ledger: PostgresLedger, mails: list[str]
+) -> None:
+    for _ in range(3):
+        acquired(ledger, "deadly")
+        expire(engine, "deadly")
+    worker = make(MemorySource(), ledger, lambda m: mails.append(m.id), engine, max_attempts=3)
+    assert process(worker, delivery("deadly", receive_count=4)) == [("deadly-4", Outcome.DEAD)]
+    assert mails == []
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.reason, letter.attempts, letter.error) == ("crashed", 3, NO_OUTCOME)
+    # The ack was lost, and so was the release: it is found parked.
+    for _ in range(3):
+        acquired(ledger, "deadly")
+        expire(engine, "deadly")
+    assert process(worker, delivery("deadly", receive_count=5)) == [("deadly-5", Outcome.DEAD)]
+    assert len(DeadLetters(engine).list()) == 1
+    assert mails == []
+
+
+def test_without_an_engine_dead_letters_are_left_to_the_broker(ledger: PostgresLedger) -> None:
+    def handle(_: Message) -> None:
+        raise ValueError("again")
+
+    worker = make(MemorySource(), ledger, handle, None, max_attempts=2)
+    outcomes = [process(worker, delivery("x", receive_count=count))[0][1] for count in range(1, 6)]
+    assert outcomes == [Outcome.FAILED] * 5
+    lease = acquired(ledger, "x")
+    assert (lease.attempt, lease.unknown_attempts) == (6, 0)
+
+
+def test_another_body_under_the_same_id_is_parked_and_never_run(
+    engine: Engine, ledger: PostgresLedger, mails: list[str]
+) -> None:
+    ledger.complete(acquired(ledger, "m", fingerprint=fingerprint(b"another body")))
+    worker = make(MemorySource(), ledger, lambda m: mails.append(m.id), engine, fingerprint=True)
+    assert process(worker, delivery("m")) == [("m-1", Outcome.MISMATCH)]
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.reason, mails) == ("mismatch", [])
+    unparked = make(MemorySource(), ledger, lambda m: mails.append(m.id), None, fingerprint=True)
+    assert process(unparked, delivery("m")) == [("m-1", Outcome.FAILED)]
+    careless = make(MemorySource(), ledger, lambda m: mails.append(m.id), None)
+    assert process(careless, delivery("m")) == [("m-1", Outcome.DUPLICATE)]
+
+
+def test_a_message_that_cannot_be_read_has_its_attempts_and_is_parked(
+    engine: Engine, ledger: PostgresLedger, mails: list[str]
+) -> None:
+    worker = make(MemorySource(), ledger, lambda m: mails.append(m.id), engine, max_attempts=2)
+    unreadable = Delivery(Message("x", b"{"), receipt="r", body=b"{", problem=MalformedMessage("not JSON"))
+    assert process(worker, unreadable) == [("r", Outcome.FAILED)]
+    assert process(worker, unreadable) == [("r", Outcome.DEAD)]
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.reason, letter.attempts, mails) == ("malformed", 2, [])
+
+
+def test_a_parked_message_whose_ack_was_lost_is_not_run_again(
+    engine: Engine, ledger: PostgresLedger, mails: list[str]
+) -> None:
+    def handle(message: Message) -> None:
+        mails.append(message.id)
+        raise ValueError("no such address")
+
+    worker = make(MemorySource(), ledger, handle, engine, max_attempts=2)
+    outcomes = [process(worker, delivery("x", receive_count=count))[0][1] for count in range(1, 6)]
+    assert outcomes == [Outcome.FAILED, Outcome.DEAD, Outcome.DEAD, Outcome.DEAD, Outcome.DEAD]
+    assert mails == ["x", "x"]
+    letters = DeadLetters(engine)
+    (letter,) = letters.list()
+    letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+    assert process(worker, delivery("x", receive_count=6)) == [("x-6", Outcome.FAILED)], "redriven, it has its attempts"
+
+
+def test_a_redriven_letter_whose_effect_may_have_happened_is_told_so(engine: Engine, ledger: PostgresLedger) -> None:
+    seen = []
+
+    def handle(message: Message, lease: Lease) -> None:
+        seen.append((lease.attempt, lease.unknown_attempts))
+        raise EffectUnknown("no answer")
+
+    worker = make(MemorySource(), ledger, handle, engine, max_attempts=2)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.FAILED)]
+    assert process(worker, delivery("x", receive_count=2)) == [("x-2", Outcome.DEAD)]
+    letters = DeadLetters(engine)
+    (letter,) = letters.list()
+    letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+    process(worker, delivery("x"))
+    assert seen == [(1, 0), (2, 1), (1, 2)]

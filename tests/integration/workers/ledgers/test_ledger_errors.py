@@ -1,0 +1,108 @@
+"""Errors of ledgers, the worker's own and those that handlers use: whose fault they are."""
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from support.business import Business, once
+from support.ledger_worker import make
+from support.memory_worker import AT_ONCE, at_work, delivery, messages, process
+from txbox import DeadLetters, Inbox, InFlight, LeaseLost, LedgerError, Message, Outcome, idempotent
+from txbox.instrumentation import Event
+from txbox.ledgers import PostgresLedger
+from txbox_workers.memory import MemorySource
+from txbox_workers.outages import DatabaseUnavailable
+from txbox_workers.worker import Worker
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
+
+@pytest.mark.parametrize("moment", ["acquire", "complete"])
+def test_a_store_that_fails_is_no_message_s_fault(
+    engine: Engine, ledger: PostgresLedger, mails: list[str], moment: str
+) -> None:
+    def rename(sql: str) -> None:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(sql)
+
+    def handle(message: Message) -> None:
+        mails.append(message.id)
+        if moment == "complete":
+            rename("ALTER TABLE message_lease DROP COLUMN result")
+
+    if moment == "acquire":
+        rename("ALTER TABLE message_lease DROP COLUMN result")
+    worker = make(MemorySource(), ledger, handle, engine)
+    with pytest.raises(DatabaseUnavailable) as caught:
+        process(worker, delivery("m"))
+    assert caught.value.before_handler is (moment == "acquire")
+    assert len(mails) == (moment == "complete")
+    with pytest.raises(LedgerError):
+        worker._processor.check_recording()
+    rename("ALTER TABLE message_lease ADD COLUMN result bytea")
+    worker._processor.check_recording()
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM message_lease WHERE message_id <> 'm'").scalar() == 0
+
+
+def test_a_worker_waits_out_an_outage_of_its_ledger(engine: Engine, ledger: PostgresLedger, mails: list[str]) -> None:
+    source = MemorySource()
+    lost = threading.Event()
+
+    def hear(event: Event) -> None:
+        if type(event).__name__ == "DatabaseLost":
+            lost.set()
+
+    with at_work(make(source, ledger, lambda m: mails.append(m.id), None, hooks=[hear])):
+        with engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE message_lease RENAME TO elsewhere")
+        for message in messages("a", "b"):
+            source.send(message)
+        assert lost.wait(20)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE elsewhere RENAME TO message_lease")
+        assert source.wait_until_empty(20)
+    assert Counter(mails) == once("ab")
+
+
+@pytest.mark.parametrize(
+    ("kept_by", "error"),
+    [
+        *((kept_by, LedgerError("the other ledger is away")) for kept_by in ("ledger", "inbox", "both")),
+        *((kept_by, InFlight("gifts", ["x"], seconds=1)) for kept_by in ("ledger", "inbox", "both")),
+        *((kept_by, LeaseLost("gifts", "x", 1)) for kept_by in ("ledger", "both")),
+    ],
+)
+def test_what_another_ledger_says_within_a_handler_is_no_message_s_fault(
+    engine: Engine, ledger: PostgresLedger, business: Business, error: Exception, kept_by: str
+) -> None:
+    def handle(*_: object) -> None:
+        raise error
+
+    options: dict[str, Any] = {"ledger": ledger} if kept_by != "inbox" else {}
+    options |= {"inbox": Inbox("mailing")} if kept_by != "ledger" else {}
+    worker = Worker(MemorySource(), engine=engine, handler=handle, backoff=AT_ONCE, max_attempts=2, **options)
+    for count in range(1, 6):
+        assert process(worker, delivery("x", receive_count=count))[0][1] is Outcome.IN_FLIGHT
+    assert DeadLetters(engine).list() == []
+    assert business.failing() == {}
+
+
+def test_a_handler_whose_ledger_is_misused_for_good_fails(engine: Engine, business: Business) -> None:
+    def handle(*_: object) -> None:
+        raise LedgerError("no such table", permanent=True)
+
+    worker = Worker(MemorySource(), inbox=Inbox("mailing"), engine=engine, handler=handle, backoff=AT_ONCE)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.FAILED)]
+
+
+def test_an_idempotent_function_with_the_workers_own_ledger_does_not_wait_for_itself(
+    engine: Engine, ledger: PostgresLedger
+) -> None:
+    worker = make(MemorySource(), ledger, idempotent(lambda message: None, ledger=ledger), engine, max_attempts=1)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.DEAD)]
+    (letter,) = DeadLetters(engine).list()
+    assert "waits for itself" in letter.error

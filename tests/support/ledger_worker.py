@@ -1,0 +1,27 @@
+"""Workers with a ledger that are fed from memory, and leases that run out when a test says so."""
+
+from typing import Any
+
+from sqlalchemy import Engine
+
+from support.memory_worker import AT_ONCE
+from txbox import Inbox
+from txbox.ledgers import PostgresLedger
+from txbox_workers.memory import MemorySource
+from txbox_workers.worker import Worker
+
+
+def make(source: MemorySource, ledger: PostgresLedger, handler: Any, engine: Engine | None, **options: Any) -> Worker:
+    return Worker(source, ledger=ledger, engine=engine, handler=handler, **{"backoff": AT_ONCE, **options})
+
+
+def beside(engine: Engine, ledger: PostgresLedger, handler: Any, **options: Any) -> Worker:
+    return make(MemorySource(), ledger, handler, engine, inbox=Inbox("mailing", wait_seconds=0.2), **options)
+
+
+def expire(engine: Engine, message_id: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE message_lease SET expires_at = clock_timestamp() WHERE message_id = %s AND expires_at IS NOT NULL",
+            (message_id,),
+        )
