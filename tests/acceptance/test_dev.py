@@ -19,6 +19,8 @@ from support.program import COMMAND, Running
 from support.program import txbox as run_process
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.chaos
+
 READY = "Ctrl-C stops"
 
 

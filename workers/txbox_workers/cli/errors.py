@@ -3,6 +3,7 @@
 import re
 import traceback
 
+import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txbox import BrokerError, TxboxError
@@ -58,16 +59,16 @@ def _explanation(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}; this was not foreseen, --debug shows where it comes from"
 
 
-def _behind(error: BaseException) -> DBAPIError | None:
+def _behind(error: BaseException) -> DBAPIError | psycopg.Error | None:
     """Return the database's own error where ours only says that there was one."""
     current: BaseException | None = error
-    while current is not None and not isinstance(current, DBAPIError):
+    while current is not None and not isinstance(current, DBAPIError | psycopg.Error):
         current = current.__cause__ if type(current) is TxboxError or not isinstance(current, TxboxError) else None
     return current
 
 
-def _explain_database(error: DBAPIError) -> str:
-    said = _one_line(str(error.orig))
+def _explain_database(error: DBAPIError | psycopg.Error) -> str:
+    said = _one_line(str(error.orig if isinstance(error, DBAPIError) else error))
     code = sqlstate(error)
     if code == UNDEFINED_TABLE:
         return f"{said.split(' LINE ')[0]}; create the tables with {CREATE_TABLES}"

@@ -289,6 +289,7 @@ def test_a_renewal_that_hangs_keeps_no_other_lease_from_being_renewed(engine: En
                 wait_until(lambda before=before: moment_of_end(engine, "other") > before)
             assert other.seconds_left
         go_on.set()
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "txbox-lease"], "it has come back")
 
 
 def test_a_lease_that_was_long_in_coming_is_renewed_the_sooner(engine: Engine, ledger: PostgresLedger) -> None:

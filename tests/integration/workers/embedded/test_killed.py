@@ -13,6 +13,8 @@ import pytest
 
 from txbox_workers.embedded import keeper
 
+pytestmark = pytest.mark.chaos
+
 Gone = Callable[[list[psutil.Process]], bool]
 
 
