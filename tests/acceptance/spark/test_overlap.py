@@ -26,7 +26,7 @@ from txbox_workers.memory import MemorySource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # the first needs a JVM, and a machine may be slow
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]  # the first needs a JVM, and a machine may be slow
 
 BEYOND = Purchases.make(200, first=2_500)
 """What is not in the file."""
