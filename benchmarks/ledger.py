@@ -184,9 +184,10 @@ class Bench:
                 nonlocal calls
                 calls += 1
 
-            made[0].meta.events.register("before-call.dynamodb", count_call, unique_id="benchmark")
+            made[0].meta.events.register("before-call.dynamodb", count_call)
             ledger = DynamoDBLedger(SUBSCRIBER, table="benchmark", client=made[0])
             sample = _for_some_time(self.seconds, lambda message_id: _acquire_and_complete(ledger, message_id))
+            made[0].meta.events.unregister("before-call.dynamodb", count_call)
             return Sample(sample.value, {**sample.details, "calls": calls / max(sample.details["messages"], 1)})
 
         return Measurement("DynamoDBLedger, 1c", "/s", run)
