@@ -23,6 +23,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable, DropSchema
 
+from support.tcp_proxy import TcpProxy
 from txbox.schema import tables
 from txbox_workers.embedded import EmbeddedPostgres, LocalAws
 
@@ -130,6 +131,22 @@ def schema_url(database_url: str) -> Iterator[str]:
 def engine(schema_url: str) -> Iterator[Engine]:
     """An engine on the test's own schema."""
     engine = create_engine(schema_url, pool_size=20)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def proxy(schema_url: str) -> Iterator[TcpProxy]:
+    """A proxy in front of Postgres."""
+    url = make_url(schema_url)
+    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
+    """An engine whose connections pass through the proxy."""
+    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=10)
     yield engine
     engine.dispose()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 import pytest
 from botocore.config import Config
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from support.business import ADD, Business, apply, once
@@ -35,22 +35,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
 DELETE = b"DeleteMessageBatch"
-
-
-@pytest.fixture
-def proxy(schema_url: str) -> Iterator[TcpProxy]:
-    """A proxy in front of Postgres."""
-    url = make_url(schema_url)
-    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
-    """An engine whose connections pass through the proxy."""
-    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=10)
-    yield engine
-    engine.dispose()
 
 
 def messages(*ids: str) -> list[Message]:

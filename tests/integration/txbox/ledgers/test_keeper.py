@@ -2,11 +2,11 @@
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine
 
 from support.leases import Store, acquired, postgres_store
 from support.statements import statements_sent
@@ -40,22 +40,6 @@ def store(engine: Engine, schema_url: str) -> Store:
 @pytest.fixture
 def ledger(engine: Engine) -> PostgresLedger:
     return PostgresLedger(engine, "mailing")
-
-
-@pytest.fixture
-def proxy(schema_url: str) -> Iterator[TcpProxy]:
-    """A proxy in front of Postgres."""
-    url = make_url(schema_url)
-    with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxied(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
-    """An engine whose connections pass through the proxy."""
-    engine = create_engine(make_url(schema_url).set(host="127.0.0.1", port=proxy.port), pool_size=10)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture
