@@ -35,11 +35,11 @@ def test_up_and_down_with_the_url_from_the_environment(
     where = ("-x", f"schema={schema}") if schema else ()
     up = alembic(*where, "upgrade", "head", url=fresh_database)
     assert (up.returncode, up.stdout) == (0, "")
-    assert "Running upgrade 4 -> 5" in up.stderr
+    assert "Running upgrade 5 -> 6" in up.stderr
     with engine.connect() as connection:
         assert find_drift(connection, schema=schema) == []
     current = alembic(*where, "current", url=fresh_database)
-    assert (current.returncode, current.stdout) == (0, "5 (head)\n")
+    assert (current.returncode, current.stdout) == (0, "6 (head)\n")
     down = alembic(*where, "downgrade", "base", url=fresh_database)
     assert down.returncode == 0
     with engine.connect() as connection:

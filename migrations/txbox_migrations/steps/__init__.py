@@ -15,6 +15,7 @@ from txbox_migrations.steps import (
     step_003_bulk_loads,
     step_004_outbox,
     step_005_leases,
+    step_006_safeguards,
 )
 
 __all__ = ["LATEST", "STEPS", "Step"]
@@ -37,6 +38,7 @@ STEPS = (
     Step(step_003_bulk_loads.upgrade, step_003_bulk_loads.downgrade),
     Step(step_004_outbox.upgrade, step_004_outbox.downgrade),
     Step(step_005_leases.upgrade, step_005_leases.downgrade),
+    Step(step_006_safeguards.upgrade, step_006_safeguards.downgrade),
 )
 """``STEPS[n - 1]`` leads from version n - 1 to version n."""
 
