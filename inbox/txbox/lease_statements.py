@@ -2,6 +2,14 @@
 
 The clock is the database's. ``clock_timestamp()`` and not ``now()``: a statement that has waited for a row begins to
 count when it has the row, not when it was sent.
+
+**Every commit of a ledger is durable**, whatever ``synchronous_commit`` the role, the database or the connection have:
+each statement sets it for its own transaction, in its WHERE, without another round trip. A stronger value is kept.
+
+**A fence** is the server's timeline, and below it the database's clock in milliseconds; and always more than the row's
+own. Postgres counts the timeline up whenever a standby is promoted or a backup recovered. So a promoted server gives
+out no fence that the old one gave out, though it may never have heard of it; a sequence repeats what was lost. The
+clock is for rows that were deleted, and for servers that do not tell their timeline.
 """
 
 from functools import lru_cache
@@ -12,10 +20,24 @@ from txbox.statements import quoted
 __all__ = ["LeaseStatements", "lease_statements"]
 
 
+_CLOCK_BITS = 44
+"""Of a fence, for the clock: milliseconds since 1970 until the year 2527. Above them is room for 2**19 timelines."""
+
+_TIMELINE = "('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint"
+"""The server's timeline: the first eight hexadecimal digits of a WAL file's name."""
+
+_DURABLE = (
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+    " WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true) IS NOT NULL"
+)
+"""True, and this transaction's commit is durable: also on a synchronous standby, if there is one."""
+
+
 class LeaseStatements:
     """The statements for the table in one schema, under one prefix."""
 
-    def __init__(self, schema: str | None, prefix: str) -> None:
+    def __init__(self, schema: str | None, prefix: str, *, timeline: bool = True) -> None:
+        self.timeline = timeline
         table = quoted(tables(schema, prefix).message_lease)
         key = "lease.subscriber_id = %(subscriber)s AND lease.message_id = %(message)s"
         from_now = "clock_timestamp() + make_interval(secs => %(seconds)s::double precision)"
@@ -26,16 +48,19 @@ class LeaseStatements:
         #   A  INSERT … ON CONFLICT: locks the row, it has expired: takes it ── commits
         #   B        INSERT … ON CONFLICT: waits for the row ─────────────────────────┘ in flight: nothing is updated
         #
-        # fence = DEFAULT, and not excluded.fence: that number was drawn before the wait, and could be smaller than the
-        # one that somebody has drawn and used meanwhile.
+        # The fence is made before that wait, and may be smaller than one that was made and used meanwhile: hence the
+        # row's own fence, too.
+        milliseconds = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+        fence = f"({_TIMELINE} << {_CLOCK_BITS}) + {milliseconds}" if timeline else milliseconds
 
         self.acquire = f"""
 WITH acquired AS (
   INSERT INTO {table} AS lease
-    (subscriber_id, message_id, attempts, owner, fingerprint, acquired_at, expires_at)
-  VALUES (%(subscriber)s, %(message)s, 1, %(owner)s, %(fingerprint)s, clock_timestamp(), {from_now})
+    (subscriber_id, message_id, fence, attempts, owner, fingerprint, acquired_at, expires_at)
+  SELECT %(subscriber)s, %(message)s, {fence}, 1, %(owner)s, %(fingerprint)s::bytea, clock_timestamp(), {from_now}
+  WHERE {_DURABLE}
   ON CONFLICT (subscriber_id, message_id) DO UPDATE SET
-    fence = DEFAULT,
+    fence = greatest(excluded.fence, lease.fence + 1),
     attempts = lease.attempts + 1,
     owner = excluded.owner,
     fingerprint = coalesce(lease.fingerprint, excluded.fingerprint),
@@ -55,9 +80,12 @@ FROM {table} AS lease WHERE {key} AND NOT EXISTS (SELECT FROM acquired)"""
         result, fingerprint. That part is as old as the statement's snapshot: it may know nothing of a row that the
         first part has just waited for, or still think it free; then the answer is to ask again."""
 
+        self.read_timeline = f"SELECT {_TIMELINE}"
+        """Read the server's timeline → number; for where an acquisition was refused."""
+
         self.renew = f"""
 UPDATE {table} AS lease SET expires_at = {from_now}
-WHERE {key} AND lease.fence = %(fence)s AND lease.expires_at IS NOT NULL"""
+WHERE {key} AND lease.fence = %(fence)s AND lease.expires_at IS NOT NULL AND {_DURABLE}"""
         """Renew a lease, if it is the newest, whether or not it has run out."""
 
         self.complete = f"""
@@ -65,7 +93,8 @@ UPDATE {table} AS lease SET
   expires_at = NULL,
   completed_at = coalesce(lease.completed_at, clock_timestamp()),
   result = CASE WHEN lease.completed_at IS NULL THEN %(result)s ELSE lease.result END
-WHERE {key} AND lease.fence = %(fence)s AND coalesce(lease.expires_at, lease.completed_at) IS NOT NULL"""
+WHERE {key} AND lease.fence = %(fence)s AND coalesce(lease.expires_at, lease.completed_at) IS NOT NULL
+  AND {_DURABLE}"""
         """Complete a message, if the lease is the newest; the same lease may do so again, if the answer was lost."""
 
         self.release = f"""
@@ -76,7 +105,7 @@ UPDATE {table} AS lease SET
   failures = CASE WHEN %(forget)s THEN 0 WHEN lease.expires_at IS NULL THEN lease.failures
     ELSE lease.failures + %(failures)s END,
   unknown_before = CASE WHEN %(forget)s THEN %(unknown_now)s ELSE lease.unknown_before END
-WHERE {key} AND lease.fence = %(fence)s AND lease.completed_at IS NULL"""
+WHERE {key} AND lease.fence = %(fence)s AND lease.completed_at IS NULL AND {_DURABLE}"""
         """Free a message whose attempt has not completed it, if the lease is the newest; done again by the same lease,
         it changes nothing. Attempts and failures change by what is given: 0 and 1 for one that has failed."""
 
@@ -98,6 +127,11 @@ FROM {table} GROUP BY subscriber_id ORDER BY subscriber_id"""
 
 
 @lru_cache(maxsize=64)
-def lease_statements(schema: str | None = None, prefix: str = "") -> LeaseStatements:
-    """Return the statements for one place; the same object for the same arguments."""
-    return LeaseStatements(schema, prefix)
+def lease_statements(schema: str | None = None, prefix: str = "", *, timeline: bool = True) -> LeaseStatements:
+    """Return the statements for one place; the same object for the same arguments.
+
+    Args:
+        schema, prefix: the place.
+        timeline: whether the server tells its timeline.
+    """
+    return LeaseStatements(schema, prefix, timeline=timeline)

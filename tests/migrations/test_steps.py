@@ -24,7 +24,7 @@ SNAPSHOT = sa.text("""
     SELECT format('relation %s %s', relname, relkind) AS line FROM ours
     UNION ALL SELECT format('column %s.%s %s %s %s', relname, attname, format_type(atttypid, atttypmod), attnotnull,
                             attcollation::regcollation)
-              FROM ours JOIN pg_attribute ON attrelid = ours.oid AND attnum > 0
+              FROM ours JOIN pg_attribute ON attrelid = ours.oid AND attnum > 0 AND NOT attisdropped
     UNION ALL SELECT format('constraint %s %s', relname, pg_get_constraintdef(k.oid))
               FROM ours JOIN pg_constraint k ON conrelid = ours.oid
     UNION ALL SELECT format('index %s', pg_get_indexdef(ours.oid)) FROM ours WHERE relkind = 'i'

@@ -12,8 +12,9 @@
 What holds in every store, whatever dies, stalls or comes late:
 
 1. Completed is the end: nothing leads out of it.
-2. Every acquisition has a *fence*, a number greater than that of every acquisition of the message before it. Whoever
-   writes to a store that can compare may send it along, and have the store refuse a smaller one than it has seen.
+2. Every acquisition has a *fence*, a number greater than that of every acquisition of the message before it, also of
+   those that a failover has lost. Whoever writes to a store that can compare may send it along, and have the store
+   refuse a smaller one than it has seen.
 3. ``renew``, ``complete`` and ``release`` are carried out for the newest fence only; an older one is ``LeaseLost``. A
    lease that has run out, and that nobody has taken over, is still the newest: its owner may complete it.
 4. Attempts are counted when they begin. A release says that an attempt has failed, unless it says that this is not

@@ -8,11 +8,12 @@ These statements are no part of anybody's transaction: others have to see a leas
 counts even if the work fails. Effects that a transaction covers need no lease: use an inbox.
 """
 
+import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -42,6 +43,9 @@ STATEMENT_RUNS = 6
 
 STATEMENT_BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
 """Between those runs. They are few: a server whose default is REPEATABLE READ or higher makes them necessary."""
+
+
+T = TypeVar("T")
 
 
 class PostgresLedger:
@@ -81,10 +85,14 @@ class PostgresLedger:
     def check(self) -> None:
         """See that a lease could be acquired, by acquiring one and rolling back; see ``Ledger``."""
         parameters = self._asking(f"check {uuid.uuid4()}", LEASE_SECONDS, None)
-        with self._translated(), self._engine.connect() as connection:
-            connection.execution_options(isolation_level="READ COMMITTED")
-            connection.exec_driver_sql(self._statements.acquire, parameters)
-            connection.rollback()
+
+        def ask() -> None:
+            with self._translated(), self._engine.connect() as connection:
+                connection.execution_options(isolation_level="READ COMMITTED")
+                connection.exec_driver_sql(self._statements.acquire, parameters)
+                connection.rollback()
+
+        self._with_or_without_timeline(ask)
 
     def acquire(
         self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
@@ -93,7 +101,7 @@ class PostgresLedger:
         parameters = self._asking(valid_message_id(message_id), valid_lease_seconds(seconds, "the lease"), fingerprint)
         for run in range(1, STATEMENT_RUNS + 1):
             asked_at = elapsed()
-            _, row = self._run(self._statements.acquire, parameters)
+            _, row = self._with_or_without_timeline(lambda: self._run(self._statements.acquire, parameters))
             if row is not None and row[0] is not None:
                 fence, attempts, unknown = row[:3]
                 lease = Lease(
@@ -135,6 +143,29 @@ class PostgresLedger:
             unknown_now=lease.unknown_attempts + (ended is Ended.UNKNOWN),
         )
         lease.given_up()
+
+    def _with_or_without_timeline(self, ask: Callable[[], T]) -> T:
+        """Ask for a lease; on a server that does not tell its timeline, ask again, and always then, without it."""
+        try:
+            return ask()
+        except LedgerError as error:
+            if not error.permanent or not self._statements.timeline or self._tells_timeline():
+                raise
+        _log.warning(
+            "%s: the server does not tell its timeline, so fences rest on its clock alone, and a promoted server whose "
+            "clock is behind may repeat some; grant EXECUTE on pg_current_wal_lsn() and pg_walfile_name(pg_lsn)",
+            self._subscriber_id,
+        )
+        self._statements = lease_statements(self.schema, self.prefix, timeline=False)
+        return ask()
+
+    def _tells_timeline(self) -> bool:
+        """Whether the server tells its timeline; True also where the question itself fails for another reason."""
+        try:
+            self._run(self._statements.read_timeline, {})
+        except LedgerError as error:
+            return not error.permanent
+        return True
 
     def _settle(self, statement: str, lease: Lease, **parameters: object) -> None:
         updated, _ = self._run(statement, {**self._key(lease.message_id), "fence": lease.fence, **parameters})
@@ -198,6 +229,8 @@ def _said(error: SQLAlchemyError) -> str:
     orig = error.orig if isinstance(error, DBAPIError) else error
     return " ".join(str(orig).split())
 
+
+_log = logging.getLogger("txbox")
 
 _PERMANENT = ("0A", "22", "23", "28", "3D", "3F", "42")
 """Classes of errors that do not pass: no such column, no permission, no such database. A full disk, a lock that is held

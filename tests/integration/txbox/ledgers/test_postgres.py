@@ -14,6 +14,7 @@ from support.statements import statements_sent
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, LeaseLost, LedgerError, SchemaMissing
+from txbox.lease_statements import lease_statements
 from txbox.ledgers import LeaseState, PostgresLedger
 from txbox.schema import tables
 
@@ -366,12 +367,85 @@ def test_a_number_that_was_drawn_before_a_wait_is_no_fence(engine: Engine) -> No
             connection.exec_driver_sql("UPDATE message_lease SET expires_at = NULL")
             waiting = pool.submit(acquired, ledger, "m", seconds=LONG)
             wait_until(lambda: is_blocked(engine), "it waits for the row")
-            # Meanwhile another one has come, and gone again: with a number that was drawn after the first one asked.
+            # Meanwhile another one has come, and gone again: with a fence that was made after the first one asked.
             fences.append(
-                connection.exec_driver_sql("UPDATE message_lease SET fence = DEFAULT RETURNING fence").scalar_one()
+                connection.exec_driver_sql(
+                    "UPDATE message_lease SET fence = fence + 3600000 RETURNING fence"
+                ).scalar_one()
             )
         fences.append(waiting.result(20).fence)
     assert fences == sorted(set(fences))
+
+
+@pytest.mark.parametrize("ahead", [1, 10**9, 7 << 44])
+def test_fences_grow_where_the_server_is_behind_what_the_rows_know(engine: Engine, ahead: int) -> None:
+    """As after a restore into a new server, of a lower timeline, or when its clock was set back."""
+    ledger = PostgresLedger(engine, "mailing")
+    ledger.release(acquired(ledger, "m"))
+    with engine.begin() as connection:
+        known = connection.exec_driver_sql(
+            "UPDATE message_lease SET fence = fence + %s RETURNING fence", (ahead,)
+        ).scalar_one()
+    assert acquired(ledger, "m").fence > known
+
+
+def test_a_server_that_does_not_tell_its_timeline_has_fences_by_its_clock(
+    engine: Engine, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine.begin() as connection:
+        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
+        connection.exec_driver_sql(
+            f"CREATE FUNCTION {schema}.pg_walfile_name(pg_lsn) RETURNS text LANGUAGE plpgsql AS "
+            "$$BEGIN RAISE insufficient_privilege USING MESSAGE = 'permission denied for function'; END$$"
+        )
+    managed = make_engine(f" -csearch_path={schema},pg_catalog")
+    ledger = PostgresLedger(managed, "mailing")
+    ledger.check()
+    fences = []
+    for _ in range(3):
+        lease = acquired(ledger, "m")
+        fences.append(lease.fence)
+        ledger.release(lease)
+    assert fences == sorted(set(fences))
+    with managed.begin() as connection:
+        now = connection.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())::float").scalar_one()
+        connection.exec_driver_sql("DELETE FROM message_lease")
+    assert fences[0] == pytest.approx(now * 1000, abs=60_000)
+    assert acquired(ledger, "m").fence > fences[-1], "of a row that was deleted, too"
+    told = [record.message for record in caplog.records if "does not tell its timeline" in record.message]
+    assert len(told) == 1
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE message_lease SET expires_at = NULL")
+    assert acquired(PostgresLedger(engine, "mailing"), "m").fence > 1 << 44, "where it is told, fences are greater"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"), ("remote_apply", "remote_apply")],
+)
+def test_every_step_of_a_ledger_insists_on_a_durable_commit(engine: Engine, theirs: str, ours: str) -> None:
+    sql = lease_statements()
+    key = {"subscriber": "mailing", "message": "m"}
+    asking = {"owner": "test", "fingerprint": None, "seconds": LONG}
+    steps: list[tuple[str, dict[str, object]]] = [
+        (sql.acquire, asking),
+        (sql.renew, {"seconds": LONG}),
+        (sql.release, {"attempts": 0, "failures": 1, "forget": False, "unknown_now": 0}),
+        (sql.acquire, asking),
+        (sql.complete, {"result": None}),
+    ]
+    fence = None
+    with engine.connect() as connection:
+        for statement, parameters in steps:
+            connection.exec_driver_sql(f"SET synchronous_commit = {theirs}")
+            connection.commit()
+            done = connection.exec_driver_sql(statement, {**key, "fence": fence, **parameters})
+            assert done.rowcount == 1
+            if statement == sql.acquire:
+                fence = done.one()[0]
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == ours
+            connection.commit()
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == theirs, "for others, as it was"
 
 
 def test_a_ledger_needs_a_name(engine: Engine) -> None:

@@ -1,0 +1,140 @@
+"""What a server forgets that crashes, or that a standby or a restored backup takes the place of: what leases say then.
+
+A server of its own: its WAL is written late, so that what is not insisted on is lost in a crash.
+"""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url
+
+from support.leases import acquired
+from support.waiting import wait_until
+from txbox import LeaseLost
+from txbox.ledgers import LeaseState, PostgresLedger
+from txbox.schema import tables
+from txbox_workers.embedded import EmbeddedPostgres
+from txbox_workers.embedded.installation import find_installation
+from txbox_workers.embedded.process import process_exists
+
+LATE = {"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off", "checkpoint_timeout": "1h"}
+LONG = 600.0
+
+Served = tuple[EmbeddedPostgres, Engine]
+
+
+@pytest.fixture
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose commits are not durable by default, with our tables."""
+    home = tmp_path_factory.mktemp("failover")
+    for folder in (home, *home.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o011)  # where root runs the tests, another user runs the server
+    with EmbeddedPostgres(home / "first", durable=False, settings=LATE) as server:
+        engine = create_engine(server.url)
+        tables().metadata.create_all(engine)
+        yield server, engine
+        engine.dispose()
+
+
+def crash(server: EmbeddedPostgres) -> None:
+    """End all of a server's processes at once, and start it again."""
+    ended = server.pid
+    os.kill(ended, signal.SIGQUIT)
+    wait_until(lambda: not process_exists(ended), "the server has ended")
+    server.stop()
+    server.start()
+
+
+def test_what_a_ledger_was_told_survives_a_crash_where_commits_are_not_durable(served: Served) -> None:
+    server, engine = served
+    ledger = PostgresLedger(engine, "mailing")
+    failed, completed, held = (acquired(ledger, name, seconds=LONG) for name in ("failed", "completed", "held"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE theirs AS SELECT 1 AS number")
+        connection.exec_driver_sql("SELECT pg_switch_wal()")  # which writes all there is
+    ledger.release(failed)
+    fences = [acquired(ledger, "failed", seconds=LONG).fence]
+    ledger.complete(completed, b"done")
+    with engine.begin() as connection:
+        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "off", "the others' own"
+        connection.exec_driver_sql("INSERT INTO theirs VALUES (2)")
+    crash(server)
+    again = create_engine(server.url)
+    ledger = PostgresLedger(again, "mailing")
+    assert ledger.acquire("completed").result == b"done"
+    assert [ledger.acquire(name).state for name in ("failed", "held")] == [LeaseState.IN_FLIGHT] * 2
+    with again.begin() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM theirs").scalar_one() == 1, "the crash loses commits"
+        connection.exec_driver_sql("UPDATE message_lease SET expires_at = NULL WHERE completed_at IS NULL")
+    fences.append(acquired(ledger, "failed").fence)
+    assert fences == sorted(set(fences))
+    ledger.complete(acquired(ledger, "held", seconds=LONG))
+    with pytest.raises(LeaseLost):
+        ledger.complete(held)
+    again.dispose()
+
+
+def test_a_promoted_standby_gives_out_no_fence_twice(served: Served) -> None:
+    server, engine = served
+    ledger = PostgresLedger(engine, "mailing")
+    ledger.release(acquired(ledger, "known"))
+    standby = standby_of(server)
+    # What the standby has not heard of.
+    known, unknown = acquired(ledger, "known", seconds=LONG), acquired(ledger, "unknown", seconds=LONG)
+    fences = {lease.message_id: [lease.fence] for lease in (known, unknown)}
+    for lease in (known, unknown):
+        ledger.release(lease)
+        fences[lease.message_id].append(acquired(ledger, lease.message_id, seconds=LONG).fence)
+    with standby() as promoted:
+        taken_over = create_engine(promoted.url)
+        # Whatever its clock says.
+        with taken_over.begin() as connection:
+            connection.exec_driver_sql(
+                "CREATE SCHEMA late; CREATE FUNCTION late.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE "
+                "AS $$SELECT pg_catalog.clock_timestamp() - interval '1 hour'$$"
+            )
+        taken_over.dispose()
+        late = make_url(promoted.url).update_query_dict({"options": "-csearch_path=late,pg_catalog,public"})
+        taken_over = create_engine(late)
+        ledger = PostgresLedger(taken_over, "mailing")
+        for message_id, before in fences.items():
+            lease = acquired(ledger, message_id)
+            assert lease.fence > max(before), "greater than all that the lost primary gave out"
+        for lost in (known, unknown):
+            with pytest.raises(LeaseLost):
+                ledger.renew(lost)
+        taken_over.dispose()
+
+
+def standby_of(server: EmbeddedPostgres) -> Callable[[], EmbeddedPostgres]:
+    """Make a standby that knows what its primary knows now; called, it is promoted and returned, to be started."""
+    installation = find_installation()
+    home = server.directory.parent / "second"
+    shutil.copytree(server.directory, home, ignore=shutil.ignore_patterns("data", "lock", "*.log"))
+    home.chmod(0o711)
+    if installation.user is not None:
+        os.chown(home, installation.user.uid, installation.user.gid)
+    plain = make_url(server.url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+    def run(program: str, *arguments: str) -> None:
+        ended = installation.run(program, *arguments)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    data = str(home / "data")
+    run(
+        "pg_basebackup", f"--dbname={plain}", f"--pgdata={data}", "--checkpoint=fast", "--no-sync", "--wal-method=fetch"
+    )
+    Path(data, "standby.signal").touch()
+
+    def promoted() -> EmbeddedPostgres:
+        options = f"-c listen_addresses= -c unix_socket_directories={data} -c fsync=off"
+        run("pg_ctl", "start", "-w", "-s", "-D", data, "-l", f"{data}/log", "-o", options)
+        run("pg_ctl", "promote", "-w", "-s", "-D", data)
+        run("pg_ctl", "stop", "-w", "-s", "-D", data, "-m", "fast")
+        return EmbeddedPostgres(home, durable=False)
+
+    return promoted
