@@ -62,6 +62,11 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_
         self.still_there = "SELECT"
         """Fails if the transaction has been ended from outside."""
 
+        # A crash of the server undoes commits that did not wait for the disk, and a relay that goes by what it has seen
+        # before would go wrong. Its postmaster may survive the crash; its statistics do not.
+        server = """extract(epoch FROM pg_postmaster_start_time())::text || ' '
+    || coalesce(extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::text, '')"""
+
         # -- looking ----------------------------------------------------------------------------------------------
         #
         # What is new since the last look is told by transactions, not by positions. A position is drawn when a row is
@@ -80,6 +85,7 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_
 
         # Infinity, which nobody publishes but can be written, cannot be subtracted from a moment before PostgreSQL 17.
         found = f"""SELECT pg_current_snapshot()::text AS snapshot,
+  {server} AS server,
   (SELECT array_agg(lane ORDER BY lane) FROM lanes) AS lanes,
   (SELECT array_agg(position ORDER BY lane) FROM lanes) AS positions,
   (SELECT extract(epoch FROM min(due_at))::float8 - extract(epoch FROM now())::float8 FROM {outbox}
@@ -110,9 +116,9 @@ WITH fresh AS MATERIALIZED (
 )
 {found}, (SELECT count(*) FROM fresh) AS seen"""
         """Look for what is new: (the last snapshot's xmax, limit, its transactions in progress, limit, whether to look
-        for what is due as well, the same) → this look's snapshot, the lanes of what is new, the first position in each,
-        in how many seconds a message is due that waits for a time, lanes with held keys that are due, how many messages
-        were seen."""
+        for what is due as well, the same) → this look's snapshot, which run of which server answers, the lanes of what
+        is new, the first position in each, in how many seconds a message is due that waits for a time, lanes with held
+        keys that are due, how many messages were seen."""
 
         self.begin_look = "BEGIN"
         self.plan_look = f"SELECT {_settings(*_PLAN_SETTINGS)}"
@@ -169,15 +175,15 @@ FROM woken ORDER BY woken.due_at, woken.position"""
 
         claim = f"""
 SELECT {_settings("synchronous_commit", "idle_in_transaction_session_timeout", *_PLAN_SETTINGS)},
-  current_setting('transaction_read_only') = 'on' AS read_only, ARRAY(
+  {server} AS server, current_setting('transaction_read_only') = 'on' AS read_only, ARRAY(
   SELECT lane FROM unnest(%s::bigint[]) AS lane
   WHERE pg_try_advisory_xact_lock({lock} # lane)
 ) AS lanes"""
         self.claim = claim
         """Claim those of these lanes that nobody works on, to the end of the transaction, and whatever ends it:
-        (milliseconds after which the server is to end a transaction that says nothing, lanes) → the lanes, last, and
-        before them whether the transaction can only read. It waits for nobody, writes nothing, and holds no snapshot
-        while messages are sent."""
+        (milliseconds after which the server is to end a transaction that says nothing, lanes) → the lanes, last,
+        and before them which run of which server answers, and whether the transaction can only read. It waits for
+        nobody, writes nothing, and holds no snapshot while messages are sent."""
 
         self.claim_timed = claim.replace("SELECT", f"SELECT {_settings('transaction_timeout')},", 1)
         """The same for PostgreSQL 17 and later, which can limit the time of a transaction."""
@@ -237,6 +243,11 @@ WHERE bytes_before < %s ORDER BY position"""
         gone = f"""
 DELETE FROM {outbox} AS m USING unnest({places}) AS gone (lane, position)
 WHERE m.lane = gone.lane AND m.position = gone.position"""
+
+        self.durable = """
+SELECT set_config('synchronous_commit', CASE reset_val WHEN 'off' THEN 'on' ELSE reset_val END, true)
+FROM pg_settings WHERE name = 'synchronous_commit'"""
+        """Have this transaction's commit wait for the disk again, whatever the user's default is."""
 
         self.forget = gone
         """Forget messages that were sent, or parked: (lanes, positions)."""
@@ -322,8 +333,9 @@ DELETE FROM {sent} AS kept USING old WHERE kept.message_id = old.message_id AND 
         self.outbox_relay = relay.replace("%%", "%")
 
 
-# Settings of a sender's transaction, local to it, so that a pooler may stand between. A settlement that a crash of the
-# server undoes has messages sent once more, so it need not wait for the disk. No time-out of the host's may end a
+# Settings of a sender's transaction, local to it, so that a pooler may stand between. If a crash of the server undoes
+# that messages were forgotten which were sent, they are sent once more: that need not wait for the disk. Where one was
+# refused, ``durable`` comes before the rest. No time-out of the host's may end a
 # transaction that waits for a broker; ours does, when its relay stands still. And the plans must not hang on
 # statistics: those of a queue are out of date as soon as they are made.
 _SETTINGS = {

@@ -54,11 +54,16 @@ class Found:
     """What a look has found.
 
     Attributes:
+        server: which run of which server has answered; another one may have forgotten what was seen before.
+        anew: this was a look at everything, as the one before it was answered by another run of a server, or as it was
+            asked for: what was found before does not count.
         fresh: lanes with new messages, and the first position of those in each.
         due: lanes with held keys whose time has come.
         woken: messages that waited for a time have been put behind the others; the next look finds them.
     """
 
+    server: str = ""
+    anew: bool = False
     fresh: dict[int, int] = field(default_factory=dict)
     due: frozenset[int] = frozenset()
     woken: bool = False
@@ -86,6 +91,7 @@ class Look:
         self._connection = connection
         self._statements = statements
         self._last: Snapshot | None = None
+        self._server: str | None = None
         self._due_at = math.inf
         self._everything_at = self._look_for_due_at = self._mend_at = -math.inf
 
@@ -94,8 +100,11 @@ class Look:
         """In how many seconds a message is due that waits for a time, as far as is known; infinity: none is."""
         return self._due_at - time.monotonic()
 
-    def again(self) -> Found:
+    def again(self, *, anew: bool = False) -> Found:
         """Look.
+
+        Args:
+            anew: at everything, as if for the first time.
 
         Raises:
             Exception: whatever the driver says.
@@ -103,7 +112,12 @@ class Look:
         now = time.monotonic()
         also_due = now >= min(self._look_for_due_at, self._due_at)
         with driver_cursor(self._connection) as cursor:
-            seen, lanes, positions, due_in, held_due = self._look(cursor, now, also_due=also_due)
+            answer = self._look(cursor, now, also_due=also_due, anew=anew)
+            if answer[1] != self._server:
+                if not anew and self._last is not None:
+                    answer = self._look(cursor, now, also_due=also_due, anew=True)
+                anew = True
+            seen, server, lanes, positions, due_in, held_due = answer
             snapshot = Snapshot.parse(seen)
             # Behind a pooler, another server may answer from one moment to the next. Its numbers say nothing beside
             # those of the one before.
@@ -120,12 +134,13 @@ class Look:
                 self._mend_at = now + MEND_SECONDS
                 cursor.execute(self._statements.mend, ())
             self._commit()
-        self._last = snapshot
-        return Found(dict(zip(lanes or (), positions or (), strict=True)), frozenset(held_due), woken)
+        self._last, self._server = snapshot, server
+        fresh = dict(zip(lanes or (), positions or (), strict=True))
+        return Found(server, anew, fresh, frozenset(held_due), woken)
 
-    def _look(self, cursor: Any, now: float, *, also_due: bool) -> tuple[Any, ...]:
+    def _look(self, cursor: Any, now: float, *, also_due: bool, anew: bool) -> tuple[Any, ...]:
         sql, last = self._statements, self._last
-        if last is None or now >= self._everything_at:
+        if anew or last is None or now >= self._everything_at:
             cursor.execute(sql.look_at_all, (also_due, also_due))
             everything = tuple(cursor.fetchone())
             took = time.monotonic() - now

@@ -29,10 +29,14 @@ class Claim:
     Attributes:
         fresh: lanes that have new messages, with the position from which on to look for them.
         due: lanes with a held key whose time has come.
+        server: which run of which server has said so.
+        memory: the number of the memory that this is of; see ``Board``.
     """
 
     fresh: Mapping[int, int] = field(default_factory=dict)
     due: frozenset[int] = frozenset()
+    server: str = ""
+    memory: int = 0
 
     @property
     def lanes(self) -> frozenset[int]:
@@ -77,6 +81,12 @@ class Pending:
         for lane in due:
             self._due.add(lane)
             self._wait(lane)
+
+    def forget(self) -> None:
+        """Forget what waits. Who has which lane, and what is not to be tried for a while, stays known."""
+        self._fresh.clear()
+        self._due.clear()
+        self._waiting.clear()
 
     def take(self, now: float, *, shares: int = 1) -> Claim | None:
         """Take lanes of one destination, each destination in its turn.

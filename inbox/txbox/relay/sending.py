@@ -136,11 +136,14 @@ class Sender:
         milliseconds = str(round(self._patience_seconds * 1000))
         statement = self._statements.claim_timed if timed else self._statements.claim
         cursor.execute(statement, (milliseconds, sorted(claim.lanes)))
-        *_, read_only, lanes = cursor.fetchone()
+        *_, server, read_only, lanes = cursor.fetchone()
         if read_only:
             # What is sent could not be settled. Another connection may lead to another server.
             connection.invalidate()
             raise BrokerError("the database can only be read; nothing is sent that could not be settled")
+        if server != claim.server:
+            # A pool may have replaced a lost connection without a word.
+            raise BrokerError("the database was started anew since it was looked at, or is another one; looking again")
         return set(lanes)
 
     def _read_due(self, cursor: Any, lanes: Set[int], done: Done) -> tuple[list[Row], set[HeldKey]]:
@@ -222,6 +225,9 @@ class Sender:
         sql, settlement = self._statements, done.settlement
         if settlement.sent:
             cursor.execute(sql.keep if self._keep_sent else sql.forget, _places(settlement.sent))
+        if settlement.dead or settlement.again or settlement.behind:
+            # Before the rest of its key goes on, the end of a message, or its place before the others, is on the disk.
+            cursor.execute(sql.durable)
         if settlement.dead:
             for row, refusal in settlement.dead:
                 self._letters.park_in(connection, _letter(row, refusal))

@@ -88,6 +88,7 @@ class Watcher:
                             self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._statements.outbox_message))
                         self._pause(look, listener)
             except BaseException as error:  # noqa: BLE001 - whatever it is, a relay that looks no more sends no more
+                self._board.forget()
                 failures += 1
                 pause = OUTAGE_BACKOFF.seconds(failures)
                 self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
@@ -99,13 +100,13 @@ class Watcher:
             _log.debug("the relay could not sign off: %s", error)
 
     def _look_once(self, look: Look) -> None:
-        now = time.monotonic()
-        found = look.again()
+        now, memory = time.monotonic(), self._board.memory
+        found = look.again(anew=self._board.blind)
         # A held key is due again and again while its destination is away: that is no reason to be awake.
         if found.fresh or found.woken:
             self._awake_until = now + AWAKE_SECONDS
-        if found:
-            self._board.put(found.fresh, found.due)
+        if found or found.anew:
+            self._board.put(found.fresh, found.due, server=found.server, anew=found.anew, memory=memory)
 
     def _pause(self, look: Look, listener: Listener) -> None:
         now = time.monotonic()

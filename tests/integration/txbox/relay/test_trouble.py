@@ -63,6 +63,42 @@ def test_a_server_whose_numbers_are_lower_is_looked_at_from_the_start(engine: En
         assert look.again().fresh
 
 
+def test_another_run_of_a_server_is_looked_at_from_the_start_and_nothing_is_sent_by_what_was_seen_before(
+    engine: Engine, start_relay: StartRelay
+) -> None:
+    with engine.connect() as connection:
+        look = Look(connection, outbox_statements())
+        assert look.again().anew
+        publish(engine, Outgoing(OWN, "one"))
+        assert look.again().fresh
+        assert not look.again()
+        look._server = "as it was before a crash"
+        found = look.again()
+        assert found.anew
+        assert found.fresh
+    heard: list[Event] = []
+    broker = RecordingPublisher()
+    relay = start_relay(broker, hooks=[heard.append])
+    broker.wait_for(1)
+    relay._board._server = "as it was before a crash"
+    publish(engine, Outgoing(OWN, "two"))
+    broker.wait_for(2)
+    assert "started anew" in str(next(event.error for event in heard if isinstance(event, DatabaseLost)))
+
+
+def test_a_refusal_is_settled_durably_whatever_the_default_is(engine: Engine) -> None:
+    sql = outbox_statements()
+    for default, settled in (("off", "on"), ("local", "local"), ("on", "on")):
+        options = f"{engine.url.query['options']} -csynchronous_commit={default}"
+        made = create_engine(engine.url.update_query_dict({"options": options}))
+        with made.connect() as connection:
+            connection.exec_driver_sql(sql.claim, ("1000", [7]))
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "off"
+            connection.exec_driver_sql(sql.durable)
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == settled
+        made.dispose()
+
+
 def test_rows_with_numbers_that_this_server_has_not_reached_are_not_found_at_every_look(engine: Engine) -> None:
     with engine.connect() as connection:
         look = Look(connection, outbox_statements())

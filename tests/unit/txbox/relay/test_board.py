@@ -1,15 +1,12 @@
 """The board: whoever waits for a claim gets one, and nobody waits for ever."""
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from support.waiting import wait_until
-from txbox.backoff import Backoff
 from txbox.errors import BrokerError
 from txbox.relay import OutboxMessage
-from txbox.relay import board as board_module
 from txbox.relay.board import Board
 from txbox.relay.pending import Claim
 from txbox.relay.sending import Done
@@ -40,24 +37,50 @@ def test_those_who_wait_share_what_comes(board: Board) -> None:
     assert [len(claim.lanes) for claim in claims if claim is not None] == [16] * THREADS
 
 
-@pytest.mark.parametrize("give_back", [Board.finish, Board.postpone], ids=["finished", "postponed"])
-def test_what_is_given_back_is_there_for_another(
-    board: Board, give_back: Callable[..., object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(board_module, "OUTAGE_BACKOFF", Backoff(first_seconds=0.01))
+def test_what_is_given_back_is_there_for_another(board: Board) -> None:
     board.put({7: 1}, ())
     claim = board.take()
     assert claim is not None
     with ThreadPoolExecutor(THREADS) as pool:
         futures = all_wait(board, pool)
-        if give_back is Board.finish:
-            board.finish(claim, Done(fresh={7: 5}))
-        else:
-            board.postpone(claim)
+        board.finish(claim, Done(fresh={7: 5}))
         wait_until(lambda: any(future.done() for future in futures), "one of them has it")
         board.close()
         taken = [future.result(10) for future in futures]
     assert [claim.lanes for claim in taken if claim is not None] == [frozenset({7})]
+
+
+def test_a_lost_connection_takes_the_memory_with_it_until_everything_was_looked_at(board: Board) -> None:
+    """A crash of the server may have undone what the memory rests on: m1 waits again, and it says "next: m2"."""
+    board.put({7: 1, 8: 1}, [9], server="first run", anew=True)
+    lost = board.take()
+    assert lost is not None
+    assert lost.server == "first run"
+    board.put({7: 5}, ())
+    late = board.memory
+    board.postpone(lost)
+    assert board.blind
+    board.put({7: 5}, (), memory=board.memory)
+    assert not board._pending, "a look for what is new says too little"
+    board.put({7: 5}, (), server="first run", anew=True, memory=late)
+    assert board.blind, "and a look that began before it was lost may say what is not true any more"
+    board.put({7: 1}, (), server="second run", anew=True, memory=board.memory)
+    board._pending.pause(lost, 0.0)
+    claim = board.take()
+    assert claim is not None
+    assert (dict(claim.fresh), claim.due, claim.server) == ({7: 1}, frozenset(), "second run")
+
+
+def test_what_an_older_claim_left_is_not_taken_back(board: Board) -> None:
+    board.put({7: 1}, (), anew=True)
+    claim = board.take()
+    assert claim is not None
+    board.forget()
+    board.put({7: 1}, (), anew=True, memory=board.memory)
+    board.finish(claim, Done(fresh={7: 9}, due={7}))
+    again = board.take()
+    assert again is not None
+    assert (dict(again.fresh), again.due) == ({7: 1}, frozenset())
 
 
 def test_the_end_is_seen_by_all_who_wait(board: Board) -> None:

@@ -1,0 +1,130 @@
+"""Crashes of the server: what a relay has settled or remembers is undone or outdated, and each key keeps its order."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import DBAPIError
+
+from integration.txbox.relay.conftest import StartRelay
+from support.outbox import OWN, publish
+from support.publishers import RecordingPublisher, first_arrivals
+from support.waiting import wait_until
+from txbox import Outgoing
+from txbox.backoff import Backoff
+from txbox.relay import OutboxMessage
+from txbox.schema import tables
+from txbox_workers.embedded import EmbeddedPostgres
+
+pytestmark = pytest.mark.chaos
+
+TRIALS = 5
+KEYS = 6
+MESSAGES = 10
+
+
+@pytest.fixture
+def make_engine(server: EmbeddedPostgres) -> Iterator[Callable[..., Engine]]:
+    """Make an engine on that server: make_engine(**options)."""
+    engines: list[Engine] = []
+
+    def make(**options: bool) -> Engine:
+        engines.append(create_engine(server.url, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedPostgres]:
+    """A server of the test's own that may crash. What is committed asynchronously reaches the disk late, if at all."""
+    directory = Path(tempfile.mkdtemp(prefix="txbox-crash-"))
+    directory.chmod(0o755)
+    settings = {"synchronous_commit": "on", "wal_writer_delay": "10s", "wal_writer_flush_after": "100MB"}
+    server = EmbeddedPostgres(directory / "postgres", durable=False, settings=settings).start()
+    yield server
+    server.stop()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def stop_immediately(server: EmbeddedPostgres, _backend: int) -> None:
+    """As ``pg_ctl stop -m immediate`` does, and start it again."""
+    port = server.port
+    os.kill(server.pid, signal.SIGQUIT)
+    server.stop()  # what is left: it waits for the end
+    server._fixed_port = port
+    server.start()
+
+
+def kill_a_backend(_server: EmbeddedPostgres, backend: int) -> None:
+    """The server ends all others and recovers, under the same postmaster."""
+    os.kill(backend, signal.SIGKILL)
+
+
+def answers(engine: Engine) -> bool:
+    try:
+        with engine.connect() as connection:
+            return bool(connection.exec_driver_sql("SELECT true").scalar_one())
+    except DBAPIError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("crash", "max_attempts", "pre_ping"),
+    [
+        pytest.param(stop_immediately, None, False, id="held"),
+        pytest.param(kill_a_backend, 1, False, id="parked"),
+        pytest.param(stop_immediately, 1, True, id="parked, and lost connections are replaced silently"),
+    ],
+)
+def test_a_crash_of_the_server_lets_no_message_of_a_key_overtake_another(
+    server: EmbeddedPostgres,
+    make_engine: Callable[..., Engine],
+    start_relay: StartRelay,
+    crash: Callable[[EmbeddedPostgres, int], None],
+    max_attempts: int | None,
+    pre_ping: bool,
+) -> None:
+    refused_once: set[str] = set()
+
+    def refuse_the_first_once(message: OutboxMessage) -> str | None:
+        if not message.body.endswith(b"-0") or message.id in refused_once:
+            return None
+        refused_once.add(message.id)
+        return "later"
+
+    engine, watching = make_engine(pool_pre_ping=pre_ping), make_engine(pool_pre_ping=True)
+    with engine.begin() as connection:
+        tables().metadata.create_all(connection)
+    broker = RecordingPublisher(refuse_the_first_once)
+    backoff = Backoff(first_seconds=0.4, longest_seconds=0.4)
+    start_relay(broker, engine=engine, max_attempts=max_attempts, backoff=backoff, batch_size=2, senders=3)
+
+    def count(of: str) -> int:
+        with watching.connect() as connection:
+            return int(connection.exec_driver_sql(f"SELECT count(*) FROM {of}").scalar_one())
+
+    for trial in range(TRIALS):
+        keys = [f"{trial}:{number}" for number in range(KEYS)]
+        with watching.connect() as connection:
+            backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        parked = 0 if max_attempts is None else count("dead_letter")
+        publish(watching, *[Outgoing(OWN, f"{key}-{n}", key=key) for n in range(MESSAGES) for key in keys])
+        if max_attempts is None:
+            wait_until(lambda: count("outbox_message WHERE held") > KEYS, "some are held", every=0.0)
+        else:
+            wait_until(lambda: count("dead_letter") > parked + 1, "some are parked", every=0.0)  # noqa: B023
+        crash(server, backend)
+        wait_until(lambda: answers(watching), "it is up again", timeout=60)
+        wait_until(lambda: count("outbox_message") == 0, "an empty outbox", timeout=60)
+    for key, bodies in first_arrivals(broker.received).items():
+        assert bodies == sorted(bodies), f"the order of {key}"
+    if max_attempts is None:
+        assert len({message.id for message in broker.received}) == TRIALS * KEYS * MESSAGES
