@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping
 
+from txbox.connections import adopt
 from txbox.errors import InvalidConfiguration, LetterNotFound
 from txbox.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.message import fingerprint
@@ -80,7 +81,7 @@ class DeadLetters:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
         """
-        self._engine = engine
+        self._engine = adopt(engine)
         self._statements: Statements = statements(schema, prefix)
 
     def park(self, letter: DeadLetter) -> int:

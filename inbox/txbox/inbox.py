@@ -24,6 +24,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from txbox.connections import note_server
 from txbox.errors import InFlight, InvalidConfiguration, Mismatch, SchemaMissing
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
@@ -206,7 +207,7 @@ class Inbox:
         # The driver's SQL through SQLAlchemy's connection: 18 µs more than psycopg's own cursor, and in return the
         # host's event hooks, its AsyncSession.run_sync and SQLAlchemy's handling of lost connections work.
         try:
-            return connection.exec_driver_sql(statement, parameters).fetchone()
+            row = connection.exec_driver_sql(statement, parameters).fetchone()
         except DBAPIError as error:
             code = sqlstate(error)
             if code == LOCK_NOT_AVAILABLE:
@@ -214,6 +215,9 @@ class Inbox:
             if code == UNDEFINED_TABLE:
                 raise SchemaMissing(self._statements.processed_message) from error
             raise
+        assert row is not None  # noqa: S101 - for the type checker
+        note_server(connection, row[-1])
+        return row
 
     def _differing(self, connection: Connection, digests: Mapping[str, bytes]) -> frozenset[str]:
         # A second statement, for duplicates only: at READ COMMITTED the snapshot of the first may be older than the

@@ -23,6 +23,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.bell import ring_when_returned
+from txbox.connections import note_server
 from txbox.destinations import require_sendable
 from txbox.errors import InvalidConfiguration, NotSendable, SchemaMissing
 from txbox.identifiers import new_message_id
@@ -162,11 +163,12 @@ class Outbox:
     def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: tuple[Any, ...]) -> None:
         connection = in_transaction(connection_or_session)
         try:
-            connection.exec_driver_sql(statement, parameters)
+            pid = connection.exec_driver_sql(statement, parameters).scalar_one()
         except DBAPIError as error:
             if sqlstate(error) == UNDEFINED_TABLE:
                 raise SchemaMissing(self._statements.outbox_message) from error
             raise
+        note_server(connection, pid)
         if self._ring:
             ring_when_returned(connection)
 

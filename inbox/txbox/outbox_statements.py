@@ -23,18 +23,24 @@ class OutboxStatements:
 
         self.publish_one = f"""
 INSERT INTO {outbox} ({columns})
-VALUES (%s, %s, %s, %s, %s::jsonb, %s, coalesce(clock_timestamp() + %s::interval, %s::timestamptz))"""
-        """Publish one message: (lane, id, destination, key, headers as JSON, body, delay as a span, as a moment)."""
+VALUES (%s, %s, %s, %s, %s::jsonb, %s, coalesce(clock_timestamp() + %s::interval, %s::timestamptz))
+RETURNING pg_backend_pid()"""
+        """Publish one message: (lane, id, destination, key, headers as JSON, body, delay as a span, as a moment) → the
+        server's process id."""
 
         self.publish_many = f"""
-INSERT INTO {outbox} ({columns})
-SELECT new.lane, new.message_id, new.destination, new.key, new.headers::jsonb, new.body,
-  coalesce(clock_timestamp() + new.seconds, new.moment)
-FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::interval[],
-  %s::timestamptz[]) WITH ORDINALITY
-  AS new (lane, message_id, destination, key, headers, body, seconds, moment, number)
-ORDER BY new.number"""
-        """Publish many messages: the same as arrays. Sorted rows are given their positions in that order."""
+WITH published AS (
+  INSERT INTO {outbox} ({columns})
+  SELECT new.lane, new.message_id, new.destination, new.key, new.headers::jsonb, new.body,
+    coalesce(clock_timestamp() + new.seconds, new.moment)
+  FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::interval[],
+    %s::timestamptz[]) WITH ORDINALITY
+    AS new (lane, message_id, destination, key, headers, body, seconds, moment, number)
+  ORDER BY new.number
+)
+SELECT pg_backend_pid()"""
+        """Publish many messages: the same as arrays → the server's process id. Sorted rows are given their positions in
+        that order."""
 
         # Advisory locks have one space of numbers in a database: those of another outbox are to be other ones.
         lock = f"('{literal(outbox)}'::regclass::oid::bigint << 31)"

@@ -9,9 +9,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 __all__ = [
     "DEADLOCK_DETECTED",
     "LOCK_NOT_AVAILABLE",
+    "PREPARED_REMEDY",
     "SERIALIZATION_FAILURE",
     "UNDEFINED_TABLE",
     "UNIQUE_VIOLATION",
+    "is_foreign_statement",
     "is_outage",
     "is_retryable",
     "sqlstate",
@@ -22,6 +24,12 @@ DEADLOCK_DETECTED = "40P01"
 LOCK_NOT_AVAILABLE = "55P03"
 UNDEFINED_TABLE = "42P01"
 UNIQUE_VIOLATION = "23505"
+
+PREPARED_REMEDY = (
+    "a pooler in transaction mode is between here and the database, and prepared statements do not work through it: "
+    "put ?prepare_threshold=None into the database URL, or give create_engine(…, "
+    'connect_args={"prepare_threshold": None})'
+)
 
 
 def sqlstate(error: BaseException) -> str | None:
@@ -46,6 +54,17 @@ def is_retryable(error: BaseException) -> bool:
     return sqlstate(error) in (SERIALIZATION_FAILURE, DEADLOCK_DETECTED)
 
 
+def is_foreign_statement(error: BaseException) -> bool:
+    """Whether a statement that psycopg has prepared was not found, or another one in its place.
+
+    It says that a pooler has changed the server; see ``PREPARED_REMEDY``.
+    """
+    if sqlstate(error) not in _PREPARED:
+        return False
+    said = str(getattr(error, "orig", None) or error)
+    return "_pg3_" in said  # psycopg's names; what a handler names itself is its own matter
+
+
 def is_outage(error: BaseException) -> bool:
     """Whether an error says that the database cannot be worked with for now, whatever is asked of it.
 
@@ -60,8 +79,10 @@ def is_outage(error: BaseException) -> bool:
         return True
     if code is None:
         return isinstance(error, OperationalError)
-    return code.startswith("08") or code in _OUTAGES
+    return code.startswith("08") or code in _OUTAGES or is_foreign_statement(error)
 
+
+_PREPARED = ("26000", "42P05")  # invalid_sql_statement_name, duplicate_prepared_statement
 
 _OUTAGES = frozenset(
     {

@@ -13,7 +13,11 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txbox.schema import tables
 
-__all__ = ["Statements", "literal", "quoted", "read_nothing", "statements", "text_array"]
+__all__ = ["BACKEND_PID", "Statements", "literal", "quoted", "read_nothing", "statements", "text_array"]
+
+
+BACKEND_PID = "SELECT pg_backend_pid()"
+"""The process id of the server that answers; behind a pooler not the one that the connection was told."""
 
 
 class Statements:
@@ -46,9 +50,10 @@ WITH bound AS MATERIALIZED (
   ON CONFLICT DO NOTHING
   RETURNING message_id
 )
-SELECT found.first, set_config('lock_timeout', bound.before, true)
+SELECT found.first, set_config('lock_timeout', bound.before, true), pg_backend_pid()
 FROM bound, (SELECT count(*) AS first FROM recorded) AS found"""
-        """Record one id: (lock timeout, subscriber, id, fingerprint) → 1 if it is first, else 0."""
+        """Record one id: (lock timeout, subscriber, id, fingerprint) → 1 if it is first, else 0; and last the
+        server's process id."""
 
         self.record_many = f"""
 WITH bound AS MATERIALIZED (
@@ -60,9 +65,10 @@ WITH bound AS MATERIALIZED (
   ON CONFLICT DO NOTHING
   RETURNING message_id
 )
-SELECT found.first, set_config('lock_timeout', bound.before, true)
+SELECT found.first, set_config('lock_timeout', bound.before, true), pg_backend_pid()
 FROM bound, (SELECT array_agg(message_id) AS first FROM recorded) AS found"""
-        """Record many ids, given sorted: (lock timeout, subscriber, ids, fingerprints) → the ids that are first."""
+        """Record many ids, given sorted: (lock timeout, subscriber, ids, fingerprints) → the ids that are first;
+        and last the server's process id."""
 
         self.fingerprints = f"""
 SELECT message_id, fingerprint FROM {processed}

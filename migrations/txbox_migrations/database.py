@@ -13,6 +13,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy.engine import URL, Connection, Engine
 
+from txbox.connections import open_engine
 from txbox_migrations.environment import VersionChange
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
@@ -115,7 +116,7 @@ def connected(database: str | URL | Engine) -> Iterator[Connection]:
         with database.connect() as connection:
             yield connection.execution_options(isolation_level="READ COMMITTED")
         return
-    engine = sa.create_engine(_psycopg_url(database), poolclass=sa.NullPool, isolation_level="READ COMMITTED")
+    engine = open_engine(_psycopg_url(database), poolclass=sa.NullPool, isolation_level="READ COMMITTED")
     with engine.connect() as connection:
         yield connection
 

@@ -15,9 +15,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, create_engine
+from sqlalchemy import URL
 
 from txbox import Inbox, InvalidConfiguration
+from txbox.connections import open_engine
 from txbox.lent import guard
 from txbox_spark.effects import Apply
 from txbox_spark.events import prepare
@@ -110,7 +111,7 @@ def bulk_load(
     )
     spark = events.sparkSession
     at_once = parallelism or max(1, spark.sparkContext.defaultParallelism)
-    engine = guard(create_engine(place, pool_size=at_once + _CONNECTIONS_BESIDE_CHUNKS))
+    engine = guard(open_engine(place, pool_size=at_once + _CONNECTIONS_BESIDE_CHUNKS))
     try:
         load = Load(
             spark=spark,

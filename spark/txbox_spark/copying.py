@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from txbox import TxboxError
+from txbox.connections import open_engine
 from txbox.lent import guard
 from txbox.transactions import short_transaction
 from txbox_spark.chunks import ChunkStream, Distinct
@@ -103,7 +104,7 @@ class CopyTask:
             chunk: its number.
             batches: its rows, sorted by id.
         """
-        engine = guard(create_engine(self.url, poolclass=NullPool))
+        engine = guard(open_engine(self.url, poolclass=NullPool))
         ledger = Ledger(engine, self.plan.sql)
         try:
             if (error := ledger.given_up(self.plan.run_id)) is not None:

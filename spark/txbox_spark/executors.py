@@ -43,10 +43,11 @@ def choose_writer(spark: "SparkSession", url: URL) -> Choice:
             import pyarrow  # noqa: F401
             import sqlalchemy
 
+            import txbox.connections
             import txbox_spark.copying  # noqa: F401
 
             arguments = {"connect_timeout": seconds}
-            engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.pool.NullPool, connect_args=arguments)
+            engine = txbox.connections.open_engine(address, poolclass=sqlalchemy.pool.NullPool, connect_args=arguments)
             with engine.connect():
                 return host, None
         except ImportError as error:

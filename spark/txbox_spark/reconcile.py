@@ -17,9 +17,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from psycopg.sql import Literal
-from sqlalchemy import URL, Connection, NullPool, create_engine
+from sqlalchemy import URL, Connection, NullPool
 
 from txbox import Inbox, InvalidConfiguration
+from txbox.connections import open_engine
 from txbox.statements import statements
 from txbox.transactions import check_table
 from txbox_spark.events import prepare
@@ -208,7 +209,7 @@ def _inbox(
     """Return a subscriber's inbox as ``_PROCESSED`` and ``_PROCESSED_AT``, to be read by several tasks."""
     options = jdbc_options(database)
     sql = statements(schema, prefix)
-    engine = create_engine(database, poolclass=NullPool)
+    engine = open_engine(database, poolclass=NullPool)
     with engine.connect() as connection:
         check_table(connection, sql.processed_message)
         bounds = _bounds(connection, sql.processed_message, subscriber_id, partitions)

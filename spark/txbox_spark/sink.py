@@ -28,9 +28,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, NullPool, create_engine
+from sqlalchemy import URL, NullPool
 
 from txbox import TxboxError
+from txbox.connections import open_engine
 from txbox_spark.bulk_load import ABANDONED_SECONDS, CHUNK_ROWS, bulk_load, check_arguments
 from txbox_spark.effects import Apply
 from txbox_spark.executors import Choice
@@ -122,7 +123,7 @@ def inbox_sink(
         "inbox_sink", url=url, subscriber_id=subscriber_id, apply=apply, writer=writer, parallelism=parallelism,
         chunk_rows=chunk_rows,
     )  # fmt: skip
-    ledger = Ledger(create_engine(place, poolclass=NullPool), statements(schema, prefix))
+    ledger = Ledger(open_engine(place, poolclass=NullPool), statements(schema, prefix))
     unnamed = str(uuid.uuid4())
     chosen = Choice(writer, "asked for")
     clean: str | None = None

@@ -19,11 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, create_engine
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from txbox import InvalidConfiguration, TxboxError
+from txbox.connections import open_engine
 from txbox.lent import guard
 from txbox.sqlstates import UNDEFINED_TABLE, is_outage, sqlstate
 from txbox.transactions import short_transaction
@@ -156,7 +157,7 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
     stopping = threading.Event()
     # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a temporary
     # table or a setting, must not meet the next chunk.
-    sessions = guard(create_engine(engine.url, poolclass=NullPool))
+    sessions = guard(open_engine(engine.url, poolclass=NullPool))
 
     def merge(chunk: int) -> FailedChunk | None:
         if stopping.is_set():

@@ -84,6 +84,18 @@ start_engine() {
   done
 }
 
+# The tests put a real PgBouncer before the server; they need no more of it than the program.
+ensure_pgbouncer() {
+  [[ -x /usr/sbin/pgbouncer ]] || command -v pgbouncer >/dev/null && return
+  ((EUID == 0)) && command -v apt-get >/dev/null || fail 'there is no pgbouncer, which the tests of poolers need: install it'
+  say 'installing pgbouncer'
+  local log
+  log=$(mktemp)
+  { apt-get update -qq && apt_install pgbouncer; } >"$log" 2>&1 </dev/null 8>&- 9>&- \
+    || fail "pgbouncer cannot be installed: see $log"
+  rm -f "$log"
+}
+
 stop_engine() {
   local deadline=$((SECONDS + STOP_LIMIT_S)) pid
   if our_engine_answers; then # what killed tests left behind
@@ -202,6 +214,7 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 ensure_engine
+ensure_pgbouncer
 choose_image
 configure_testcontainers
 unset TXBOX_TEST_DATABASE_URL # it would win, and the container stand by unused

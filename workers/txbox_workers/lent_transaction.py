@@ -7,7 +7,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from txbox import TransactionEnded
+from txbox.connections import stop_preparing
 from txbox.lent import guard, lent, refuse_aborted
+from txbox.sqlstates import is_foreign_statement
 from txbox_workers.outages import DatabaseUnavailable, bookkeeping, unavailable, without_values
 
 __all__ = ["LentTransactions", "finish"]
@@ -42,9 +44,12 @@ class LentTransactions:
                     raise TransactionEnded
                 transaction.commit()
             except BaseException as error:
-                broken = _is_broken(connection) or not _rolled_back(connection)
+                foreign = is_foreign_statement(error)
+                broken = _is_broken(connection) or not _rolled_back(connection) or foreign
+                if foreign:
+                    stop_preparing(connection)
                 if broken and not isinstance(error, DatabaseUnavailable):
-                    raise unavailable(error) from without_values(error)
+                    raise unavailable(error, before_handler=foreign) from without_values(error)
                 raise
 
 

@@ -7,7 +7,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox import InFlight, InvalidMessageId, MalformedMessage, Mismatch
 from txbox.failures import describe
-from txbox.sqlstates import is_outage, is_retryable
+from txbox.sqlstates import PREPARED_REMEDY, is_foreign_statement, is_outage, is_retryable
 
 __all__ = ["DatabaseUnavailable", "bookkeeping", "connecting", "recording", "unavailable", "without_values"]
 
@@ -62,7 +62,8 @@ def recording() -> Iterator[None]:
 
 def unavailable(error: BaseException, *, before_handler: bool = False) -> DatabaseUnavailable:
     """Say what has failed, without the values of the statement: they are the content of messages."""
-    return DatabaseUnavailable(describe(error), before_handler=before_handler)
+    remedy = f"; {PREPARED_REMEDY}" if is_foreign_statement(error) else ""
+    return DatabaseUnavailable(f"{describe(error)}{remedy}", before_handler=before_handler)
 
 
 def without_values(error: BaseException) -> BaseException:

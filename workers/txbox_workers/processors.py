@@ -8,6 +8,7 @@ from sqlalchemy import Engine
 
 from txbox import Failures, Inbox, InvalidConfiguration, Message
 from txbox.backoff import Backoff
+from txbox.connections import adopt
 from txbox.instrumentation import Committed, HeartbeatFailed, Hook, emit
 from txbox.ledgers import Lease, Ledger
 from txbox.ledgers.lease import valid_lease_seconds
@@ -79,6 +80,8 @@ class Processing:
         if self.max_attempts is not None and self.max_attempts < 1:
             raise InvalidConfiguration(f"{self.of}.max_attempts must be at least 1, or None, not {self.max_attempts!r}")
         valid_lease_seconds(self.lease_seconds, f"{self.of}.lease_seconds")
+        if self.engine is not None:
+            adopt(self.engine)
 
     @property
     def subscriber_id(self) -> str:

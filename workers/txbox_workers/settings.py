@@ -4,10 +4,11 @@ import os
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
 from txbox import InvalidConfiguration
+from txbox.connections import open_engine
 
 __all__ = ["DATABASE_URL_VARIABLE", "Settings", "aws_endpoint", "database_engine", "database_url"]
 
@@ -57,7 +58,7 @@ def database_engine(url: URL, **options: object) -> Engine:
     query.setdefault("connect_timeout", str(CONNECT_SECONDS))
     query.setdefault("application_name", "txbox")
     try:
-        return create_engine(url.set(query=query), **options)
+        return open_engine(url.set(query=query), **options)
     except ValueError as error:
         raise InvalidConfiguration(f"the database URL cannot be used: {error}; {_URL_FORM}") from error
 

@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txbox.backoff import Backoff
+from txbox.connections import adopt
 from txbox.errors import InvalidConfiguration, LedgerError, SchemaMissing
 from txbox.lease_statements import lease_statements
 from txbox.ledgers.lease import (
@@ -34,7 +35,7 @@ from txbox.ledgers.lease import (
     valid_lease_seconds,
 )
 from txbox.message import valid_message_id, valid_subscriber_id
-from txbox.sqlstates import UNDEFINED_TABLE, is_outage, is_retryable, sqlstate
+from txbox.sqlstates import PREPARED_REMEDY, UNDEFINED_TABLE, is_foreign_statement, is_outage, is_retryable, sqlstate
 
 __all__ = ["PostgresLedger"]
 
@@ -71,7 +72,7 @@ class PostgresLedger:
         self._subscriber_id = valid_subscriber_id(subscriber_id, "PostgresLedger.subscriber_id")
         self.schema = schema
         self.prefix = prefix
-        self._engine = engine
+        self._engine = adopt(engine)
         self._statements = lease_statements(schema, prefix)
 
     def __repr__(self) -> str:
@@ -227,7 +228,8 @@ def _record(row: Any) -> Record:
 def _said(error: SQLAlchemyError) -> str:
     """Return what was said, without the statement and its values."""
     orig = error.orig if isinstance(error, DBAPIError) else error
-    return " ".join(str(orig).split())
+    said = " ".join(str(orig).split())
+    return f"{said}; {PREPARED_REMEDY}" if is_foreign_statement(error) else said
 
 
 _log = logging.getLogger("txbox")

@@ -19,6 +19,7 @@ from datetime import timedelta
 from sqlalchemy import Connection, Engine
 
 from txbox.backoff import Backoff
+from txbox.connections import adopt
 from txbox.dead_letters import DeadLetters
 from txbox.errors import InvalidConfiguration, RightsMissing
 from txbox.identifiers import new_message_id
@@ -130,7 +131,7 @@ class Relay(Service):
             raise InvalidConfiguration("Relay.publishers must have at least one publisher")
         super().__init__()
         self.relay_id = new_message_id()
-        self._engine = engine
+        self._engine = adopt(engine)
         self._statements = outbox_statements(schema, prefix)
         self._senders_wanted = senders
         self._keep_sent = keep_sent

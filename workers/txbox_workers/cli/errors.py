@@ -7,7 +7,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txbox import BrokerError, TxboxError
-from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
+from txbox.sqlstates import PREPARED_REMEDY, UNDEFINED_TABLE, sqlstate
 
 __all__ = ["CREATE_TABLES", "CommandFailed", "Interrupted", "UsageError", "explain", "mask", "masked_traceback"]
 
@@ -92,6 +92,7 @@ _PASSWORD_IN_URL = re.compile(r"(\w+://[^/\s:@]*):(?!password@)[^\s]+@")
 _PASSWORD_IN_QUERY = re.compile(r"(\bpassword=)[^\s&'\"]+", re.IGNORECASE)
 
 _DATABASE_REMEDIES = {
+    "prepared statement": PREPARED_REMEDY,
     "password authentication failed": "correct the user or the password in the URL",
     "no password supplied": "put the password into the URL",
     "Connection refused": "start the server, or correct host and port in the URL",

@@ -1,0 +1,156 @@
+"""The engines that we open or are given: how their connections are made, and what is seen to when one is new.
+
+A pooler in transaction mode (PgBouncer) lends a client another server from one transaction to the next. A prepared
+statement stays at the server that prepared it, under a name that psycopg counts up in each client: ``_pg3_0`` may be
+another client's statement there, and Postgres would run it without an error. So a pooler has to be noticed before
+anything is prepared: the process id that a connection was told at its start is not the one that ``pg_backend_pid()``
+says. Then nothing is prepared on that connection any more.
+
+A pooler could tell a process id that is right by chance. PgBouncer draws 32 bits, and a server is asked again in
+every transaction that records or publishes, while psycopg prepares at the sixth run of a statement.
+"""
+
+import logging
+import threading
+from typing import Any
+from weakref import WeakSet
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import Dialect
+
+from txbox.errors import InvalidConfiguration
+from txbox.statements import BACKEND_PID
+
+__all__ = ["KEEPALIVES", "adopt", "note_server", "open_engine", "stop_preparing"]
+
+KEEPALIVES: dict[str, object] = {
+    "keepalives": 1,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""Parameters of libpq, for connections over TCP: a peer that is gone is noticed within 30 seconds. In seconds, the last
+one in milliseconds. https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-KEEPALIVES"""
+
+
+def open_engine(url: str | URL, **options: Any) -> Engine:
+    """Make an engine, and adopt it.
+
+    Args:
+        url: the database; ``prepare_threshold`` in its query may be a number, or ``None``.
+        options: those of ``create_engine``.
+    """
+    return adopt(create_engine(url, **options))
+
+
+def adopt(engine: Engine) -> Engine:
+    """See to the connections of an engine, from now on; once for an engine, however often it is asked for.
+
+    Its new connections get ``KEEPALIVES``, where their parameters do not say otherwise. One through which a pooler
+    answers prepares no statements.
+
+    Args:
+        engine: ours, or one that a caller has given us; other drivers than psycopg are left alone.
+
+    Returns:
+        The same engine.
+    """
+    dialect = engine.dialect
+    if dialect.driver != "psycopg" or dialect.is_async:
+        return engine
+    with _adopting:
+        if dialect in _adopted:
+            return engine
+        _adopted.add(dialect)
+        event.listen(engine, "do_connect", _complete)
+        event.listen(engine, "connect", _meet)
+        event.listen(engine, "checkout", _meet_older)
+    return engine
+
+
+def note_server(connection: Connection, pid: int) -> None:
+    """Take in which server has answered a statement of ours; see whether a pooler has chosen it.
+
+    Args:
+        connection: where the statement was executed.
+        pid: what ``pg_backend_pid()`` has said in it.
+    """
+    _compare(connection.connection.driver_connection, pid)
+
+
+def stop_preparing(connection: Connection) -> None:
+    """Have a connection go that a pooler has led to another client's statements, and prepare nothing on new ones."""
+    _unprepared.add(connection.dialect)
+    connection.invalidate()
+
+
+def _compare(driver: Any, pid: int) -> None:
+    pgconn = getattr(
+        driver, "pgconn", None
+    )  # psycopg has it, asyncio's too; other drivers prepare nothing by themselves
+    if pgconn is None or pgconn.backend_pid == pid or driver.prepare_threshold is None:
+        return
+    driver.prepare_threshold = None
+    _log.info("a pooler is between here and the database: this connection prepares no statements")
+
+
+def _complete(dialect: Dialect, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+    """Complete the parameters of a connection that is to be made."""
+    if "service" not in parameters:  # its file may say otherwise
+        for name, value in KEEPALIVES.items():
+            parameters.setdefault(name, value)
+    threshold = parameters.get("prepare_threshold")
+    if dialect in _unprepared:
+        parameters["prepare_threshold"] = None
+    elif isinstance(threshold, str):
+        parameters["prepare_threshold"] = _read_threshold(threshold)
+
+
+def _read_threshold(text: str) -> int | None:
+    """Read psycopg's ``prepare_threshold``, as a URL has it: a number, or None.
+
+    Raises:
+        InvalidConfiguration: it is neither.
+    """
+    if text.strip().lower() in ("none", ""):
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"prepare_threshold must be a number, or None for no prepared statements, not {text!r}"
+        ) from error
+
+
+def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
+    """Look at a connection that was made just now."""
+    record.info[_MET] = True
+    if driver.info.transaction_status != TransactionStatus.IDLE:
+        driver.rollback()
+    by_itself = driver.autocommit
+    driver.autocommit = True  # one round trip instead of three
+    with driver.cursor() as cursor:
+        row = cursor.execute(BACKEND_PID, prepare=False).fetchone()
+    driver.autocommit = by_itself
+    if row is not None:
+        _compare(driver, int(row[0]))
+
+
+def _meet_older(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
+    """Look at a connection that its pool had before the engine was adopted."""
+    if _MET not in record.info:
+        try:
+            _meet(driver, record)
+        except psycopg.Error:  # one that is lost is for its user to find, as ever
+            _log.debug("a connection of the pool could not be looked at", exc_info=True)
+
+
+_MET = "txbox_met"
+_adopted: "WeakSet[Dialect]" = WeakSet()
+_unprepared: "WeakSet[Dialect]" = WeakSet()
+_adopting = threading.Lock()
+
+_log = logging.getLogger("txbox")

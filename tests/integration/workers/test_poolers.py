@@ -1,0 +1,168 @@
+"""Poolers in transaction mode and psycopg's prepared statements: no client ever runs another one's statement."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.orm import Session
+
+from support.memory_worker import at_work, make, numbered
+from support.pgbouncer import PREPARES_SINCE, pgbouncer, pgbouncer_version
+from support.transaction_pooler import transaction_pooler
+from txbox import Inbox, Message, Outbox, Outcome, Outgoing
+from txbox.schema import tables
+from txbox_workers.memory import MemorySource
+from txbox_workers.settings import database_engine, database_url
+from txbox_workers.worker import Worker
+
+MESSAGES = 300
+
+VERSION = pgbouncer_version()
+
+POOLERS = [
+    "ours",
+    pytest.param("pgbouncer", marks=pytest.mark.containers),
+    pytest.param(
+        "pgbouncer that prepares",
+        marks=[
+            pytest.mark.containers,
+            pytest.mark.skipif(VERSION is not None and VERSION < PREPARES_SINCE, reason="this PgBouncer is too old"),
+        ],
+    ),
+]
+
+
+@pytest.fixture(params=POOLERS)
+def pooled_url(request: pytest.FixtureRequest, make_database: Callable[..., str]) -> Iterator[str]:
+    """A database with our tables, behind a pooler of few servers."""
+    url = make_database()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        tables().metadata.create_all(connection)
+        for number in (1, 2):
+            connection.exec_driver_sql(f"CREATE TABLE account_{number} (id int PRIMARY KEY, balance bigint NOT NULL)")
+            connection.exec_driver_sql(f"INSERT INTO account_{number} VALUES (1, 0)")
+    engine.dispose()
+    if request.param == "ours":
+        with transaction_pooler(url, size=3) as (_, through):
+            yield through
+        return
+    if VERSION is None:
+        pytest.fail("there is no pgbouncer on this machine: run `make test-containers`, which installs it")
+    prepares = None if VERSION < PREPARES_SINCE else 100 if "prepares" in request.param else 0
+    with pgbouncer(url, size=3, max_prepared_statements=prepares) as through:
+        yield through
+
+
+@pytest.fixture
+def make_engine(pooled_url: str) -> Iterator[Callable[..., Engine]]:
+    """Make engines with the driver's own defaults."""
+    made: list[Engine] = []
+
+    def make_one(query: str = "", **options: Any) -> Engine:
+        made.append(create_engine(pooled_url + query, **options))
+        return made[-1]
+
+    yield make_one
+    for engine in made:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("query", ["", "&prepare_threshold=0"])
+def test_two_services_apply_their_own_messages(make_engine: Callable[..., Engine], query: str) -> None:
+    def service(number: int) -> tuple[MemorySource, Worker]:
+        update = text(f"UPDATE account_{number} SET balance = balance + :amount WHERE id = 1")
+
+        def handle(session: Session, _: Message) -> None:
+            session.execute(update, {"amount": 1})
+
+        source = MemorySource(numbered(MESSAGES))
+        worker = make(source, make_engine(query), handle, inbox=Inbox(f"service-{number}"), transactions="message")
+        return source, worker
+
+    (one, first), (other, second) = service(1), service(2)
+    with at_work(first, second):
+        assert one.wait_until_empty(60)
+        assert other.wait_until_empty(60)
+    with make_engine(connect_args={"prepare_threshold": None}).connect() as connection:
+        rows = "SELECT subscriber_id, count(*) FROM processed_message GROUP BY 1 ORDER BY 1"
+        assert connection.exec_driver_sql(rows).fetchall() == [("service-1", MESSAGES), ("service-2", MESSAGES)]
+        assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
+        assert connection.exec_driver_sql("SELECT count(*) FROM message_failure").scalar_one() == 0
+        for number in (1, 2):
+            balance = connection.exec_driver_sql(f"SELECT balance FROM account_{number}")
+            assert balance.scalar_one() == MESSAGES
+
+
+@pytest.mark.parametrize("what", ["record", "record_many", "publish", "publish_many"])
+def test_a_session_of_the_user_s_prepares_nothing_once_it_has_recorded_or_published(
+    make_engine: Callable[..., Engine], what: str
+) -> None:
+    inbox, outbox = Inbox("billing"), Outbox()
+    with make_engine().connect() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        statements: list[str] = []
+        event.listen(connection, "before_cursor_execute", lambda _c, _u, statement, *_: statements.append(statement))
+        if what == "record":
+            assert inbox.record(connection, "m1")
+        elif what == "record_many":
+            assert inbox.record_many(connection, ["m1", "m2"]) == {"m1", "m2"}
+        elif what == "publish":
+            outbox.publish(connection, "own:there", "hello")
+        else:
+            outbox.publish_many(connection, [Outgoing("own:there", "hello"), Outgoing("own:there", "again")])
+        connection.commit()
+        assert len(statements) == 1, "one round trip"
+        assert driver.prepare_threshold is None
+        for _ in range(10):
+            connection.exec_driver_sql("SELECT 1 FROM account_1")
+            connection.commit()
+        assert not driver._prepared._names
+
+
+def test_without_a_pooler_statements_are_prepared_as_ever(engine: Engine) -> None:
+    source = MemorySource(numbered(20))
+    worker = make(source, engine, lambda _session, _message: None, transactions="message")
+    with at_work(worker):
+        assert source.wait_until_empty(30)
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        assert driver.prepare_threshold == 5
+        assert driver._prepared._names
+
+
+@pytest.mark.parametrize(("said", "threshold"), [("None", None), ("none", None), ("0", 0), ("7", 7)])
+def test_the_url_may_say_when_statements_are_prepared(schema_url: str, said: str, threshold: int | None) -> None:
+    engine = database_engine(database_url(f"{schema_url}&prepare_threshold={said}"))
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        assert driver.prepare_threshold == threshold
+    engine.dispose()
+
+
+@pytest.mark.parametrize("statement", ["EXECUTE _pg3_77", "PREPARE _pg3_77 AS SELECT 1; PREPARE _pg3_77 AS SELECT 1"])
+def test_a_prepared_statement_of_another_client_is_no_failure_of_the_message(
+    engine: Engine, statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A pooler that tells the right process id by chance is not noticed before.
+    thresholds: list[int | None] = []
+
+    def handle(session: Session, _: Message) -> None:
+        driver = session.connection().connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        thresholds.append(driver.prepare_threshold)
+        if len(thresholds) == 1:
+            driver.execute(statement)
+
+    source = MemorySource(numbered(1))
+    worker = make(source, engine, handle, max_attempts=1)
+    with at_work(worker):
+        assert source.wait_until_empty(30)
+    assert thresholds == [5, None]
+    assert "prepare_threshold=None" in caplog.text
+    assert worker.counts == {Outcome.IN_FLIGHT: 1, Outcome.PROCESSED: 1}

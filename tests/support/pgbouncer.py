@@ -1,0 +1,84 @@
+"""A real PgBouncer in transaction mode, from the machine's packages."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+from support.waiting import wait_until
+
+__all__ = ["PREPARES_SINCE", "pgbouncer", "pgbouncer_version"]
+
+PREPARES_SINCE = (1, 21)
+"""The first version with ``max_prepared_statements``."""
+
+
+def pgbouncer_version() -> tuple[int, int] | None:
+    """Return the version of the machine's PgBouncer; None: it has none."""
+    if (program := shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
+        return None
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor = re.findall(r"(\d+)\.(\d+)", said)[0]
+    return int(major), int(minor)
+
+
+@contextmanager
+def pgbouncer(url: str, *, size: int = 4, max_prepared_statements: int | None = None) -> Iterator[str]:
+    """Put PgBouncer before a server; yield the URL that leads through it.
+
+    Args:
+        url: the server and its database.
+        size: how many server connections there are.
+        max_prepared_statements: that setting of it; None: a version that does not know it.
+    """
+    place = make_url(url)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    settings = {
+        "listen_addr": "127.0.0.1",
+        "listen_port": port,
+        "unix_socket_dir": "",
+        "auth_type": "any",
+        "pool_mode": "transaction",
+        "default_pool_size": size,
+        "max_client_conn": 200,
+        # The one that was free for longest: two transactions of a client meet two servers.
+        "server_round_robin": 1,
+    }
+    if max_prepared_statements is not None:
+        settings["max_prepared_statements"] = max_prepared_statements
+    password = "" if place.password is None else f" password='{place.password}'"
+    target = f"host={place.host or '127.0.0.1'} port={place.port or 5432} user={place.username}{password}"
+    text = "\n".join(
+        ["[databases]", f"* = {target}", "[pgbouncer]", *(f"{name} = {value}" for name, value in settings.items()), ""]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # it does not run as root
+        path = Path(folder, "pgbouncer.ini")
+        path.write_text(text)
+        path.chmod(0o644)
+        program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin") or "pgbouncer"
+        user = ["-u", "nobody"] if os.geteuid() == 0 else []
+        with subprocess.Popen(
+            [program, *user, str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                wait_until(lambda: _answers(port), "PgBouncer")
+                yield place.set(host="127.0.0.1", port=port, query={"sslmode": "disable"}).render_as_string(
+                    hide_password=False
+                )
+            finally:
+                process.kill()
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
