@@ -126,7 +126,13 @@ class Bench:
         def client() -> Iterator[Callable[[str], object]]:
             with psycopg.connect(conninfo(self.url), autocommit=True) as connection:
                 cursor = connection.cursor()
-                asking = {"subscriber": SUBSCRIBER, "owner": "benchmark", "fingerprint": None, "seconds": 30.0}
+                asking = {
+                    "subscriber": SUBSCRIBER,
+                    "owner": "benchmark",
+                    "fingerprint": None,
+                    "seconds": 30.0,
+                    "latest": None,
+                }
 
                 def work(message_id: str) -> None:
                     row = cursor.execute(acquire, {**asking, "message": message_id}).fetchone()
@@ -262,7 +268,13 @@ def _acquire_and_complete(ledger: Ledger, message_id: str) -> None:
     ledger.complete(acquisition.lease)
 
 
-_VALUES = {"subscriber": f"'{SUBSCRIBER}'", "owner": "'benchmark'", "fingerprint": "NULL::bytea", "seconds": "30"}
+_VALUES = {
+    "subscriber": f"'{SUBSCRIBER}'",
+    "owner": "'benchmark'",
+    "fingerprint": "NULL::bytea",
+    "seconds": "30",
+    "latest": "NULL",
+}
 
 
 def targets(connections: Sequence[int]) -> list[Target]:

@@ -41,6 +41,9 @@ class LeaseStatements:
         table = quoted(tables(schema, prefix).message_lease)
         key = "lease.subscriber_id = %(subscriber)s AND lease.message_id = %(message)s"
         from_now = "clock_timestamp() + make_interval(secs => %(seconds)s::double precision)"
+        server_time = "extract(epoch FROM clock_timestamp())::double precision"
+        # The clock as it goes on if it was set forward lately: %(latest)s is null where nothing is known of it.
+        now_at_most = "least(clock_timestamp(), to_timestamp(%(latest)s::double precision))"
 
         # The conditions are looked at when the row is locked, in its newest version. So of two who find an expired
         # lease, the second one finds the first one's:
@@ -56,8 +59,9 @@ class LeaseStatements:
         self.acquire = f"""
 WITH acquired AS (
   INSERT INTO {table} AS lease
-    (subscriber_id, message_id, fence, attempts, owner, fingerprint, acquired_at, expires_at)
-  SELECT %(subscriber)s, %(message)s, {fence}, 1, %(owner)s, %(fingerprint)s::bytea, clock_timestamp(), {from_now}
+    (subscriber_id, message_id, fence, attempts, owner, fingerprint, acquired_at, expires_at, lease_seconds)
+  SELECT %(subscriber)s, %(message)s, {fence}, 1, %(owner)s, %(fingerprint)s::bytea, clock_timestamp(), {from_now},
+    %(seconds)s
   WHERE {_DURABLE}
   ON CONFLICT (subscriber_id, message_id) DO UPDATE SET
     fence = greatest(excluded.fence, lease.fence + 1),
@@ -65,28 +69,40 @@ WITH acquired AS (
     owner = excluded.owner,
     fingerprint = coalesce(lease.fingerprint, excluded.fingerprint),
     acquired_at = clock_timestamp(),
-    expires_at = {from_now}
+    expires_at = {from_now},
+    lease_seconds = excluded.lease_seconds
   WHERE lease.completed_at IS NULL
-    AND (lease.expires_at IS NULL OR lease.expires_at <= clock_timestamp())
+    AND (lease.expires_at IS NULL OR lease.expires_at <= {now_at_most})
     AND (lease.fingerprint IS NULL OR excluded.fingerprint IS NULL OR lease.fingerprint = excluded.fingerprint)
   RETURNING fence, attempts, attempts - 1 - failures + unknown_before AS unknown
 )
-SELECT fence, attempts, unknown, NULL::bool, NULL::double precision, NULL::bytea, NULL::bytea FROM acquired
+SELECT fence, attempts, unknown, {server_time},
+  NULL::bool, NULL::double precision, NULL::double precision, NULL::bytea, NULL::bytea FROM acquired
 UNION ALL
-SELECT NULL, NULL, NULL, lease.completed_at IS NOT NULL,
-  extract(epoch FROM lease.expires_at - clock_timestamp())::double precision, lease.result, lease.fingerprint
+SELECT lease.fence, NULL, NULL, {server_time}, lease.completed_at IS NOT NULL,
+  extract(epoch FROM lease.expires_at - {now_at_most})::double precision, lease.lease_seconds,
+  lease.result, lease.fingerprint
 FROM {table} AS lease WHERE {key} AND NOT EXISTS (SELECT FROM acquired)"""
-        """Ask for a lease → fence, attempts and unknown attempts if it is ours; or else: completed, seconds left,
-        result, fingerprint. That part is as old as the statement's snapshot: it may know nothing of a row that the
-        first part has just waited for, or still think it free; then the answer is to ask again."""
+        """Ask for a lease → fence, attempts, unknown attempts and the server's time if it is ours; or else: fence, two
+        nulls, the server's time, completed, seconds left, the lease's length, result, fingerprint. That part is as old
+        as the statement's snapshot: it may know nothing of a row that the first part has just waited for, or still
+        think it free; then the answer is to ask again."""
 
         self.read_timeline = f"SELECT {_TIMELINE}"
         """Read the server's timeline → number; for where an acquisition was refused."""
 
         self.renew = f"""
-UPDATE {table} AS lease SET expires_at = {from_now}
-WHERE {key} AND lease.fence = %(fence)s AND lease.expires_at IS NOT NULL AND {_DURABLE}"""
-        """Renew a lease, if it is the newest, whether or not it has run out."""
+UPDATE {table} AS lease SET expires_at = {from_now}, lease_seconds = %(seconds)s
+WHERE {key} AND lease.fence = %(fence)s AND lease.expires_at IS NOT NULL AND {_DURABLE}
+RETURNING {server_time}"""
+        """Renew a lease, if it is the newest, whether or not it has run out → the server's time."""
+
+        in_full = "clock_timestamp() + make_interval(secs => lease.lease_seconds)"
+        self.shorten = f"""
+UPDATE {table} AS lease SET expires_at = {in_full}
+WHERE {key} AND lease.fence = %(fence)s AND lease.expires_at > {in_full} AND {_DURABLE}"""
+        """Have another's lease end in its length from now, if it lasts longer: it was given before the clock was set
+        back. Its owner counts from before now, so this takes nothing from it."""
 
         self.complete = f"""
 UPDATE {table} AS lease SET
@@ -118,7 +134,9 @@ SELECT subscriber_id,
   count(*) FILTER (WHERE expires_at > clock_timestamp()),
   count(*) FILTER (WHERE expires_at <= clock_timestamp()),
   count(*) FILTER (WHERE completed_at IS NULL AND expires_at IS NULL),
-  extract(epoch FROM clock_timestamp() - min(acquired_at) FILTER (WHERE expires_at IS NOT NULL))::double precision
+  extract(
+    epoch FROM clock_timestamp() - min(least(acquired_at, clock_timestamp())) FILTER (WHERE expires_at IS NOT NULL)
+  )::double precision
 FROM {table} GROUP BY subscriber_id ORDER BY subscriber_id"""
         """Per subscriber: completed, in flight, run out, failed, and the age of the oldest attempt under way."""
 

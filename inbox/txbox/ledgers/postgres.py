@@ -2,7 +2,9 @@
 
 Whether a lease has run out, the database decides, by its own clock, in the statement that takes the lease over. The
 owner only measures how long ago it asked (see ``txbox.ledgers.lease``). So it does not matter what time the machines of
-the owners think it is.
+the owners think it is. What if the database's own clock is set? A ledger notices what it can
+(``txbox.ledgers.server_clock``): set forward, it takes nothing over for one lease by the new time; set back, it has a
+lease that lasts longer than it was asked for end in its length from now.
 
 These statements are no part of anybody's transaction: others have to see a lease before the work begins, and an attempt
 counts even if the work fails. Effects that a transaction covers need no lease: use an inbox.
@@ -34,6 +36,7 @@ from txbox.ledgers.lease import (
     owner,
     valid_lease_seconds,
 )
+from txbox.ledgers.server_clock import TOLERANCE_SECONDS, ServerClock
 from txbox.message import valid_message_id, valid_subscriber_id
 from txbox.sqlstates import PREPARED_REMEDY, UNDEFINED_TABLE, is_foreign_statement, is_outage, is_retryable, sqlstate
 
@@ -74,6 +77,7 @@ class PostgresLedger:
         self.prefix = prefix
         self._engine = adopt(engine)
         self._statements = lease_statements(schema, prefix)
+        self._clock = ServerClock()
 
     def __repr__(self) -> str:
         return f"PostgresLedger({self._subscriber_id!r})"
@@ -102,8 +106,11 @@ class PostgresLedger:
         parameters = self._asking(valid_message_id(message_id), valid_lease_seconds(seconds, "the lease"), fingerprint)
         for run in range(1, STATEMENT_RUNS + 1):
             asked_at = elapsed()
+            parameters["latest"] = self._clock.latest(asked_at)
             _, row = self._with_or_without_timeline(lambda: self._run(self._statements.acquire, parameters))
-            if row is not None and row[0] is not None:
+            if row is not None:
+                self._observe(row[3], asked_at, seconds)
+            if row is not None and row[1] is not None:
                 fence, attempts, unknown = row[:3]
                 lease = Lease(
                     self._subscriber_id,
@@ -116,6 +123,9 @@ class PostgresLedger:
                 )
                 return Acquisition(LeaseState.ACQUIRED, lease)
             if row is not None and (acquisition := judged(_record(row), self._subscriber_id, message_id, fingerprint)):
+                length = row[6]
+                if length is not None and acquisition.seconds > length + TOLERANCE_SECONDS:
+                    return self._shortened(message_id, row[0], length, acquisition.seconds)
                 return acquisition
             # The snapshot was older than what the statement ran into; seldom, and hardly ever twice.
             time.sleep(STATEMENT_BACKOFF.seconds(run))
@@ -125,7 +135,8 @@ class PostgresLedger:
         """Have a lease last from now on; see ``Ledger``. One round trip."""
         seconds = valid_lease_seconds(lease.seconds if seconds is None else seconds, "the lease")
         asked_at = elapsed()
-        self._settle(self._statements.renew, lease, seconds=seconds)
+        row = self._settle(self._statements.renew, lease, seconds=seconds)
+        self._observe(row[0], asked_at, seconds)
         lease.renewed(seconds, asked_at)
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
@@ -168,13 +179,48 @@ class PostgresLedger:
             return not error.permanent
         return True
 
-    def _settle(self, statement: str, lease: Lease, **parameters: object) -> None:
-        updated, _ = self._run(statement, {**self._key(lease.message_id), "fence": lease.fence, **parameters})
+    def _settle(self, statement: str, lease: Lease, **parameters: object) -> Any:
+        updated, row = self._run(statement, {**self._key(lease.message_id), "fence": lease.fence, **parameters})
         if not updated:
             raise lease.was_lost()
+        return row
+
+    def _observe(self, server_time: float, asked_at: float, seconds: float) -> None:
+        """Hold the server's clock against ours, and say if it was set."""
+        step = self._clock.observe(server_time, sent=asked_at, received=elapsed(), hold_seconds=seconds)
+        if step > 0:
+            _log.warning(
+                "%s: the database's clock went forward by %.0f s (or this machine stood still): leases run out early; "
+                "for %.1f s, none is taken over here that is not over by the clock before",
+                self._subscriber_id,
+                step,
+                seconds,
+            )
+        elif step < 0:
+            _log.warning(
+                "%s: the database's clock was set back by %.0f s: messages of owners that died before it are free one "
+                "more length of their lease after they were asked for",
+                self._subscriber_id,
+                -step,
+            )
+
+    def _shortened(self, message_id: str, fence: int, length: float, seconds_left: float) -> Acquisition:
+        """Have a lease end in time that was given before the database's clock was set back; it is still another's."""
+        _log.warning(
+            "%s: the lease of %s would last %.0f s, and was asked for %.1f s: the database's clock was set back; it "
+            "ends in %.1f s unless its owner renews it",
+            self._subscriber_id,
+            message_id,
+            seconds_left,
+            length,
+            length,
+        )
+        self._run(self._statements.shorten, {**self._key(message_id), "fence": fence})
+        return Acquisition(LeaseState.IN_FLIGHT, seconds=length)
 
     def _asking(self, message_id: str, seconds: float, fingerprint: bytes | None) -> dict[str, Any]:
-        return {**self._key(message_id), "owner": owner(), "fingerprint": fingerprint, "seconds": seconds}
+        asked = {"owner": owner(), "fingerprint": fingerprint, "seconds": seconds, "latest": None}
+        return {**self._key(message_id), **asked}
 
     def _key(self, message_id: str) -> dict[str, Any]:
         return {"subscriber": self._subscriber_id, "message": message_id}
@@ -216,7 +262,7 @@ class PostgresLedger:
 
 
 def _record(row: Any) -> Record:
-    _, _, _, completed, seconds_left, result, fingerprint = row
+    _, _, _, _, completed, seconds_left, _, result, fingerprint = row
     return Record(
         completed=completed,
         seconds_left=seconds_left,

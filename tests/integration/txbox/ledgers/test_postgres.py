@@ -426,7 +426,7 @@ def test_a_server_that_does_not_tell_its_timeline_has_fences_by_its_clock(
 def test_every_step_of_a_ledger_insists_on_a_durable_commit(engine: Engine, theirs: str, ours: str) -> None:
     sql = lease_statements()
     key = {"subscriber": "mailing", "message": "m"}
-    asking = {"owner": "test", "fingerprint": None, "seconds": LONG}
+    asking = {"owner": "test", "fingerprint": None, "seconds": LONG, "latest": None}
     steps: list[tuple[str, dict[str, object]]] = [
         (sql.acquire, asking),
         (sql.renew, {"seconds": LONG}),
