@@ -9,7 +9,28 @@ from functools import lru_cache
 from txbox.schema import tables
 from txbox.statements import quoted
 
-__all__ = ["OperatorStatements", "operator_statements"]
+__all__ = ["BLOCKED_LOADS", "OperatorStatements", "operator_statements"]
+
+BLOCKED_LOADS = """
+WITH of_run AS (
+  SELECT pid, lpad(to_hex((classid::bigint & 65535) << 32 | objid::bigint), 12, '0') AS run_id
+  FROM pg_locks
+  WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND classid::bigint >> 16 = %s
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+SELECT waiting.run_id, waiting.pid,
+  extract(epoch FROM clock_timestamp() - waiter.query_start)::float8 AS seconds,
+  blocker.pid AS blocker_pid, holding.run_id AS blocker_run_id, activity.usename AS blocker_owner,
+  activity.state AS blocker_state,
+  extract(epoch FROM clock_timestamp() - activity.xact_start)::float8 AS blocker_seconds
+FROM of_run AS waiting
+CROSS JOIN LATERAL (SELECT DISTINCT unnest(pg_blocking_pids(waiting.pid))) AS blocker (pid)
+LEFT JOIN of_run AS holding ON holding.pid = blocker.pid
+LEFT JOIN pg_stat_activity AS waiter ON waiter.pid = waiting.pid
+LEFT JOIN pg_stat_activity AS activity ON activity.pid = blocker.pid
+WHERE %s::text IS NULL OR waiting.run_id = %s
+ORDER BY seconds DESC NULLS LAST, waiting.run_id, waiting.pid, blocker.pid"""
+"""Who waits for whom: (tag, run or null, the same)."""
 
 
 class OperatorStatements:

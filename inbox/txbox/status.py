@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from txbox.blocked_loads import BlockedLoad, find_blocked_loads
 from txbox.lease_status import LeaseStatus, read_lease_status
 from txbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox_status import OutboxStatus, read_outbox_status
@@ -51,6 +52,7 @@ class Status:
         subscribers: one for each that has left a trace, by name.
         outbox: what waits to be sent, by whom, and what holds the database back.
         leases: what is worked on under leases, and what is done.
+        blocked_loads: bulk loads that wait for a lock, and who holds it.
     """
 
     inbox_rows: int
@@ -58,6 +60,7 @@ class Status:
     subscribers: tuple[SubscriberStatus, ...]
     outbox: OutboxStatus = field(default_factory=OutboxStatus)
     leases: LeaseStatus = field(default_factory=LeaseStatus)
+    blocked_loads: tuple[BlockedLoad, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -91,6 +94,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
             for subscriber, count, last in connection.exec_driver_sql(sql.inbox_counts):
                 rows += count
                 found.setdefault(subscriber, {}).update(processed=count, last_processed_at=last)
+        blocked = find_blocked_loads(connection)
         for subscriber, count in connection.exec_driver_sql(sql.failure_counts):
             found.setdefault(subscriber, {})["retrying"] = count
         for subscriber, reason, count, oldest in connection.exec_driver_sql(sql.letter_counts):
@@ -107,7 +111,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     outbox = read_outbox_status(engine, schema=schema, prefix=prefix, dead_letters=unsent)
     most = math.inf if asked else EXACT_UP_TO_ROWS
     leases = read_lease_status(engine, schema=schema, prefix=prefix, exact_up_to_rows=most)
-    return Status(rows, exact, lines, outbox, leases)
+    return Status(rows, exact, lines, outbox, leases, blocked)
 
 
 _RELAY = f"{RELAY_SUBSCRIBER}:"

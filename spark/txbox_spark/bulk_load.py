@@ -24,6 +24,7 @@ from txbox_spark.effects import Apply
 from txbox_spark.events import prepare
 from txbox_spark.executors import COPY, JDBC
 from txbox_spark.load import AUTO, Load
+from txbox_spark.merge import EFFECTS_SECONDS, STALLED_SECONDS, Limits
 from txbox_spark.place import database_url
 from txbox_spark.progress import Reporter
 from txbox_spark.report import BulkLoadReport, OnProgress
@@ -34,7 +35,15 @@ from txbox_spark.subscribers import warn_of_a_new_name
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "WRITERS", "bulk_load", "check_arguments"]
+__all__ = [
+    "ABANDONED_SECONDS",
+    "CHUNK_ROWS",
+    "EFFECTS_SECONDS",
+    "STALLED_SECONDS",
+    "WRITERS",
+    "bulk_load",
+    "check_arguments",
+]
 
 WRITERS = (AUTO, COPY, JDBC)
 
@@ -62,6 +71,8 @@ def bulk_load(
     resume: str | None = None,
     on_progress: OnProgress | None = None,
     abandoned_seconds: float = ABANDONED_SECONDS,
+    stalled_seconds: float = STALLED_SECONDS,
+    effects_seconds: float = EFFECTS_SECONDS,
 ) -> BulkLoadReport:
     """Apply every event of a DataFrame once, whatever has been applied before or is being applied by live workers.
 
@@ -89,6 +100,10 @@ def bulk_load(
         resume: a run to be finished, in place of beginning one.
         on_progress: is told how far the load is.
         abandoned_seconds: after so long without a sign of life, other runs' staging tables are dropped.
+        stalled_seconds: how long a chunk's transaction may do nothing, between two statements of a callable, say,
+            before Postgres ends it; and how long a chunk waits for a lock before it lets go of its own.
+        effects_seconds: how long a chunk waits for one and the same other chunk of the subscriber to apply its events,
+            before the load fails.
 
     Returns:
         The report; its counts add up.
@@ -108,6 +123,8 @@ def bulk_load(
         writer=writer,
         parallelism=parallelism,
         chunk_rows=chunk_rows,
+        stalled_seconds=stalled_seconds,
+        effects_seconds=effects_seconds,
     )
     spark = events.sparkSession
     at_once = parallelism or max(1, spark.sparkContext.defaultParallelism)
@@ -127,6 +144,7 @@ def bulk_load(
             parallelism=at_once,
             chunk_rows=chunk_rows,
             reporter=Reporter(spark, on_progress),
+            limits=Limits(stalled_seconds, effects_seconds),
         )
         load.ledger.check()
         warn_of_a_new_name(engine, load.sql, subscriber_id)
@@ -145,6 +163,8 @@ def check_arguments(
     writer: str,
     parallelism: int | None,
     chunk_rows: int,
+    stalled_seconds: float = STALLED_SECONDS,
+    effects_seconds: float = EFFECTS_SECONDS,
 ) -> URL:
     """See that the arguments of a bulk load, or of something that is going to call it, can work.
 
@@ -156,6 +176,8 @@ def check_arguments(
         writer: one of ``WRITERS``.
         parallelism: how many chunks are merged at once.
         chunk_rows: rows in a chunk, about.
+        stalled_seconds: how long a chunk's transaction may do nothing.
+        effects_seconds: how long a chunk waits for one and the same other one.
 
     Returns:
         The database's URL with the driver that is used.
@@ -173,6 +195,8 @@ def check_arguments(
     require(writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
     require(chunk_rows >= 1, f"chunk_rows must be at least 1, not {chunk_rows!r}")
+    for name, seconds in (("stalled_seconds", stalled_seconds), ("effects_seconds", effects_seconds)):
+        require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")
     require(callable(apply) or isinstance(apply, str), f"apply must be SQL or a callable, not {apply!r}")
     if callable(apply):
         _require_picklable(caller, apply)

@@ -15,7 +15,9 @@ run is being worked on; staging tables of runs without one are swept.
 
 import json
 import logging
+import math
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox import TxboxError
+from txbox.blocked_loads import BlockedLoad, find_blocked_loads
 from txbox.transactions import check_table, short_transaction
 from txbox_spark.events import Survey
 from txbox_spark.patience import patient
@@ -34,6 +37,12 @@ __all__ = ["HEARTBEAT_SECONDS", "Ledger", "Run", "RunNotFound", "Totals", "heart
 
 HEARTBEAT_SECONDS = 10.0
 """How often a run says that it is being worked on."""
+
+BLOCKED_SECONDS = 5.0
+"""A wait for a lock is worth a line of the log when it has lasted for so long,"""
+
+TOLD_SECONDS = 60.0
+"""and another one after so long."""
 
 SHOWN_REJECTED = 10
 """How many rejected rows are shown."""
@@ -227,6 +236,11 @@ class Ledger:
         with short_transaction(self._engine) as connection:
             return tuple(connection.exec_driver_sql(self._sql.rejected_samples, (run_id, SHOWN_REJECTED)).scalars())
 
+    def blocked(self, run_id: str) -> tuple[BlockedLoad, ...]:
+        """Return the chunks of a run that wait for a lock, each with those it waits for."""
+        with short_transaction(self._engine) as connection:
+            return find_blocked_loads(connection, run_id)
+
     def beat(self, run_id: str) -> None:
         """Say that a run is being worked on."""
         with short_transaction(self._engine) as connection:
@@ -235,11 +249,20 @@ class Ledger:
 
 @contextmanager
 def heartbeat(ledger: Ledger, run_id: str) -> Iterator[None]:
-    """Say every ``HEARTBEAT_SECONDS`` that a run is being worked on, until the block ends."""
+    """Say every ``HEARTBEAT_SECONDS`` that a run is being worked on, until the block ends; log whom it waits for."""
+
+    told: dict[int, float] = {}
 
     def beat() -> None:
         try:
             ledger.beat(run_id)
+            now = time.monotonic()
+            for one in ledger.blocked(run_id):
+                lately = now - told.get(one.blocker_pid, -math.inf) < TOLD_SECONDS
+                if one.usual or lately or (one.seconds is not None and one.seconds < BLOCKED_SECONDS):
+                    continue
+                told[one.blocker_pid] = now
+                _log.warning("%s", one)
         except DBAPIError as error:
             # The work itself will notice what is wrong; a missed beat costs nothing but hours of patience.
             _log.warning("bulk load %s: no heartbeat: %s", run_id, error.orig)

@@ -19,10 +19,10 @@ from txbox_spark.effects import Apply
 from txbox_spark.events import Events, chunk_bounds, survey
 from txbox_spark.executors import COPY, Choice, choose_writer
 from txbox_spark.failed_chunk import FailedChunk
-from txbox_spark.jobs import job_group
+from txbox_spark.jobs import job_group, small_plans
 from txbox_spark.known import likely_known
 from txbox_spark.ledger import Ledger, Run, heartbeat
-from txbox_spark.merge import MergePlan
+from txbox_spark.merge import Limits, MergePlan
 from txbox_spark.progress import Reporter
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.session import require_jdbc_driver
@@ -88,6 +88,7 @@ class Load:
         parallelism: how many chunks are merged at once.
         chunk_rows: rows in a chunk, about.
         reporter: tells how far it is.
+        limits: how long a chunk may keep others waiting.
         seconds: how long each stage took.
         done: how many chunks were merged when the ledger was last asked.
         likely_known: chunks to be tried with their ids alone first.
@@ -106,6 +107,7 @@ class Load:
     parallelism: int
     chunk_rows: int
     reporter: Reporter
+    limits: Limits = field(default_factory=Limits)
     seconds: dict[str, float] = field(default_factory=dict)
     done: int = 0
     likely_known: tuple[int, ...] = ()
@@ -223,7 +225,10 @@ class Load:
             return [FailedChunk(0, str(error), passing=True)]
 
     def _plan(self, run: Run) -> MergePlan:
-        return MergePlan(run.run_id, self.subscriber_id, self.events.columns, self.apply, self.schema, self.prefix)
+        columns = self.events.columns
+        return MergePlan(
+            run.run_id, self.subscriber_id, columns, self.apply, self.schema, self.prefix, limits=self.limits
+        )
 
     def _copy(self, run: Run) -> list[FailedChunk]:
         slots = self.spark.sparkContext.defaultParallelism
@@ -310,7 +315,10 @@ class Load:
 
         started = time.monotonic()
         try:
-            with job_group(self.spark.sparkContext, f"txbox bulk load of {self.source}: {name}") as group:
+            with (
+                small_plans(self.spark),
+                job_group(self.spark.sparkContext, f"txbox bulk load of {self.source}: {name}") as group,
+            ):
                 run_id = None if run is None else run.run_id
                 with nullcontext() if name == "merge" else self.reporter.spark_stage(name, run_id, group):
                     yield

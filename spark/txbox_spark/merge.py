@@ -15,13 +15,22 @@ one of the ids in between turns into 23505, a unique violation; then the chunk i
 What is waited for, and why nothing waits in a circle:
 
 - inbox rows: inserted in sorted order, by us and by the workers, before any other row is locked;
-- the caller's rows: chunks apply their effects one at a time, behind an advisory lock of the transaction, since nobody
-  knows in which order the caller's statements lock; two chunks cannot wait for each other;
-- a live worker that locks the caller's rows in another order may still meet a chunk in a deadlock. Postgres ends one of
-  the two; it is run again.
+- the caller's rows: chunks of one subscriber apply their effects one at a time, behind an advisory lock of the
+  transaction, since nobody knows in which order the caller's statements lock; two chunks cannot wait for each other;
+- a live worker, or a load of another subscriber, that locks the caller's rows in another order may meet a chunk in a
+  deadlock. Postgres ends one of the two; it is run again.
 
 Chunks run at READ COMMITTED, whatever the role's default. There each statement sees what has committed before it, so
 going back to the savepoint is enough, and the events need not be read again.
+
+How long a chunk can keep others waiting, whatever becomes of its executor:
+
+- frozen, or cut off, between two statements: Postgres ends its session after ``Limits.stalled_seconds``;
+- killed while a statement runs: Postgres notices within ten seconds that the client is gone;
+- behind a row that someone else has locked: it gives up after ``Limits.stalled_seconds``, lets go of what it holds, and
+  tries again;
+- a server process that stands still cannot be ended from here. Those who wait for one and the same chunk give up after
+  ``Limits.effects_seconds``, and say which process it is.
 """
 
 import json
@@ -33,16 +42,23 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from txbox import TxboxError
 from txbox.backoff import Backoff
+from txbox.blocked_loads import run_lock
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox_spark.columns import EventColumn
 from txbox_spark.effects import Apply, ApplyFailed, apply_effects
 from txbox_spark.statements import Statements, statements
 
 __all__ = [
+    "EFFECTS_SECONDS",
     "MERGE_ATTEMPTS",
     "SORT_MEMORY",
+    "STALLED_SECONDS",
     "ChunkCounts",
+    "ChunkHeld",
+    "EffectsHeld",
+    "Limits",
     "MergePlan",
     "begin_chunk",
     "merge_chunk",
@@ -58,6 +74,42 @@ MERGE_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=2.0)
 SORT_MEMORY = "128MB"
 """The work_mem of a chunk's transaction: enough to sort a million events of a usual width without the disk."""
 
+STALLED_SECONDS = 120.0
+"""How long a chunk's transaction may do nothing, and how long it waits for a row that someone else has locked."""
+
+EFFECTS_SECONDS = 3600.0
+"""How long a chunk waits for one and the same other chunk to apply its events."""
+
+LOOK_SECONDS = 10.0
+"""How often it looks whether that is still the same one."""
+
+
+class ChunkHeld(TxboxError):
+    """Another transaction has claimed the chunk, and does not end. It may pass."""
+
+
+class EffectsHeld(TxboxError):
+    """Another chunk of the subscriber applies its events for longer than ``Limits.effects_seconds``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a chunk may keep others waiting, and wait itself, in seconds.
+
+    Attributes:
+        stalled_seconds: how long its transaction may do nothing, between two statements of a callable, say, before
+            Postgres ends it; and how long it waits for a lock.
+        effects_seconds: how long it waits for one and the same other chunk to apply its events.
+    """
+
+    stalled_seconds: float = STALLED_SECONDS
+    effects_seconds: float = EFFECTS_SECONDS
+
+    @property
+    def stalled(self) -> str:
+        """The first one as Postgres takes it."""
+        return f"{max(1, round(self.stalled_seconds * 1000))}ms"
+
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
@@ -70,6 +122,7 @@ class MergePlan:
         apply: the effect.
         schema: of the tables; None leaves it to the search path.
         prefix: of their names.
+        limits: how long a chunk may keep others waiting.
     """
 
     run_id: str
@@ -78,6 +131,7 @@ class MergePlan:
     apply: Apply
     schema: str | None
     prefix: str
+    limits: Limits = Limits()
 
     @property
     def sql(self) -> Statements:
@@ -107,9 +161,21 @@ def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
 
     Returns:
         False: the chunk is done, and nothing is left to do but to roll back.
+
+    Raises:
+        ChunkHeld: another transaction has claimed it, and does not end.
     """
-    connection.exec_driver_sql(plan.sql.prepare_session, (SORT_MEMORY,))
-    return connection.exec_driver_sql(plan.sql.claim_chunk, (plan.run_id, chunk)).rowcount == 1
+    stalled = plan.limits.stalled
+    connection.exec_driver_sql(plan.sql.prepare_session, (SORT_MEMORY, stalled, stalled, run_lock(plan.run_id)))
+    try:
+        return connection.exec_driver_sql(plan.sql.claim_chunk, (plan.run_id, chunk)).rowcount == 1
+    except DBAPIError as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        raise ChunkHeld(
+            f"another attempt at chunk {chunk} has held it for {plan.limits.stalled_seconds:.0f} s; while "
+            "one waits for it, `txbox status` names its server process; SELECT pg_terminate_backend(PID) ends it"
+        ) from error
 
 
 def merge_chunk(
@@ -231,14 +297,53 @@ def _merge(
             raise
     if fresh:
         connection.exec_driver_sql(sql.analyze_fresh)
-        _, seen = connection.exec_driver_sql(sql.lock_effects, (sql.processed_message,)).one()
-        if not seen:
+        if not _lock_effects(connection, plan):
             raise ApplyFailed(
                 "another relation named fresh_event comes before the events, for the search path names pg_temp late; "
                 "rename it, or take pg_temp out of the search path"
             )
         apply_effects(connection, plan.apply)
     return fresh
+
+
+def _lock_effects(connection: Connection, plan: MergePlan) -> bool:
+    """Wait until no other chunk of the subscriber applies its events.
+
+    Returns:
+        Whether the caller's statements see the events.
+
+    Raises:
+        EffectsHeld: it is the same one for longer than ``Limits.effects_seconds``.
+    """
+    sql, limits = plan.sql, plan.limits
+    which = (plan.subscriber_id, sql.processed_message)
+    look_seconds = min(LOOK_SECONDS, limits.effects_seconds)
+    held: tuple[int, str] | None = None
+    since = time.monotonic()
+    while True:
+        savepoint = connection.begin_nested()
+        try:
+            connection.exec_driver_sql(sql.bound_wait, (f"{max(1, round(look_seconds * 1000))}ms",))
+            _, seen = connection.exec_driver_sql(sql.lock_effects, which).one()
+            connection.exec_driver_sql(sql.bound_wait, (limits.stalled,))
+        except DBAPIError as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            savepoint.rollback()
+            holder = connection.exec_driver_sql(sql.effects_holder, which).first()
+            if holder is None or (holder.pid, holder.virtualtransaction) != held:
+                held = None if holder is None else (holder.pid, holder.virtualtransaction)
+                since = time.monotonic() - look_seconds
+            elif (waited := time.monotonic() - since) >= limits.effects_seconds:
+                state = f" ({holder.state})" if holder.state else ""
+                raise EffectsHeld(
+                    f"another chunk of {plan.subscriber_id} has applied its events for {waited:.0f} s, in the server "
+                    f"process {holder.pid}{state}; if it stands still, end it: "
+                    f"SELECT pg_terminate_backend({holder.pid})"
+                ) from None
+        else:
+            savepoint.commit()
+            return bool(seen)
 
 
 _log = logging.getLogger("txbox")

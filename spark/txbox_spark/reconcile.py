@@ -25,7 +25,7 @@ from txbox.statements import statements
 from txbox.transactions import check_table
 from txbox_spark.events import prepare
 from txbox_spark.jdbc import jdbc_options
-from txbox_spark.jobs import job_group
+from txbox_spark.jobs import job_group, small_plans
 from txbox_spark.place import database_url
 from txbox_spark.progress import Reporter
 from txbox_spark.report import OnProgress
@@ -144,6 +144,7 @@ def reconcile(
     targets = {} if output is None else _targets(spark, output)
     inbox = _inbox(spark, database, subscriber_id, schema, prefix, partitions)
     with (
+        small_plans(spark),
         job_group(spark.sparkContext, f"txbox reconcile: the inbox of {subscriber_id}") as group,
         Reporter(spark, on_progress).spark_stage("compare", None, group),
     ):

@@ -37,6 +37,7 @@ from txbox_spark.effects import Apply
 from txbox_spark.executors import Choice
 from txbox_spark.ledger import Ledger
 from txbox_spark.load import AUTO, BulkLoadFailed
+from txbox_spark.merge import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.sources import Source
 from txbox_spark.statements import statements
@@ -80,6 +81,8 @@ def inbox_sink(
     parallelism: int | None = None,
     chunk_rows: int = CHUNK_ROWS,
     abandoned_seconds: float = ABANDONED_SECONDS,
+    stalled_seconds: float = STALLED_SECONDS,
+    effects_seconds: float = EFFECTS_SECONDS,
     on_batch: OnBatch | None = None,
 ) -> "Callable[[DataFrame, int], None]":
     """Make the function that ``DataStreamWriter.foreachBatch`` calls: every event of the stream is applied once.
@@ -110,6 +113,8 @@ def inbox_sink(
         parallelism: how many chunks are merged at once; None: as many as Spark runs tasks.
         chunk_rows: rows in a chunk, about. Most batches have few rows, and are one chunk.
         abandoned_seconds: after so long without a sign of life, what other queries have left behind is swept.
+        stalled_seconds: how long a chunk's transaction may do nothing, as for ``bulk_load``.
+        effects_seconds: how long a chunk waits for one and the same other one, as for ``bulk_load``.
         on_batch: is given each batch's number and report, but for batches without rows. After a restart it may be given
             the same number again. What it raises ends the query.
 
@@ -121,7 +126,7 @@ def inbox_sink(
     """
     place = check_arguments(
         "inbox_sink", url=url, subscriber_id=subscriber_id, apply=apply, writer=writer, parallelism=parallelism,
-        chunk_rows=chunk_rows,
+        chunk_rows=chunk_rows, stalled_seconds=stalled_seconds, effects_seconds=effects_seconds,
     )  # fmt: skip
     ledger = Ledger(open_engine(place, poolclass=NullPool), statements(schema, prefix))
     unnamed = str(uuid.uuid4())
@@ -154,6 +159,8 @@ def inbox_sink(
                 chunk_rows=chunk_rows,
                 source=Source(f"stream {query} batch {batch_id}", b""),
                 abandoned_seconds=abandoned_seconds,
+                stalled_seconds=stalled_seconds,
+                effects_seconds=effects_seconds,
             )
         except BulkLoadFailed as error:
             failed = BatchFailed(batch_id, error.run_id, error.why, done=error.done, chunks=error.chunks)

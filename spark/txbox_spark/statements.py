@@ -106,12 +106,21 @@ WHERE chunk.run_id = %s AND chunk.rejected_sample IS NOT NULL ORDER BY chunk.chu
         # -- one chunk --------------------------------------------------------------------------------------------
 
         self.prepare_session = """
-SELECT set_config(name, '0', true) FROM pg_settings
-WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
+SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
 UNION ALL
-SELECT set_config('work_mem', %s, true)"""
-        """Settings for one transaction: what a role's time-outs guard against, a bulk load does on purpose:
-        (memory for each sort)."""
+SELECT set_config(name, '10s', true) FROM pg_settings
+WHERE name = 'client_connection_check_interval' AND current_setting('dynamic_shared_memory_type') <> 'windows'
+UNION ALL
+SELECT set_config('work_mem', %s, true)
+UNION ALL
+SELECT set_config('idle_in_transaction_session_timeout', %s, true)
+UNION ALL
+SELECT set_config('lock_timeout', %s, true)
+UNION ALL
+SELECT pg_advisory_xact_lock_shared(%s)::text"""
+        """Settings for one transaction, and the lock that tells its run. A statement of a bulk load may take long, and
+        so may all of them; a transaction that stands still is ended, and so is a statement of a client that is gone:
+        (memory for each sort, longest idleness, longest wait for a lock, number of the run's lock)."""
 
         self.claim_chunk = f"INSERT INTO {chunk} (run_id, chunk) VALUES (%s, %s) ON CONFLICT DO NOTHING"
         """Claim a chunk: (run, chunk) → one row, or none if it is done. It waits for a transaction that has claimed the
@@ -136,11 +145,23 @@ WITH first AS (
 INSERT INTO pg_temp.txbox_recorded SELECT message_id FROM first"""
         """Record those of the fresh events that nobody else has recorded meanwhile: (subscriber)."""
 
+        effects = "hashtextextended('txbox bulk load ' || %s::text, %s::regclass::oid::bigint)"
+
         self.lock_effects = f"""
-SELECT pg_advisory_xact_lock(hashtextextended('txbox bulk load', %s::regclass::oid::bigint)),
+SELECT pg_advisory_xact_lock({effects}),
   to_regclass('fresh_event') IS NOT DISTINCT FROM to_regclass('{FRESH}')"""
-        """Wait until no other chunk applies its events: (quoted name of the inbox) → nothing, and whether the caller's
-        statements see those: with pg_temp late in the search path, a table of the same name would hide them."""
+        """Wait until no other chunk of the subscriber applies its events: (subscriber, quoted name of the inbox) →
+        nothing, and whether the caller's statements see those: with pg_temp late in the search path, a table of the
+        same name would hide them."""
+
+        self.effects_holder = f"""
+SELECT lock.pid, lock.virtualtransaction, activity.state
+FROM pg_locks AS lock LEFT JOIN pg_stat_activity AS activity ON activity.pid = lock.pid
+WHERE lock.locktype = 'advisory' AND lock.objsubid = 1 AND lock.granted
+  AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (lock.classid::bigint << 32 | lock.objid::bigint) = {effects}"""
+        """The chunk that applies its events: (subscriber, quoted name of the inbox) → its server process, its
+        transaction, and the state of its session if this role may see it."""
 
         self._known_here = f"""{processed} AS processed
 WHERE processed.subscriber_id = %s AND processed.message_id = event.message_id

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine
 
-from support.bulk_loads import COLUMNS, COPY_FIRST, Books, counts, frame, load, purchases
+from support.bulk_loads import COLUMNS, COPY_FIRST, WRITERS, Books, counts, frame, load, purchases
 from txbox import InvalidConfiguration
 from txbox_spark import read_events
 
@@ -61,6 +61,22 @@ def test_rows_that_cannot_be_loaded(spark: SparkSession, books: Books, schema_ur
         shown = next(one for one in report.rejected_sample if '"bad-text"' in one)
         assert '"said":"a\\u0000b"' in shown
     assert all(len(one) < 360 for one in report.rejected_sample)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("width", [22, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_many_columns_of_text(
+    spark: SparkSession, books: Books, schema_url: str, tmp_path: Path, width: int, writer: str
+) -> None:
+    """Spark's plan does not double with each column. That a file, and not a list, is read is part of it."""
+    names = [f"t{number}" for number in range(width)]
+    file = tmp_path / "wide.csv"
+    file.write_text("\n".join([",".join(names), ",".join(f"{name} of a" for name in names)]) + "\n")
+    books.run("CREATE TABLE wide (first text, last text)")
+    apply = f"INSERT INTO wide SELECT t1, t{width - 1} FROM fresh_event"
+    load(read_events(spark, [str(file)]), schema_url, writer, message_id="t0", apply=apply)
+    assert books.rows("SELECT first, last FROM wide") == [("t1 of a", f"t{width - 1} of a")]
+    assert spark.conf.get("spark.sql.constraintPropagation.enabled", "true") == "true"
 
 
 @pytest.mark.parametrize("writer", COPY_FIRST)

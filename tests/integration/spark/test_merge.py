@@ -266,7 +266,7 @@ def test_roles_time_outs_are_not_the_chunks(
     """What guards an application against slow statements must not end a chunk that waits."""
     apply = """
         DO $$ BEGIN
-          ASSERT current_setting('statement_timeout') = '0' AND current_setting('lock_timeout') = '0';
+          ASSERT current_setting('statement_timeout') = '0' AND current_setting('lock_timeout') = '2min';
           ASSERT current_setting('transaction_isolation') = 'read committed';
         END $$"""
     engine.dispose()

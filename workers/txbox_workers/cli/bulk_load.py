@@ -73,6 +73,14 @@ def bulk_load(
             help="Rows in a chunk, about, by default 1000000: fewer keep rows locked for a shorter time.", min=1
         ),
     ] = None,
+    stalled_seconds: Annotated[
+        float | None,
+        typer.Option(help="How long a chunk's transaction may do nothing, or wait for a lock; by default 120."),
+    ] = None,
+    effects_seconds: Annotated[
+        float | None,
+        typer.Option(help="How long a chunk waits while one and the same other one applies events; by default 3600."),
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
@@ -106,7 +114,7 @@ def bulk_load(
     place = database(url, schema, prefix)
     from txbox_spark import bulk_load as load
     from txbox_spark import read_events, source_of
-    from txbox_spark.bulk_load import CHUNK_ROWS
+    from txbox_spark.bulk_load import CHUNK_ROWS, EFFECTS_SECONDS, STALLED_SECONDS
 
     check_before_spark(place, paths, format, master, ledger=True)
     seen = Seen()
@@ -131,6 +139,8 @@ def bulk_load(
                 source=source_of(spark, paths, options=options),
                 resume=resume,
                 on_progress=tell,
+                stalled_seconds=stalled_seconds or STALLED_SECONDS,
+                effects_seconds=effects_seconds or EFFECTS_SECONDS,
             )
     except KeyboardInterrupt:
         if seen.run_id is None:

@@ -46,6 +46,8 @@ def status(
     Of the outbox, where it has been used: for each destination, what waits to be sent, and the relays at work. No more
     than 100,000 messages are looked at; beyond, figures are lower bounds and estimates, and say so.
 
+    Of bulk loads: which of them wait for a lock, and who holds it.
+
     And whoever has kept Postgres from cleaning up its tables for more than a minute.
     """
     if queue_url is not None:
@@ -70,6 +72,9 @@ def status(
     typer.echo(f"inbox: {rows} rows" + ("" if found.exact else "; --exact counts them per subscriber"))
     _print_leases(found.leases)
     _print_outbox(found.outbox, every=every)
+    for load in found.blocked_loads:
+        if not load.usual:
+            typer.echo(printable(f"blocked: {load}"))
     if backlog is not None:
         typer.echo("queue: " + ", ".join(f"{count:,} {what}" for what, count in backlog.items()))
 

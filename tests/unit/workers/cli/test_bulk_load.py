@@ -144,6 +144,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         *("bulk-load", *WHAT, "more.csv", *URL, "--apply", script, "--schema", "messaging", "--prefix", "p_"),
         *("--format", "json", "--fields", "event_id string", "--type", "event_id=uuid", "--read-option", "sep=;"),
         *("--writer", "jdbc", "--parallelism", "3", "--chunk-rows", "500", "--resume", "0123456789ab"),
+        *("--stalled-seconds", "7", "--effects-seconds", "8.5"),
         *("--master", "local[1]", "--jdbc-jar", "/a/driver.jar", "--conf", "spark.driver.memory=2g"),
     )
     assert ended.status == 0, ended.err
@@ -173,6 +174,8 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "chunk_rows": 500,
         "source": "the source",
         "resume": "0123456789ab",
+        "stalled_seconds": 7.0,
+        "effects_seconds": 8.5,
     }
     assert spark.stopped == 1
 
