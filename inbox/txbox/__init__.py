@@ -39,6 +39,7 @@ from txbox.errors import (
     SchemaMissing,
     TransactionAborted,
     TransactionEnded,
+    TransactionTimedOut,
     TxboxError,
 )
 from txbox.failures import Failures
@@ -81,6 +82,7 @@ __all__ = [
     "SchemaMissing",
     "TransactionAborted",
     "TransactionEnded",
+    "TransactionTimedOut",
     "TxboxError",
     "idempotent",
     "identify",

@@ -18,6 +18,7 @@
     │   └── MessageTooLarge      because of its size
     ├── TransactionEnded     a handler ended the transaction that was lent to it
     │   └── TransactionAborted   by swallowing the error of a statement
+    ├── TransactionTimedOut  a handler's transaction was open for longer than it may
     ├── RightsMissing        this user may not do with a table what it has to
     ├── InvalidConfiguration an argument or a setting that cannot work
     ├── LetterNotFound       no dead letter of that number waits
@@ -53,6 +54,7 @@ __all__ = [
     "SchemaMissing",
     "TransactionAborted",
     "TransactionEnded",
+    "TransactionTimedOut",
     "TxboxError",
 ]
 
@@ -281,6 +283,17 @@ class TransactionAborted(TransactionEnded):
             self,
             "a statement failed and the handler went on, but Postgres has already undone everything; let the error "
             "out, or run the statement within session.begin_nested()",
+        )
+
+
+class TransactionTimedOut(TxboxError):
+    """The server has ended a handler's transaction, which was open for too long; nothing of it is committed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the handler's transaction was open for longer than it may, or than the server allows, and the server has "
+            "ended it, to free its locks; do less in it, or allow more: the worker's transaction_seconds, the time-out "
+            "of the function on Lambda, or transaction_timeout and idle_in_transaction_session_timeout of the role"
         )
 
 

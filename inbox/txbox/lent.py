@@ -3,11 +3,10 @@
 Whoever records messages in a transaction and then runs the caller's code in it must be the only one to commit it: that
 code would commit records whose effects have not happened yet, and those messages would be lost. What can be refused is
 refused before it happens (``commit`` and ``COMMIT`` through SQLAlchemy), what can be seen afterwards is seen before the
-lender commits (a swallowed error). What is done to the driver's own connection behind SQLAlchemy's back, nobody can see
-in time: leave that to the lender.
+lender commits (a swallowed error). What is done to the driver's own connection behind SQLAlchemy's back, the server
+refuses: see ``txbox.seal``.
 """
 
-import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,10 +56,6 @@ def refuse_aborted(connection: Connection) -> None:
         case TransactionStatus.INERROR:
             raise TransactionAborted
         case TransactionStatus.IDLE:
-            _log.error(
-                "a handler ended the worker's transaction behind SQLAlchemy's back: messages that were recorded in it "
-                "and not handled yet may have been committed, and would then be taken for duplicates"
-            )
             raise TransactionEnded
 
 
@@ -132,6 +127,3 @@ def _transaction_status(connection: Connection) -> int:
     # psycopg 3 makes an object for each look at ``info``; ``pgconn`` is what that object asks.
     info = getattr(dbapi_connection, "pgconn", None) or getattr(dbapi_connection, "info", None)
     return int(getattr(info, "transaction_status", TransactionStatus.INTRANS))
-
-
-_log = logging.getLogger("txbox")

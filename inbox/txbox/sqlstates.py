@@ -11,6 +11,7 @@ __all__ = [
     "LOCK_NOT_AVAILABLE",
     "PREPARED_REMEDY",
     "SERIALIZATION_FAILURE",
+    "TIMED_OUT",
     "UNDEFINED_TABLE",
     "UNIQUE_VIOLATION",
     "is_foreign_statement",
@@ -23,6 +24,7 @@ SERIALIZATION_FAILURE = "40001"
 DEADLOCK_DETECTED = "40P01"
 LOCK_NOT_AVAILABLE = "55P03"
 UNDEFINED_TABLE = "42P01"
+TIMED_OUT = frozenset({"25P03", "25P04"})  # idle_in_transaction_session_timeout, transaction_timeout
 UNIQUE_VIOLATION = "23505"
 
 PREPARED_REMEDY = (

@@ -8,6 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox import TransactionEnded, TxboxError
 from txbox.lent import lent, refuse_aborted
+from txbox.seal import close_seal, is_refused_commit, seal
 from txbox_spark.patience import is_passing
 from txbox_spark.statements import in_one_statement
 
@@ -42,9 +43,11 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         if isinstance(apply, str):
             connection.exec_driver_sql(in_one_statement(apply).replace("%", "%%"))
             return
+        seal(connection)
         with lent(connection):
             apply(connection)
         refuse_aborted(connection)
+        close_seal(connection)
     except TransactionEnded:
         # SQLAlchemy takes the transaction for ended, and would give the connection back without rolling it back.
         connection.invalidate()
@@ -52,6 +55,9 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
     except TxboxError:
         raise
     except Exception as error:
+        if is_refused_commit(error):
+            connection.invalidate()
+            raise TransactionEnded from error
         if is_passing(error) and isinstance(error, DBAPIError | psycopg.Error):
             raise
         orig = error.orig if isinstance(error, DBAPIError) else error

@@ -127,6 +127,69 @@ def commits_by_sql_behind_everything(session: Session) -> None:
     session.connection().connection.dbapi_connection.execute("COMMIT")
 
 
+def commits_within_a_text_behind_everything(session: Session) -> None:
+    session.connection().connection.dbapi_connection.cursor().execute(r"SELECT E'\''; COMMIT; SELECT 'x'")
+
+
+def commits_within_a_text(session: Session) -> None:
+    session.connection().exec_driver_sql(r"SELECT E'\''; COMMIT; SELECT 'x'")
+
+
+def commits_behind_everything_and_goes_on(session: Session) -> None:
+    session.connection().connection.dbapi_connection.commit()
+    session.execute(APPLY_BAD)
+
+
+def commits_behind_everything_and_hides_it(session: Session) -> None:
+    with suppress(Exception):
+        session.connection().connection.dbapi_connection.commit()
+    session.execute(APPLY_BAD)
+
+
+def commits_and_chains_behind_everything(session: Session) -> None:
+    with suppress(Exception):
+        session.connection().connection.dbapi_connection.execute("COMMIT AND CHAIN")
+    session.execute(APPLY_BAD)
+
+
+def rolls_back_behind_everything_and_goes_on(session: Session) -> None:
+    session.connection().connection.dbapi_connection.rollback()
+    session.execute(APPLY_BAD)
+
+
+def rolls_back_and_chains_behind_everything(session: Session) -> None:
+    session.connection().connection.dbapi_connection.execute("ROLLBACK AND CHAIN")
+    session.execute(APPLY_BAD)
+
+
+def commits_each_statement_from_now_on(session: Session) -> None:
+    driver = session.connection().connection.dbapi_connection
+    driver.rollback()
+    driver.autocommit = True
+
+
+def wraps_the_refusal_of_its_commit(session: Session) -> None:
+    try:
+        session.connection().connection.dbapi_connection.commit()
+    except Exception as error:
+        raise ValueError("something of mine went wrong") from error
+
+
+BEHIND_EVERYTHING = [
+    rolls_back_behind_everything,
+    commits_behind_everything,
+    commits_by_sql_behind_everything,
+    commits_within_a_text_behind_everything,
+    commits_within_a_text,
+    commits_behind_everything_and_goes_on,
+    commits_behind_everything_and_hides_it,
+    commits_and_chains_behind_everything,
+    rolls_back_behind_everything_and_goes_on,
+    rolls_back_and_chains_behind_everything,
+    wraps_the_refusal_of_its_commit,
+]
+
+
 def swallows_the_error_of_a_statement(session: Session) -> None:
     with suppress(DBAPIError):
         session.execute(text("SELECT 1 / 0"))

@@ -21,7 +21,8 @@ from support.lambda_events import Context
 from support.worker_process import COUNT, NOTE
 from txbox import Inbox, Message
 from txbox.ledgers import PostgresLedger
-from txbox_workers.aws_lambda import sqs_handler, statements
+from txbox_workers import transaction_limits
+from txbox_workers.aws_lambda import sqs_handler
 
 
 class Sandbox:
@@ -81,7 +82,7 @@ def main() -> None:
     url, pause = settings.pop("url"), settings.pop("pause", 0.0)
     deadly, frozen = set(settings.pop("deadly_once", ())), set(settings.pop("frozen_once", ()))
     with_ledger = settings.pop("ledger", False)
-    statements.LIMITS[:] = settings.pop("limits", statements.LIMITS)
+    transaction_limits.LIMITS[:] = settings.pop("limits", transaction_limits.LIMITS)
     notes = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
     engine = create_engine(url, pool_size=1)
 

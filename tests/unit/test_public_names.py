@@ -41,6 +41,7 @@ PUBLIC = {
         "SchemaMissing",
         "TransactionAborted",
         "TransactionEnded",
+        "TransactionTimedOut",
         "TxboxError",
         "idempotent",
         "identify",

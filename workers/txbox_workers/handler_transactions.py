@@ -19,6 +19,7 @@ from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import BatchHandler, Handler
 from txbox_workers.lent_transaction import LentTransactions, finish
 from txbox_workers.outages import connecting, recording
+from txbox_workers.transaction_limits import TimeLimit, unlimited
 
 __all__ = ["BatchHandler", "Halt", "Handler", "HandlerTransactions", "SessionFactory", "Sorted", "Stopping"]
 
@@ -77,15 +78,17 @@ class HandlerTransactions:
         wants_details: Callable[[], bool],
         stopping: Halt,
         cut_short: Halt | None = None,
+        limit: TimeLimit = unlimited,
     ) -> None:
         """Take what ``Worker`` was given; it has validated all of it.
 
         Args:
             cut_short: within a batch, begin no more handlers once this is set: what was not begun is taken out of the
                 inbox again, and the rest commits.
+            limit: says how long a transaction may take.
         """
         self._engine = engine
-        self._transactions = LentTransactions(engine)
+        self._transactions = LentTransactions(engine, limit)
         self._inbox = inbox
         self._handler: Callable[..., object] | None = handler
         self._batch_handler = batch_handler

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
-from txbox import TransactionEnded
+from txbox import TransactionEnded, TransactionTimedOut
 from txbox.connections import stop_preparing
 from txbox.lent import guard, lent, refuse_aborted
-from txbox.sqlstates import is_foreign_statement
+from txbox.seal import begin_sealed, close_and_commit, close_seal, is_refused_commit
+from txbox.sqlstates import TIMED_OUT, is_foreign_statement, sqlstate
 from txbox_workers.outages import DatabaseUnavailable, bookkeeping, unavailable, without_values
+from txbox_workers.transaction_limits import TimeLimit, limit_statement, unlimited
 
 __all__ = ["LentTransactions", "finish"]
 
@@ -18,13 +20,16 @@ __all__ = ["LentTransactions", "finish"]
 class LentTransactions:
     """Lends transactions on an engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, limit: TimeLimit = unlimited) -> None:
         """Take the engine.
 
         Args:
             engine: the host's; its other connections notice nothing.
+            limit: says how long a transaction may take.
         """
+        self._host = engine
         self._engine = guard(engine)
+        self._limit = limit
 
     @contextmanager
     def lend(self) -> Iterator[Connection]:
@@ -32,24 +37,44 @@ class LentTransactions:
 
         A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
         goes back to the broker, and when it comes again the inbox knows.
+
+        Raises:
+            TransactionEnded: the one who borrows it has ended it, or has tried to; nothing is committed.
+            TransactionTimedOut: the server has ended it; nothing is committed.
         """
         with bookkeeping():
             connecting = self._engine.connect()
         with connecting as connection:
             transaction = connection.begin()
             try:
+                statement = limit_statement(self._limit)
+                with bookkeeping():
+                    begin_sealed(connection, *(() if statement is None else (statement,)))
                 with lent(connection):
                     yield connection
                 if not transaction.is_active or connection.get_transaction() is not transaction:
                     raise TransactionEnded
-                transaction.commit()
+                if len(self._host.dispatch.commit):
+                    close_seal(connection)  # listeners of the host's may have something to add before the commit
+                else:
+                    close_and_commit(connection)
+                transaction.commit()  # for SQLAlchemy; the driver has nothing left to commit
             except BaseException as error:
                 foreign = is_foreign_statement(error)
                 broken = _is_broken(connection) or not _rolled_back(connection) or foreign
+                ended = isinstance(error, TransactionEnded) or is_refused_commit(error)
                 if foreign:
                     stop_preparing(connection)
-                if broken and not isinstance(error, DatabaseUnavailable):
+                elif (broken or ended) and not connection.closed:
+                    connection.invalidate()  # who ends a transaction may have left it in any state, as in autocommit
+                if isinstance(error, DatabaseUnavailable):
+                    raise
+                if sqlstate(error) in TIMED_OUT:
+                    raise TransactionTimedOut from without_values(error)
+                if broken:
                     raise unavailable(error, before_handler=foreign) from without_values(error)
+                if ended and not isinstance(error, TransactionEnded):
+                    raise TransactionEnded from without_values(error)
                 raise
 
 

@@ -20,6 +20,7 @@ from txbox_workers.inbox_processor import InboxProcessor
 from txbox_workers.ledger_processor import LedgerProcessor
 from txbox_workers.parking import Parking
 from txbox_workers.processor import Processor
+from txbox_workers.transaction_limits import TimeLimit, limited, unlimited
 
 __all__ = ["Processing"]
 
@@ -99,6 +100,7 @@ class Processing:
         stopping: Halt,
         cut_short: Halt | None = None,
         ends_at: Callable[[], float | None] = lambda: None,
+        limit: TimeLimit = unlimited,
     ) -> Processor:
         """Make the processor.
 
@@ -109,11 +111,13 @@ class Processing:
             stopping: says when nothing more is to be begun.
             cut_short: as ``HandlerTransactions``.
             ends_at: as ``LedgerProcessor``.
+            limit: says how long a transaction may take.
         """
-        parking, transactions = None, None
+        parking, transactions, engine = None, None, None
         if self.engine is not None:
+            engine = limited(self.engine, limit)
             schema, prefix = self._place()
-            parking = Parking(self.engine, self.subscriber_id, source_name, schema=schema, prefix=prefix)
+            parking = Parking(engine, self.subscriber_id, source_name, schema=schema, prefix=prefix)
         if self.inbox is not None and self.engine is not None:
             transactions = HandlerTransactions(
                 inbox=self.inbox,
@@ -126,17 +130,18 @@ class Processing:
                 wants_details=wants_details,
                 stopping=stopping,
                 cut_short=cut_short,
+                limit=limit,
             )
         if self.ledger is None:
             assert transactions is not None  # noqa: S101 - for the type checker: see __post_init__
             assert parking is not None  # noqa: S101
-            assert self.engine is not None  # noqa: S101
+            assert engine is not None  # noqa: S101
             schema, prefix = self._place()
             return InboxProcessor(
                 transactions=transactions,
-                failures=Failures(self.engine, self.subscriber_id, schema=schema, prefix=prefix),
+                failures=Failures(engine, self.subscriber_id, schema=schema, prefix=prefix),
                 parking=parking,
-                engine=self.engine,
+                engine=engine,
                 one_transaction_per_message=self.transactions == "message",
                 max_attempts=self.max_attempts,
                 backoff=self.backoff,

@@ -8,6 +8,7 @@ The ack comes after the commit, so whatever dies in between leads to a redeliver
 """
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -51,6 +52,10 @@ MAX_ATTEMPTS = 10
 OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 """Between tries while the broker or the database cannot be reached."""
 
+TRANSACTION_VISIBILITIES = 4
+TRANSACTION_SECONDS = 60.0
+"""How long a handler's transaction may take: so many times the visibility of its source, and at least so long."""
+
 ACK_AFTER_SECONDS = 1.0
 """Outcomes of a batch that is processed one by one are told to the broker at least this often."""
 
@@ -77,6 +82,7 @@ class Worker(Service):
         session_factory: SessionFactory = Session,
         lease_seconds: float = LEASE_SECONDS,
         fingerprint: bool = False,
+        transaction_seconds: float | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
         """Put a worker together; nothing is connected before ``start`` or ``run``.
@@ -104,6 +110,9 @@ class Worker(Service):
             lease_seconds: how long the ledger keeps a message for a worker that has died; while one lives, the lease is
                 renewed.
             fingerprint: have the ledger refuse an id that comes again with another body.
+            transaction_seconds: how long a handler's transaction may take; then the server ends it, for its locks not
+                to outlast a worker that is stopped in it, and the message has failed. None: four times the visibility
+                of the source, and at least a minute. ``math.inf``: as long as it likes.
             hooks: told of every event; the log is told in any case.
 
         Raises:
@@ -125,6 +134,13 @@ class Worker(Service):
             lease_seconds=lease_seconds,
             fingerprint=fingerprint,
         )
+        if transaction_seconds is None:
+            transaction_seconds = max(
+                TRANSACTION_VISIBILITIES * (source.visibility_seconds or 0.0), TRANSACTION_SECONDS
+            )
+        elif not transaction_seconds > 0:
+            raise InvalidConfiguration(f"Worker.transaction_seconds must be more than 0, not {transaction_seconds!r}")
+        limit = None if transaction_seconds == math.inf else transaction_seconds
         super().__init__()
         self.subscriber_id = processing.subscriber_id
         self.source = source
@@ -132,7 +148,11 @@ class Worker(Service):
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._heard = bool(hooks)
         self._processor = processing.processor(
-            source_name=source.name, hooks=self._hooks, wants_details=self._wants_details, stopping=self._stopping
+            source_name=source.name,
+            hooks=self._hooks,
+            wants_details=self._wants_details,
+            stopping=self._stopping,
+            limit=lambda: limit,
         )
         self._heartbeat = Heartbeat(source, self._heartbeat_failed)
         self._polling = 0

@@ -290,6 +290,21 @@ def commits_as_sql(connection: Connection) -> None:
     connection.execute(text("INSERT INTO effect VALUES ('stray'); COMMIT"))
 
 
+def commits_within_a_text(connection: Connection) -> None:
+    connection.exec_driver_sql(r"INSERT INTO effect VALUES ('stray'); SELECT E'\''; COMMIT; SELECT 'x'")
+
+
+def commits_behind_sqlalchemy_and_goes_on(connection: Connection) -> None:
+    with suppress(psycopg.Error):
+        connection.connection.dbapi_connection.commit()
+    connection.execute(text("INSERT INTO effect VALUES ('stray')"))
+
+
+def rolls_back_behind_sqlalchemy_and_goes_on(connection: Connection) -> None:
+    connection.connection.dbapi_connection.rollback()
+    connection.execute(text("INSERT INTO effect VALUES ('stray')"))
+
+
 def swallows(connection: Connection) -> None:
     with suppress(DBAPIError):
         connection.execute(text("SELECT 1 / 0"))
@@ -297,7 +312,14 @@ def swallows(connection: Connection) -> None:
 
 @pytest.mark.parametrize(
     ("apply", "expected"),
-    [(commits, TransactionEnded), (commits_as_sql, TransactionEnded), (swallows, TransactionAborted)],
+    [
+        (commits, TransactionEnded),
+        (commits_as_sql, TransactionEnded),
+        (commits_within_a_text, TransactionEnded),
+        (commits_behind_sqlalchemy_and_goes_on, TransactionEnded),
+        (rolls_back_behind_sqlalchemy_and_goes_on, TransactionEnded),
+        (swallows, TransactionAborted),
+    ],
 )
 def test_an_effect_that_ends_the_transaction(
     books: Books, merge: Callable[..., "Future[int | None]"], apply: Apply, expected: type[Exception]

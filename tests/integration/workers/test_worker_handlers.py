@@ -1,26 +1,26 @@
 """Handlers that misbehave in the transaction that the worker lends them."""
 
-import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from support.business import Business, apply, once
 from support.handlers import (
+    BEHIND_EVERYTHING,
     REFUSED,
     TOLERATED,
-    commits_behind_everything,
     commits_by_sql,
-    commits_by_sql_behind_everything,
+    commits_each_statement_from_now_on,
     commits_the_connection,
     handler_options,
-    rolls_back_behind_everything,
     rolls_the_session_back,
     swallows_the_error_of_a_statement,
     with_bad,
+    wraps_the_refusal_of_its_commit,
 )
 from support.memory_worker import messages, work_off
 from txbox import Message, Outcome
@@ -87,32 +87,73 @@ def test_what_a_handler_leaves_behind_in_its_transaction_does_not_harm_the_next_
     assert len(runs) == 2
 
 
-def test_a_rollback_behind_sqlalchemy_is_noticed(engine: Engine, business: Business) -> None:
-    work_off(MemorySource(messages("a", "bad", "c")), engine, with_bad(rolls_back_behind_everything), max_attempts=2)
-    assert business.applied() == once("ac")
-    assert business.recorded() == {"a", "c"}
-    assert business.letters() == {"bad": "failed"}
-
-
-@pytest.mark.parametrize("mode", ["batch", "message"])
-@pytest.mark.parametrize("behaviour", [commits_behind_everything, commits_by_sql_behind_everything])
-def test_a_commit_behind_sqlalchemy_is_not_prevented_but_logged_with_what_it_may_have_cost(
-    engine: Engine,
-    business: Business,
-    caplog: pytest.LogCaptureFixture,
-    behaviour: Callable[[Session], None],
-    mode: str,
+@pytest.mark.parametrize("mode", ["batch", "message", "batch_handler"])
+@pytest.mark.parametrize("behaviour", BEHIND_EVERYTHING)
+def test_a_handler_that_ends_the_transaction_behind_sqlalchemy_loses_nothing(
+    engine: Engine, business: Business, behaviour: Callable[[Session], None], mode: str
 ) -> None:
-    source = MemorySource(messages("a", "bad", "c"))
-    work_off(source, engine, max_attempts=2, **handler_options(with_bad(behaviour), mode))
-    (error,) = [record for record in caplog.records if record.name == "txbox" and record.levelno >= logging.ERROR]
-    assert "ended the worker's transaction behind SQLAlchemy's back" in error.message
-    assert "recorded in it and not handled yet may have been committed" in error.message
-    # In a batch it has come to that: c was recorded with the others, and its handler has never run.
-    lost = {"c"} if mode == "batch" else set()
-    assert business.recorded() == {"a", "bad", "c"}
-    assert business.applied() == once({"a", "bad", "c"} - lost)
-    assert business.letters() == {}
+    source = MemorySource(messages("bad", "b", "c", "d"))
+    worker = work_off(source, engine, max_attempts=2, **handler_options(with_bad(behaviour), mode))
+    assert business.applied() == once("bcd")
+    assert business.recorded() == {"b", "c", "d"}, "what is recorded was applied, and nothing else"
+    assert business.letters() == {"bad": "failed"}
+    assert worker.counts == {Outcome.PROCESSED: 3, Outcome.FAILED: 1, Outcome.DEAD: 1}
+
+
+def test_a_connection_that_a_handler_has_left_in_autocommit_is_used_no_more(engine: Engine, business: Business) -> None:
+    source = MemorySource(messages("bad", "b", "c", "d"))
+    work_off(source, engine, with_bad(commits_each_statement_from_now_on), max_attempts=2)
+    assert business.applied() == once("bcd")
+    assert business.recorded() == {"b", "c", "d"}
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_a_commit_in_the_first_handler_and_an_error_in_the_last_lose_nothing(
+    schema_url: str, business: Business, level: str
+) -> None:
+    engine = create_engine(schema_url, isolation_level=level, pool_size=1, max_overflow=0)
+    seen: list[str] = []
+
+    def handle(session: Session, message: Message) -> None:
+        apply(session, message)
+        seen.append(session.execute(text("SHOW transaction_isolation")).scalar_one().upper())
+        if message.id == "a":
+            with suppress(Exception):
+                session.connection().connection.dbapi_connection.commit()
+        if message.id == "f":
+            raise ValueError("the last of them")
+
+    work_off(MemorySource(messages(*"abcdef")), engine, handle, max_attempts=1)
+    engine.dispose()
+    assert set(seen) == {level}
+    assert business.applied() == once("bcde")
+    assert business.recorded() == set("bcde")
+    assert business.letters() == {"a": "failed", "f": "failed"}
+
+
+def test_a_handler_that_commits_is_told_what_is_wrong(
+    engine: Engine, business: Business, caplog: pytest.LogCaptureFixture
+) -> None:
+    work_off(MemorySource(messages("bad")), engine, with_bad(wraps_the_refusal_of_its_commit), max_attempts=1)
+    (said,) = [record.getMessage() for record in caplog.records if "bad" in record.getMessage()]
+    assert "TransactionEnded: the handler ended the worker's transaction; leave commit" in said
+
+
+def test_what_a_listener_of_the_hosts_does_at_the_commit_is_part_of_it(schema_url: str, business: Business) -> None:
+    engine = create_engine(schema_url)
+    number = text("SELECT pg_current_xact_id_if_assigned()::text")
+    handled: list[str] = []
+    heard: list[str] = []
+
+    def handle(session: Session, message: Message) -> None:
+        apply(session, message)
+        handled.append(session.execute(number).scalar_one())
+
+    event.listen(engine, "commit", lambda connection: heard.append(connection.execute(number).scalar_one()))
+    work_off(MemorySource(messages("a")), engine, handle)
+    engine.dispose()
+    assert business.applied() == once("a")
+    assert heard == handled
 
 
 @pytest.mark.parametrize("behaviour", [commits_the_connection, commits_by_sql, swallows_the_error_of_a_statement])

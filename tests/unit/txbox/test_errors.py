@@ -27,6 +27,7 @@ from txbox.errors import (
     SchemaMissing,
     TransactionAborted,
     TransactionEnded,
+    TransactionTimedOut,
     TxboxError,
 )
 
@@ -51,6 +52,7 @@ EXAMPLES = [
     SchemaMissing('"Odd schema-%".processed_message'),
     TransactionAborted(),
     TransactionEnded(),
+    TransactionTimedOut(),
 ]
 
 
@@ -120,6 +122,7 @@ def test_a_broker_error_is_transient_unless_told_otherwise() -> None:
         ),
         (InFlight("billing", ["m-1"]), "let the broker deliver it again"),
         (Mismatch("billing", ["m-1"]), "choose another id with identify"),
+        (TransactionTimedOut(), "the worker's transaction_seconds"),
         (TransactionEnded(), "leave commit and rollback to the worker"),
         (MessageTooLarge("own:somewhere", 300_000, 262_144), "at most 262,144 bytes, and the message has 300,000"),
         (RightsMissing("outbox_message", "DELETE"), "GRANT DELETE ON outbox_message"),

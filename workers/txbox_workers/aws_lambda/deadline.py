@@ -67,6 +67,10 @@ class Deadline(threading.local):
         """Return the reading of ``elapsed`` at which the invocation ends; None: it does not."""
         return self._ends_at
 
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the invocation ends; None: it does not."""
+        return None if self._ends_at is None else self._ends_at - elapsed()
+
     def has_run(self, seconds: float) -> None:
         """Learn how long a handler has taken, so that the next one is not begun in vain."""
         self._has_run = True

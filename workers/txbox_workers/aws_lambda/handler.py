@@ -27,7 +27,6 @@ from txbox.instrumentation.logs import log_event
 from txbox.ledgers import LEASE_SECONDS, Ledger
 from txbox_workers.aws_lambda.deadline import MARGIN_SECONDS, Deadline, seconds_left, timed, timed_batch
 from txbox_workers.aws_lambda.events import Batch, batch_item_failures, batches
-from txbox_workers.aws_lambda.limited_transactions import limited
 from txbox_workers.delivery import Settlement
 from txbox_workers.envelopes import Envelope
 from txbox_workers.handler_transactions import BatchHandler, Handler, SessionFactory
@@ -121,7 +120,7 @@ def sqs_handler(
         of="sqs_handler",
         inbox=inbox,
         ledger=alone or ledger,
-        engine=None if engine is None else limited(engine, deadline),
+        engine=engine,
         handler=None if handler is None else timed(handler, deadline),
         batch_handler=None if batch_handler is None else timed_batch(batch_handler, deadline),
         transactions=transactions,
@@ -202,6 +201,7 @@ class _Function:
                 stopping=self._deadline,
                 cut_short=self._deadline,
                 ends_at=self._deadline.ends_at,
+                limit=self._deadline.seconds_left,
             )
         return processor
 

@@ -58,6 +58,7 @@ class SqsWorker(Worker):
         session_factory: SessionFactory = Session,
         lease_seconds: float = LEASE_SECONDS,
         fingerprint: bool = False,
+        transaction_seconds: float | None = None,
         hooks: Sequence[Hook] = (),
         client: "SQSClient | None" = None,
     ) -> None:
@@ -84,6 +85,7 @@ class SqsWorker(Worker):
             session_factory: as for ``Worker``.
             lease_seconds: as for ``Worker``.
             fingerprint: as for ``Worker``.
+            transaction_seconds: as for ``Worker``.
             hooks: as for ``Worker``.
             client: an SQS client of boto3 to use; None makes one from boto3's own settings.
 
@@ -114,5 +116,6 @@ class SqsWorker(Worker):
             session_factory=session_factory,
             lease_seconds=lease_seconds,
             fingerprint=fingerprint,
+            transaction_seconds=transaction_seconds,
             hooks=hooks,
         )

@@ -25,7 +25,6 @@ class Slow:
         self.seconds = seconds
         self.runs: list[str] = []
         monkeypatch.setattr("txbox_workers.aws_lambda.deadline.elapsed", lambda: self.now)
-        monkeypatch.setattr("txbox_workers.aws_lambda.limited_transactions.elapsed", lambda: self.now)
 
     def __call__(self, session: Session, message: Message) -> None:
         self.runs.append(message.id)

@@ -20,7 +20,6 @@ from support.queues import held, send
 from support.waiting import wait_until
 from txbox import Inbox, InFlight
 from txbox.ledgers.lease import elapsed
-from txbox_workers.aws_lambda.statements import LIMITS
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -71,7 +70,7 @@ def test_a_lease_of_a_killed_invocation_is_over_when_the_invocation_would_be(bus
     assert runs(business)["a"] == 2
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("limit", ["transaction_timeout", "idle_in_transaction_session_timeout"])
 def test_a_frozen_sandbox_gives_up_its_locks_when_its_time_is_over(
     engine: Engine, business: Business, start: Start, limit: str
 ) -> None:

@@ -7,7 +7,6 @@ from support.business import Business
 from support.lambda_events import Context, of
 from txbox import Inbox
 from txbox_workers.aws_lambda import sqs_handler
-from txbox_workers.aws_lambda.statements import LIMIT_TRANSACTION
 
 
 def settings(session: Session) -> dict[str, str]:
@@ -40,18 +39,9 @@ def test_a_stricter_limit_of_the_hosts_stays(schema_url: str, business: Business
     assert seen[0]["idle_in_transaction_session_timeout"] == "3s"
 
 
-def test_a_server_that_does_not_know_a_limit_is_not_troubled(pool: Engine) -> None:
-    with pool.begin() as connection:
-        rows = connection.exec_driver_sql(LIMIT_TRANSACTION, ("5", ["no_such_timeout_of_a_server"], 5)).fetchall()
-    assert rows == []
-
-
-def test_the_limit_costs_one_statement_for_an_event(pool: Engine, business: Business) -> None:
+def test_the_limit_costs_no_statement_of_its_own(pool: Engine, business: Business) -> None:
     statements: list[str] = []
     event.listen(pool, "before_cursor_execute", lambda _c, _k, statement, *_: statements.append(statement))
     handle = sqs_handler(Inbox("billing"), pool, lambda session, message: None)
     handle(of("abcdefghij"), Context(30))
-    assert len(statements) == 2, "the limit, and the record"
-    assert statements.count(LIMIT_TRANSACTION) == 1
-    handle(of("klm"), None)
-    assert len(statements) == 3
+    assert len(statements) == 1, "the record; the limit goes out with BEGIN"

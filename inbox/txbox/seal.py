@@ -1,0 +1,137 @@
+"""A seal on a lent transaction: a COMMIT that is not the lender's fails on the server, and nothing is committed.
+
+Reading what is executed cannot find every COMMIT: one may go to the driver's own connection, or hide in a text that
+only Postgres can take apart. And a transaction that recorded messages and was committed by a handler loses those whose
+handlers have not run yet::
+
+    lender    BEGIN; DECLARE seal … WITH HOLD ── record m1, m2 ── handler(m1) ── handler(m2) ── CLOSE seal; COMMIT
+    handler                                                          └ COMMIT: refused, m1 and m2 are rolled back
+
+A cursor WITH HOLD outlives its transaction, so COMMIT has to read it to its end; the query of this one fails when it is
+read. Only the lender closes it. If a handler has rolled back, the seal is gone with its transaction, and the lender's
+CLOSE fails: what came after that is rolled back too. Either way the server decides, at the one moment that matters.
+
+The seal costs no round trip: it goes out with BEGIN, and CLOSE with COMMIT, 15 us together (an empty transaction takes
+20 to 40). Two statements in one message need Postgres's simple query protocol, for which psycopg has no call that
+begins no transaction before it; so these two messages are sent through psycopg's own connection.
+
+https://www.postgresql.org/docs/current/sql-declare.html
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg import generators
+from psycopg.pq import ExecStatus, TransactionStatus
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox.errors import TransactionEnded
+
+__all__ = ["CLOSE_SEAL", "DECLARE_SEAL", "begin_sealed", "close_and_commit", "close_seal", "is_refused_commit", "seal"]
+
+REFUSAL = "txbox refuses to commit: leave that to whoever lends the transaction"
+
+DECLARE_SEAL = f"DECLARE txbox_seal CURSOR WITH HOLD FOR SELECT ('{REFUSAL} ' || pg_catalog.random())::pg_catalog.int4"
+"""Have COMMIT fail in this transaction. With ``random`` the text is not known, and not cast, before it is read."""
+
+CLOSE_SEAL = "CLOSE txbox_seal"
+"""Let COMMIT succeed again; fails in another transaction than the one that was sealed."""
+
+
+def begin_sealed(connection: Connection, *also: str) -> None:
+    """Begin a transaction that only ``close_and_commit`` can commit: one round trip, which takes the place of BEGIN.
+
+    Args:
+        connection: in a transaction of SQLAlchemy's; the server may have begun it already.
+        also: statements to be run in the same round trip, without parameters.
+
+    Raises:
+        psycopg.Error: the server does not answer, or refuses.
+    """
+    driver: Any = connection.connection.dbapi_connection
+    begun = driver.pgconn.transaction_status == TransactionStatus.INTRANS
+    try:
+        _run(connection, *(() if begun else (_begin(driver),)), DECLARE_SEAL, *also)
+    except psycopg.Error:
+        if driver.closed:
+            # Found dead. SQLAlchemy is to meet it, too: it gives up the other connections of the pool then, as they
+            # have most likely gone the same way.
+            with suppress(DBAPIError):
+                connection.exec_driver_sql(CLOSE_SEAL)
+        raise
+
+
+def close_and_commit(connection: Connection) -> None:
+    """Commit the transaction that ``begin_sealed`` has begun, in one round trip.
+
+    Raises:
+        TransactionEnded: this is another transaction. Nothing is committed.
+        psycopg.Error: it cannot be committed, or whether it was is not known.
+    """
+    _closing(connection, CLOSE_SEAL, "COMMIT")
+
+
+def seal(connection: Connection) -> None:
+    """Seal a transaction that has begun: one round trip."""
+    _run(connection, DECLARE_SEAL)
+
+
+def close_seal(connection: Connection) -> None:
+    """Let the transaction be committed that ``seal`` has sealed: one round trip.
+
+    Raises:
+        TransactionEnded: this is another transaction.
+    """
+    _closing(connection, CLOSE_SEAL)
+
+
+def is_refused_commit(error: BaseException) -> bool:
+    """Whether an error is, or was caused by, a COMMIT that a seal has refused."""
+    return any(
+        isinstance(cause, psycopg.errors.InvalidTextRepresentation) and REFUSAL in str(cause)
+        for cause in _causes(error)
+    )
+
+
+def _closing(connection: Connection, *statements: str) -> None:
+    try:
+        _run(connection, *statements)
+    except psycopg.errors.InvalidCursorName as error:
+        raise TransactionEnded from error
+
+
+def _begin(driver: Any) -> str:
+    """Return BEGIN as the connection's own settings want it, which SQLAlchemy's ``isolation_level`` sets."""
+    parts = ["BEGIN"]
+    if driver.isolation_level is not None:
+        parts.append(f"ISOLATION LEVEL {psycopg.IsolationLevel(driver.isolation_level).name.replace('_', ' ')}")
+    if driver.read_only is not None:
+        parts.append("READ ONLY" if driver.read_only else "READ WRITE")
+    if driver.deferrable is not None:
+        parts.append("DEFERRABLE" if driver.deferrable else "NOT DEFERRABLE")
+    return " ".join(parts)
+
+
+def _run(connection: Connection, *statements: str) -> None:
+    """Run statements in one round trip."""
+    driver: Any = connection.connection.dbapi_connection
+    with driver.lock:
+        driver.pgconn.send_query("; ".join(statements).encode())
+        results = driver.wait(generators.execute(driver.pgconn))
+    for result in results:
+        if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+            raise psycopg.errors.error_from_result(result, encoding=driver.info.encoding)
+    if len(results) != len(statements):
+        raise psycopg.OperationalError(f"the connection was lost; {len(results)} of {len(statements)} answers came")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        yield current
+        seen.append(current)
+        current = getattr(current, "orig", None) or current.__cause__ or current.__context__
