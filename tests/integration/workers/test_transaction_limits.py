@@ -25,7 +25,7 @@ SHOW = text("SELECT name, setting::int FROM pg_settings WHERE name = ANY(:names)
 
 def limits(connection: Connection | Session) -> dict[str, int]:
     """What the server's time-outs are, in milliseconds."""
-    return dict(connection.execute(SHOW, {"names": NAMES}).tuples().all())
+    return dict(map(tuple, connection.execute(SHOW, {"names": NAMES}).fetchall()))
 
 
 @pytest.mark.parametrize("limit", ["transaction_timeout", "idle_in_transaction_session_timeout"])
