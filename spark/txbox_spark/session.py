@@ -4,9 +4,6 @@ import contextlib
 import importlib.util
 import logging
 import os
-import re
-import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -14,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txbox import TxboxError
+from txbox_spark.java import SparkSetupError, java_found
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -22,11 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JDBC_DRIVER",
-    "MINIMUM_JAVA",
-    "SparkSetupError",
     "quiet_pyspark",
     "require_jdbc_driver",
-    "require_jdk",
     "require_pyspark",
     "spark_session",
 ]
@@ -40,39 +34,8 @@ UNUSED_BY_THE_DRIVER = "org.checkerframework:checker-qual"
 MAVEN_REPOSITORY = Path("~/.m2/repository").expanduser()
 """Where Maven keeps what it has fetched."""
 
-MINIMUM_JAVA = 17
-"""What Spark 4 needs."""
-
 CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """Where pyspark logs pages about every wrong expression, written as a column or within a statement."""
-
-
-class SparkSetupError(TxboxError):
-    """Spark cannot run on this machine, or not with Postgres; the message says what to do about it."""
-
-
-def require_jdk(java: str = "java") -> int:
-    """See that a Java is there that Spark can use.
-
-    Args:
-        java: the program, by name or path.
-
-    Returns:
-        Its major version.
-
-    Raises:
-        SparkSetupError: there is none, or it is too old.
-    """
-    program = shutil.which(java)
-    if program is None:
-        raise SparkSetupError(f"Spark needs a JDK {MINIMUM_JAVA} or newer, and there is no {java}; {_INSTALL}")
-    answer = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60)
-    version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    if version is None:
-        raise SparkSetupError(f"{program} does not say its version; {_INSTALL}")
-    if int(version.group(1)) < MINIMUM_JAVA:
-        raise SparkSetupError(f"Spark needs a JDK {MINIMUM_JAVA} or newer, {program} is {version.group(1)}; {_INSTALL}")
-    return int(version.group(1))
 
 
 def require_pyspark() -> None:
@@ -119,9 +82,8 @@ def spark_session(
     # Set by spark-submit; pyspark then joins the JVM that started this Python.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and SparkContext._gateway is None:  # noqa: SLF001 pyspark has no other way to ask for its JVM
-        java_home = os.environ.get("JAVA_HOME")
-        require_jdk(str(Path(java_home, "bin", "java")) if java_home else "java")
-        _start(SparkConf().setAll(list(asked.items())))
+        with java_found():
+            _start(SparkConf().setAll(list(asked.items())))
     builder = SparkSession.builder
     for key, value in asked.items():
         builder = builder.config(key, value)
@@ -284,4 +246,3 @@ def _reason(text: str) -> str:
 
 _DRIVER_CLASS = "org.postgresql.Driver"
 _LISTS = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
-_INSTALL = "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless)"

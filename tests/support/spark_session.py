@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,14 @@ def spark(note_server: Callable[[str], None]) -> Iterator[SparkSession]:
     note_server(f"Spark used: {session.version} (pyspark {pyspark.__version__})")
     yield session
     session.stop()
+
+
+def pytest_configure() -> None:
+    """On a machine without Java, have the programs that tests start find the one of txbox[embedded]."""
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        from txbox_spark.java import java_environment
+
+        os.environ.update(java_environment())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

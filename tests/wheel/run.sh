@@ -42,6 +42,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     names = wheel.namelist()
     info = next(name for name in names if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(info).decode())
+    executable = wheel.getinfo("txbox_spark/java_home/bin/java").external_attr >> 16 & 0o111
 packages = {"txbox", "txbox_workers", "txbox_spark", "txbox_migrations"}
 roots = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
 assert roots == packages, f"packages: {roots}"
@@ -56,6 +57,7 @@ for needed in (
     "txbox_migrations/history/versions/version_1.py",
 ):
     assert needed in names, f"{needed} is missing"
+assert executable, "txbox_spark/java_home/bin/java may not be executed"
 unwanted = [name for name in names if "test_" in name or "conftest" in name or name.endswith((".pyc", ".log"))]
 assert not unwanted, f"unwanted: {unwanted}"
 assert any(name.endswith("/licenses/LICENSE") for name in names), "no licence"

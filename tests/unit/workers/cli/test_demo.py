@@ -14,6 +14,7 @@ from rich.console import Console
 from support.demo_reports import COMPLETE, NOTICES, RIGHT
 from support.program import Ended
 from txbox import TxboxError
+from txbox_spark import java as spark_java
 from txbox_workers.cli import demo as command
 from txbox_workers.demo import run as demo_run
 from txbox_workers.demo.accounting import Sends
@@ -194,6 +195,7 @@ def test_what_the_last_act_lacks_is_said_before_the_work(
     if missing == "java":
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("JAVA_HOME", raising=False)
+        monkeypatch.setattr(spark_java, "find_spec", lambda name: None)
     else:
         monkeypatch.setattr(command, "find_spec", lambda name: None if name == missing else object())
     monkeypatch.setattr(demo_run, "run_demo", lambda *_: pytest.fail("it began"))
