@@ -1,5 +1,7 @@
 """``txbox status``: what is done, what waits, what needs a person."""
 
+import math
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +36,9 @@ def status(
     ] = False,
     every: Annotated[bool, typer.Option("--all", help="Also each relay that is gone.")] = False,
     queue_url: Annotated[str | None, typer.Option("--queue", help="Also ask this SQS queue for its backlog.")] = None,
+    lease_table: Annotated[
+        str | None, typer.Option("--lease-table", help="Also read this DynamoDB table of leases.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what is processed, what waits, what is parked, and who blocks.
@@ -41,7 +46,7 @@ def status(
     Of the inbox: for each subscriber, what is processed, what waits for another attempt, what is parked.
 
     Of leases, where there are any: for each subscriber, what is completed, in flight, left behind by an owner that
-    died, and failed.
+    died, and failed. Of those in DynamoDB, with --lease-table.
 
     Of the outbox, where it has been used: for each destination, what waits to be sent, and the relays at work. No more
     than 100,000 messages are looked at; beyond, figures are lower bounds and estimates, and say so.
@@ -60,10 +65,19 @@ def status(
         from txbox_workers.sqs import queue_backlog
 
         backlog = queue_backlog(queue_url)
+    in_dynamodb = None
+    if lease_table is not None:
+        from txbox.ledgers.dynamodb_status import EXACT_UP_TO_ITEMS, read_lease_table
+
+        in_dynamodb = read_lease_table(lease_table, exact_up_to_rows=math.inf if exact else EXACT_UP_TO_ITEMS)
     if as_json:
         values = found.as_dict()
         _mask_errors(values["outbox"])
-        print_json({**values, **({"queue": backlog} if backlog is not None else {})})
+        if backlog is not None:
+            values["queue"] = backlog
+        if in_dynamodb is not None:
+            values["lease_table"] = asdict(in_dynamodb)
+        print_json(values)
         return
     if found.subscribers:
         headings = ("subscriber", "processed", "last", "retrying", "dead letters")
@@ -71,6 +85,8 @@ def status(
     rows = f"{found.inbox_rows:,}" if found.exact else f"about {found.inbox_rows:,}"
     typer.echo(f"inbox: {rows} rows" + ("" if found.exact else "; --exact counts them per subscriber"))
     _print_leases(found.leases)
+    if in_dynamodb is not None:
+        _print_leases(in_dynamodb, heading="ledger in DynamoDB")
     _print_outbox(found.outbox, every=every)
     for load in found.blocked_loads:
         if not load.usual:
@@ -90,12 +106,13 @@ def _subscriber(line: SubscriberStatus) -> tuple[str, ...]:
     )
 
 
-def _print_leases(leases: LeaseStatus) -> None:
+def _print_leases(leases: LeaseStatus, *, heading: str = "ledger") -> None:
     if leases.ledgers:
-        headings = ("ledger", "completed", "in flight", "run out", "failed", "longest")
+        headings = (heading, "completed", "in flight", "run out", "failed", "longest")
         print_table(headings, [_ledger(line) for line in leases.ledgers])
     if not leases.exact:
-        typer.echo(f"leases: about {leases.rows:,} rows; --exact counts them per subscriber")
+        of = " in DynamoDB" if heading != "ledger" else ""
+        typer.echo(f"leases{of}: about {leases.rows:,} rows; --exact counts them per subscriber")
 
 
 def _ledger(line: LedgerStatus) -> tuple[str, ...]:

@@ -6,10 +6,11 @@ import subprocess
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import boto3
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
-from support.leases import acquired
+from support.leases import acquired, dynamodb_store
 from support.program import COMMAND, Ended
 from support.program import txbox as run_process
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
@@ -81,6 +82,26 @@ def test_status_shows_leases_where_there_are_some(txbox: Txbox, engine: Engine) 
     assert lines[2][:5] == ["mailing", "1", "1", "0", "0"]
     (found,) = json.loads(txbox("status", "--json").out)["leases"]["ledgers"]
     assert (found["subscriber_id"], found["completed"], found["in_flight"]) == ("mailing", 1, 1)
+
+
+def test_status_shows_the_leases_of_a_table_in_dynamodb(txbox: Txbox, aws: object) -> None:
+    client = boto3.client("dynamodb")
+    store = dynamodb_store(client)
+    table = store.arguments["table"]
+    ledger = store.ledger()
+    ledger.complete(acquired(ledger, "a"))
+    acquired(ledger, "b", seconds=600)
+    assert "DynamoDB" not in txbox("status").out
+    lines = [line.split() for line in txbox("status", "--lease-table", table).out.splitlines()]
+    assert lines == [
+        ["inbox:", "0", "rows"],
+        ["ledger", "in", "DynamoDB", "completed", "in", "flight", "run", "out", "failed", "longest"],
+        ["mailing", "1", "1", "0", "0"],
+    ]
+    found = json.loads(txbox("status", "--json", "--lease-table", table).out)
+    assert found["lease_table"]["ledgers"][0]["completed"] == 1
+    txbox("status", "--lease-table", "none").failed_in_one_line(1, "create the table none, or correct its name")
+    client.close()
 
 
 def test_status_has_a_line_for_each_subscriber(txbox: Txbox, busy: int) -> None:
