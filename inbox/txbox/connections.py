@@ -12,7 +12,8 @@ every transaction that records or publishes, while psycopg prepares at the sixth
 
 import logging
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import psycopg
@@ -21,9 +22,21 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import Dialect
 
 from txbox.errors import InvalidConfiguration
+from txbox.sqlstates import is_of_the_session
 from txbox.statements import BACKEND_PID
 
-__all__ = ["KEEPALIVES", "adopt", "note_server", "open_engine", "stop_preparing"]
+__all__ = [
+    "KEEPALIVES",
+    "adopt",
+    "discard_if_poisoned",
+    "note_server",
+    "open_engine",
+    "refuse_other_encodings",
+    "stop_preparing",
+    "with_sound_connection",
+]
+
+T = TypeVar("T")
 
 KEEPALIVES: dict[str, object] = {
     "keepalives": 1,
@@ -42,8 +55,13 @@ def open_engine(url: str | URL, **options: Any) -> Engine:
     Args:
         url: the database; ``prepare_threshold`` in its query may be a number, or ``None``.
         options: those of ``create_engine``.
+
+    Returns:
+        The engine. Its connections raise ``InvalidConfiguration`` if the database is not UTF-8.
     """
-    return adopt(create_engine(url, **options))
+    engine = adopt(create_engine(url, **options))
+    event.listen(engine, "connect", _refuse_other_encodings)
+    return engine
 
 
 def adopt(engine: Engine) -> Engine:
@@ -67,8 +85,50 @@ def adopt(engine: Engine) -> Engine:
         _adopted.add(dialect)
         event.listen(engine, "do_connect", _complete)
         event.listen(engine, "connect", _meet)
-        event.listen(engine, "checkout", _meet_older)
+        event.listen(engine, "checkout", _count)
     return engine
+
+
+def discard_if_poisoned(connection: Connection, error: BaseException) -> bool:
+    """Keep a connection from going back to its pool, if a statement of ours has failed by the state of its session.
+
+    Args:
+        connection: where it failed; of an adopted engine, or nothing is known of its past.
+        error: what was raised.
+
+    Returns:
+        Whether another connection may do better: this one is discarded, and was not new.
+    """
+    if connection.closed or connection.invalidated or not is_of_the_session(error):
+        return False
+    was_used = bool(connection.info.get(_TIMES_LENT, 0) > 1)
+    connection.invalidate()
+    return was_used
+
+
+def with_sound_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """Run statements of ours that may be run again, over one connection after the other until a new one has failed.
+
+    Args:
+        engine: an adopted one.
+        work: is given each connection, and commits or rolls back by itself; what it returns is returned.
+    """
+    while True:
+        with engine.connect() as connection:
+            try:
+                return work(connection)
+            except Exception as error:
+                if not discard_if_poisoned(connection, error):
+                    raise
+
+
+def refuse_other_encodings(connection: Connection) -> None:
+    """Refuse a database whose text is not UTF-8; the server has said so at the connection's start.
+
+    Raises:
+        InvalidConfiguration: it cannot keep every id and every error.
+    """
+    _require_utf8(connection.connection.driver_connection)
 
 
 def note_server(connection: Connection, pid: int) -> None:
@@ -85,6 +145,24 @@ def stop_preparing(connection: Connection) -> None:
     """Have a connection go that a pooler has led to another client's statements, and prepare nothing on new ones."""
     _unprepared.add(connection.dialect)
     connection.invalidate()
+
+
+def _refuse_other_encodings(driver: psycopg.Connection[Any], _record: Any) -> None:
+    try:
+        _require_utf8(driver)
+    except InvalidConfiguration:
+        driver.close()
+        raise
+
+
+def _require_utf8(driver: Any) -> None:
+    info: Any = getattr(driver, "info", None)  # psycopg's
+    encoding = None if info is None else info.parameter_status("server_encoding")
+    if encoding not in (None, "UTF8"):
+        raise InvalidConfiguration(
+            f"the database {info.dbname} has the encoding {encoding}, which cannot keep every message id; create one "
+            "with UTF-8: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        )
 
 
 def _compare(driver: Any, pid: int) -> None:
@@ -139,9 +217,12 @@ def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
         _compare(driver, int(row[0]))
 
 
-def _meet_older(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
-    """Look at a connection that its pool had before the engine was adopted."""
+def _count(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
+    """Count how often a connection was lent; look at one that its pool had before the engine was adopted."""
+    times = record.info.get(_TIMES_LENT, 0)
+    record.info[_TIMES_LENT] = min(times + 1, 2)
     if _MET not in record.info:
+        record.info[_TIMES_LENT] = 2
         try:
             _meet(driver, record)
         except psycopg.Error:  # one that is lost is for its user to find, as ever
@@ -149,6 +230,7 @@ def _meet_older(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> Non
 
 
 _MET = "txbox_met"
+_TIMES_LENT = "txbox_times_lent"
 _adopted: "WeakSet[Dialect]" = WeakSet()
 _unprepared: "WeakSet[Dialect]" = WeakSet()
 _adopting = threading.Lock()

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping
 
-from txbox.connections import adopt
+from txbox.connections import adopt, refuse_other_encodings
 from txbox.errors import InvalidConfiguration, LetterNotFound
 from txbox.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.message import fingerprint
@@ -133,6 +133,7 @@ class DeadLetters:
         Raises:
             SchemaMissing: it is not.
         """
+        refuse_other_encodings(connection)
         check_table(connection, self._statements.dead_letter)
 
     def list(

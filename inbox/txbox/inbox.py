@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox.connections import note_server
+from txbox.connections import note_server, refuse_other_encodings
 from txbox.errors import InFlight, InvalidConfiguration, Mismatch, SchemaMissing
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
@@ -192,8 +192,10 @@ class Inbox:
         Raises:
             NotInTransaction: the connection is in autocommit mode.
             SchemaMissing: the table does not exist.
+            InvalidConfiguration: the database is not UTF-8.
         """
         in_transaction(connection)
+        refuse_other_encodings(connection)
         check_table(connection, self._statements.processed_message)
 
     def _digest(self, message_id: str, body: bytes | str | None) -> bytes:

@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.bell import ring_when_returned
-from txbox.connections import note_server
+from txbox.connections import note_server, refuse_other_encodings
 from txbox.destinations import require_sendable
 from txbox.errors import InvalidConfiguration, NotSendable, SchemaMissing
 from txbox.identifiers import new_message_id
@@ -158,6 +158,7 @@ class Outbox:
             SchemaMissing: the table does not exist.
         """
         in_transaction(connection)
+        refuse_other_encodings(connection)
         check_table(connection, self._statements.outbox_message)
 
     def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: tuple[Any, ...]) -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "UNDEFINED_TABLE",
     "UNIQUE_VIOLATION",
     "is_foreign_statement",
+    "is_of_the_session",
     "is_outage",
     "is_retryable",
     "sqlstate",
@@ -67,6 +68,16 @@ def is_foreign_statement(error: BaseException) -> bool:
     return "_pg3_" in said  # psycopg's names; what a handler names itself is its own matter
 
 
+def is_of_the_session(error: BaseException) -> bool:
+    """Whether a statement of ours may have failed by the state of its session alone.
+
+    A committed SET ROLE, search_path, statement_timeout or default_transaction_read_only stays with the connection, and
+    so does a server that is no primary any more. Another connection may do better.
+    """
+    code = sqlstate(error) or ""
+    return code.startswith("42") or code in _SESSION_STATES
+
+
 def is_outage(error: BaseException) -> bool:
     """Whether an error says that the database cannot be worked with for now, whatever is asked of it.
 
@@ -85,6 +96,14 @@ def is_outage(error: BaseException) -> bool:
 
 
 _PREPARED = ("26000", "42P05")  # invalid_sql_statement_name, duplicate_prepared_statement
+
+_SESSION_STATES = frozenset(
+    {
+        "25006",  # read_only_sql_transaction
+        "3F000",  # invalid_schema_name
+        "57014",  # query_canceled: by a time-out
+    }
+)
 
 _OUTAGES = frozenset(
     {

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
+from txbox.connections import discard_if_poisoned
 from txbox.errors import NotInTransaction, SchemaMissing
 from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
 from txbox.statements import read_nothing
@@ -47,11 +48,17 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
     Statements that settle their races by row locks need it: at a higher level they would fail with 40001 instead of
     waiting, and in autocommit mode the lock would be gone before it is used. The level is set on the connection: set on
     an engine that was given a level by ``execution_options`` before, it would lose to the earlier one.
+
+    A connection on which a statement fails by the state of its session does not go back to the pool.
     """
     with engine.connect() as connection:
         connection.execution_options(isolation_level="READ COMMITTED")
-        with connection.begin():
-            yield connection
+        try:
+            with connection.begin():
+                yield connection
+        except Exception as error:
+            discard_if_poisoned(connection, error)
+            raise
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from txbox.connections import refuse_other_encodings
 from txbox.schema import TABLE_NAMES, tables
 from txbox.transactions import refuse_autocommit
 
@@ -145,8 +146,10 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
 
     Raises:
         NotInTransaction: the connection is in autocommit mode.
+        InvalidConfiguration: the database is not UTF-8.
     """
     refuse_autocommit(connection)
+    refuse_other_encodings(connection)
     names = [f"{prefix}{name}" for name in TABLE_NAMES]
     transaction = connection.begin_nested() if connection.in_transaction() else connection.begin()
     try:

@@ -13,6 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateSchema, DropTable
 
+from txbox.connections import refuse_other_encodings
 from txbox.schema import TABLE_NAMES
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
@@ -54,7 +55,9 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
 
     Raises:
         MigrationError: the tables are managed by somebody else, or were made by a newer release.
+        InvalidConfiguration: the database is not UTF-8.
     """
+    refuse_other_encodings(connection)
     with connection.begin():
         context.configure(connection=connection, version_table=f"{prefix}{VERSION_TABLE}", version_table_schema=schema)
         migration = context.get_context()

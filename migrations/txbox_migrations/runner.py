@@ -5,6 +5,7 @@ from typing import Protocol
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 
+from txbox.connections import refuse_other_encodings
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST, STEPS
 from txbox_migrations.version_mark import current_version, require_version, write_version
@@ -36,9 +37,12 @@ def upgrade(
 
     Raises:
         MigrationError: no such version, or the version in the database cannot be told.
+        InvalidConfiguration: the database is not UTF-8.
     """
     operations = Operations(op.get_context())
     require_version("to", to)
+    if not operations.migration_context.as_sql:
+        refuse_other_encodings(operations.get_bind())
     for version in range(_since(operations, schema, prefix, since) + 1, to + 1):
         STEPS[version - 1].upgrade(operations, schema, prefix)
         write_version(operations, version, schema=schema, prefix=prefix)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from txbox import Inbox
 from txbox.backoff import Backoff
+from txbox.connections import with_sound_connection
 from txbox.instrumentation import Committed, Hook, Retried, emit
 from txbox.ledgers.leased import refuse_unfinished
 from txbox.sqlstates import is_retryable, sqlstate
@@ -113,14 +114,19 @@ class HandlerTransactions:
         """See that a message could be recorded, by recording one and rolling back.
 
         Reading is not enough after trouble: a server that is read-only, full or short of a permission can be read, and
-        a worker that took that for recovery would take deliveries and hand them back, over and over.
+        a worker that took that for recovery would take deliveries and hand them back, over and over. A connection that
+        fails may be to blame alone: it is discarded, and another one asked, until a new one has failed.
 
         Raises:
             DatabaseUnavailable, SchemaMissing: it could not.
         """
-        with connecting(), self._engine.connect() as connection, recording():
+
+        def record(connection: Connection) -> None:
             self._inbox.record(connection, f"check {uuid.uuid4()}", b"")
             connection.rollback()
+
+        with connecting(), recording():
+            with_sound_connection(self._engine, record)
 
     def run_batch(self, deliveries: Sequence[Delivery]) -> Sorted:
         """Process deliveries in one transaction.

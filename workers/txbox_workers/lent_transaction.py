@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from txbox import TransactionEnded, TransactionTimedOut
-from txbox.connections import stop_preparing
+from txbox.connections import discard_if_poisoned, refuse_other_encodings, stop_preparing
 from txbox.lent import guard, lent, refuse_aborted
 from txbox.seal import begin_sealed, close_and_commit, close_seal, is_refused_commit
 from txbox.sqlstates import TIMED_OUT, is_foreign_statement, sqlstate
@@ -49,6 +49,7 @@ class LentTransactions:
             try:
                 statement = limit_statement(self._limit)
                 with bookkeeping():
+                    refuse_other_encodings(connection)
                     begin_sealed(connection, *(() if statement is None else (statement,)))
                 with lent(connection):
                     yield connection
@@ -68,6 +69,10 @@ class LentTransactions:
                 elif (broken or ended) and not connection.closed:
                     connection.invalidate()  # who ends a transaction may have left it in any state, as in autocommit
                 if isinstance(error, DatabaseUnavailable):
+                    # By the worker's own statement: what a handler is refused is its own matter. The other connections
+                    # of the pool are likely to be as this one.
+                    if discard_if_poisoned(connection, error):
+                        self._engine.dispose()
                     raise
                 if sqlstate(error) in TIMED_OUT:
                     raise TransactionTimedOut from without_values(error)

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txbox.backoff import Backoff
-from txbox.connections import adopt
+from txbox.connections import adopt, refuse_other_encodings, with_sound_connection
 from txbox.errors import InvalidConfiguration, LedgerError, SchemaMissing
 from txbox.lease_statements import lease_statements
 from txbox.ledgers.lease import (
@@ -91,11 +91,15 @@ class PostgresLedger:
         """See that a lease could be acquired, by acquiring one and rolling back; see ``Ledger``."""
         parameters = self._asking(f"check {uuid.uuid4()}", LEASE_SECONDS, None)
 
+        def begin(connection: Connection) -> None:
+            refuse_other_encodings(connection)
+            connection.execution_options(isolation_level="READ COMMITTED")
+            connection.exec_driver_sql(self._statements.acquire, parameters)
+            connection.rollback()
+
         def ask() -> None:
-            with self._translated(), self._engine.connect() as connection:
-                connection.execution_options(isolation_level="READ COMMITTED")
-                connection.exec_driver_sql(self._statements.acquire, parameters)
-                connection.rollback()
+            with self._translated():
+                with_sound_connection(self._engine, begin)
 
         self._with_or_without_timeline(ask)
 
@@ -233,15 +237,19 @@ class PostgresLedger:
         of a renewal, completion or release changes nothing, and that of an acquisition finds the message in flight:
         until the lease has run out, which nobody knows of.
         """
+
+        def run(connection: Connection) -> tuple[int, Any]:
+            refuse_other_encodings(connection)
+            # On the connection: an engine's own level would win over one that is set on the engine.
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            result = connection.exec_driver_sql(statement, dict(parameters))
+            return result.rowcount, result.fetchone() if result.returns_rows else None
+
         failures = lost = 0
         with self._translated():
             while True:
                 try:
-                    with self._engine.connect() as connection:
-                        # On the connection: an engine's own level would win over one that is set on the engine.
-                        connection.execution_options(isolation_level="AUTOCOMMIT")
-                        result = connection.exec_driver_sql(statement, dict(parameters))
-                        return result.rowcount, result.fetchone() if result.returns_rows else None
+                    return with_sound_connection(self._engine, run)
                 except DBAPIError as error:
                     failures += 1
                     lost += error.connection_invalidated

@@ -47,6 +47,7 @@ class Listener:
                 return self
             _log.info("a pooler is between relay and database: new messages are looked for, not listened for")
         except BaseException:
+            connection.invalidate()
             connection.close()
             raise
         connection.close()

@@ -19,7 +19,7 @@ from datetime import timedelta
 from sqlalchemy import Connection, Engine
 
 from txbox.backoff import Backoff
-from txbox.connections import adopt
+from txbox.connections import adopt, refuse_other_encodings
 from txbox.dead_letters import DeadLetters
 from txbox.errors import InvalidConfiguration, RightsMissing
 from txbox.identifiers import new_message_id
@@ -201,7 +201,9 @@ class Relay(Service):
         Raises:
             SchemaMissing: a table does not exist.
             RightsMissing: this user may not do with one what a relay has to.
+            InvalidConfiguration: the database is not UTF-8.
         """
+        refuse_other_encodings(connection)
         sql = self._statements
         names = [sql.outbox_message, sql.outbox_relay]
         check_table(connection, sql.outbox_message)

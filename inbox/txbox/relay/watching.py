@@ -78,15 +78,19 @@ class Watcher:
                     self._engine.connect() as connection,
                     Listener(self._engine, self._statements, wanted=self._listen) as listener,
                 ):
-                    look = Look(connection, self._statements)
-                    while not self._stopping.is_set():
-                        self._look_once(look)
-                        self._on_look()
-                        self._reporter.work(connection, *self._counts())
-                        if failures:
-                            failures = 0
-                            self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._statements.outbox_message))
-                        self._pause(look, listener)
+                    try:
+                        look = Look(connection, self._statements)
+                        while not self._stopping.is_set():
+                            self._look_once(look)
+                            self._on_look()
+                            self._reporter.work(connection, *self._counts())
+                            if failures:
+                                failures = 0
+                                self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._statements.outbox_message))
+                            self._pause(look, listener)
+                    except BaseException:
+                        connection.invalidate()  # whatever it is may be this connection's state; the next is a new one
+                        raise
             except BaseException as error:  # noqa: BLE001 - whatever it is, a relay that looks no more sends no more
                 self._board.forget()
                 failures += 1

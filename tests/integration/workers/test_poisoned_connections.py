@@ -1,0 +1,151 @@
+"""Pooled connections that were left in a state in which our statements fail: they go, and new ones are made."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+
+from support.memory_worker import at_work, make, numbered
+from support.outbox import OUTBOX, OWN
+from support.publishers import RecordingPublisher
+from txbox import Inbox, InvalidConfiguration, Message, SchemaMissing
+from txbox.dead_letters import DeadLetters
+from txbox.failures import Failures
+from txbox.ledgers import PostgresLedger
+from txbox.relay import Relay
+from txbox_migrations import MigrationError, upgrade_database
+from txbox_workers.memory import MemorySource
+from txbox_workers.settings import database_engine, database_url
+
+POISONS = ["SET default_transaction_read_only = on", "SET ROLE pg_monitor", "SET search_path = nowhere"]
+CONNECTIONS = 4
+
+
+@pytest.fixture(params=POISONS)
+def poison(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def poisoned(engine: Engine, poison: str, connections: int = CONNECTIONS) -> Engine:
+    """Leave all of a pool's connections in this state."""
+    with ExitStack() as stack:
+        for connection in [stack.enter_context(engine.connect()) for _ in range(connections)]:
+            connection.exec_driver_sql(poison)
+            connection.commit()
+    return engine
+
+
+@pytest.fixture
+def pool(schema_url: str) -> Engine:
+    """An engine whose pool has no connections but these."""
+    return create_engine(schema_url, pool_size=CONNECTIONS, max_overflow=0)
+
+
+def test_a_worker_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
+    def handle(session: Session, message: Message) -> None:
+        if message.id == "m0003":
+            session.execute(text(poison))
+
+    source = MemorySource(numbered(12))
+    worker = make(source, poisoned(pool, "SELECT 1"), handle, transactions="message", threads=2, max_attempts=2)
+    with at_work(worker):
+        assert source.wait_until_empty(20), "the worker never came back"
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM processed_message").scalar_one() == 12
+        assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
+    pool.dispose()
+
+
+def test_a_worker_s_probe_asks_a_new_connection(pool: Engine, poison: str) -> None:
+    worker = make(MemorySource(), pool)
+    poisoned(pool, poison)
+    worker._processor.check_recording()
+    pool.dispose()
+
+
+def test_what_a_handler_is_refused_is_its_own_failure(engine: Engine) -> None:
+    def handle(session: Session, _: Message) -> None:
+        session.execute(text("SELECT * FROM not_there"))
+
+    source = MemorySource(numbered(1))
+    with at_work(make(source, engine, handle, max_attempts=1)):
+        assert source.wait_until_empty(20)
+    assert [letter.message_id for letter in DeadLetters(engine).list()] == ["m0000"]
+
+
+def test_a_ledger_goes_on(pool: Engine, poison: str) -> None:
+    ledger = PostgresLedger(pool, "mailing")
+    poisoned(pool, poison)
+    lease = ledger.acquire("m1").lease
+    assert lease is not None
+    poisoned(pool, poison)
+    ledger.complete(lease)
+    poisoned(pool, poison)
+    ledger.check()
+    pool.dispose()
+
+
+def test_a_ledger_without_rights_says_so(pool: Engine, engine: Engine, schema_url: str) -> None:
+    nobody = create_engine(f"{schema_url}%20-crole%3Dpg_monitor")
+    with pytest.raises(SchemaMissing):  # it may not look into the schema
+        PostgresLedger(nobody, "mailing").acquire("m1")
+    nobody.dispose()
+    pool.dispose()
+
+
+def test_bookkeeping_recovers_one_connection_at_a_time(pool: Engine, poison: str) -> None:
+    make(MemorySource(), pool)  # adopts the engine
+    poisoned(pool, poison)
+    failures = Failures(pool, "billing")
+    for _ in range(CONNECTIONS):
+        with pytest.raises(Exception, match=r"read-only|permission denied|does not exist"):
+            failures.fail("m1", ValueError("no"))
+    assert failures.fail("m1", ValueError("no")) == 1
+    pool.dispose()
+
+
+def test_a_relay_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
+    broker = RecordingPublisher()
+    relay = Relay(pool, {"own": broker}, senders=2)
+    relay.start()
+    poisoned(pool, poison, CONNECTIONS - 1)  # the relay looks over the last one
+    with engine.begin() as connection:
+        for number in range(20):
+            OUTBOX.publish(connection, OWN, str(number), key=str(number))
+    broker.wait_for(20)
+    assert relay.stop()
+    pool.dispose()
+
+
+@pytest.fixture
+def latin(make_database: Callable[..., str]) -> str:
+    return make_database("ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
+
+
+def test_a_database_that_is_not_utf_8_is_refused_at_the_start(latin: str) -> None:
+    engine = create_engine(latin)
+    says = "has the encoding LATIN1"
+    with pytest.raises(InvalidConfiguration, match=says):
+        make(MemorySource(), engine).start()
+    with pytest.raises(InvalidConfiguration, match=says):
+        Relay(engine, {"own": RecordingPublisher()}).start()
+    with pytest.raises(InvalidConfiguration, match=says):
+        PostgresLedger(engine, "mailing").check()
+    with pytest.raises(InvalidConfiguration, match=says):
+        PostgresLedger(engine, "mailing").acquire("m1")
+    with engine.connect() as connection, pytest.raises(InvalidConfiguration, match=says):
+        Inbox("billing").check(connection)
+    with engine.connect() as connection, pytest.raises(InvalidConfiguration, match=says):
+        OUTBOX.check(connection)
+    with pytest.raises(InvalidConfiguration, match=says):
+        upgrade_database(engine)
+    with pytest.raises((InvalidConfiguration, MigrationError), match=says):
+        upgrade_database(latin)
+    engine.dispose()
+    ours = database_engine(database_url(latin))
+    for _ in range(2):
+        with pytest.raises(InvalidConfiguration, match=says):
+            ours.connect()
+    ours.dispose()
