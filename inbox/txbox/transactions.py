@@ -99,5 +99,5 @@ def check_table(connection: Connection, table: str) -> None:
 def refuse_autocommit(connection: Connection) -> None:
     """Raise NotInTransaction if the connection commits every statement by itself."""
     dbapi_connection = connection.connection.dbapi_connection
-    if dbapi_connection is not None and connection.dialect.detect_autocommit_setting(dbapi_connection):
+    if dbapi_connection is not None and dbapi_connection.autocommit:  # every driver for Postgres has it
         raise NotInTransaction
