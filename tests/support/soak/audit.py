@@ -1,0 +1,177 @@
+"""The audit: of the business's tables, the broker's log and what the processes noted. Pure, but for ``read``.
+
+What is read of txbox's own tables are the dead letters, as a person would, and which fence has completed a lease.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+
+from support.lease_process import COMPLETED, notes
+from support.soak.broker import Broker, Effect, Sent
+from support.soak.processes import BILLING, MAILING, MAX_ATTEMPTS, Setting, begun
+
+__all__ = ["Facts", "audit", "read"]
+
+MOST_NAMED = 5
+
+
+@dataclass
+class Facts:
+    """What is known when everything has ended.
+
+    Attributes:
+        placed: the kind of each order that was committed.
+        sent: what the broker took, in order.
+        applied: key, number and message id of the effects of billing, in order.
+        balance: of all accounts together.
+        letters: subscriber (a relay's is its destination), message and reason.
+        begun: role and message of each run of a handler.
+        effects: the receiver's log, in order.
+        completed: message and fence of each completion that its owner was told of.
+        leases: the fence that has completed each message, by the ledger's table.
+    """
+
+    placed: dict[str, str]
+    sent: Sequence[Sent]
+    applied: Sequence[tuple[str, int, str]]
+    balance: int
+    letters: Sequence[tuple[str, str, str]]
+    begun: Sequence[tuple[str, str]]
+    effects: Sequence[Effect]
+    completed: Sequence[tuple[str, int]]
+    leases: dict[str, int]
+
+
+def read(engine: Engine, broker: Broker, setting: Setting) -> Facts:
+    """Collect the facts."""
+    with engine.connect() as connection:
+
+        def rows(sql: str) -> list[tuple]:
+            return [tuple(row) for row in connection.exec_driver_sql(sql)]
+
+        return Facts(
+            placed=dict(rows("SELECT message_id, kind FROM placed")),
+            sent=list(broker.sent),
+            applied=rows("SELECT key, number, message_id FROM effect ORDER BY position"),
+            balance=int(rows("SELECT sum(balance) FROM account")[0][0]),
+            letters=rows("SELECT subscriber_id, message_id, reason FROM dead_letter"),
+            begun=begun(setting),
+            effects=list(broker.effects),
+            completed=[(each.message, each.fence) for each in notes(setting.completed, COMPLETED)],
+            leases=dict(rows("SELECT message_id, fence FROM message_lease WHERE completed_at IS NOT NULL")),
+        )
+
+
+def audit(facts: Facts) -> list[str]:
+    """Return what is wrong, a line for each kind of fault; empty if all is well."""
+    wrong = [*_relays(facts), *_billing(facts), *_mailing(facts), *_parked(facts)]
+    return [f"{len(which)} {what}: {', '.join(map(str, which[:MOST_NAMED]))}" for what, which in wrong if which]
+
+
+def _relays(facts: Facts) -> Iterable[tuple[str, list]]:
+    """What was committed has arrived, in order; what was not, has not."""
+    arrived = {sent.message_id for sent in facts.sent}
+    refused = {message for message, kind in facts.placed.items() if kind == "refused"}
+    parked = {message for subscriber, message, _ in facts.letters if subscriber not in (BILLING, MAILING)}
+    mails = {f"mail-{message}" for _, _, message in facts.applied}
+    owed = facts.placed.keys() | mails
+    yield "lost between outbox and broker", sorted(owed - arrived - parked)
+    yield "sent and never committed", sorted(arrived - owed)
+    yield "both parked by a relay and sent", sorted(arrived & parked)
+    yield "parked by a relay and not refused", sorted(parked - refused)
+    yield "refused and sent", sorted(refused & arrived)
+    orders = [
+        (sent.body["key"], sent.body["number"], sent.message_id) for sent in facts.sent if sent.message_id not in mails
+    ]
+    yield "out of order at the broker", _disorder(_first(orders))
+    # Mails are published in the order of the effects, which FIFO has made that of the numbers.
+    sent_mails = [
+        (sent.body["key"], sent.body["number"], sent.message_id) for sent in facts.sent if sent.message_id in mails
+    ]
+    yield "mails out of order at the broker", _disorder(_first(sent_mails))
+
+
+def _billing(facts: Facts) -> Iterable[tuple[str, list]]:
+    """Of each order that has arrived: one effect, or one letter."""
+    arrived = {sent.message_id for sent in facts.sent} & facts.placed.keys()
+    applied = Counter(message for _, _, message in facts.applied)
+    parked = Counter(message for subscriber, message, _ in facts.letters if subscriber == BILLING)
+    yield "orders lost", sorted(arrived - applied.keys() - parked.keys())
+    yield "orders applied twice", sorted(message for message, times in applied.items() if times > 1)
+    yield "orders both parked and committed", sorted(applied.keys() & parked.keys())
+    yield "orders parked twice", sorted(message for message, times in parked.items() if times > 1)
+    yield "applied and never sent", sorted(applied.keys() - arrived)
+    yield "poison that was applied", sorted(message for message in applied if facts.placed.get(message) == "poison")
+    yield "effects out of order", _disorder(facts.applied)
+    if facts.balance != len(facts.applied):
+        yield f"in the accounts for {len(facts.applied)} effects", [facts.balance]
+
+
+def _mailing(facts: Facts) -> Iterable[tuple[str, list]]:
+    """Of each mail: an effect at the receiver and a completion, or a letter; and no owner after a later one."""
+    arrived = {sent.message_id for sent in facts.sent if sent.message_id.startswith("mail-")}
+    parked = {message for subscriber, message, _ in facts.letters if subscriber == MAILING}
+    accepted: defaultdict[str, list[Effect]] = defaultdict(list)
+    for effect in facts.effects:
+        if effect.accepted:
+            accepted[effect.message_id].append(effect)
+    yield "mails lost", sorted(arrived - accepted.keys() - parked)
+    yield "mails neither completed nor parked", sorted(arrived - facts.leases.keys() - parked)
+    yield "mails both completed and parked", sorted(facts.leases.keys() & parked)
+    completions = Counter(message for message, _ in facts.completed)
+    yield "mails completed twice", sorted(message for message, times in completions.items() if times > 1)
+    yield (
+        "completed by another fence than the table says",
+        [(message, fence) for message, fence in facts.completed if facts.leases.get(message) != fence],
+    )
+    owners: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    for effect in facts.effects:
+        owners[effect.message_id, effect.fence].add(effect.owner)
+    yield "fences given out twice", [lease for lease, several in owners.items() if len(several) > 1]
+    yield (
+        "fences completed that a later one has overtaken",
+        [
+            (message, fence)
+            for message, fence in facts.leases.items()
+            if accepted[message] and fence != accepted[message][-1].fence
+        ],
+    )
+    yield (
+        "effects repeated untold",
+        [each for effects in accepted.values() for each in effects[1:] if not each.unknown_attempts],
+    )
+
+
+def _parked(facts: Facts) -> Iterable[tuple[str, list]]:
+    """What was parked has had its attempts: an outage is none, nor is a delivery that never came to its handler."""
+    runs = Counter(facts.begun)
+    yield (
+        "parked before their attempts",
+        [
+            (subscriber, message, reason, runs[subscriber, message])
+            for subscriber, message, reason in facts.letters
+            if subscriber in (BILLING, MAILING) and runs[subscriber, message] < MAX_ATTEMPTS
+        ],
+    )
+
+
+def _first(messages: Iterable[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+    """Return the first arrival of each message."""
+    first: dict[str, tuple[str, int, str]] = {}
+    for key, number, message in messages:
+        first.setdefault(message, (key, number, message))
+    return list(first.values())
+
+
+def _disorder(messages: Iterable[tuple[str, int, str]]) -> list[str]:
+    """Return those that came after one of their key with a greater number."""
+    highest: dict[str, int] = {}
+    late = []
+    for key, number, message in messages:
+        if number < highest.get(key, 0):
+            late.append(f"{message} after {highest[key]}")
+        highest[key] = max(number, highest.get(key, 0))
+    return late
