@@ -22,6 +22,7 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.chaos
 
 READY = "Ctrl-C stops"
+UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 
 
 @pytest.fixture
@@ -132,6 +133,30 @@ def test_as_json_and_a_port_that_is_in_use_is_refused(dev: Callable[..., Running
     assert run_process("status", "--queue", printed["queues"]["orders"], env=environment).status == 0
     port = environment["TXBOX_DATABASE_URL"].rpartition(":")[2].partition("/")[0]
     run_process("dev", "--port", port).failed_in_one_line(1, f"port {port} of 127.0.0.1 is in use: name another port")
+
+
+@pytest.mark.skipif(
+    not UNPRIVILEGED.exists() or int(UNPRIVILEGED.read_text()) <= 80, reason="every user may use port 80 here"
+)
+def test_a_port_that_ordinary_users_may_not_use_is_refused() -> None:
+    run_process("dev", "--port", "80").failed_in_one_line(1, "txbox: port 80 of 127.0.0.1 is not for ordinary users")
+
+
+@pytest.fixture
+def full_disk(reachable: Path) -> Iterator[Path]:
+    """A disk too small for a database."""
+    disk = reachable / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=5m,mode=1777", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a disk, and not in every container")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_the_first_thing_that_is_said(full_disk: Path) -> None:
+    run_process("dev", env={"TMPDIR": str(full_disk)}).failed_in_one_line(1, "txbox: the disk is full")
+    run_process("dev", "--data", str(full_disk / "data")).failed_in_one_line(1, "txbox: the disk is full")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

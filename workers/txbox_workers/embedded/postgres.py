@@ -8,7 +8,7 @@ from pathlib import Path
 
 from txbox_workers.embedded.cluster import ensure_cluster
 from txbox_workers.embedded.directory import POLL_INTERVAL_S, ServerDirectory, temporary_directory
-from txbox_workers.embedded.errors import EmbeddedServerError, log_tail
+from txbox_workers.embedded.errors import EmbeddedServerError, log_tail, server_failed
 from txbox_workers.embedded.installation import Installation, bin_directory, environment, find_installation
 from txbox_workers.embedded.process import KeptProcess
 from txbox_workers.embedded.server import EmbeddedServer
@@ -125,7 +125,7 @@ class EmbeddedPostgres(EmbeddedServer):
             # The processes of a server that was killed notice it a moment later and then let its memory go.
             predecessor = "pre-existing shared memory block" in reason
             if not (port_taken and attempts < PORT_ATTEMPTS) and not (predecessor and time.monotonic() < deadline):
-                raise EmbeddedServerError("PostgreSQL did not start; its log ends with:", log=reason)
+                raise server_failed("PostgreSQL", reason, port=port)
 
     def _command(self, installation: Installation, directory: ServerDirectory, port: int) -> list[str]:
         settings = {

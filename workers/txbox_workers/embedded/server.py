@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from txbox_workers.embedded.errors import no_space
 from txbox_workers.embedded.process import KeptProcess
 
 
@@ -47,8 +48,10 @@ class EmbeddedServer(ABC):
         self._owner = os.getpid()
         try:
             self._process, self._port = self._launch()
-        except BaseException:
+        except BaseException as error:
             self._remove_temporary()
+            if isinstance(error, OSError) and (full := no_space(error)):
+                raise full from error
             raise
         atexit.register(self.stop)
         return self
