@@ -110,7 +110,7 @@ def is_staging(name: str, prefix: str = "") -> bool:
 
 
 def _processed_message(metadata: MetaData, prefix: str) -> Table:
-    """The inbox: what each subscriber has already processed. Insert-only."""
+    """The inbox: what each subscriber has already processed, or has parked. Insert-only while all goes well."""
     return Table(
         f"{prefix}processed_message",
         metadata,
@@ -118,6 +118,7 @@ def _processed_message(metadata: MetaData, prefix: str) -> Table:
         Column("message_id", BYTEWISE, primary_key=True),
         _now("processed_at"),
         Column("fingerprint", LargeBinary, comment="SHA-256 of the body; null where none was asked for"),
+        Column("dead_letter_id", BigInteger, comment="the letter that it is parked as; null: it is processed"),
     )
 
 
@@ -135,6 +136,7 @@ def _message_failure(metadata: MetaData, prefix: str) -> Table:
         Column("error", Text, nullable=False),
         _now("first_failed_at"),
         _now("last_failed_at"),
+        _list("history", "the attempts that counted, oldest first: when, at which delivery, and why"),
         CheckConstraint("attempts > 0", name=f"{prefix}message_failure_attempts_check"),
     )
 
@@ -157,6 +159,8 @@ def _dead_letter(metadata: MetaData, prefix: str) -> Table:
         Column("envelope", JSONB, nullable=False, comment="what the broker needs to send it again"),
         _now("parked_at"),
         Column("redriven_at", DateTime(timezone=True)),
+        _list("history", "the attempts that counted, oldest first: when, at which delivery, and why"),
+        Column("lease_attempts", Integer, comment="of the message in its ledger when it was parked"),
         CheckConstraint(
             "reason IN ('failed', 'mismatch', 'malformed', 'crashed')",
             name=f"{prefix}dead_letter_reason_check",
@@ -346,6 +350,10 @@ def _aggregate_watermark(metadata: MetaData, prefix: str) -> Table:
         Column("sequence_before", BigInteger, comment="before the last advance; null: there was none"),
         _now("advanced_at"),
     )
+
+
+def _list(name: str, comment: str) -> Column[Any]:
+    return Column(name, JSONB, nullable=False, server_default=text("'[]'::jsonb"), comment=comment)
 
 
 def _number(name: str, comment: str) -> Column[Any]:

@@ -2,6 +2,7 @@
 
 import sqlalchemy as sa
 from alembic.operations import Operations
+from sqlalchemy.dialects.postgresql import JSONB, insert
 
 __all__ = ["downgrade", "upgrade"]
 
@@ -9,10 +10,12 @@ __all__ = ["downgrade", "upgrade"]
 def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     """Add the columns and tables of the safeguards."""
     _leases(op, schema, prefix)
+    _add_parking(op, schema, prefix)
 
 
 def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
     """Take them back."""
+    _drop_parking(op, schema, prefix)
     _leases_as_before(op, schema, prefix)
 
 
@@ -37,3 +40,63 @@ def _leases_as_before(op: Operations, schema: str | None, prefix: str) -> None:
 
 _BEYOND_ANY_FENCE = 1 << 62
 """So that fences go on growing: those of step 6 have the timeline in their upper bits."""
+
+
+def _add_parking(op: Operations, schema: str | None, prefix: str) -> None:
+    """The inbox knows what is parked, so that a message is processed or parked, and never both."""
+    op.add_column(
+        f"{prefix}processed_message",
+        sa.Column(
+            "dead_letter_id",
+            sa.BigInteger,
+            comment="the letter that it is parked as; null: it is processed",
+        ),
+        schema=schema,
+    )
+    for name in ("message_failure", "dead_letter"):
+        op.add_column(
+            f"{prefix}{name}",
+            sa.Column(
+                "history",
+                JSONB,
+                server_default=sa.text("'[]'::jsonb"),
+                nullable=False,
+                comment="the attempts that counted, oldest first: when, at which delivery, and why",
+            ),
+            schema=schema,
+        )
+    op.add_column(
+        f"{prefix}dead_letter",
+        sa.Column("lease_attempts", sa.Integer, comment="of the message in its ledger when it was parked"),
+        schema=schema,
+    )
+    # What waits already is parked, too. Letters of relays were received by nobody, and have no place in an inbox.
+    processed, letter = _parking_tables(schema, prefix)
+    waiting = sa.select(letter.c.subscriber_id, letter.c.message_id, sa.func.min(letter.c.dead_letter_id)).where(
+        letter.c.redriven_at.is_(None),
+        letter.c.reason != sa.literal_column("'mismatch'"),
+        sa.not_(sa.func.starts_with(letter.c.subscriber_id, sa.literal_column("'txbox:outbox:'"))),
+    )
+    columns = ["subscriber_id", "message_id", "dead_letter_id"]
+    op.execute(
+        insert(processed)
+        .from_select(columns, waiting.group_by(letter.c.subscriber_id, letter.c.message_id))
+        .on_conflict_do_nothing()
+    )
+
+
+def _drop_parking(op: Operations, schema: str | None, prefix: str) -> None:
+    """Before this step, what is parked is not in the inbox."""
+    processed, _ = _parking_tables(schema, prefix)
+    op.execute(sa.delete(processed).where(processed.c.dead_letter_id.is_not(None)))
+    op.drop_column(f"{prefix}dead_letter", "lease_attempts", schema=schema)
+    for name in ("dead_letter", "message_failure"):
+        op.drop_column(f"{prefix}{name}", "history", schema=schema)
+    op.drop_column(f"{prefix}processed_message", "dead_letter_id", schema=schema)
+
+
+def _parking_tables(schema: str | None, prefix: str) -> tuple[sa.TableClause, sa.TableClause]:
+    keys = ("subscriber_id", "message_id", "dead_letter_id")
+    processed = sa.table(f"{prefix}processed_message", *map(sa.column, keys), schema=schema)
+    letter = sa.table(f"{prefix}dead_letter", *map(sa.column, (*keys, "reason", "redriven_at")), schema=schema)
+    return processed, letter
