@@ -1,7 +1,31 @@
 """Dead letters: messages parked after their last attempt, whole, until a person decides.
 
-Parking is a short transaction of its own, and it comes before the ack: a worker that dies in between parks the
-same letter again after the redelivery, and finds it there.
+Parking is a short transaction of its own, and it comes before the ack: a worker that dies in between finds the message
+parked after the redelivery.
+
+Processed or parked, never both. The transaction that parks a message records it in the inbox, marked with the letter's
+number; so it meets the one that processes the message at the primary key, and one of the two wins::
+
+    A records ── its handler runs ── A commits       P: it is processed, and no letter is kept
+         P parks … waits for A ──────────┘
+    A records ── its handler runs ── A rolls back    P: parked
+         P parks … waits for A ──────────┘
+    A records ── its handler runs ─────────────…     P: InFlight, after ``wait_seconds``; no letter is kept
+         P parks … waits for A ┘
+    P parks ── P commits                             A: a duplicate that is parked; its handler does not run
+         A records … waits ┘                            (at REPEATABLE READ and SERIALIZABLE 40001: it is run again)
+    P parks ── P commits                             Q: parked, by one letter
+         Q parks … waits ┘
+
+A redrive takes that row away before it sends, in the transaction that marks the letter::
+
+    R locks the letter ── deletes the row ── sends ── redriven_at = now() ── R commits      A: the first
+                                       A, with the copy, records … waits for R ────┘
+    R locks the letter ── deletes the row ── sends ── R dies                                A: parked; the letter waits
+                                       A, with the copy, records … waits for R ─┘
+
+The one exception are letters of reason MISMATCH: another body came under an id that is processed, or parked. Such a
+letter says nothing of whether its id is processed; the body in it is not.
 """
 
 import json
@@ -12,12 +36,14 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, Engine, RowMapping
+from sqlalchemy.exc import DBAPIError
 
 from txbox.connections import adopt, refuse_other_encodings
-from txbox.errors import InvalidConfiguration, LetterNotFound
-from txbox.failures import MAX_ERROR_CHARACTERS, storable
+from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound
+from txbox.failures import MAX_ERROR_CHARACTERS, WAIT_SECONDS, History, storable
 from txbox.message import fingerprint
 from txbox.outbox import Outbox
+from txbox.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from txbox.statements import Statements, statements
 from txbox.transactions import check_table, short_transaction
 
@@ -30,11 +56,11 @@ class Reason(StrEnum):
     FAILED = "failed"
     """Its handler raised, ``max_attempts`` times."""
     MISMATCH = "mismatch"
-    """Its id had been processed with another body."""
+    """Its id was processed, or is parked or goes on, with another body."""
     MALFORMED = "malformed"
     """It could not be read as what its envelope promises."""
     CRASHED = "crashed"
-    """The process ended each time that it handled this message."""
+    """The process ended in its last attempt; ``history`` tells of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +72,7 @@ class DeadLetter:
         message_id: the message's id.
         reason: why it was parked.
         error: the last error, as text.
-        attempts: how often it was tried.
+        attempts: how many attempts counted: its handler failed, or the process died in it.
         source: where it came from, such as a queue's URL; a redrive sends it there.
         body: as the broker delivered it, envelopes and all.
         headers: the message's headers.
@@ -54,6 +80,8 @@ class DeadLetter:
         dead_letter_id: its number; None before it is parked.
         parked_at: by the database's clock.
         redriven_at: when it was sent through again; None while it waits.
+        history: the last attempts that counted, oldest first. Each tells ``at``, by the database's clock, at which
+            ``delivery`` (the broker's receive count), and the ``error``.
     """
 
     subscriber_id: str
@@ -68,6 +96,7 @@ class DeadLetter:
     dead_letter_id: int | None = None
     parked_at: datetime | None = None
     redriven_at: datetime | None = None
+    history: History = ()
 
 
 class DeadLetters:
@@ -84,18 +113,67 @@ class DeadLetters:
         self._engine = adopt(engine)
         self._statements: Statements = statements(schema, prefix)
 
-    def park(self, letter: DeadLetter) -> int:
+    def park(
+        self,
+        letter: DeadLetter,
+        *,
+        body: bytes | None = None,
+        wait_seconds: float = WAIT_SECONDS,
+        lease_attempts: int | None = None,
+    ) -> int | None:
         """Park a message and forget its failures, in one transaction. Parking it twice is parking it once.
 
+        Args:
+            letter: the message.
+            body: as handlers see it, without envelopes; None: as the letter has it. Another body under an id that is
+                parked becomes another letter, of reason MISMATCH.
+            wait_seconds: how long to wait for another transaction that is processing the message.
+            lease_attempts: where there is a ledger too: as ``park_leased``.
+
         Returns:
-            The letter's number.
+            The number of the letter that stands for the message; None if the message is processed, and no letter is
+            kept.
+
+        Raises:
+            InFlight: another transaction is processing the message; nothing is parked.
         """
-        with short_transaction(self._engine) as connection:
-            number = self.park_in(connection, letter)
-            connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
+        try:
+            with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(self._statements.bound_wait, (f"{round(wait_seconds * 1000)}ms",))
+                digest = fingerprint(letter.body if body is None else body)
+                return self._park(connection, letter, digest, lease_attempts)
+        except _Stands as stands:
+            with short_transaction(self._engine) as connection:
+                self._forget_failures(connection, letter)
+            return stands.dead_letter_id
+        except DBAPIError as error:
+            if sqlstate(error) == LOCK_NOT_AVAILABLE:
+                raise InFlight(letter.subscriber_id, [letter.message_id]) from error
+            raise
+
+    def _park(self, connection: Connection, letter: DeadLetter, digest: bytes, lease_attempts: int | None) -> int:
+        """Park a message, and have the inbox know it.
+
+        Raises:
+            InFlight, _Stands: another outcome of the message stands; roll back.
+        """
+        number = self.park_in(connection, letter, lease_attempts=lease_attempts)
+        if letter.reason is Reason.MISMATCH:
+            return number  # the message with the other body is, or goes on, as it was
+        key = (letter.subscriber_id, letter.message_id)
+        if not connection.exec_driver_sql(self._statements.mark_parked, (*key, digest, number)).rowcount:
+            row = connection.exec_driver_sql(self._statements.find_recorded, key).fetchone()
+            if row is None:  # it was redriven just now
+                raise InFlight(letter.subscriber_id, [letter.message_id])
+            known, parked_as = row
+            if known is not None and bytes(known) != digest:
+                connection.exec_driver_sql(self._statements.call_mismatch, (*key, parked_as or 0))
+            elif parked_as != number:
+                raise _Stands(parked_as)
+        self._forget_failures(connection, letter)
         return number
 
-    def park_in(self, connection: Connection, letter: DeadLetter) -> int:
+    def park_in(self, connection: Connection, letter: DeadLetter, *, lease_attempts: int | None = None) -> int:
         """Park a message in the caller's transaction. Parking it twice is parking it once.
 
         Returns:
@@ -112,20 +190,42 @@ class DeadLetters:
             fingerprint(letter.body),
             _json(letter.headers),
             _json(letter.envelope),
+            json.dumps(list(letter.history)),
+            lease_attempts,
         )
         return int(connection.exec_driver_sql(self._statements.park, parameters).scalar_one())
 
-    def is_parked(self, subscriber_id: str, message_id: str, body: bytes) -> bool:
-        """Whether a message waits here: it was parked, and neither redriven nor acked in time.
+    def park_leased(self, letter: DeadLetter, lease_attempts: int) -> int:
+        """Park a message whose ledger decides whether it is processed. Parking it twice is parking it once.
+
+        Args:
+            letter: the message.
+            lease_attempts: how many attempts it has had in the ledger; those after a redrive are counted from there.
+
+        Returns:
+            The letter's number.
+        """
+        with short_transaction(self._engine) as connection:
+            return self.park_in(connection, letter, lease_attempts=lease_attempts)
+
+    def waits(self, subscriber_id: str, message_id: str, body: bytes, lease_attempts: int) -> bool:
+        """Whether a message of a ledger waits here: it was parked, and neither redriven nor acked in time.
 
         Args:
             subscriber_id: whose.
             message_id: its id.
             body: as the broker delivered it; another body under the same id is another letter.
+            lease_attempts: as ``park_leased``.
         """
-        parameters = (subscriber_id, message_id, fingerprint(body))
+        parameters = (lease_attempts, subscriber_id, message_id, fingerprint(body))
         with short_transaction(self._engine) as connection:
-            return connection.exec_driver_sql(self._statements.is_parked, parameters).fetchone() is not None
+            return connection.exec_driver_sql(self._statements.waits_parked, parameters).rowcount > 0
+
+    def lease_attempts(self, subscriber_id: str, message_id: str) -> int:
+        """How many attempts a message had in its ledger when it was parked last; 0 if it never was."""
+        with short_transaction(self._engine) as connection:
+            found = connection.exec_driver_sql(self._statements.lease_attempts, (subscriber_id, message_id))
+            return found.scalar_one() or 0
 
     def check(self, connection: Connection) -> None:
         """See that the table is there.
@@ -219,19 +319,39 @@ class DeadLetters:
 
     def _redrive(self, dead_letter_id: int, send: Callable[[Connection, DeadLetter], None]) -> DeadLetter:
         with short_transaction(self._engine) as connection:
-            row = connection.exec_driver_sql(self._statements.lock_letter, (dead_letter_id,)).mappings().one_or_none()
-            if row is None:
+            locked = (dead_letter_id, dead_letter_id)
+            rows = connection.exec_driver_sql(self._statements.lock_letters, locked).mappings().all()
+            letter = next((_letter(row) for row in rows if row["dead_letter_id"] == dead_letter_id), None)
+            if letter is None:
                 raise LetterNotFound(dead_letter_id)
-            letter = _letter(row)
             if letter.redriven_at is not None:
                 raise LetterNotFound(
                     dead_letter_id, f"was redriven before, at {letter.redriven_at:%Y-%m-%d %H:%M:%S%z}"
                 )
+            key = (letter.subscriber_id, letter.message_id)
+            # Before the send: whoever is given the copy waits for this transaction.
+            connection.exec_driver_sql(self._statements.unmark_parked, key)
+            if len(rows) > 1:
+                connection.exec_driver_sql(self._statements.call_mismatch, (*key, dead_letter_id))
             send(connection, letter)
             connection.exec_driver_sql(self._statements.mark_redriven, (dead_letter_id,))
             # It starts afresh, whatever copies of it have failed meanwhile.
-            connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
+            self._forget_failures(connection, letter)
         return letter
+
+    def _forget_failures(self, connection: Connection, letter: DeadLetter) -> None:
+        connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
+
+
+class _Stands(Exception):
+    """Another outcome of the message stands: it is processed, or parked by another letter.
+
+    Attributes:
+        dead_letter_id: that letter; None: it is processed.
+    """
+
+    def __init__(self, dead_letter_id: int | None) -> None:
+        self.dead_letter_id = dead_letter_id
 
 
 def _json(value: Mapping[str, Any]) -> str:
@@ -251,4 +371,5 @@ def _storable(value: Any) -> Any:
 
 def _letter(row: RowMapping) -> DeadLetter:
     # The statements' columns are named as the attributes.
-    return DeadLetter(**{**row, "reason": Reason(row["reason"]), "body": bytes(row["body"])})
+    changed = {"reason": Reason(row["reason"]), "body": bytes(row["body"]), "history": tuple(row["history"])}
+    return DeadLetter(**{**row, **changed})

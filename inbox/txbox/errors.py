@@ -216,8 +216,8 @@ class EntityMissing(TxboxError):
         super().__init__(f"{entity} has nothing with the key {key}; create it before messages for it are applied")
 
 
-class MalformedMessage(TxboxError):
-    """A body that cannot be read as what it should be."""
+class MalformedMessage(TxboxError, ValueError):
+    """A body that cannot be read as what it should be; a ``ValueError`` too, as from ``json.loads``."""
 
 
 class NotSendable(TxboxError):

@@ -15,6 +15,9 @@ What happens when two transactions, A and B, record the same id::
          B records … waits ┘
 
 A serialization failure is never read as "duplicate": it passes through, and the transaction is to be run again.
+
+A message that is parked as a dead letter has a row here, too, with the letter's number. So the same key decides between
+processed and parked (see ``txbox.dead_letters``).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -31,7 +34,7 @@ from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from txbox.statements import statements, text_array
 from txbox.transactions import ConnectionOrSession, check_table, in_transaction
 
-__all__ = ["WAIT_SECONDS", "Inbox", "Recorded"]
+__all__ = ["WAIT_SECONDS", "Inbox", "ParkedIds", "Recorded"]
 
 WAIT_SECONDS = 1.0
 """How long to wait for another transaction that is processing the same message."""
@@ -39,7 +42,7 @@ WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a batch of ids turned out to be. An id in neither set is a duplicate.
+    """What a batch of ids turned out to be. An id in neither set is a duplicate, or parked.
 
     Attributes:
         first: ids recorded now, for the first time: go on with these.
@@ -47,6 +50,19 @@ class Recorded:
     """
 
     first: frozenset[str]
+    mismatched: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedIds:
+    """Which of some duplicates are parked.
+
+    Attributes:
+        same: ids parked with the same body: their letters stand for them.
+        mismatched: ids parked with another body: these have no letters yet.
+    """
+
+    same: frozenset[str]
     mismatched: frozenset[str]
 
 
@@ -104,7 +120,8 @@ class Inbox:
             body: its payload; needed if the inbox keeps fingerprints, otherwise ignored.
 
         Returns:
-            True: the first time, go on. False: a duplicate, its effects have committed before.
+            True: the first time, go on. False: a duplicate, its effects have committed before; or it is parked, and
+            its dead letter stands for it. Either way, ack it.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
@@ -168,6 +185,19 @@ class Inbox:
         first = frozenset(row[0] or ())
         known = {message_id: digest for message_id, digest in digests.items() if message_id not in first}
         return Recorded(first, self._differing(connection, known) if known else frozenset())
+
+    def find_parked(self, connection_or_session: ConnectionOrSession, bodies: Mapping[str, bytes | str]) -> ParkedIds:
+        """Tell which of some messages are parked: of those that this transaction has found to be duplicates.
+
+        Args:
+            connection_or_session: the transaction.
+            bodies: the messages' bodies by id.
+        """
+        connection = in_transaction(connection_or_session)
+        rows = connection.exec_driver_sql(self._statements.find_parked, (self.subscriber_id, list(bodies))).fetchall()
+        # A letter of before there were such rows has left no fingerprint.
+        same = {id_ for id_, known in rows if known is None or bytes(known) == fingerprint(bodies[id_])}
+        return ParkedIds(frozenset(same), frozenset(id_ for id_, _ in rows if id_ not in same))
 
     def unrecord(self, connection_or_session: ConnectionOrSession, ids: Iterable[str]) -> int:
         """Take back what this very transaction has recorded, for messages that it will not apply after all.

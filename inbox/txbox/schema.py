@@ -136,7 +136,7 @@ def _message_failure(metadata: MetaData, prefix: str) -> Table:
         Column("error", Text, nullable=False),
         _now("first_failed_at"),
         _now("last_failed_at"),
-        _list("history", "the attempts that counted, oldest first: when, at which delivery, and why"),
+        _list("history", "the last attempts that counted, newest first: when, at which delivery, and why"),
         CheckConstraint("attempts > 0", name=f"{prefix}message_failure_attempts_check"),
     )
 
@@ -159,7 +159,7 @@ def _dead_letter(metadata: MetaData, prefix: str) -> Table:
         Column("envelope", JSONB, nullable=False, comment="what the broker needs to send it again"),
         _now("parked_at"),
         Column("redriven_at", DateTime(timezone=True)),
-        _list("history", "the attempts that counted, oldest first: when, at which delivery, and why"),
+        _list("history", "the last attempts that counted, oldest first: when, at which delivery, and why"),
         Column("lease_attempts", Integer, comment="of the message in its ledger when it was parked"),
         CheckConstraint(
             "reason IN ('failed', 'mismatch', 'malformed', 'crashed')",

@@ -75,6 +75,11 @@ SELECT message_id, fingerprint FROM {processed}
 WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"""
         """The fingerprints of ids that were found to be duplicates: (subscriber, ids) → rows."""
 
+        self.find_parked = f"""
+SELECT message_id, fingerprint FROM {processed}
+WHERE subscriber_id = %s AND message_id = ANY(%s::text[]) AND dead_letter_id IS NOT NULL"""
+        """Which ids that were found to be duplicates are parked: (subscriber, ids) → rows."""
+
         self.unrecord = f"""
 DELETE FROM {processed}
 WHERE subscriber_id = %s AND message_id = ANY(%s::text[]) AND xmin = pg_current_xact_id()::xid"""
@@ -83,44 +88,43 @@ WHERE subscriber_id = %s AND message_id = ANY(%s::text[]) AND xmin = pg_current_
 
         # -- failures ---------------------------------------------------------------------------------------------
 
+        one_more = f"""
+ON CONFLICT (subscriber_id, message_id) DO UPDATE
+SET attempts = failure.attempts + 1, error = excluded.error, last_failed_at = now(), history = excluded.history ||
+  CASE WHEN jsonb_array_length(failure.history) < {MAX_HISTORY} THEN failure.history ELSE failure.history - -1 END
+RETURNING attempts, history"""
+
         self.begin_attempt = f"""
-WITH before AS MATERIALIZED (SELECT error FROM {failure} WHERE subscriber_id = %s AND message_id = %s)
-INSERT INTO {failure} AS failure (subscriber_id, message_id, attempts, error)
-SELECT candidate.subscriber_id, candidate.message_id, 1, candidate.error
-FROM (SELECT %s::text, %s::text, %s::text) AS candidate (subscriber_id, message_id, error)
+INSERT INTO {failure} AS failure (subscriber_id, message_id, attempts, error, history)
+SELECT candidate.subscriber_id, candidate.message_id, 1, candidate.error, candidate.history
+FROM (
+  SELECT %s::text, %s::text, %s::text, jsonb_build_array(jsonb_build_object('at', now()) || %s::jsonb)
+) AS candidate (subscriber_id, message_id, error, history)
 WHERE NOT EXISTS (
   SELECT FROM {processed} AS processed
   WHERE processed.subscriber_id = candidate.subscriber_id AND processed.message_id = candidate.message_id
-)
-ON CONFLICT (subscriber_id, message_id) DO UPDATE
-SET attempts = failure.attempts + 1, error = excluded.error, last_failed_at = now()
-RETURNING attempts, (SELECT error FROM before)"""
-        """Count an attempt before it is made: (subscriber, id, subscriber, id, error) → attempts, the error before;
-        no row if the message is already processed."""
+){one_more}, extract(epoch FROM now() - (history -> 1 ->> 'at')::timestamptz)::double precision"""
+        """Count an attempt before it is made: (subscriber, id, error, the attempt as JSON) → attempts, those that
+        counted, newest first, and the age in seconds of the one before; no row if the message is already processed or
+        parked."""
 
         self.count_failure = f"""
-INSERT INTO {failure} AS failure (subscriber_id, message_id, attempts, error) VALUES (%s, %s, 1, %s)
-ON CONFLICT (subscriber_id, message_id) DO UPDATE
-SET attempts = failure.attempts + 1, error = excluded.error, last_failed_at = now()
-RETURNING attempts"""
-        """Count an attempt that has failed: (subscriber, id, error) → attempts."""
+INSERT INTO {failure} AS failure (subscriber_id, message_id, attempts, error, history)
+VALUES (%s, %s, 1, %s, jsonb_build_array(jsonb_build_object('at', now()) || %s::jsonb)){one_more}"""
+        """Count an attempt that has failed: (subscriber, id, error, the attempt as JSON) → attempts, those that
+        counted."""
 
-        self.explain_failure = f"""
-UPDATE {failure} SET error = %s, last_failed_at = now()
-WHERE subscriber_id = %s AND message_id = %s
-RETURNING attempts"""
-        """Say why an attempt that was counted before it was made has failed: (error, subscriber, id) → attempts."""
+        self.lock_failure = f"""
+SELECT attempts, error, history FROM {failure} WHERE subscriber_id = %s AND message_id = %s FOR UPDATE"""
+        """The attempts of a message, locked: (subscriber, id) → attempts, the last error, those that counted."""
+
+        self.write_failure = f"""
+UPDATE {failure} SET attempts = %s, error = %s, history = %s::jsonb, last_failed_at = now()
+WHERE subscriber_id = %s AND message_id = %s"""
+        """Write down the attempts of a locked message: (attempts, error, those that counted, subscriber, id)."""
 
         self.attempts = f"SELECT attempts FROM {failure} WHERE subscriber_id = %s AND message_id = %s"
         """Attempts so far: (subscriber, id) → attempts; no row if there were none."""
-
-        self.uncount_attempt = f"""
-WITH one_less AS (
-  UPDATE {failure} SET attempts = attempts - 1, error = coalesce(%s, error)
-  WHERE subscriber_id = %s AND message_id = %s AND attempts > 1
-)
-DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = %s AND attempts = 1"""
-        """Take back an attempt that was counted but not made: (the error before, subscriber, id, subscriber, id)."""
 
         self.forget_failures = f"DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"
         """Forget the failures of messages that have succeeded or are parked: (subscriber, ids)."""
@@ -128,19 +132,48 @@ DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = %s AND attempts 
         # -- dead letters -----------------------------------------------------------------------------------------
 
         self.park = f"""
-INSERT INTO {letter} AS parked
-  (subscriber_id, message_id, reason, error, attempts, source, body, body_hash, headers, envelope)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb)
+INSERT INTO {letter} AS parked (
+  subscriber_id, message_id, reason, error, attempts, source, body, body_hash, headers, envelope, history,
+  lease_attempts
+)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s)
 ON CONFLICT (subscriber_id, message_id, body_hash) WHERE redriven_at IS NULL
 DO UPDATE SET error = excluded.error
 RETURNING dead_letter_id"""
         """Park a dead letter, once: every column in order → its id, also when it was parked before."""
 
-        self.is_parked = f"""
-SELECT FROM {letter}
-WHERE subscriber_id = %s AND message_id = %s AND body_hash = %s AND redriven_at IS NULL
-FOR KEY SHARE SKIP LOCKED"""
-        """Whether a message waits as a dead letter: (subscriber, id, SHA-256 of the body) → a row if it does.
+        self.bound_wait = "SELECT set_config('lock_timeout', %s, true)"
+        """Wait for locks no longer than this, in this transaction: (interval)."""
+
+        self.mark_parked = f"""
+INSERT INTO {processed} (subscriber_id, message_id, fingerprint, dead_letter_id) VALUES (%s, %s, %s, %s)
+ON CONFLICT DO NOTHING"""
+        """Have the inbox know that a message is parked: (subscriber, id, fingerprint, letter) → a row, or none if the
+        inbox has the message. It waits for a transaction that processes the message."""
+
+        self.find_recorded = f"""
+SELECT fingerprint, dead_letter_id FROM {processed} WHERE subscriber_id = %s AND message_id = %s"""
+        """What the inbox knows of a message: (subscriber, id) → fingerprint, and the letter if it is parked."""
+
+        self.unmark_parked = f"""
+DELETE FROM {processed} WHERE subscriber_id = %s AND message_id = %s AND dead_letter_id IS NOT NULL"""
+        """Have the inbox know no more that a message is parked, for it is sent through again: (subscriber, id)."""
+
+        self.call_mismatch = f"""
+UPDATE {letter} SET reason = 'mismatch'
+WHERE subscriber_id = %s AND message_id = %s AND dead_letter_id <> %s AND redriven_at IS NULL"""
+        """Say of a message's other letters that another body of it goes on: (subscriber, id, the one that does)."""
+
+        self.waits_parked = f"""
+UPDATE {letter} AS letter SET lease_attempts = greatest(letter.lease_attempts, %s)
+WHERE letter.dead_letter_id = (
+  SELECT waiting.dead_letter_id FROM {letter} AS waiting
+  WHERE waiting.subscriber_id = %s AND waiting.message_id = %s AND waiting.body_hash = %s
+    AND waiting.redriven_at IS NULL
+  FOR UPDATE SKIP LOCKED
+)"""
+        """Whether a message of a ledger waits as a dead letter: (its attempts in the ledger, subscriber, id, SHA-256 of
+        the body) → a row if it does.
 
         One that is locked is being redriven, so it waits no more: its copy may be the very delivery that asks.
 
@@ -148,9 +181,14 @@ FOR KEY SHARE SKIP LOCKED"""
             worker             receives the copy, fails, asks: parked? were it yes, it would ack the only copy
         """
 
+        self.lease_attempts = f"""
+SELECT max(lease_attempts) FROM {letter} WHERE subscriber_id = %s AND message_id = %s"""
+        """How many attempts a message had in its ledger when it was parked last: (subscriber, id) → attempts or null.
+        Also by a letter that is being redriven."""
+
         columns = (
             "dead_letter_id, subscriber_id, message_id, reason, error, attempts, source, body, headers, envelope, "
-            "parked_at, redriven_at"
+            "parked_at, redriven_at, history"
         )
         self.letters = f"""
 SELECT {columns} FROM {letter}
@@ -161,8 +199,15 @@ ORDER BY dead_letter_id LIMIT %s"""
         self.letter = f"SELECT {columns} FROM {letter} WHERE dead_letter_id = %s"
         """One dead letter: (id) → row."""
 
-        self.lock_letter = f"{self.letter} FOR UPDATE"
-        """One dead letter, locked until the transaction ends, so that two redrives do not both send it."""
+        self.lock_letters = f"""
+SELECT {columns} FROM {letter}
+WHERE dead_letter_id = ANY(ARRAY(
+  SELECT waiting.dead_letter_id FROM {letter} AS waiting JOIN {letter} AS this USING (subscriber_id, message_id)
+  WHERE this.dead_letter_id = %s AND waiting.redriven_at IS NULL
+) || %s::bigint)
+ORDER BY dead_letter_id FOR UPDATE"""
+        """A dead letter and those that wait under the same id, locked until the transaction ends: (its number, the
+        same) → rows. So two redrives do not both send it, and do not wait for each other in a circle."""
 
         self.mark_redriven = f"UPDATE {letter} SET redriven_at = now() WHERE dead_letter_id = %s"
         """Say that a dead letter was sent through again: (id)."""
@@ -173,8 +218,10 @@ ORDER BY dead_letter_id LIMIT %s"""
         """How many rows the inbox has, by the planner's figures: (quoted table name) → rows."""
 
         self.inbox_counts = f"""
-SELECT subscriber_id, count(*), max(processed_at) FROM {processed} GROUP BY subscriber_id ORDER BY subscriber_id"""
-        """Exact figures per subscriber, by reading the whole inbox."""
+SELECT subscriber_id, count(*), count(*) FILTER (WHERE dead_letter_id IS NULL),
+  max(processed_at) FILTER (WHERE dead_letter_id IS NULL)
+FROM {processed} GROUP BY subscriber_id ORDER BY subscriber_id"""
+        """Exact figures per subscriber, by reading the whole inbox: rows, those that are processed, and the last."""
 
         self.failure_counts = f"""
 SELECT subscriber_id, count(*) FROM {failure} AS failure
@@ -194,6 +241,10 @@ GROUP BY subscriber_id, reason ORDER BY subscriber_id, reason"""
         self.processed_message = processed.replace("%%", "%")
         self.message_failure = failure.replace("%%", "%")
         self.dead_letter = letter.replace("%%", "%")
+
+
+MAX_HISTORY = 20
+"""Of the attempts that counted, so many are kept in detail: the last ones."""
 
 
 @lru_cache(maxsize=64)

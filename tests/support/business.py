@@ -42,8 +42,9 @@ class Business:
         return int(self.rows(f"SELECT balance FROM account WHERE account_id = {account}")[0])
 
     def recorded(self, subscriber: str = "billing") -> set[str]:
-        """The ids in the inbox."""
-        return set(self.rows(f"SELECT message_id FROM processed_message WHERE subscriber_id = '{subscriber}'"))
+        """The ids in the inbox of what is processed."""
+        processed = f"subscriber_id = '{subscriber}' AND dead_letter_id IS NULL"
+        return set(self.rows(f"SELECT message_id FROM processed_message WHERE {processed}"))
 
     def failing(self) -> dict[str, int]:
         """The attempts of messages that have failed and are not forgotten."""

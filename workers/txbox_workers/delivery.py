@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from txbox import Message, Outcome
+from txbox.failures import History
 
 __all__ = ["Delivery", "Settlement", "Source"]
 
@@ -42,12 +43,14 @@ class Settlement:
         outcome: what became of it; decides between ack and hand back.
         error: what went wrong, if anything did.
         delay_seconds: when handed back: how long the broker should wait before it delivers again.
+        counted: when parked: the attempts that counted, oldest first, as ``DeadLetter.history`` tells them.
     """
 
     delivery: Delivery
     outcome: Outcome
     error: BaseException | None = None
     delay_seconds: float = 0.0
+    counted: History = ()
 
 
 class Source(Protocol):

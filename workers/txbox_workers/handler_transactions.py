@@ -10,19 +10,20 @@ from typing import Any, Protocol, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
-from txbox import Inbox
+from txbox import Failures, Inbox, Mismatch, TransactionEnded
 from txbox.backoff import Backoff
 from txbox.connections import with_sound_connection
+from txbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, Hook, Retried, emit
 from txbox.ledgers.leased import refuse_unfinished
 from txbox.sqlstates import is_retryable, sqlstate
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import BatchHandler, Handler
 from txbox_workers.lent_transaction import LentTransactions, finish
-from txbox_workers.outages import connecting, recording
+from txbox_workers.outages import DatabaseUnavailable, connecting, recording
 from txbox_workers.transaction_limits import TimeLimit, unlimited
 
-__all__ = ["BatchHandler", "Halt", "Handler", "HandlerTransactions", "SessionFactory", "Sorted", "Stopping"]
+__all__ = ["BatchHandler", "Halt", "Handler", "HandlerTransactions", "Parked", "SessionFactory", "Sorted", "Stopping"]
 
 T = TypeVar("T")
 
@@ -44,6 +45,10 @@ class Halt(Protocol):
         """Wait for it, so many seconds at most; return whether it is now."""
 
 
+class Parked(Exception):
+    """The message waits as a dead letter; its ack was lost, or it is another copy."""
+
+
 class Stopping(Exception):
     """Nothing more is to be begun while a transaction that the database has rolled back waits to be run again."""
 
@@ -54,12 +59,14 @@ class Sorted:
 
     Attributes:
         first: ids that were processed now.
-        mismatched: ids processed before with another body.
+        mismatched: ids processed before, or parked, with another body.
+        parked: ids that wait as dead letters.
         left: ids that were not begun, as time ran out, and are not recorded.
     """
 
     first: frozenset[str]
     mismatched: frozenset[str]
+    parked: frozenset[str]
     left: frozenset[str]
 
 
@@ -99,6 +106,7 @@ class HandlerTransactions:
         self._wants_details = wants_details
         self._stopping = stopping
         self._cut_short = cut_short or threading.Event()
+        self._closed = threading.local()
 
     def check(self) -> None:
         """See that the inbox can be used.
@@ -134,42 +142,70 @@ class HandlerTransactions:
         Raises:
             Stopping, DatabaseUnavailable; and whatever a handler raises. Nothing is committed.
         """
-        return self._with_retries(deliveries, lambda: self._batch(deliveries))
+        return self._with_retries(deliveries, lambda: self._unless_closed(lambda: self._batch(deliveries)))
 
-    def run_one(self, delivery: Delivery, **extra: Any) -> bool:
+    def run_one(self, delivery: Delivery, failures: Failures | None = None, **extra: Any) -> bool:
         """Process a delivery in a transaction of its own.
 
         Args:
             delivery: what.
+            failures: forget those of the message in this transaction.
             extra: what the handler is to be given besides.
 
         Returns:
             True: it was processed now. False: it was before.
 
         Raises:
-            InFlight, Mismatch, Stopping, DatabaseUnavailable; and whatever the handler raises. Nothing is committed.
+            InFlight, Mismatch, Parked, Stopping, DatabaseUnavailable; and whatever the handler raises. Nothing is
+                committed.
         """
-        return self._with_retries([delivery], lambda: self._one(delivery, extra))
+        return self._with_retries([delivery], lambda: self._unless_closed(lambda: self._one(delivery, failures, extra)))
+
+    def _unless_closed(self, run: Callable[[], T]) -> T:
+        """Tell a handler that has closed its connection from a connection that was lost: that is no handler's fault."""
+        self._closed.by_handler = False
+        try:
+            return run()
+        except DatabaseUnavailable as error:
+            if self._closed.by_handler:
+                raise TransactionEnded from error
+            raise
 
     def _batch(self, deliveries: Sequence[Delivery]) -> Sorted:
         begun = time.monotonic()
         with self._transactions.lend() as connection:
             with recording():
                 recorded = self._inbox.sort_out(connection, {d.message.id: d.message.body for d in deliveries})
+                parked = self._find_parked(connection, deliveries, recorded)
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
             left = frozenset(self._handle(connection, first, {}) if first else ())
             if left:
                 self._inbox.unrecord(connection, left)
-        duplicates = len(deliveries) - len(first) - len(recorded.mismatched)
+        mismatched = recorded.mismatched | parked.mismatched
+        duplicates = len(deliveries) - len(first) - len(mismatched) - len(parked.same)
         self._emit_committed(len(first) - len(left), duplicates, begun)
-        return Sorted(recorded.first - left, recorded.mismatched, left)
+        return Sorted(recorded.first - left, mismatched, parked.same, left)
 
-    def _one(self, delivery: Delivery, extra: Mapping[str, Any]) -> bool:
+    def _find_parked(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> ParkedIds:
+        """Tell which of the duplicates are parked; while all are first, nothing is asked."""
+        known = recorded.first | recorded.mismatched
+        duplicates = {d.message.id: d.message.body for d in deliveries if d.message.id not in known}
+        return self._inbox.find_parked(connection, duplicates) if duplicates else _NONE_PARKED
+
+    def _one(self, delivery: Delivery, failures: Failures | None, extra: Mapping[str, Any]) -> bool:
         begun = time.monotonic()
         message = delivery.message
         with self._transactions.lend() as connection:
             with recording():
                 first = self._inbox.record(connection, message.id, message.body)
+                parked = _NONE_PARKED if first else self._inbox.find_parked(connection, {message.id: message.body})
+                if first and failures is not None:
+                    # Before the handler, which may leave a role or a search path behind that does not know our tables.
+                    failures.forget(connection, [message.id])
+            if parked.same:
+                raise Parked
+            if parked.mismatched:
+                raise Mismatch(self._inbox.subscriber_id, parked.mismatched)
             if first:
                 self._handle(connection, [delivery], extra)
         self._emit_committed(int(first), int(not first), begun)
@@ -184,6 +220,7 @@ class HandlerTransactions:
         # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
         # transaction, which is then found inactive.
         session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
+        driver = connection.connection.dbapi_connection
         try:
             if self._batch_handler is not None:
                 refuse_unfinished(self._batch_handler(session, [delivery.message for delivery in deliveries]))
@@ -195,6 +232,7 @@ class HandlerTransactions:
                     refuse_unfinished(self._handler(session, delivery.message, **extra))
                     finish(session, connection)
         finally:
+            self._closed.by_handler = connection.closed or _was_closed(driver)
             session.close()
         return []
 
@@ -217,6 +255,13 @@ class HandlerTransactions:
         seconds = time.monotonic() - begun
         emit(self._hooks, Committed(self._inbox.subscriber_id, self._source_name, first, duplicates, seconds))
 
+
+def _was_closed(driver: Any) -> bool:
+    """Whether a connection was closed from this side, and not lost; see psycopg's ``Connection.broken``."""
+    return bool(getattr(driver, "closed", False)) and not getattr(driver, "broken", True)
+
+
+_NONE_PARKED = ParkedIds(frozenset(), frozenset())
 
 TRANSACTION_RUNS = 6
 """How often a transaction is run before a deadlock or serialization failure counts as a failure of its messages."""

@@ -12,23 +12,32 @@ of its own: the good ones commit, and only the bad one is handed back. So a hand
 runs can commit.
 
 A message that takes the whole process down leaves no trace in a transaction that was never committed. So a delivery
-whose receive count says that it was lost before (*suspect*) is processed alone, and its attempt is counted, in a
-transaction of its own, **before** it is made. The receive count alone does not condemn: innocent messages that were
-delivered beside a deadly one have the same count.
+whose receive count says that it was delivered before (*suspect*) is processed alone, and its attempt is counted, in a
+transaction of its own, **before** it is made::
+
+    count the attempt ── BEGIN record ── forget what was counted ── handler ── COMMIT
+                                                                       ├─ raises: say why it has failed
+                                                                       ├─ loses its connection, is called off: take back
+                                                                       └─ the process ends: it has no outcome
+
+The receive count alone does not condemn: innocent messages that were delivered beside a deadly one have the same count,
+and so have those that were handed back. What a first delivery came to when its process has ended, nothing tells, so it
+does not count.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from sqlalchemy import Engine
 
-from txbox import Failures, InFlight, LedgerError, Mismatch, Outcome, Reason
+from txbox import Failures, InFlight, LedgerError, MalformedMessage, Mismatch, Outcome, Reason
 from txbox.backoff import Backoff
-from txbox.failures import NO_OUTCOME, Attempt, describe
+from txbox.failures import NO_OUTCOME, Attempt, Failed, describe
 from txbox.transactions import short_transaction
 from txbox_workers import processor
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.handler_transactions import Halt, HandlerTransactions, Stopping
+from txbox_workers.handler_transactions import Halt, HandlerTransactions, Parked, Stopping
 from txbox_workers.outages import DatabaseUnavailable, bookkeeping, connecting
 from txbox_workers.parking import Parking
 from txbox_workers.processor import Processor
@@ -60,6 +69,7 @@ class InboxProcessor(Processor):
         self._singly = one_transaction_per_message
         self._max_attempts = max_attempts
         self._backoff = backoff
+        self._not_made: deque[Attempt] = deque()
         self._suspect_after = SUSPECT_AFTER if max_attempts is None else min(SUSPECT_AFTER, max_attempts - 1)
 
     def check(self) -> None:
@@ -72,9 +82,15 @@ class InboxProcessor(Processor):
     def check_recording(self) -> None:
         """See that a message could be recorded."""
         self._transactions.check_recording()
+        self._settle_not_made()
 
     def _suspect(self, delivery: Delivery) -> bool:
         return delivery.receive_count > self._suspect_after
+
+    def process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
+        """Process deliveries; see ``Processor``."""
+        self._settle_not_made()
+        return super().process(deliveries)
 
     def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
         """Process a batch in one transaction; None if it has to be processed singly instead."""
@@ -86,13 +102,14 @@ class InboxProcessor(Processor):
             raise
         except BaseException:  # noqa: BLE001 - each one is met again, alone, with its own message
             return None
-        self._forget_failures([delivery for delivery in deliveries if delivery.message.id in found.first])
         settlements = []
         for delivery in deliveries:
             if delivery.message.id in found.mismatched:
                 settlements.append(self._parking.park_mismatch(delivery))
             elif delivery.message.id in found.first:
                 settlements.append(Settlement(delivery, Outcome.PROCESSED))
+            elif delivery.message.id in found.parked:
+                settlements.append(Settlement(delivery, Outcome.DEAD))
             elif delivery.message.id in found.left:
                 settlements.append(Settlement(delivery, Outcome.IN_FLIGHT))
             else:
@@ -101,89 +118,107 @@ class InboxProcessor(Processor):
 
     def _process_one(self, delivery: Delivery) -> Settlement:
         message = delivery.message
+        if delivery.problem is not None:
+            return self._failed(delivery, delivery.problem, None)
         attempt: Attempt | None = None
         suspect = self._suspect(delivery)
-        if suspect and self._parking.is_parked(delivery, before_handler=True):
-            self._forget_failures([delivery])
-            return Settlement(delivery, Outcome.DEAD)
-        if delivery.problem is not None:
-            return self._failed(delivery, delivery.problem, Reason.MALFORMED)
-        if suspect:
-            with bookkeeping():
-                attempt = self._failures.begin_attempt(message.id)
-            if attempt is not None and self._is_due(delivery, attempt):
-                reason = Reason.CRASHED if attempt.error_before in (None, NO_OUTCOME) else Reason.FAILED
-                return self._parking.park(delivery, reason, attempt.error_before or NO_OUTCOME, attempt.number - 1)
         try:
-            first = self._transactions.run_one(delivery)
+            if suspect:
+                attempt = self._begin(delivery)
+                if attempt is not None and self._is_due(attempt):
+                    return self._park_due(delivery, attempt)
+            first = self._transactions.run_one(delivery, self._failures if suspect else None)
         except (InFlight, Stopping, LedgerError) as error:
             if isinstance(error, LedgerError) and error.permanent:
-                return self._failed(delivery, error, Reason.FAILED, counted=attempt is not None)
-            if attempt is not None:
-                with bookkeeping():
-                    self._failures.take_back(attempt)
+                return self._failed(delivery, error, attempt)
+            self._was_not_made(attempt)
             # Another worker may have it at once, unless somebody elsewhere has it already, or a ledger that the handler
             # uses is away: that is no message's fault.
             delay = 0.0 if isinstance(error, Stopping) else processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
             return Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
+        except Parked:
+            return Settlement(delivery, Outcome.DEAD)
         except Mismatch as error:
             return self._parking.park_mismatch(delivery, error)
-        except DatabaseUnavailable as error:
-            if attempt is not None and error.before_handler:
-                # Not an attempt: it must not bring the message nearer to its dead letter. If this fails too, one
-                # outage has cost one attempt.
-                with suppress(Exception):
-                    self._failures.take_back(attempt)
-            raise
-        except KeyboardInterrupt:
+        except (DatabaseUnavailable, KeyboardInterrupt):
+            self._was_not_made(attempt)
             raise
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit or CancelledError fails its message too
-            return self._failed(delivery, error, Reason.FAILED, counted=attempt is not None)
-        # Also if it turned out a duplicate: it may have been processed after this attempt was counted in advance.
-        self._forget_failures([delivery])
+            return self._failed(delivery, error, attempt)
+        if not first and suspect:
+            # It was processed by another copy, beside which attempts were counted.
+            with suppress(Exception), short_transaction(self._engine) as connection:
+                self._failures.forget(connection, [message.id])
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
 
-    def _forget_failures(self, deliveries: Sequence[Delivery]) -> None:
-        """Forget the failures of messages that are processed now: after the commit, in a short transaction.
+    def _begin(self, delivery: Delivery) -> Attempt | None:
+        in_flight: InFlight | None = None
+        with bookkeeping():
+            try:
+                return self._failures.begin_attempt(delivery.message.id, receive_count=delivery.receive_count)
+            except InFlight as error:
+                in_flight = error
+        raise in_flight
 
-        In the handler's transaction it would run with what the handler has left behind there, a role or a search path
-        that does not know our tables. Nothing rests on these rows once the inbox has the message, so trouble here is
-        none: ``txbox status`` does not count them.
-        """
-        # Counted for a redelivery or, where few attempts are allowed, in advance for this very delivery.
-        counted = [d.message.id for d in deliveries if d.receive_count > 1 or self._suspect(d)]
-        if counted:
-            with suppress(Exception), short_transaction(self._engine) as connection:
-                self._failures.forget(connection, counted)
+    def _was_not_made(self, attempt: Attempt | None) -> None:
+        """Take an attempt back; if that cannot be done now, then once the database can be used again."""
+        if attempt is None:
+            return
+        self._not_made.append(attempt)
+        with suppress(Exception):
+            self._settle_not_made()
 
-    def _is_due(self, delivery: Delivery, attempt: Attempt) -> bool:
+    def _settle_not_made(self) -> None:
+        """Take back the attempts that were none: this process knows it, and another would think that it has died."""
+        while True:
+            try:
+                attempt = self._not_made.popleft()
+            except IndexError:
+                return
+            try:
+                with bookkeeping():
+                    self._failures.take_back(attempt)
+            except DatabaseUnavailable:
+                self._not_made.append(attempt)
+                raise
+
+    def _is_due(self, attempt: Attempt) -> bool:
         """Whether a suspect has had its last attempt, and is to be parked instead of run."""
-        if self._max_attempts is None:
-            return False
-        attempts_before = attempt.number - 1
-        if attempts_before >= self._max_attempts:
-            return True
-        # The first ``_suspect_after`` deliveries were not counted beforehand, so as many attempts may be missing, if
-        # they ended with the process as the last one did. A handler's exception is always counted: where it was the
-        # last outcome nothing is missing, and a receive count grown by hand-backs (an outage, a group that waits for
-        # its first message) must not cost the message its attempts.
-        return (
-            attempt.error_before == NO_OUTCOME
-            and delivery.receive_count > self._max_attempts
-            and attempts_before >= self._max_attempts - self._suspect_after
-        )
+        return self._max_attempts is not None and attempt.number > self._max_attempts
 
-    def _failed(self, delivery: Delivery, error: BaseException, reason: Reason, *, counted: bool = False) -> Settlement:
-        if self._parking.is_parked(delivery):
-            # Another copy of it has failed for the last time meanwhile; one letter stands for both.
-            self._forget_failures([delivery])
-            return Settlement(delivery, Outcome.DEAD, error)
+    def _park_due(self, delivery: Delivery, attempt: Attempt) -> Settlement:
+        """Park a suspect that has had its attempts."""
+        crashed = attempt.error_before == NO_OUTCOME
+        if crashed and (attempt.seconds_before or 0.0) < JUST_BEGUN_SECONDS:
+            # Another worker may be about to begin its transaction.
+            raise InFlight(self._failures.subscriber_id, [delivery.message.id])
+        reason = Reason.CRASHED if crashed else Reason.FAILED
+        had = Failed(attempt.number - 1, attempt.before)
+        # Whoever still runs it has not crashed: not waited for, as this would be parked as soon as that has failed.
+        wait = NO_WAIT_SECONDS if crashed else None
+        settlement = self._parking.park(delivery, reason, attempt.error_before or NO_OUTCOME, had, wait_seconds=wait)
+        if settlement.outcome is Outcome.IN_FLIGHT:
+            self._was_not_made(attempt)
+        return settlement
+
+    def _failed(self, delivery: Delivery, error: BaseException, attempt: Attempt | None) -> Settlement:
         with bookkeeping(before_handler=False):
-            attempts = self._failures.fail(delivery.message.id, error, counted=counted)
-        if self._max_attempts is not None and attempts >= self._max_attempts:
-            return self._parking.park(delivery, reason, describe(error), attempts, error)
-        return Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(attempts))
+            failed = self._failures.fail(
+                delivery.message.id, error, attempt=attempt, receive_count=delivery.receive_count
+            )
+        # What cannot be read will not be readable the next time.
+        reason = Reason.MALFORMED if isinstance(error, MalformedMessage) or delivery.problem else Reason.FAILED
+        last = self._max_attempts is not None and failed.attempts >= self._max_attempts
+        if last or (reason is Reason.MALFORMED and self._max_attempts is not None):
+            return self._parking.park(delivery, reason, describe(error), failed, error)
+        return Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(failed.attempts))
 
 
-SUSPECT_AFTER = 2
+SUSPECT_AFTER = 1
 """Deliveries of a message before its attempts are counted in advance."""
+
+NO_WAIT_SECONDS = 0.01
+"""As short as a wait for a lock can be bounded, and long enough for what is not locked."""
+
+JUST_BEGUN_SECONDS = 2.0
+"""An attempt that was counted in advance, so recently, may not have begun its transaction yet."""

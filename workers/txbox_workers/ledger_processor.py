@@ -12,23 +12,32 @@ Beside an inbox, the handler runs in a transaction that records the message, as 
 decides whether its effects in the database stand, and the lease keeps two workers from running it at the same time.
 
 Attempts are counted by the ledger, when they begin. So a message that takes its process down is known by its attempts,
-and when it has had them all, it is parked instead of run.
+and when it has had them all, it is parked instead of run. The ledger's count goes on when a message is parked: so its
+next lease, of a copy or of the letter that was redriven, is not its first, and has its owner look for letters.
+
+Processed or parked, never both: beside an inbox, the inbox decides (see ``txbox.dead_letters``). With a ledger alone,
+the owner of the lease parks, and renews it before: if it was taken over, nothing is parked::
+
+    A has the lease, its last attempt fails ── renew ── parks ── release
+    A … is stopped past its lease                       … renew: LeaseLost, nothing is parked
+         B takes it over: it had all of its attempts ── renew ── parks ── release
+              C takes it up ── there is a letter ── acks
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from txbox import InFlight, LeaseLost, LedgerError, Mismatch, Outcome, Reason
+from txbox import InFlight, LeaseLost, LedgerError, MalformedMessage, Mismatch, Outcome, Reason
 from txbox.backoff import Backoff
-from txbox.failures import NO_OUTCOME, describe
+from txbox.failures import NO_OUTCOME, Failed, describe
 from txbox.ledgers import Lease, Ledger
 from txbox.ledgers.lease import Ended
 from txbox.ledgers.leased import Ending, Leased, known_ending, refuse_unfinished, takes_lease
 from txbox.message import fingerprint as sha256
 from txbox_workers import processor
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.handler_transactions import Halt, HandlerTransactions, Stopping
+from txbox_workers.handler_transactions import Halt, HandlerTransactions, Parked, Stopping
 from txbox_workers.handlers import Handler
 from txbox_workers.outages import DatabaseUnavailable
 from txbox_workers.parking import Parking
@@ -131,10 +140,14 @@ class LedgerProcessor(Processor):
         delivery = attempt.delivery
         attempt.begun = True
         try:
+            if self._parking is not None and (lease.attempt > 1 or delivery.receive_count > 1):
+                attempt.of_all = lease.attempt
+                if self._parking.waits(delivery, lease.attempt):
+                    raise Parked
+                if lease.attempt > 1:  # a letter that was redriven begins anew
+                    lease.attempt -= min(self._parking.attempts_before(delivery), lease.attempt - 1)
             if self._max_attempts is not None and lease.attempt > self._max_attempts:
                 raise _Spent
-            if lease.attempt == 1 and delivery.receive_count > 1 and self._is_parked(delivery):
-                raise _Parked
             if delivery.problem is not None:
                 raise delivery.problem
             if self._transactions is not None:
@@ -145,10 +158,6 @@ class LedgerProcessor(Processor):
             attempt.error = error
             raise
         return True
-
-    def _is_parked(self, delivery: Delivery) -> bool:
-        """Whether it was parked, and its worker killed before the ack; a letter that is redriven is parked no more."""
-        return self._parking is not None and self._parking.is_parked(delivery, before_handler=True)
 
     def _settle_failure(self, attempt: "_Attempt", lease: Lease, error: BaseException) -> Ending:
         """Say what becomes of a delivery whose work has raised, and how the attempt has ended."""
@@ -166,26 +175,35 @@ class LedgerProcessor(Processor):
                 delay = 0.0 if isinstance(error, Stopping) else delay
                 attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
                 return Ending(Ended.UNKNOWN if isinstance(error, Stopping) and lease.begun else Ended.NOT_MADE)
-            case _Parked():
+            case Parked():
                 attempt.settlement = Settlement(delivery, Outcome.DEAD)
-                return Ending(Ended.NOT_MADE)
+                return Ending(Ended.FAILED)  # it goes on counting: see the module
             case Mismatch() if self._parking is not None and not lease.begun:
                 attempt.settlement = self._parking.park_mismatch(delivery, error)
                 return Ending(Ended.NOT_MADE)
         if lease.returned:
             ending = Ending(Ended.UNKNOWN)  # the handler was done; its transaction was not to be committed
-        if self._parking is None or self._max_attempts is None or lease.attempt < self._max_attempts:
+        malformed = isinstance(error, MalformedMessage) or error is delivery.problem
+        last = self._max_attempts is not None and (malformed or lease.attempt >= self._max_attempts)
+        if self._parking is None or not last:
             attempt.settlement = Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(lease.attempt))
             return ending
-        if self._parking.is_parked(delivery):
-            attempt.settlement = Settlement(delivery, Outcome.DEAD, error)
-        elif isinstance(error, _Spent):
+        try:
+            self._ledger.renew(lease)
+        except LeaseLost as lost:
+            attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, lost)
+            return ending
+        except LedgerError as away:
+            raise DatabaseUnavailable(str(away)) from away
+        if isinstance(error, _Spent):
             reason = Reason.CRASHED if lease.unknown_attempts else Reason.FAILED
-            attempt.settlement = self._parking.park(delivery, reason, NO_OUTCOME, lease.attempt - 1)
-        else:
-            reason = Reason.MALFORMED if error is delivery.problem else Reason.FAILED
-            attempt.settlement = self._parking.park(delivery, reason, describe(error), lease.attempt, error)
-        return Ending(ending.ended, forget_attempts=True)
+            had = Failed(lease.attempt - 1, ())
+            attempt.settlement = self._parking.park(delivery, reason, NO_OUTCOME, had, lease_attempts=attempt.of_all)
+            return Ending(Ended.FAILED)
+        reason = Reason.MALFORMED if malformed else Reason.FAILED
+        had = Failed(lease.attempt, ())
+        attempt.settlement = self._parking.park(delivery, reason, describe(error), had, error, attempt.of_all)
+        return ending
 
     def _ledger_said(self, delivery: Delivery, error: BaseException, begun: bool) -> Settlement:
         """Settle a delivery whose lease could not be had, or was lost."""
@@ -211,19 +229,17 @@ class _Attempt:
     Attributes:
         delivery: of what.
         begun: the ledger has given the lease.
+        of_all: the how-manieth attempt this is in the ledger, those before a redrive included.
         error: what the work has raised.
         settlement: what that means.
     """
 
     delivery: Delivery
     begun: bool = False
+    of_all: int = 1
     error: BaseException | None = None
     settlement: Settlement | None = None
 
 
 class _Spent(Exception):
     """The message has had all of its attempts."""
-
-
-class _Parked(Exception):
-    """The message waits as a dead letter; its ack was lost."""

@@ -116,8 +116,8 @@ class Processing:
         parking, transactions, engine = None, None, None
         if self.engine is not None:
             engine = limited(self.engine, limit)
-            schema, prefix = self._place()
-            parking = Parking(engine, self.subscriber_id, source_name, schema=schema, prefix=prefix)
+            beside_inbox = self.inbox is not None
+            parking = Parking(engine, self.subscriber_id, source_name, beside_inbox=beside_inbox, **self._place())
         if self.inbox is not None and self.engine is not None:
             transactions = HandlerTransactions(
                 inbox=self.inbox,
@@ -136,10 +136,9 @@ class Processing:
             assert transactions is not None  # noqa: S101 - for the type checker: see __post_init__
             assert parking is not None  # noqa: S101
             assert engine is not None  # noqa: S101
-            schema, prefix = self._place()
             return InboxProcessor(
                 transactions=transactions,
-                failures=Failures(engine, self.subscriber_id, schema=schema, prefix=prefix),
+                failures=Failures(engine, self.subscriber_id, **self._place()),
                 parking=parking,
                 engine=engine,
                 one_transaction_per_message=self.transactions == "message",
@@ -171,10 +170,11 @@ class Processing:
             ends_at=ends_at,
         )
 
-    def _place(self) -> tuple[str | None, str]:
-        """Where the tables are: where those of the inbox are, or of a ledger in Postgres."""
+    def _place(self) -> dict[str, Any]:
+        """Where the tables are, those of the inbox or of a ledger in Postgres, and how long to wait there."""
         keeper = self.inbox or self.ledger
-        return getattr(keeper, "schema", None), getattr(keeper, "prefix", "")
+        place = {"schema": getattr(keeper, "schema", None), "prefix": getattr(keeper, "prefix", "")}
+        return place if self.inbox is None else {**place, "wait_seconds": self.inbox.wait_seconds}
 
 
 def _under_lease(handler: Handler) -> HandlerWithLease:

@@ -282,6 +282,7 @@ class Worker(Service):
                 acked=delivery.receipt in acked,
                 attempts=delivery.receive_count,
                 error=settlement.error,
+                counted=settlement.counted,
             )
 
     @contextmanager

@@ -13,8 +13,9 @@ A relay has one of its own, ``Relayed``, beside those of outages and of its end.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from txbox.outcome import Outcome
 
@@ -103,6 +104,7 @@ class Settled(Event):
         acked: the broker has confirmed that it forgot the delivery.
         attempts: how often the message has been delivered, this time included.
         error: what went wrong; None if nothing did.
+        counted: of one that is parked: the attempts that counted, oldest first, as ``DeadLetter.history`` tells them.
     """
 
     message_id: str
@@ -111,6 +113,7 @@ class Settled(Event):
     acked: bool
     attempts: int
     error: BaseException | None = None
+    counted: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Events as lines of Python's own logging, under the logger ``txbox``."""
 
 import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from txbox.instrumentation.events import (
     BrokerLost,
@@ -49,6 +51,7 @@ def log_event(event: Event) -> None:
         case Settled():
             level = _SETTLED_LEVEL[event.outcome]
             because = f": {type(event.error).__name__}: {_said(event.error)}" if event.error else ""
+            because += f"; what counted: {_attempts(event.counted)}" if event.counted else ""
             _log.log(level, "%s %s %s (delivery %d)%s", who, event.outcome, event.message_id, event.attempts, because)
             if not event.acked and event.outcome.acked:
                 _log.warning("%s could not ack %s; it comes again, as a duplicate", who, event.message_id)
@@ -76,6 +79,10 @@ def log_event(event: Event) -> None:
             _log.info("%s stopped%s", who, "" if event.drained else ", leaving messages to come again")
         case _:
             _log.debug("%s %r", who, event)
+
+
+def _attempts(counted: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(f"delivery {one['delivery']}: {' '.join(one['error'].split())}" for one in counted)
 
 
 def _said(error: BaseException) -> str:

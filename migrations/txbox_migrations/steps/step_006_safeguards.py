@@ -53,7 +53,7 @@ def _add_parking(op: Operations, schema: str | None, prefix: str) -> None:
         ),
         schema=schema,
     )
-    for name in ("message_failure", "dead_letter"):
+    for name, order in (("message_failure", "newest"), ("dead_letter", "oldest")):
         op.add_column(
             f"{prefix}{name}",
             sa.Column(
@@ -61,7 +61,7 @@ def _add_parking(op: Operations, schema: str | None, prefix: str) -> None:
                 JSONB,
                 server_default=sa.text("'[]'::jsonb"),
                 nullable=False,
-                comment="the attempts that counted, oldest first: when, at which delivery, and why",
+                comment=f"the last attempts that counted, {order} first: when, at which delivery, and why",
             ),
             schema=schema,
         )

@@ -4,19 +4,20 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from support.blocking import backend_pid
 from support.business import Business, apply, once
 from support.handlers import failing_always, failing_first
-from support.memory_worker import delivery, make, messages, process, work_off
+from support.memory_worker import at_work, delivery, make, messages, process, work_off
 from support.waiting import wait_until
 from txbox import DeadLetters, Failures, Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.failures import NO_OUTCOME
 from txbox.schema import tables
 from txbox_workers import processor
+from txbox_workers.handlers import Handler
 from txbox_workers.memory import MemorySource
 from txbox_workers.outages import DatabaseUnavailable
 from txbox_workers.worker import Worker
@@ -262,3 +263,141 @@ def test_failures_and_letters_are_where_the_inbox_is(fresh_database: str) -> Non
 
 def refuse(session: Session, message: Message) -> None:
     raise ValueError("no")
+
+
+# --- what counts -----------------------------------------------------------------------------------------------------
+
+
+def loses_connections(lost: int) -> tuple[list[int], Handler]:
+    """A handler whose connection is ended by the server so many times, and then no more."""
+    runs: list[int] = []
+
+    def handle(session: Session, message: Message) -> None:
+        apply(session, message)
+        runs.append(len(runs))
+        if len(runs) <= lost:
+            session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    return runs, handle
+
+
+@pytest.mark.parametrize("max_attempts", [1, 3, 10])
+def test_lost_connections_are_no_attempts(engine: Engine, business: Business, max_attempts: int) -> None:
+    runs, handle = loses_connections(max_attempts + 2)
+    work_off(MemorySource(messages("a")), engine, handle, max_attempts=max_attempts)
+    assert len(runs) == max_attempts + 3
+    assert business.applied() == once("a")
+    assert (business.letters(), business.failing()) == ({}, {})
+
+
+def test_lost_connections_between_failures_leave_a_message_its_attempts(engine: Engine, business: Business) -> None:
+    runs: list[int] = []
+
+    def handle(session: Session, message: Message) -> None:
+        runs.append(len(runs))
+        if len(runs) % 2:
+            session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        raise ValueError(f"run {len(runs)}")
+
+    work_off(MemorySource(messages("a")), engine, handle, max_attempts=3)
+    assert len(runs) == 6
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.reason, letter.attempts) == ("failed", 3)
+    assert [entry["error"] for entry in letter.history] == [f"ValueError: run {run}" for run in (2, 4, 6)]
+
+
+def test_an_attempt_that_could_not_be_taken_back_is_taken_back_once_the_database_is_there_again(
+    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, handle = loses_connections(1)
+    worker = make(MemorySource(), engine, handle, max_attempts=1)
+    with monkeypatch.context() as context:
+        context.setattr(Failures, "take_back", refuse_connections)
+        with pytest.raises(DatabaseUnavailable):
+            process(worker, delivery("a"))
+        assert business.failing() == {"a": 1}
+        with pytest.raises(DatabaseUnavailable):
+            worker._processor.check_recording()
+    worker._processor.check_recording()
+    assert business.failing() == {}
+    assert process(worker, delivery("a", receive_count=2)) == [("a-2", Outcome.PROCESSED)]
+
+
+def refuse_connections(*_: object) -> None:
+    raise ConnectionError("the database is away")
+
+
+def test_a_message_that_was_delivered_and_never_begun_has_all_of_its_attempts(
+    engine: Engine, business: Business
+) -> None:
+    """Received twice in vain; then it takes its process down five times, of which five count."""
+    failures = Failures(engine, "billing")
+    for count in range(3, 8):
+        attempt = failures.begin_attempt("a", receive_count=count)
+        assert attempt is not None
+        assert attempt.number == count - 2
+    age_attempts(engine)
+    assert process(make(MemorySource(), engine, max_attempts=5), delivery("a", receive_count=8)) == [
+        ("a-8", Outcome.DEAD)
+    ]
+    (letter,) = DeadLetters(engine).list()
+    assert (letter.reason, letter.attempts, letter.error) == ("crashed", 5, NO_OUTCOME)
+    assert [entry["delivery"] for entry in letter.history] == [3, 4, 5, 6, 7]
+    assert business.applied() == {}
+
+
+def test_what_a_letter_and_the_log_say_of_attempts_is_what_became_of_each(
+    engine: Engine, business: Business, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = make(MemorySource(), engine, failing_always, max_attempts=3)
+    process(failing, delivery("a"))
+    assert Failures(engine, "billing").begin_attempt("a", receive_count=2) is not None
+    source = MemorySource()
+    with at_work(make(source, engine, failing_always, max_attempts=3)):
+        source.send(messages("a")[0])
+        assert source.wait_until_empty(20)
+    (letter,) = DeadLetters(engine).list()
+    assert [(entry["delivery"], entry["error"]) for entry in letter.history] == [
+        (1, "ValueError: always"),
+        (2, NO_OUTCOME),
+        (1, "ValueError: always"),
+    ]
+    assert all(entry["at"] for entry in letter.history)
+    (said,) = [record.message for record in caplog.records if " dead a " in record.message]
+    assert f"delivery 1: ValueError: always; delivery 2: {NO_OUTCOME}; delivery 1: ValueError: always" in said
+
+
+def age_attempts(engine: Engine) -> None:
+    """Have it be long ago that attempts were begun."""
+    aged = """UPDATE message_failure SET history = (
+        SELECT jsonb_agg(entry || jsonb_build_object('at', now() - interval '1 hour') ORDER BY place)
+        FROM jsonb_array_elements(history) WITH ORDINALITY AS kept (entry, place))"""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(aged)
+
+
+# --- what cannot be read ---------------------------------------------------------------------------------------------
+
+
+def reads_json(session: Session, message: Message) -> None:
+    message.json()
+
+
+def test_a_body_that_cannot_be_read_is_parked_at_once(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, reads_json)
+    assert sorted(process(worker, delivery("a"), delivery("b"))) == [("a-1", Outcome.DEAD), ("b-1", Outcome.DEAD)]
+    assert business.letters() == {"a": "malformed", "b": "malformed"}
+    assert [letter.attempts for letter in DeadLetters(engine).list()] == [1, 1]
+    assert business.failing() == {}
+
+
+def test_without_a_last_attempt_what_cannot_be_read_is_left_to_the_broker_too(
+    engine: Engine, business: Business
+) -> None:
+    worker = make(MemorySource(), engine, reads_json, max_attempts=None)
+    assert process(worker, delivery("a")) == [("a-1", Outcome.FAILED)]
+
+
+def test_malformed_messages_are_value_errors() -> None:
+    with pytest.raises(ValueError, match="is not JSON"):
+        messages("a")[0].json()

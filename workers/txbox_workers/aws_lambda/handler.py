@@ -247,6 +247,7 @@ class _Function:
                 acked=settlement.outcome.acked,  # as far as the answer says: Lambda deletes it afterwards
                 attempts=delivery.receive_count,
                 error=settlement.error,
+                counted=settlement.counted,
             )
         return failed
 

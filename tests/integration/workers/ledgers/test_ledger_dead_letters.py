@@ -9,7 +9,7 @@ from support.business import once
 from support.leases import acquired
 from support.ledger_worker import expire, make
 from support.memory_worker import at_work, delivery, messages, process
-from txbox import DeadLetters, EffectUnknown, MalformedMessage, Message, Outcome
+from txbox import DeadLetters, EffectUnknown, LedgerError, MalformedMessage, Message, Outcome
 from txbox.failures import NO_OUTCOME
 from txbox.ledgers import Lease, PostgresLedger
 from txbox.message import fingerprint
@@ -39,7 +39,9 @@ def test_a_failed_message_is_free_at_once_and_after_its_last_attempt_it_is_parke
     assert (letter.subscriber_id, letter.message_id, letter.reason) == ("mailing", "bad", "failed")
     assert (letter.attempts, letter.source, letter.body) == (3, "queue-7", b"body of bad")
     assert letter.error == "ValueError: no such address"
-    assert acquired(ledger, "bad").attempt == 1, "a redriven letter begins anew"
+    DeadLetters(engine).redrive(letter.dead_letter_id or 0, lambda _: None)
+    process(make(MemorySource(), ledger, handle, engine), delivery("bad"))
+    assert attempts[3:] == [(1, 0)], "a redriven letter begins anew"
 
 
 def test_a_message_that_takes_its_process_down_is_parked_and_not_run_again(
@@ -87,15 +89,64 @@ def test_another_body_under_the_same_id_is_parked_and_never_run(
     assert process(careless, delivery("m")) == [("m-1", Outcome.DUPLICATE)]
 
 
-def test_a_message_that_cannot_be_read_has_its_attempts_and_is_parked(
+def test_a_message_that_cannot_be_read_is_parked_at_once(
     engine: Engine, ledger: PostgresLedger, mails: list[str]
 ) -> None:
     worker = make(MemorySource(), ledger, lambda m: mails.append(m.id), engine, max_attempts=2)
     unreadable = Delivery(Message("x", b"{"), receipt="r", body=b"{", problem=MalformedMessage("not JSON"))
-    assert process(worker, unreadable) == [("r", Outcome.FAILED)]
     assert process(worker, unreadable) == [("r", Outcome.DEAD)]
     (letter,) = DeadLetters(engine).list()
-    assert (letter.reason, letter.attempts, mails) == ("malformed", 2, [])
+    assert (letter.reason, letter.attempts, mails) == ("malformed", 1, [])
+
+
+def test_a_copy_of_a_parked_message_is_not_run_though_it_is_delivered_for_the_first_time(
+    engine: Engine, ledger: PostgresLedger, mails: list[str]
+) -> None:
+    worker = make(MemorySource(), ledger, failing, engine, max_attempts=1)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.DEAD)]
+    mended = make(MemorySource(), ledger, lambda m: mails.append(m.id), engine)
+    assert process(mended, delivery("x", receipt="copy")) == [("copy", Outcome.DEAD)]
+    assert mails == []
+
+
+def test_a_redriven_letter_runs_though_no_release_of_it_has_succeeded(
+    engine: Engine, ledger: PostgresLedger, mails: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease was not released when it was parked, nor when a copy was found to be parked."""
+
+    def away(*_: object, **__: object) -> None:
+        raise LedgerError("the store is away")
+
+    worker = make(MemorySource(), ledger, failing, engine, max_attempts=1)
+    with monkeypatch.context() as context:
+        context.setattr(ledger, "release", away)
+        for count in (1, 2, 3):
+            assert process(worker, delivery("x", receive_count=count)) == [(f"x-{count}", Outcome.DEAD)]
+            expire(engine, "x")
+    letters = DeadLetters(engine)
+    (letter,) = letters.list()
+    letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+    mended = make(MemorySource(), ledger, lambda m: mails.append(m.id), engine, max_attempts=1)
+    assert process(mended, delivery("x")) == [("x-1", Outcome.PROCESSED)]
+    assert mails == ["x"]
+
+
+def test_who_has_lost_the_lease_parks_nothing(engine: Engine, ledger: PostgresLedger, mails: list[str]) -> None:
+    """It was stopped in its last attempt; another worker, which allows more of them, has done the work meanwhile."""
+
+    def fail_late(_: Message) -> None:
+        expire(engine, "x")
+        other = make(MemorySource(), ledger, lambda m: mails.append(m.id), engine, max_attempts=2)
+        assert process(other, delivery("x", receive_count=2)) == [("x-2", Outcome.PROCESSED)]
+        raise ValueError("too late")
+
+    worker = make(MemorySource(), ledger, fail_late, engine, max_attempts=1)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.IN_FLIGHT)]
+    assert (mails, DeadLetters(engine).list()) == (["x"], [])
+
+
+def failing(_: Message) -> None:
+    raise ValueError("no such address")
 
 
 def test_a_parked_message_whose_ack_was_lost_is_not_run_again(
