@@ -13,7 +13,7 @@
     ├── LedgerError          a ledger's store could not be reached, or refused
     ├── ResultNotStored      a handler has done its work, and its result cannot be kept
     ├── EntityMissing        there is no such row or item to update
-    ├── MalformedMessage     a body that is not what its envelope promises
+    ├── MalformedMessage     a body that is not what its envelope promises; a ValueError too
     ├── NotSendable          a message that its destination cannot take
     │   └── MessageTooLarge      because of its size
     ├── TransactionEnded     a handler ended the transaction that was lent to it

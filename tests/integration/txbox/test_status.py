@@ -29,7 +29,7 @@ def test_each_subscriber_that_left_a_trace_has_a_line(engine: Engine) -> None:
     Failures(engine, "c").fail("1", ValueError("no"))
     DeadLetters(engine).park(letter("a", "1"))
     found = read_status(engine)
-    assert (found.inbox_rows, found.exact) == (2, True)
+    assert (found.inbox_rows, found.exact) == (3, True), "what is parked has a row"
     a, b, c = found.subscribers
     assert (a.subscriber_id, a.processed, a.last_processed_at, a.dead_letters) == ("a", 0, None, {"failed": 1})
     assert (b.subscriber_id, b.processed, b.retrying, b.dead_letters) == ("b", 2, 0, {})
@@ -61,7 +61,7 @@ def test_a_large_inbox_is_estimated_unless_asked_otherwise(engine: Engine, monke
     record(engine, "a", "one more than was analyzed")
     monkeypatch.setattr(status_module, "EXACT_UP_TO_ROWS", 499)
     assert read_status(engine) == Status(500, False, ())
-    DeadLetters(engine).park(letter("a", "1"))
+    DeadLetters(engine).park(letter("a", "parked"))
     estimated = read_status(engine)
     assert [line.processed for line in estimated.subscribers] == [None]
     assert [(line.processed, line.dead_letters) for line in read_status(engine, exact=True).subscribers] == [

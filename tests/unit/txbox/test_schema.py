@@ -15,6 +15,7 @@ def test_the_inbox_is_the_contract_that_other_peoples_sql_relies_on() -> None:
         ("message_id", 'TEXT COLLATE "C"', False),
         ("processed_at", "DATETIME", False),
         ("fingerprint", "BLOB", True),
+        ("dead_letter_id", "BIGINT", True),
     ]
     assert [column.name for column in inbox.primary_key] == ["subscriber_id", "message_id"]
     created = str(CreateTable(inbox).compile(dialect=postgresql.dialect()))

@@ -56,7 +56,7 @@ def test_the_number_of_placeholders_is_that_of_the_documented_parameters() -> No
     found = statements()
     assert found.record_one.count("%s") == 4
     assert found.record_many.count("%s") == 4
-    assert found.park.count("%s") == 10
+    assert found.park.count("%s") == 12
 
 
 def test_sql_is_written_in_the_files_of_statements_only() -> None:
