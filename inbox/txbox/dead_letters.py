@@ -328,16 +328,20 @@ class DeadLetters:
                 raise LetterNotFound(
                     dead_letter_id, f"was redriven before, at {letter.redriven_at:%Y-%m-%d %H:%M:%S%z}"
                 )
-            key = (letter.subscriber_id, letter.message_id)
-            # Before the send: whoever is given the copy waits for this transaction.
-            connection.exec_driver_sql(self._statements.unmark_parked, key)
-            if len(rows) > 1:
-                connection.exec_driver_sql(self._statements.call_mismatch, (*key, dead_letter_id))
+            if "outbox" not in letter.envelope:  # nobody has received what a relay has parked
+                self._unpark(connection, letter, beside_others=len(rows) > 1)
             send(connection, letter)
             connection.exec_driver_sql(self._statements.mark_redriven, (dead_letter_id,))
-            # It starts afresh, whatever copies of it have failed meanwhile.
-            self._forget_failures(connection, letter)
         return letter
+
+    def _unpark(self, connection: Connection, letter: DeadLetter, *, beside_others: bool) -> None:
+        """Have the inbox take the message again, before it is sent: whoever is given the copy waits for this."""
+        key = (letter.subscriber_id, letter.message_id)
+        connection.exec_driver_sql(self._statements.unmark_parked, key)
+        if beside_others:
+            connection.exec_driver_sql(self._statements.call_mismatch, (*key, letter.dead_letter_id))
+        # It starts afresh, whatever copies of it have failed meanwhile.
+        self._forget_failures(connection, letter)
 
     def _forget_failures(self, connection: Connection, letter: DeadLetter) -> None:
         connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
