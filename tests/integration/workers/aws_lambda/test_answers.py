@@ -117,7 +117,7 @@ def test_an_interrupt_from_the_keyboard_is_not_kept_from_anybody(pool: Engine, b
 
 def test_a_message_that_cannot_be_read_is_parked_at_once(pool: Engine, business: Business) -> None:
     handle = sqs_handler(Inbox("billing"), pool, apply, envelope="json")
-    assert handle(event_of(record("a", {"fine": True}), record("b", "{")), Context(30)) == failing()
+    assert handle(event_of(record("a", {"fine": True}), record("b", "{")), Context(30)) == NOTHING
     assert list(business.letters().values()) == ["malformed"]
     assert business.applied() == once("a")
 
