@@ -1,12 +1,12 @@
 """Parking: dead letters of one worker's deliveries."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from sqlalchemy import Engine
 
 from txbox import DeadLetter, DeadLetters, InFlight, Mismatch, Outcome, Reason
 from txbox.failures import WAIT_SECONDS, Failed
-from txbox_workers import processor
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.outages import bookkeeping, connecting
 
@@ -26,6 +26,7 @@ class Parking:
         prefix: str = "",
         wait_seconds: float = WAIT_SECONDS,
         beside_inbox: bool = True,
+        in_flight_seconds: Callable[[int], float] = float,
     ) -> None:
         """Name the subscriber, what it receives from, and the place of the table.
 
@@ -36,12 +37,15 @@ class Parking:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
             wait_seconds: how long to wait for another transaction that is processing the same message.
+            beside_inbox: an inbox decides whether a message is processed or parked; otherwise it is a ledger.
+            in_flight_seconds: until a delivery comes again whose message is being processed, by its receive count.
         """
         self._engine = engine
         self._subscriber_id = subscriber_id
         self._source_name = source_name
         self._wait_seconds = wait_seconds
         self._beside_inbox = beside_inbox
+        self._in_flight_seconds = in_flight_seconds
         self._letters = DeadLetters(engine, schema=schema, prefix=prefix)
 
     def check(self) -> None:
@@ -81,7 +85,7 @@ class Parking:
                 wait = self._wait_seconds if wait_seconds is None else wait_seconds
                 number = self._park(letter, delivery.message.body, lease_attempts, wait)
             except InFlight as in_flight:
-                delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
+                delay = self._in_flight_seconds(delivery.receive_count)
                 return Settlement(delivery, Outcome.IN_FLIGHT, in_flight, delay)
         if number is None:
             return Settlement(delivery, Outcome.DUPLICATE)

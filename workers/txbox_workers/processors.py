@@ -14,6 +14,7 @@ from txbox.ledgers import Lease, Ledger
 from txbox.ledgers.lease import valid_lease_seconds
 from txbox.ledgers.leased import takes_lease
 from txbox.ledgers.ledger import require_ledger
+from txbox_workers import processor
 from txbox_workers.handler_transactions import Halt, HandlerTransactions, SessionFactory
 from txbox_workers.handlers import BatchHandler, Handler, HandlerWithLease, refuse_unfit
 from txbox_workers.inbox_processor import InboxProcessor
@@ -117,7 +118,14 @@ class Processing:
         if self.engine is not None:
             engine = limited(self.engine, limit)
             beside_inbox = self.inbox is not None
-            parking = Parking(engine, self.subscriber_id, source_name, beside_inbox=beside_inbox, **self._place())
+            parking = Parking(
+                engine,
+                self.subscriber_id,
+                source_name,
+                beside_inbox=beside_inbox,
+                in_flight_seconds=lambda count: processor.IN_FLIGHT_BACKOFF.seconds(count),
+                **self._place(),
+            )
         if self.inbox is not None and self.engine is not None:
             transactions = HandlerTransactions(
                 inbox=self.inbox,
