@@ -17,15 +17,17 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Conninfo, TransactionStatus
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import Dialect
 
 from txbox.errors import InvalidConfiguration
+from txbox.silence import SILENCE_SECONDS, note_pooler, watch
 from txbox.sqlstates import is_of_the_session
 from txbox.statements import BACKEND_PID
 
 __all__ = [
+    "CONNECT_SECONDS",
     "KEEPALIVES",
     "adopt",
     "discard_if_poisoned",
@@ -49,6 +51,10 @@ KEEPALIVES: dict[str, object] = {
 one in milliseconds. https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-KEEPALIVES"""
 
 
+CONNECT_SECONDS = 10
+"""How long one host may take to let a connection in, where neither parameters nor environment say otherwise."""
+
+
 def open_engine(url: str | URL, **options: Any) -> Engine:
     """Make an engine, and adopt it.
 
@@ -67,8 +73,10 @@ def open_engine(url: str | URL, **options: Any) -> Engine:
 def adopt(engine: Engine) -> Engine:
     """See to the connections of an engine, from now on; once for an engine, however often it is asked for.
 
-    Its new connections get ``KEEPALIVES``, where their parameters do not say otherwise. One through which a pooler
-    answers prepares no statements.
+    Its new connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, where their parameters do not say otherwise. One
+    through which a pooler answers prepares no statements. A wait for an answer that does not come is ended, see
+    ``txbox.silence``; the parameter ``txbox_silence_seconds``, in the URL's query or in ``connect_args``, says after
+    how many seconds the server is asked.
 
     Args:
         engine: ours, or one that a caller has given us; other drivers than psycopg are left alone.
@@ -166,20 +174,24 @@ def _require_utf8(driver: Any) -> None:
 
 
 def _compare(driver: Any, pid: int) -> None:
-    pgconn = getattr(
-        driver, "pgconn", None
-    )  # psycopg has it, asyncio's too; other drivers prepare nothing by themselves
-    if pgconn is None or pgconn.backend_pid == pid or driver.prepare_threshold is None:
+    pgconn = getattr(driver, "pgconn", None)  # other drivers than psycopg prepare nothing by themselves
+    if pgconn is None or pgconn.backend_pid == pid:
+        return
+    note_pooler(driver, pid)
+    if driver.prepare_threshold is None:
         return
     driver.prepare_threshold = None
     _log.info("a pooler is between here and the database: this connection prepares no statements")
 
 
-def _complete(dialect: Dialect, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
     """Complete the parameters of a connection that is to be made."""
     if "service" not in parameters:  # its file may say otherwise
         for name, value in KEEPALIVES.items():
             parameters.setdefault(name, value)
+        if not any(known.keyword == b"connect_timeout" and known.val for known in Conninfo.get_defaults()):
+            parameters.setdefault("connect_timeout", CONNECT_SECONDS)  # PGCONNECT_TIMEOUT does not say otherwise
+    record.info[_SILENCE] = _read_seconds(parameters.pop(_SILENCE, SILENCE_SECONDS))
     threshold = parameters.get("prepare_threshold")
     if dialect in _unprepared:
         parameters["prepare_threshold"] = None
@@ -203,9 +215,20 @@ def _read_threshold(text: str) -> int | None:
         ) from error
 
 
+def _read_seconds(given: Any) -> float:
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise InvalidConfiguration(f"{_SILENCE} must be a number of seconds, or 0 to switch it off, not {given!r}")
+    return seconds
+
+
 def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
     """Look at a connection that was made just now."""
     record.info[_MET] = True
+    watch(driver, record.info.get(_SILENCE, SILENCE_SECONDS))
     if driver.info.transaction_status != TransactionStatus.IDLE:
         driver.rollback()
     by_itself = driver.autocommit
@@ -230,6 +253,7 @@ def _count(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
 
 
 _MET = "txbox_met"
+_SILENCE = "txbox_silence_seconds"
 _TIMES_LENT = "txbox_times_lent"
 _adopted: "WeakSet[Dialect]" = WeakSet()
 _unprepared: "WeakSet[Dialect]" = WeakSet()

@@ -13,11 +13,30 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txbox.schema import tables
 
-__all__ = ["BACKEND_PID", "Statements", "literal", "quoted", "read_nothing", "statements", "text_array"]
+__all__ = [
+    "BACKEND_PID",
+    "SESSIONS_AT_WORK",
+    "Statements",
+    "literal",
+    "quoted",
+    "read_nothing",
+    "statements",
+    "text_array",
+]
 
 
 BACKEND_PID = "SELECT pg_backend_pid()"
 """The process id of the server that answers; behind a pooler not the one that the connection was told."""
+
+
+SESSIONS_AT_WORK = """
+SELECT pid FROM pg_stat_activity
+WHERE pid = ANY(%s::int[])
+  AND (
+    wait_event IS DISTINCT FROM 'ClientRead' OR clock_timestamp() - state_change < make_interval(secs => %s)
+  ) IS NOT FALSE"""
+"""Which of these server processes are at work for their clients: (process ids, seconds) → rows. One that has been
+waiting for its client's next word for so many seconds is not; nor is one that has ended."""
 
 
 class Statements:

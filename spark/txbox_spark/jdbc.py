@@ -149,5 +149,6 @@ _LEFT_OUT = frozenset(
         "keepalives_idle",
         "keepalives_interval",
         "tcp_user_timeout",
+        "txbox_silence_seconds",
     }
 )

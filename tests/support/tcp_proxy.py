@@ -63,6 +63,16 @@ class TcpProxy:
         """From now on, let requests through and lose the answers."""
         self._swallowing = True
 
+    def hush(self) -> int:
+        """From now on, take in what the connections there are now say, and pass nothing on; return how many.
+
+        Neither end hears of it: packets are acknowledged. New connections are served.
+        """
+        with self._lock:
+            for pair in self._pairs:
+                pair.hushed = True
+            return len(self._pairs)
+
     def lose_next(self, marker: bytes = COMMIT, *, reaches_server: bool) -> None:
         """Lose the answer to the next request that holds these bytes, or the request; and cut that connection."""
         with self._lock:
@@ -128,14 +138,15 @@ class TcpProxy:
                     return
                 pair.loses_answer = True
             before = data[-LONGEST_MARKER_BYTES:]
-            pair.server.sendall(data)
+            if not pair.hushed:
+                pair.server.sendall(data)
 
     def _answers(self, pair: "_Pair") -> None:
         while data := pair.server.recv(CHUNK_BYTES):
             if pair.loses_answer:
                 # The server has answered, so it has done what it was asked.
                 return
-            if not self._swallowing:
+            if not (self._swallowing or pair.hushed):
                 pair.client.sendall(data)
 
     def _is_lost(self, request: bytes) -> bool:
@@ -154,6 +165,7 @@ class _Pair:
         self.client = client
         self.server = server
         self.loses_answer = False
+        self.hushed = False
 
     def close(self) -> None:
         for end in (self.client, self.server):

@@ -1,0 +1,217 @@
+"""Connections that have gone quiet: who waits for an answer on one is freed within a stated time.
+
+The kernel notices a peer that is gone (see ``txbox.connections.KEEPALIVES``), but not a proxy that acknowledges packets
+and passes nothing on, nor a server that is frozen. So one thread of the process watches the waits of psycopg's
+connections. A wait that takes long may be a long statement; a second connection to the same server asks::
+
+    wait ── silence seconds ── ask the server what the session does ──┬── it works: wait on
+                                                                      ├── it does not: shut the socket
+                                                                      └── no answer in time: shut the socket
+
+The waiting thread then gets ``psycopg.OperationalError``, as for every lost connection.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from txbox.statements import SESSIONS_AT_WORK
+
+__all__ = ["ANSWER_SECONDS", "SILENCE_SECONDS", "note_pooler", "watch"]
+
+SILENCE_SECONDS = 20.0
+"""So long may an answer take before the server is asked whether it works on it."""
+
+ANSWER_SECONDS = 10.0
+"""So long may that question take."""
+
+UNKNOWN_SECONDS = 600.0
+"""So long is waited where the server can be reached and does not say: behind a pooler, or when it refuses to tell."""
+
+TICK_SECONDS = 0.25
+
+
+def watch(driver: psycopg.Connection[Any], seconds: float = SILENCE_SECONDS) -> None:
+    """Watch every wait of a connection from now on.
+
+    Args:
+        driver: the connection.
+        seconds: how long an answer may take before the server is asked; 0: do not watch.
+    """
+    if seconds > 0 and _SECONDS not in driver.__dict__:
+        kind: Any = type(driver)
+        driver.__class__ = _watched(kind)
+        driver.__dict__[_SECONDS] = seconds
+
+
+def note_pooler(driver: Any, server: int) -> None:
+    """Take in that a pooler answers on a connection, and for which server in this transaction.
+
+    Args:
+        driver: the connection.
+        server: the process id.
+    """
+    in_transaction = driver.pgconn.transaction_status != TransactionStatus.IDLE
+    driver.__dict__.update({_POOLED: True, _SERVER: server if in_transaction else None})
+
+
+@cache
+def _watched(kind: Any) -> type[Any]:
+    """Return a connection's class, with waits that are known while they last."""
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mine = _Wait(self, self.__dict__.get(_SECONDS, ANSWER_SECONDS))
+        _watchdog.begin(mine)
+        try:
+            return kind.wait(self, *args, **kwargs)
+        except psycopg.Error as error:
+            if mine.verdict is not None:
+                raise psycopg.OperationalError(mine.verdict) from error
+            raise
+        finally:
+            _watchdog.end(mine)
+            if self.pgconn.transaction_status == TransactionStatus.IDLE:
+                self.__dict__[_SERVER] = None
+
+    return type(kind.__name__, (kind,), {"wait": wait, "__module__": kind.__module__})
+
+
+class _Wait:
+    """One wait for an answer."""
+
+    __slots__ = ("asked", "began", "driver", "seconds", "since", "verdict")
+
+    def __init__(self, driver: Any, seconds: float) -> None:
+        self.driver = driver
+        self.seconds = seconds
+        self.began = self.since = time.monotonic()
+        # The question itself is not asked about.
+        self.asked: float | None = self.since if _ASKS in driver.__dict__ else None
+        self.verdict: str | None = None
+
+    @property
+    def server(self) -> int | None:
+        """The process id of the server that should answer; None: a pooler knows."""
+        known: dict[str, Any] = self.driver.__dict__
+        return known.get(_SERVER) if known.get(_POOLED) else int(self.driver.pgconn.backend_pid)
+
+
+class _Watchdog:
+    """Knows the waits of this process, and looks at them from a thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits: set[_Wait] = set()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, wait: _Wait) -> None:
+        with self._lock:
+            self._waits.add(wait)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="txbox-silence", daemon=True)
+                self._thread.start()
+
+    def end(self, wait: _Wait) -> None:
+        with self._lock:
+            self._waits.discard(wait)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(TICK_SECONDS)
+            try:
+                self._look()
+            except Exception:  # noqa: BLE001 - it has to go on
+                _log.warning("the waits for the database could not be looked at", exc_info=True)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            waits = [wait for wait in self._waits if now - wait.since >= wait.seconds or wait.asked is not None]
+        due: dict[tuple[Any, ...], list[_Wait]] = {}
+        for wait in waits:
+            if wait.driver.pgconn.transaction_status != TransactionStatus.ACTIVE:
+                continue  # it waits for a notification, or is over
+            if wait.asked is None:
+                wait.asked = now
+                info = wait.driver.info
+                due.setdefault((info.host, info.hostaddr, info.port, info.dbname, info.user), []).append(wait)
+            elif now - wait.asked > ANSWER_SECONDS:
+                self._cut(wait, "and a new connection to it had no answer either")
+        for together in due.values():
+            threading.Thread(target=self._ask, args=(together,), name="txbox-silence-ask", daemon=True).start()
+
+    def _ask(self, waits: list[_Wait]) -> None:
+        """Ask the server of these waits what their sessions do; wait on, or shut their sockets."""
+        try:
+            servers = [wait.server for wait in waits if wait.server is not None]
+            at_work = _at_work(waits[0].driver, servers, min(wait.seconds for wait in waits) / 4)
+        except Exception as error:  # noqa: BLE001 - a driver or a network may raise anything
+            if getattr(error, "sqlstate", None) is None:
+                return  # no answer: ANSWER_SECONDS will tell
+            at_work = None  # the server is there, and refuses
+        now = time.monotonic()
+        for wait in waits:
+            known = at_work is not None and wait.server is not None
+            if known and wait.server not in (at_work or ()):
+                self._cut(wait, "and says that it is not at work for this session")
+            elif not known and now - wait.began > max(UNKNOWN_SECONDS, wait.seconds):
+                self._cut(wait, "and does not say whether it is at work for this session")
+            else:
+                wait.since, wait.asked = now, None
+
+    def _cut(self, wait: _Wait, why: str) -> None:
+        seconds = time.monotonic() - wait.began
+        with self._lock:  # so that the connection is not closed meanwhile, and its number another one's
+            if wait not in self._waits:
+                return
+            wait.verdict = (
+                f"the database has not answered for {seconds:.0f} s, {why}; it is not known whether what was asked "
+                "has been done"
+            )
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(wait.driver.pgconn.socket)) as end:
+                end.shutdown(socket.SHUT_RDWR)
+        _log.warning("a connection is given up: %s", wait.verdict)
+
+
+def _at_work(driver: Any, servers: Sequence[int], idle_seconds: float) -> set[int]:
+    """Return those server processes that are at work for their clients, by a new connection to the same server.
+
+    One that has been waiting for its client for ``idle_seconds`` is not.
+    """
+    info = driver.info
+    parameters = info.get_parameters()
+    for name in ("service", "hostaddr"):
+        parameters.pop(name, None)
+    parameters |= {"host": info.host, "port": info.port, "connect_timeout": str(round(ANSWER_SECONDS / 2))}
+    if info.hostaddr and not info.host.startswith("/"):
+        parameters["hostaddr"] = info.hostaddr
+    if info.password:
+        parameters["password"] = info.password
+    asking = _watched(psycopg.Connection).connect(**parameters, autocommit=True, prepare_threshold=None)
+    with asking:
+        asking.__dict__.update({_SECONDS: ANSWER_SECONDS, _ASKS: True})
+        return {row[0] for row in asking.execute(SESSIONS_AT_WORK, (servers, idle_seconds)).fetchall()}
+
+
+def _begin_anew() -> None:
+    global _watchdog
+    _watchdog = _Watchdog()
+
+
+_SECONDS = "txbox_silence_seconds"
+_POOLED = "txbox_pooled"
+_SERVER = "txbox_server"
+_ASKS = "txbox_asks"
+
+_log = logging.getLogger("txbox")
+_watchdog = _Watchdog()
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,199 @@
+"""Connections on which no answer comes any more, and nothing says that they are gone."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from support.business import Business, apply
+from support.memory_worker import at_work, make, numbered
+from support.outbox import OUTBOX, OWN
+from support.publishers import RecordingPublisher
+from support.tcp_proxy import COMMIT, TcpProxy
+from support.transaction_pooler import transaction_pooler
+from txbox import InvalidConfiguration, Message, silence
+from txbox.connections import KEEPALIVES, adopt, open_engine
+from txbox.ledgers import PostgresLedger
+from txbox.relay import Relay
+from txbox_workers.memory import MemorySource
+
+SILENCE = 0.6
+BOUND = 15.0
+"""Seconds; a loaded machine is slow."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "ANSWER_SECONDS", 2.0)
+
+
+@pytest.fixture
+def quiet(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
+    """An engine whose connections pass through the proxy, and are asked about soon."""
+    url = make_url(schema_url).set(host="127.0.0.1", port=proxy.port)
+    engine = create_engine(
+        url.update_query_dict({"txbox_silence_seconds": str(SILENCE), "connect_timeout": "2"}), pool_size=10
+    )
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.parametrize("moment", ["in the handler", "at the commit"])
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_worker_is_freed_and_applies_the_message_once(
+    quiet: Engine, engine: Engine, proxy: TcpProxy, moment: str, everything: bool
+) -> None:
+    business = Business(engine)
+    calls: list[float] = []
+
+    def handle(session: Session, message: Message) -> None:
+        calls.append(time.monotonic())
+        if len(calls) > 1:
+            apply(session, message)
+            return
+        if moment == "at the commit":
+            apply(session, message)
+            session.flush()
+        (proxy.swallow_replies if everything else proxy.hush)()
+        if everything:
+            threading.Timer(4, proxy.accept).start()
+        if moment == "in the handler":
+            apply(session, message)
+
+    source = MemorySource(numbered(1))
+    with at_work(make(source, quiet, handle)):
+        assert source.wait_until_empty(2 * BOUND)
+    assert calls[-1] - calls[0] < BOUND or len(calls) == 1
+    assert dict(business.applied()) == {"m0000": 1}
+
+
+def test_a_stop_ends_while_nothing_is_heard(quiet: Engine, proxy: TcpProxy) -> None:
+    begun = threading.Event()
+
+    def handle(session: Session, _: Message) -> None:
+        proxy.swallow_replies()
+        begun.set()
+        session.execute(text("SELECT 1"))
+
+    worker = make(MemorySource(numbered(1)), quiet, handle)
+    worker.start()
+    assert begun.wait(BOUND)
+    assert worker.stop(BOUND)
+
+
+def test_a_relay_goes_on(quiet: Engine, engine: Engine, proxy: TcpProxy) -> None:
+    broker = RecordingPublisher()
+    relay = Relay(adopt(quiet), {"own": broker}, senders=2)
+    relay.start()
+    with engine.begin() as connection:
+        OUTBOX.publish(connection, OWN, "one")
+    broker.wait_for(1)
+    assert proxy.hush() > 1
+    with engine.begin() as connection:
+        OUTBOX.publish(connection, OWN, "two")
+    broker.wait_for(2)
+    assert relay.stop()
+
+
+def test_a_ledger_goes_on(quiet: Engine, proxy: TcpProxy) -> None:
+    ledger = PostgresLedger(quiet, "mailing")
+    lease = ledger.acquire("m1").lease
+    assert lease is not None
+    proxy.hush()
+    begun = time.monotonic()
+    ledger.complete(lease)
+    assert time.monotonic() - begun < BOUND
+
+
+def test_a_long_statement_is_left_alone(quiet: Engine) -> None:
+    with adopt(quiet).connect() as connection:
+        assert connection.execute(text("SELECT 1 FROM pg_sleep(3)")).scalar_one() == 1
+
+
+def test_who_waits_for_a_lock_is_left_alone(quiet: Engine, engine: Engine) -> None:
+    Business(engine)
+    with engine.connect() as holder, ThreadPoolExecutor() as pool:
+        holder.exec_driver_sql("UPDATE account SET balance = 5 WHERE account_id = 1")
+
+        def wait() -> int:
+            with adopt(quiet).begin() as connection:
+                return connection.exec_driver_sql("UPDATE account SET balance = balance + 1").rowcount
+
+        waiting = pool.submit(wait)
+        time.sleep(4 * SILENCE)
+        assert not waiting.done()
+        holder.commit()
+        assert waiting.result(BOUND) == 2
+
+
+def test_who_waits_for_a_notification_is_left_alone(quiet: Engine, engine: Engine) -> None:
+    with adopt(quiet).connect() as connection, ThreadPoolExecutor() as pool:
+        connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql("LISTEN somewhere")
+        driver: Any = connection.connection.driver_connection
+        heard = pool.submit(lambda: next(iter(driver.notifies(stop_after=1))))
+        time.sleep(4 * SILENCE)
+        with engine.begin() as other:
+            other.exec_driver_sql("NOTIFY somewhere, 'hello'")
+        assert heard.result(BOUND).payload == "hello"
+
+
+def test_behind_a_pooler_a_long_statement_is_left_alone_and_a_lost_commit_is_not(
+    make_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with transaction_pooler(make_database(), size=4) as (pooler, url), TcpProxy("127.0.0.1", pooler.port) as proxy:
+        engine = open_engine(
+            make_url(url).set(port=proxy.port), connect_args={"txbox_silence_seconds": SILENCE}, max_overflow=0
+        )
+        with engine.connect() as connection:
+            assert connection.execute(text("SELECT 1 FROM pg_sleep(3)")).scalar_one() == 1
+        monkeypatch.setattr(silence, "UNKNOWN_SECONDS", 2.0)
+        with engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+            proxy.lose_next(COMMIT, reaches_server=True)
+            proxy.hush()
+            with pytest.raises(OperationalError, match="has not answered for"):
+                connection.execute(text("SELECT 2"))
+        engine.dispose()
+
+
+def test_connections_have_keepalives_and_the_caller_s_values_win(schema_url: str) -> None:
+    ours = open_engine(schema_url)
+    theirs = adopt(create_engine(f"{schema_url}&tcp_user_timeout=7000", connect_args={"keepalives_idle": 99}))
+    expected = {name: str(value) for name, value in KEEPALIVES.items() if name != "keepalives"}  # 1 is libpq's own
+    for engine, wanted in (
+        (ours, expected),
+        (theirs, {**expected, "tcp_user_timeout": "7000", "keepalives_idle": "99"}),
+    ):
+        with engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, psycopg.Connection)
+            assert wanted.items() <= driver.info.get_parameters().items()
+        engine.dispose()
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "inf"])
+def test_what_is_no_number_of_seconds_is_refused(schema_url: str, given: str) -> None:
+    engine = adopt(create_engine(f"{schema_url}&txbox_silence_seconds={given}"))
+    with pytest.raises(InvalidConfiguration, match="txbox_silence_seconds"):
+        engine.connect()
+
+
+def test_it_can_be_switched_off(schema_url: str, proxy: TcpProxy) -> None:
+    url = make_url(schema_url).set(host="127.0.0.1", port=proxy.port)
+    engine = adopt(create_engine(url.update_query_dict({"txbox_silence_seconds": "0"})))
+    with engine.connect() as connection, ThreadPoolExecutor() as pool:
+        proxy.hush()
+        waiting = pool.submit(connection.exec_driver_sql, "SELECT 1")
+        time.sleep(4 * SILENCE)
+        assert not waiting.done()
+        proxy.cut()
+        with pytest.raises(OperationalError):
+            waiting.result(BOUND)
+    engine.dispose()
