@@ -252,7 +252,7 @@ def _message(error: BaseException) -> str:
                 filter(None, (str(error.orig or error.args[0]), error.statement and f"[SQL: {error.statement}]"))
             )
         return str(error)
-    except Exception as broken:  # noqa: BLE001 - an error that cannot be printed has still failed its message
+    except BaseException as broken:  # noqa: BLE001 - an error that cannot be printed has still failed its message
         return f"(str() of it raised {type(broken).__name__})"
 
 

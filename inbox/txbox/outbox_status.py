@@ -37,8 +37,8 @@ COUNTED_LANES = 10_000
 STATEMENT_SECONDS = 5.0
 """How long one statement may take. What an old snapshot keeps from being cleaned up has to be read, and takes time."""
 
-STALE_SECONDS = 35.0
-"""A relay reports every 10 seconds; one that has missed three reports may be gone."""
+STALE_SECONDS = 12.0
+"""A relay reports every 10 seconds; one that is late is not counted: it was killed, or stands still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class RelayStatus:
         started_at: its first report.
         seen_seconds_ago: its last report.
         outages: destinations that it could not send to when it last tried, and why; at most 20.
-        stale: it has missed its reports: it was killed, stands still, or cannot reach the database.
+        stale: it has missed its last report: it was killed, stands still, or cannot reach the database.
     """
 
     relay_id: str

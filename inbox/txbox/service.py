@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 from txbox.errors import InvalidConfiguration
 from txbox.signals import SignalsStop
+from txbox.threads import go_on
 
 __all__ = ["STOP_SECONDS", "Service"]
 
@@ -29,8 +30,10 @@ class Service(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether its threads are at work."""
-        return any(thread.is_alive() for thread in self._threads)
+        """Whether it is at work: each of its threads; once it was told to stop, whether one has not finished."""
+        if self._stopping.is_set():
+            return self._is_alive()
+        return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def start(self) -> None:
         """Check what it works with, then start the threads and return.
@@ -60,7 +63,7 @@ class Service(ABC):
             # A handler or a hook may stop its own service; its thread then ends after it, not before.
             if thread is not threading.current_thread():
                 thread.join(max(deadline - time.monotonic(), 0.0))
-        finished = not self.running
+        finished = not self._is_alive()
         if self._threads:
             if finished:
                 self._threads = []
@@ -96,17 +99,29 @@ class Service(ABC):
             return self.stop(timeout)
 
     def _make_ready(self) -> None:
-        if self.running:
+        if self._is_alive():
             raise InvalidConfiguration(f"this {type(self).__name__} is running already; make another one")
         self._stopping.clear()
         self._wake = queue.SimpleQueue()
 
     def _start(self) -> None:
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True) for name, work in self._prepare().items()
-        ]
+        self._threads = [self._thread(name, work) for name, work in self._prepare().items()]
         for thread in self._threads:
             thread.start()
+
+    def _add(self, name: str, work: Callable[[], object]) -> None:
+        """Start one more thread; it does the same as others, and ends when it stops."""
+        thread = self._thread(name, work)
+        thread.start()
+        self._threads.append(thread)
+
+    def _thread(self, name: str, work: Callable[[], object]) -> threading.Thread:
+        return threading.Thread(
+            target=go_on, args=(work,), kwargs={"name": name, "wait": self._stopping.wait}, name=name, daemon=True
+        )
+
+    def _is_alive(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
 
     @abstractmethod
     def _prepare(self) -> Mapping[str, Callable[[], object]]:

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from txbox.threads import go_on
+
 __all__ = ["every"]
 
 
@@ -13,7 +15,7 @@ def every(seconds: float, work: Callable[[], object], *, name: str, at_end: bool
 
     Args:
         seconds: between two times; the first is that long after the beginning.
-        work: must not raise.
+        work: what it raises goes to the log, and it is done again.
         name: of the thread.
         at_end: do it once more when the block has ended.
     """
@@ -25,7 +27,9 @@ def every(seconds: float, work: Callable[[], object], *, name: str, at_end: bool
         if at_end:
             work()
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = threading.Thread(
+        target=go_on, args=(run,), kwargs={"name": name, "wait": ended.wait}, name=name, daemon=True
+    )
     thread.start()
     try:
         yield

@@ -9,6 +9,7 @@ from txbox.instrumentation import (
     DatabaseRestored,
     Event,
     HeartbeatFailed,
+    PublisherOverdue,
     Received,
     Relayed,
     Retried,
@@ -36,5 +37,9 @@ STORY: list[Event] = [
     Stopped(*WHO, True),
 ]
 
-LOST = [BrokerLost(*WHO, OSError("gone"), 1.0), DatabaseLost(*WHO, OSError("gone"), 1.0)]
+LOST = [
+    BrokerLost(*WHO, OSError("gone"), 1.0),
+    PublisherOverdue(*WHO, messages=1, seconds=60.0),
+    DatabaseLost(*WHO, OSError("gone"), 1.0),
+]
 RESTORED = [BrokerRestored(*WHO), DatabaseRestored(*WHO)]

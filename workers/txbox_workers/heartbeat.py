@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from txbox.threads import go_on, text_of
 from txbox_workers.delivery import Delivery, Source
 
 __all__ = ["Heartbeat"]
@@ -46,7 +47,13 @@ class Heartbeat:
         if self._thread is not None and self._thread.is_alive():
             return  # of a start that failed half way
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="txbox-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=go_on,
+            args=(self._run,),
+            kwargs={"name": "the heartbeat", "wait": self._stopped_within},
+            name="txbox-heartbeat",
+            daemon=True,
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -88,6 +95,10 @@ class Heartbeat:
                 return
             self._extend(due)
 
+    def _stopped_within(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping, seconds)
+
     def _wait_for_due(self) -> list[Delivery] | None:
         with self._changed:
             while not self._stopping:
@@ -108,7 +119,7 @@ class Heartbeat:
         except Exception as error:  # noqa: BLE001 - a heartbeat that ends silently loses every delivery it watches
             # Half of the time is still left: enough for a few more tries.
             next_due = time.monotonic() + min(_RETRY_SECONDS, seconds / 10)
-            failures = [(delivery, str(error)) for delivery in deliveries]
+            failures = [(delivery, text_of(error)) for delivery in deliveries]
         else:
             next_due = asked_at + seconds / 2
             failures = [(delivery, refused[delivery.receipt]) for delivery in deliveries if delivery.receipt in refused]

@@ -28,6 +28,7 @@ __all__ = [
     "Event",
     "HeartbeatFailed",
     "Hook",
+    "PublisherOverdue",
     "Received",
     "Relayed",
     "Retried",

@@ -20,6 +20,7 @@ from txbox.instrumentation.events import (
     Stopped,
 )
 from txbox.outcome import Outcome
+from txbox.threads import text_of
 
 __all__ = ["log_event"]
 
@@ -54,7 +55,11 @@ def log_event(event: Event) -> None:
             because += f"; what counted: {_attempts(event.counted)}" if event.counted else ""
             _log.log(level, "%s %s %s (delivery %d)%s", who, event.outcome, event.message_id, event.attempts, because)
             if not event.acked and event.outcome.acked:
-                _log.warning("%s could not ack %s; it comes again, as a duplicate", who, event.message_id)
+                _log.warning(
+                    "%s could not ack %s; if its broker still has it, it comes again, as a duplicate",
+                    who,
+                    event.message_id,
+                )
         case Retried():
             _log.info("%s retries %d messages after %s, run %d", who, event.messages, event.sqlstate, event.attempt)
         case Relayed():
@@ -88,6 +93,7 @@ def _attempts(counted: Sequence[Mapping[str, Any]]) -> str:
 def _said(error: BaseException) -> str:
     """Return an error's text on one line, without the values of statements that SQLAlchemy's own text quotes."""
     cause = error.__cause__
-    if cause is not None and str(cause) == str(error):
+    if cause is not None and text_of(cause) == text_of(error):
         error = cause
-    return " ".join(str(getattr(error, "orig", None) or error).split())
+    original = getattr(error, "orig", None)
+    return " ".join(text_of(original if isinstance(original, BaseException) else error).split())

@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from txbox.errors import LeaseLost
 from txbox.ledgers.lease import Lease, elapsed
 from txbox.ledgers.ledger import Ledger
+from txbox.threads import go_on, text_of
 
 __all__ = ["LeaseKeeper"]
 
@@ -76,7 +78,7 @@ class LeaseKeeper:
     def _failed(self, kept: "_Kept", error: Exception) -> None:
         if kept not in _rounds:
             return  # it has ended meanwhile, and that is no news
-        _log.warning("%r could not be renewed: %s", kept.lease, error)
+        _log.warning("%r could not be renewed: %s", kept.lease, text_of(error))
         if self._on_failure is not None:
             try:
                 self._on_failure(kept.lease, error)
@@ -108,7 +110,13 @@ class _Rounds:
         with self._changed:
             self._kept.add(kept)
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="txbox-leases", daemon=True)
+                self._thread = threading.Thread(
+                    target=go_on,
+                    args=(self._run,),
+                    kwargs={"name": "the keeper of leases", "wait": time.sleep},
+                    name="txbox-leases",
+                    daemon=True,
+                )
                 self._thread.start()
             else:
                 self._changed.notify()
@@ -119,8 +127,14 @@ class _Rounds:
 
     def _run(self) -> None:
         while (due := self._wait_for_due()) is not None:
-            for kept in due:
-                threading.Thread(target=self._renew, args=(kept,), name="txbox-lease", daemon=True).start()
+            for number, kept in enumerate(due):
+                try:
+                    threading.Thread(target=self._renew, args=(kept,), name="txbox-lease", daemon=True).start()
+                except BaseException:
+                    with self._changed:  # no thread is to be had for now: those that have none are due again
+                        for left in due[number:]:
+                            left.due = elapsed()
+                    raise
 
     def _wait_for_due(self) -> list[_Kept] | None:
         with self._changed:
@@ -138,7 +152,11 @@ class _Rounds:
                 self._changed.wait(min(wakes_at - now, threading.TIMEOUT_MAX))
 
     def _renew(self, kept: _Kept) -> None:
-        due = kept.keeper.renew(kept)
+        try:
+            due = kept.keeper.renew(kept)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the lease is not over yet
+            _log.error("%r could not be renewed, and is tried again: %s", kept.lease, text_of(error))
+            due = elapsed() + RETRY_SECONDS
         with self._changed:
             if due is None:
                 self._kept.discard(kept)

@@ -3,12 +3,14 @@
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from txbox.backoff import Backoff
 from txbox.relay.pending import Claim, Pending
+from txbox.relay.recent import Recent
 from txbox.relay.sending import Done
+from txbox.relay.shares import SLOW_SECONDS, Shares, Standing, Work
 
 __all__ = ["OUTAGE_BACKOFF", "Board"]
 
@@ -27,14 +29,29 @@ class Board:
                     "next: m2" ───────── forgotten ──── look at everything: "next: m1"
     """
 
-    def __init__(self, most_lanes: int) -> None:
+    def __init__(
+        self,
+        most_lanes: int,
+        *,
+        senders: int = 4,
+        most_senders: int | None = None,
+        call_began: Callable[[int], float | None] = lambda _: None,
+    ) -> None:
         """Begin with nothing on it.
 
         Args:
             most_lanes: of one claim.
+            senders, most_senders: see ``Shares``.
+            call_began: returns when the call of a publisher began that a thread makes now, by ``time.monotonic``; None
+                if it makes none.
         """
         self._pending = Pending(most_lanes)
-        self._outages: dict[int, int] = {}
+        self._shares = Shares(senders, senders if most_senders is None else most_senders)
+        self._call_began = call_began
+        self._under_way: dict[
+            int, tuple[int, Standing, int]
+        ] = {}  # by the first lane of a claim; the last is its thread
+        self._outages: Recent[int, int] = Recent()
         self._takers = 0
         self._closed = False
         self._memory = 0
@@ -94,13 +111,24 @@ class Board:
         with self._turn, self._changed:
             try:
                 while not self._closed:
-                    if (claim := self._pending.take(time.monotonic(), shares=self._takers)) is not None:
+                    now = time.monotonic()
+                    if (claim := self._next(now)) is not None:
+                        standing = self._shares.standing(claim.destination)
+                        self._under_way[min(claim.lanes)] = claim.destination, standing, threading.get_ident()
                         return replace(claim, server=self._server, memory=self._memory)
-                    seconds = self._pending.next_change() - time.monotonic()
+                    seconds = self._pending.next_change(after=now) - now
+                    if self._pending.destinations and self._under_way:
+                        seconds = min(seconds, SLOW_SECONDS / 2)  # a call may have turned out to hang
                     self._changed.wait(None if math.isinf(seconds) else max(seconds, 0.0))
                 return None
             finally:
                 self._takers -= 1
+
+    def wanted(self) -> int:
+        """Return how many senders there should be now."""
+        with self._changed:
+            self._count(time.monotonic())
+            return self._shares.wanted
 
     def finish(self, claim: Claim, done: Done) -> tuple[bool, float]:
         """Bring back what came of a claim.
@@ -112,7 +140,12 @@ class Board:
             self._pending.had(claim.lanes - done.elsewhere)
             self._pending.put_off(done.elsewhere, time.monotonic())
             was_away = bool(done.settlement.sent) and self._outages.pop(claim.destination, 0) > 0
-            pause = 0.0 if done.outage is None else self._pause(claim)
+            pause = 0.0
+            if done.outage is not None:
+                self._shares.away(claim.destination)
+                pause = self._pause(claim)
+            elif done.destination is not None:
+                self._shares.answered(claim.destination, done.slowest)
             self._give_back(claim, done.fresh, done.due)
         return was_away and done.outage is None, pause
 
@@ -134,6 +167,21 @@ class Board:
             self._closed = True
             self._changed.notify()
 
+    def _next(self, now: float) -> Claim | None:
+        self._count(now)
+        shares, alone = self._shares, self._pending.destinations < 2
+        return self._pending.take(
+            now,
+            rank=lambda destination: shares.rank(destination, alone=alone),
+            shares=lambda destination: min(self._takers, shares.free(destination)),
+        )
+
+    def _count(self, now: float) -> None:
+        self._shares.count(
+            Work(destination, standing, (began := self._call_began(thread)) is not None and now - began > SLOW_SECONDS)
+            for destination, standing, thread in self._under_way.values()
+        )
+
     def _pause(self, claim: Claim) -> float:
         failures = self._outages[claim.destination] = self._outages.get(claim.destination, 0) + 1
         seconds = OUTAGE_BACKOFF.seconds(failures)
@@ -146,6 +194,7 @@ class Board:
         self._pending.forget()
 
     def _give_back(self, claim: Claim, fresh: Mapping[int, int], due: Iterable[int]) -> None:
+        self._under_way.pop(min(claim.lanes), None)
         self._pending.release(claim)
         if claim.memory == self._memory:
             self._pending.add(fresh, due)

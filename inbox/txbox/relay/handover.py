@@ -11,6 +11,7 @@ from txbox.errors import BrokerError, NotSendable
 from txbox.failures import describe
 from txbox.relay.publisher import OutboxMessage, PartlySent, Publisher, Refused
 from txbox.relay.settlement import Row
+from txbox.threads import text_of
 
 __all__ = ["Answer", "Call", "Handover"]
 
@@ -60,6 +61,11 @@ class Handover:
         self._publishers = publishers
         self._patience_seconds = patience_seconds
         self._calls: dict[int, Call] = {}
+
+    def began(self, thread: int) -> float | None:
+        """Return when the call began that a thread makes now, by ``time.monotonic``; None if it makes none."""
+        call = self._calls.get(thread)
+        return None if call is None else call.began
 
     def overdue(self) -> list[Call]:
         """Return the calls that have taken too long, and have not returned."""
@@ -128,7 +134,7 @@ class Handover:
                 _understood(error.refused, [*messages, *error.unsent])
                 _understood([Refused(message, "") for message in error.unsent], messages)
             except TypeError as nonsense:
-                raise BrokerError(f"{error}; and {nonsense}") from error
+                raise BrokerError(f"{text_of(error)}; and {nonsense}") from error
             raise
         except BrokerError:
             raise

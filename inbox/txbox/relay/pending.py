@@ -5,10 +5,11 @@ relay that dies forgets it and nothing else; the next one begins with a look at 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from txbox.lanes import destination_of
+from txbox.lanes import LANES_PER_DESTINATION, destination_of
+from txbox.relay.recent import MOST_DESTINATIONS, Recent
 
 __all__ = ["Claim", "Pending"]
 
@@ -67,8 +68,8 @@ class Pending:
         self._busy: set[int] = set()
         # Lanes that wait and are not busy, by destination; destinations in the order of their turns.
         self._waiting: dict[int, set[int]] = {}
-        self._paused: dict[int, float] = {}
-        self._elsewhere: dict[int, tuple[float, float]] = {}
+        self._paused: Recent[int, float] = Recent()
+        self._elsewhere: Recent[int, tuple[float, float]] = Recent(MOST_DESTINATIONS * LANES_PER_DESTINATION)
 
     def __bool__(self) -> bool:
         return bool(self._fresh or self._due)
@@ -88,24 +89,43 @@ class Pending:
         self._due.clear()
         self._waiting.clear()
 
-    def take(self, now: float, *, shares: int = 1) -> Claim | None:
+    def take(
+        self,
+        now: float,
+        *,
+        rank: Callable[[int], int | None] = lambda _: 0,
+        shares: Callable[[int], int] = lambda _: 1,
+    ) -> Claim | None:
         """Take lanes of one destination, each destination in its turn.
 
         Args:
             now: by the clock of ``pause``.
+            rank: of a destination; the lowest comes first, and 0 is the lowest. None: not now.
             shares: among how many threads the lanes of a destination are to be divided.
 
         Returns:
             The lanes; ``release`` gives them back. None if there are none to be taken.
         """
+        best: tuple[int, int, list[int]] | None = None
         for destination, waiting in self._waiting.items():
-            if self._paused.get(destination, -math.inf) > now:
+            if self._paused.get(destination, -math.inf) > now or (of := rank(destination)) is None:
                 continue
-            lanes = sorted(lane for lane in waiting if self._elsewhere_until(lane) <= now)
-            if lanes:
-                lanes = lanes[: min(max(FEW_LANES, -(-len(lanes) // shares)), self._most_lanes)]
-                return self._hand_out(destination, lanes)
-        return None
+            if best is not None and best[0] <= of:
+                continue
+            if lanes := sorted(lane for lane in waiting if self._elsewhere_until(lane) <= now):
+                best = of, destination, lanes
+                if of == 0:
+                    break
+        if best is None:
+            return None
+        _, destination, lanes = best
+        each = max(FEW_LANES, -(-len(lanes) // shares(destination)))
+        return self._hand_out(destination, lanes[: min(each, self._most_lanes)])
+
+    @property
+    def destinations(self) -> int:
+        """How many destinations have lanes that wait."""
+        return len(self._waiting)
 
     def release(self, claim: Claim) -> None:
         """Give lanes back; what is left to do in them is told by ``add``."""
@@ -130,15 +150,17 @@ class Pending:
             pause = min(2 * pause, LONGEST_ELSEWHERE_SECONDS)
             self._elsewhere[lane] = now + pause, pause
 
-    def next_change(self) -> float:
-        """Return when the next of the waiting lanes may be taken; infinity if there are none."""
-        return min(
-            (
-                max(self._paused.get(destination, -math.inf), min(map(self._elsewhere_until, waiting)))
-                for destination, waiting in self._waiting.items()
-            ),
-            default=math.inf,
+    def next_change(self, after: float = -math.inf) -> float:
+        """Return when the next of the waiting lanes may be taken; infinity if there are none.
+
+        Args:
+            after: leave out those that might have been taken then.
+        """
+        changes = (
+            max(self._paused.get(destination, -math.inf), min(map(self._elsewhere_until, waiting)))
+            for destination, waiting in self._waiting.items()
         )
+        return min((change for change in changes if change > after or after == -math.inf), default=math.inf)
 
     def _wait(self, lane: int) -> None:
         if lane not in self._busy:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from txbox.errors import BrokerError
 from txbox.failures import describe
+from txbox.threads import text_of
 
 __all__ = ["FunctionPublisher", "OutboxMessage", "PartlySent", "Publisher", "Refused"]
 
@@ -108,7 +109,7 @@ class FunctionPublisher:
             try:
                 self._function(message)
             except BrokerError as error:
-                raise PartlySent(str(error), unsent=messages[number:], refused=refused) from error
+                raise PartlySent(text_of(error), unsent=messages[number:], refused=refused) from error
             except Exception as error:  # noqa: BLE001 - it is the host's code
                 refused.append(Refused(message, describe(error)))
         return refused

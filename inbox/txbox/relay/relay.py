@@ -4,6 +4,9 @@ One thread looks for messages, and a few send them::
 
     watcher ──── lanes with messages ────→ board ──── claims ────→ senders: claim, read, send, settle
 
+Destinations that hang have senders of their own, more of them as they are needed, up to a limit
+(``txbox.relay.shares``).
+
 Any number of relays may work on one outbox, and none knows of another: the database says who has which lane, for as
 long as a transaction. A message is sent at least once, and those of one key in the order in which they were published.
 It is forgotten after the broker has confirmed it; what dies between the two has it sent again, under the same id.
@@ -16,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, QueuePool
 
 from txbox.backoff import Backoff
 from txbox.connections import adopt, refuse_other_encodings
@@ -45,6 +48,7 @@ from txbox.relay.sending import Done, Sender
 from txbox.relay.settlement import Settlement
 from txbox.relay.watching import Watcher
 from txbox.service import Service
+from txbox.threads import text_of
 from txbox.transactions import check_table, short_transaction
 
 __all__ = ["Relay"]
@@ -60,6 +64,9 @@ BATCH_BYTES = 16 * 1024 * 1024
 
 LONGEST_KEEP_SENT = timedelta(days=36_500)
 """Beyond, there are no dates that Postgres could compare with."""
+
+MOST_SENDERS = 8
+"""For each of the usual senders, with those that are started for destinations that hang."""
 
 PATIENCE_SECONDS = 60.0
 """So long may a publisher's call take, before its messages are another relay's to send."""
@@ -80,6 +87,7 @@ class Relay(Service):
         schema: str | None = None,
         prefix: str = "",
         senders: int = 4,
+        max_senders: int | None = None,
         batch_size: int = BATCH_SIZE,
         batch_bytes: int = BATCH_BYTES,
         max_attempts: int | None = MAX_ATTEMPTS,
@@ -93,12 +101,14 @@ class Relay(Service):
 
         Args:
             engine: the database of the outbox. Its pool lends up to ``senders`` connections, and two more for looking
-                and listening.
+                and listening; up to ``max_senders`` and two while there are destinations that hang.
             publishers: who sends to which kind of destination: ``sqs``, ``sns``, ``eventbridge``, or the scheme of
                 your own. ``txbox_workers.publishers.aws_publishers()`` has the first three.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
             senders: threads that send, each with a transaction of its own.
+            max_senders: with those that are started while destinations hang, for the others to have theirs. None: eight
+                times as many as ``senders``, and no more than three quarters of what the engine's pool lends.
             batch_size: messages of one transaction. What a killed relay had in its hands is sent again: up to so many
                 for each sender.
             batch_bytes: bytes of the bodies of one transaction; a single message may have more.
@@ -117,6 +127,8 @@ class Relay(Service):
         for name, value in (("senders", senders), ("batch_size", batch_size), ("batch_bytes", batch_bytes)):
             if value < 1:
                 raise InvalidConfiguration(f"Relay.{name} must be at least 1, not {value!r}")
+        if max_senders is not None and max_senders < senders:
+            raise InvalidConfiguration(f"Relay.max_senders must be at least senders, {senders}, not {max_senders!r}")
         if max_attempts is not None and max_attempts < 1:
             raise InvalidConfiguration(f"Relay.max_attempts must be at least 1, or None, not {max_attempts!r}")
         if keep_sent is not None and not isinstance(keep_sent, timedelta):
@@ -133,7 +145,9 @@ class Relay(Service):
         self.relay_id = new_message_id()
         self._engine = adopt(engine)
         self._statements = outbox_statements(schema, prefix)
-        self._senders_wanted = senders
+        self._senders = senders
+        self._max_senders = max_senders or _most_senders(engine, senders)
+        self._started = 0
         self._keep_sent = keep_sent
         self._listen = listen
         self._letters = DeadLetters(engine, schema=schema, prefix=prefix)
@@ -154,7 +168,7 @@ class Relay(Service):
         )
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._batch_size = batch_size
-        self._board = Board(batch_size)
+        self._board = self._new_board()
         self._reporter = Reporter(self.relay_id, self._statements, keep_sent)
         self._sent = self._failed = 0
         self._counting = threading.Lock()
@@ -172,7 +186,7 @@ class Relay(Service):
     def _prepare(self) -> Mapping[str, Callable[[], object]]:
         with short_transaction(self._engine) as connection:
             self._check(connection)
-        self._board = Board(self._batch_size)
+        self._board = self._new_board()
         self._reporter = Reporter(self.relay_id, self._statements, self._keep_sent)
         watcher = Watcher(
             self._engine,
@@ -182,10 +196,11 @@ class Relay(Service):
             listen=self._listen,
             stopping=self._stopping,
             counts=lambda: (self._sent, self._failed),
-            on_look=self._tell_of_overdue_calls,
+            on_look=self._on_look,
             emit=self._emit,
         )
-        senders = {f"txbox-relay-{number}": self._send for number in range(1, self._senders_wanted + 1)}
+        senders = {f"txbox-relay-{number}": self._send for number in range(1, self._senders + 1)}
+        self._started = self._senders
         return {"txbox-relay-look": watcher.run, **senders}
 
     def _call_off(self) -> None:
@@ -220,6 +235,7 @@ class Relay(Service):
         board = self._board
         while (claim := board.take()) is not None:
             try:
+                self._start_wanted()
                 done = self._sender.work(claim)
             except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
                 pause = board.postpone(claim)
@@ -227,6 +243,28 @@ class Relay(Service):
             else:
                 restored, pause = board.finish(claim, done)
                 self._tell(done, restored, pause)
+
+    def _new_board(self) -> Board:
+        return Board(
+            self._batch_size,
+            senders=self._senders,
+            most_senders=self._max_senders,
+            call_began=self._handover.began,
+        )
+
+    def _on_look(self) -> None:
+        self._start_wanted()
+        self._tell_of_overdue_calls()
+
+    def _start_wanted(self) -> None:
+        """Start senders in the place of those that hang. Once started, they stay."""
+        if self._started >= self._max_senders:
+            return
+        wanted = self._board.wanted()
+        with self._counting:
+            while self._started < wanted and not self._stopping.is_set():
+                self._started += 1
+                self._add(f"txbox-relay-{self._started}", self._send)
 
     def _tell(self, done: Done, restored: bool, pause: float) -> None:
         """Count what came of a claim, and tell it to whoever wants to know."""
@@ -236,7 +274,7 @@ class Relay(Service):
             self._sent += len(settlement.sent)
             self._failed += refused
         if done.outage is not None:
-            self._reporter.lost(destination, str(done.outage))
+            self._reporter.lost(destination, text_of(done.outage))
         elif destination:
             self._reporter.restored(destination)
         if restored:
@@ -262,6 +300,15 @@ class Relay(Service):
         emit(self._hooks, event)
 
 
+def _most_senders(engine: Engine, senders: int) -> int:
+    """Return how many senders there may be, for the engine's pool to lend connections to others, too."""
+    most, pool = MOST_SENDERS * senders, engine.pool
+    if isinstance(pool, QueuePool) and pool.size() > 0 and pool._max_overflow >= 0:  # noqa: SLF001 - there is no other way
+        lends = pool.size() + pool._max_overflow  # noqa: SLF001 - the same
+        most = min(most, lends * 3 // 4 - _BESIDE_SENDERS)
+    return max(most, senders)
+
+
 def _relayed(destination: str, settlement: Settlement) -> Relayed:
     errors = [error for _, error in settlement.again] + [refusal.error for _, refusal in settlement.dead]
     return Relayed(
@@ -273,3 +320,7 @@ def _relayed(destination: str, settlement: Settlement) -> Relayed:
         lag_seconds=max((row.age for row in settlement.sent), default=None),
         error=errors[0] if errors else None,
     )
+
+
+_BESIDE_SENDERS = 2
+"""Connections that look and listen."""

@@ -17,7 +17,6 @@ cut off) has its transaction ended by the server, after a time; when it wakes, i
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -35,6 +34,7 @@ from txbox.relay.handover import Handover
 from txbox.relay.pace import Pace
 from txbox.relay.pending import Claim
 from txbox.relay.publisher import OutboxMessage, Refused
+from txbox.relay.recent import Recent
 from txbox.relay.settlement import HeldKey, Row, Settlement, settle
 from txbox.relay.waves import Waves
 from txbox.transactions import driver_cursor, short_transaction
@@ -56,6 +56,7 @@ class Done:
         elsewhere: those of these lanes that another relay works on.
         outage: why the broker cannot be reached; None if it can.
         destination: where the messages went; None if there were none.
+        slowest: how long the slowest call of a publisher took, in seconds.
     """
 
     settlement: Settlement = field(default_factory=Settlement)
@@ -64,6 +65,7 @@ class Done:
     elsewhere: frozenset[int] = frozenset()
     outage: BrokerError | None = None
     destination: str | None = None
+    slowest: float = 0.0
 
 
 class Sender:
@@ -100,7 +102,7 @@ class Sender:
         self._keep_sent = keep_sent
         self._patience_seconds = patience_seconds
         self._stopping = stopping
-        self._paces: defaultdict[str, Pace] = defaultdict(lambda: Pace(patience_seconds / _ASKS))
+        self._paces: Recent[str, Pace] = Recent()
 
     def work(self, claim: Claim) -> Done:
         """Send the messages of these lanes, as many as one batch takes.
@@ -192,7 +194,10 @@ class Sender:
         sent: set[int] = set()
         refused: dict[int, Refused] = {}
         asked_at = time.monotonic()
-        pace = self._paces[rows[0].message.destination.partition(":")[0]]
+        # Of each destination by itself: one that hangs shall not have the others sent to in small pieces.
+        destination = rows[0].message.destination
+        if (pace := self._paces.get(destination)) is None:
+            pace = self._paces[destination] = Pace(self._patience_seconds / _ASKS)
         for wave in waves:
             left = wave
             while left and done.outage is None and not self._stopping():
@@ -202,8 +207,10 @@ class Sender:
                     asked_at = time.monotonic()
                 size = pace.size
                 piece, left = left[:size], left[size:]
+                began = time.monotonic()
                 with pace.of(len(piece)):
                     answer = self._handover.send(piece)
+                done.slowest = max(done.slowest, time.monotonic() - began)
                 done.outage = answer.outage
                 refused |= answer.refused
                 failed = answer.refused.keys() | answer.unsent

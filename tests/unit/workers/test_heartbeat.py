@@ -160,6 +160,34 @@ def test_a_call_that_failed_is_reported_and_tried_again_long_before_the_time_is_
     assert second - first < HALF_TIME / 2, "half of the time is left when the first call fails"
 
 
+def test_no_error_ends_the_thread(source: FakeSource) -> None:
+    """Not of the source, whose text cannot be told, and not of those who are told of it."""
+
+    class Unprintable(BrokerError):
+        def __str__(self) -> str:
+            raise ValueError("no text for you")
+
+    def answer(deliveries: Sequence[Delivery]) -> Mapping[str, str]:
+        if len(source.calls) == 1:
+            raise Unprintable("x")
+        if len(source.calls) == 2:
+            raise SystemExit(1)
+        return {}
+
+    def tell(_delivery: Delivery, why: str) -> None:
+        told.append(why)
+        raise SystemExit(1)
+
+    told: list[str] = []
+    source.answer = answer
+    heartbeat = Heartbeat(source, tell)
+    heartbeat.start()
+    heartbeat.watch([delivery("a")], time.monotonic() - HALF_TIME)
+    wait_until(lambda: len(source.calls) >= 3, "it goes on")
+    assert told == ["Unprintable (str() of it raised ValueError)"]
+    heartbeat.stop()
+
+
 def test_stop_ends_the_thread_at_once(source: FakeSource) -> None:
     heartbeat = Heartbeat(source, lambda delivery, why: None)
     heartbeat.start()

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from txbox.relay import Publisher, Relay
-from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, PATIENCE_SECONDS
+from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PATIENCE_SECONDS
+from txbox.relay.watching import IDLE_SECONDS
 from txbox.service import STOP_SECONDS
 from txbox_workers.cli import named
 from txbox_workers.cli.errors import CommandFailed, UsageError
@@ -34,7 +35,12 @@ def relay(
     schema: SchemaOption = None,
     prefix: PrefixOption = None,
     senders: Annotated[
-        int | None, typer.Option(help=f"Threads that send, each with a connection; {SENDERS} by default.", min=1)
+        int | None,
+        typer.Option(
+            help=f"Threads that send, each with a connection; {SENDERS} by default. While destinations hang, there are "
+            f"up to {MOST_SENDERS} times as many.",
+            min=1,
+        ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help=f"Messages of one transaction; {BATCH_SIZE} by default.", min=1)
@@ -58,7 +64,8 @@ def relay(
         ),
     ] = None,
     no_listen: Annotated[
-        bool, typer.Option("--no-listen", help="Look for new messages only, twice a second while there are none.")
+        bool,
+        typer.Option("--no-listen", help=f"Look for new messages only, every {IDLE_SECONDS:g} s while there are none."),
     ] = False,
     stop_seconds: Annotated[
         float, typer.Option(help="How long to finish what is being sent after SIGTERM or Ctrl-C.", min=0)
@@ -101,13 +108,16 @@ def relay(
     place = database(url, schema, prefix)
     publishers = _publishers(found)
     senders = senders or SENDERS
-    with place.engine(pool_size=senders + SPARE_CONNECTIONS, hide_parameters=True) as engine:
+    most = MOST_SENDERS * senders
+    size = senders + SPARE_CONNECTIONS
+    with place.engine(pool_size=size, max_overflow=most - senders, hide_parameters=True) as engine:
         made = Relay(
             engine,
             publishers,
             schema=place.schema,
             prefix=place.prefix,
             senders=senders,
+            max_senders=most,
             batch_size=batch_size or BATCH_SIZE,
             max_attempts=MAX_ATTEMPTS if max_attempts is None else max_attempts or None,
             keep_sent=span,

@@ -104,7 +104,7 @@ class LocalSmtp:
         thread.start()
         try:
             self._port, self._stop = listening.result()
-        except OSError as error:
+        except Exception as error:
             thread.join()
             raise EmbeddedServerError(f"the local SMTP server could not be started: {error}") from error
         self._thread = thread
@@ -166,7 +166,7 @@ async def _serve(smtp: "type[SMTP]", keeper: _Keeper, listening: "Future[tuple[i
 
     try:
         server = await loop.create_server(connected, HOST, 0)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - it is raised where the port is waited for
         listening.set_exception(error)
         return
     listening.set_result((server.sockets[0].getsockname()[1], lambda: loop.call_soon_threadsafe(stopping.set)))

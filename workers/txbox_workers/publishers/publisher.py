@@ -3,7 +3,8 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -12,6 +13,8 @@ from txbox import BrokerError, InvalidConfiguration, TxboxError
 from txbox.destinations import region
 from txbox.failures import describe
 from txbox.relay import OutboxMessage, PartlySent, Refused
+from txbox.relay.recent import Recent
+from txbox.threads import text_of
 from txbox_workers.publishers.calls import Call, Entry, calls
 from txbox_workers.publishers.clients import CALL_ERRORS, Clients, Service, code_of, explained, fault_of
 from txbox_workers.publishers.faults import Fault, is_final
@@ -34,8 +37,9 @@ class _Lost(NamedTuple):
 class AwsPublisher(ABC):
     """Sends messages to destinations of one AWS service. May be used by several threads at once.
 
-    Messages are grouped by destination and cut into calls of at most ten. Up to ``calls_at_once`` calls are under way
-    at a time, however many threads ask for them; they may be, as no two messages of one ``send`` have the same key.
+    Messages are grouped by destination and cut into calls of at most ten. Up to ``calls_at_once`` calls of one ``send``
+    are under way at a time; they may be, as no two messages of it have the same key. One is made by the thread that
+    sends, and the others by threads that all share: calls that hang there make a ``send`` slower, and never stop it.
 
     Each entry of each answer is looked at:
 
@@ -45,7 +49,7 @@ class AwsPublisher(ABC):
     - after an outage (throttled, 5xx, no answer, a connection lost) and when a destination refuses whatever it is sent
       (it does not exist, access is denied), no message is to blame. Calls to that destination that wait for their turn
       are not made, whichever thread they are for, and the next ``send`` tries it with one call before it makes the
-      others: so one that does not answer does not hold up those that do.
+      others, as it does with one that is new: so one that does not answer does not hold up those that do.
 
     Regions are those that the destinations name. Credentials, and endpoints, are boto3's own business.
     """
@@ -67,7 +71,8 @@ class AwsPublisher(ABC):
 
         Args:
             client: a client of boto3 to use for everything; None makes one for each region that is needed.
-            calls_at_once: how many calls may be under way; as many threads are started when they are needed.
+            calls_at_once: how many calls of one ``send`` may be under way; one fewer threads are started for all of
+                them when they are needed.
             connect_timeout_seconds: how long a call waits for a connection.
             read_timeout_seconds: how long it waits for an answer.
 
@@ -91,7 +96,8 @@ class AwsPublisher(ABC):
         self._calls_at_once = calls_at_once
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
-        self._lost: dict[str, _Lost] = {}
+        self._lost: Recent[str, _Lost] = Recent()
+        self._answering: Recent[str, bool] = Recent()
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
         """Send messages, and return when the service has answered for all of them; see ``txbox.relay.Publisher``.
@@ -110,16 +116,15 @@ class AwsPublisher(ABC):
         at_once: list[Call] = []
         after_a_first: list[Call] = []
         tried: set[str] = set()
-        suspects = self._lost.keys() & {message.destination for message in messages}
         for call in calls(self._entries(messages, outcome), self._max_bytes):
             (after_a_first if call.destination in tried else at_once).append(call)
-            if call.destination in suspects:
+            if call.destination not in self._answering:
                 tried.add(call.destination)
         for group in (at_once, after_a_first):
-            for future in self._submitted(group, began, outcome):
-                outcome.add(future.result())
+            for made in self._all(group, began):
+                outcome.add(made)
         if outcome.error is not None:
-            partly = PartlySent(str(outcome.error), outcome.unsent, outcome.refused)
+            partly = PartlySent(text_of(outcome.error), outcome.unsent, outcome.refused)
             partly.permanent = outcome.error.permanent
             raise partly from outcome.error
         return outcome.refused
@@ -151,19 +156,30 @@ class AwsPublisher(ABC):
     def _threads(self) -> ThreadPoolExecutor:
         with self._pool_lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._calls_at_once, thread_name_prefix=f"txbox-{self._service}")
+                self._pool = ThreadPoolExecutor(
+                    max(self._calls_at_once - 1, 1), thread_name_prefix=f"txbox-{self._service}"
+                )
             return self._pool
 
-    def _submitted(self, group: Sequence[Call], began: float, outcome: Outcome) -> list[Future[Outcome]]:
-        futures = []
-        for number, call in enumerate(group):
-            try:
-                futures.append(self._threads().submit(self._run, call, began))
-            except RuntimeError as error:  # the interpreter ends, and takes no more work
-                left = [message for unasked in group[number:] for message in unasked.messages]
-                outcome.add(Outcome(unsent=left, error=BrokerError(f"nothing is sent any more: {error}")))
-                break
-        return futures
+    def _all(self, group: Sequence[Call], began: float) -> list[Outcome]:
+        """Make calls: one after the other in this thread, and others beside it as threads are free."""
+        left, made = deque(enumerate(group)), dict[int, Outcome]()
+
+        def work() -> None:
+            for number, call in _taken(left):
+                made[number] = self._run(call, began)
+
+        helpers: list[Future[None]] = []
+        try:
+            helpers.extend(self._threads().submit(work) for _ in range(min(len(group), self._calls_at_once) - 1))
+        except RuntimeError as error:  # the interpreter ends, and takes no more work
+            ended = BrokerError(f"nothing is sent any more: {error}")
+            made |= {number: Outcome(unsent=call.messages, error=ended) for number, call in _taken(left)}
+        work()
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
+        return [made[number] for number in sorted(made)]
 
     def _entries(self, messages: Iterable[OutboxMessage], outcome: Outcome) -> list[Entry]:
         entries = []
@@ -185,9 +201,12 @@ class AwsPublisher(ABC):
         except Exception as error:  # noqa: BLE001 - what the other calls have sent must not be forgotten with it
             return Outcome(refused=[Refused(message, describe(error)) for message in call.messages])
         if outcome.error is not None:
+            self._answering.pop(call.destination, None)
             self._lost[call.destination] = _Lost(time.monotonic(), outcome.error)
         else:
             self._lost.pop(call.destination, None)
+            if call.destination not in self._answering:
+                self._answering[call.destination] = True
         return outcome
 
     def _made(self, call: Call) -> Outcome:
@@ -208,3 +227,12 @@ class AwsPublisher(ABC):
             else:
                 outcome.unsent += single.messages
         return outcome
+
+
+def _taken(calls: deque[tuple[int, Call]]) -> Iterator[tuple[int, Call]]:
+    """Take what is left, one after the other, beside other threads that do so."""
+    while calls:
+        try:
+            yield calls.popleft()
+        except IndexError:  # another one was quicker
+            return

@@ -61,6 +61,32 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == THREAD]
 
 
+def test_no_error_of_a_renewal_or_of_starting_one_ends_the_keeping(
+    ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    renew, start = ledger.renew, threading.Thread.start
+
+    def broken_renewal(lease: Lease, *, seconds: float) -> None:
+        tried.append("renewal")
+        if tried.count("renewal") == 1:
+            raise SystemExit(1)
+        renew(lease, seconds=seconds)
+
+    def broken_start(thread: threading.Thread) -> None:
+        if thread.name == "txbox-lease" and "start" not in tried:
+            tried.append("start")
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(ledger, "renew", broken_renewal)
+    monkeypatch.setattr(threading.Thread, "start", broken_start)
+    lease = acquired(ledger, "m", seconds=6)
+    with LeaseKeeper(ledger).keep(lease):
+        wait_until(lambda: tried.count("renewal") >= 3, "it goes on", timeout=30)
+    assert tried[0] == "start"
+
+
 def test_a_handler_slower_than_its_lease_runs_once_and_keeps_others_out(engine: Engine, ledger: PostgresLedger) -> None:
     runs: list[str] = []
 

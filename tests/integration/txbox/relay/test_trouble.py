@@ -207,8 +207,7 @@ def test_a_publisher_that_does_not_return_is_told_of(
             return answer
 
     def said() -> dict[str, str]:
-        [relay] = read_outbox_status(engine).relays
-        return dict(relay.outages)
+        return {where: why for relay in read_outbox_status(engine).relays for where, why in relay.outages.items()}
 
     freed = threading.Event()
     broker = Hanging()

@@ -72,7 +72,7 @@ def test_an_event_is_one_line(event: Event, level: int, line: str, caplog: pytes
 def test_an_ack_that_failed_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "txbox"):
         log_event(settled(Outcome.PROCESSED, acked=False))
-    assert caplog.messages == ["billing could not ack m-1; it comes again, as a duplicate"]
+    assert caplog.messages == ["billing could not ack m-1; if its broker still has it, it comes again, as a duplicate"]
 
 
 def test_a_database_error_is_one_line_without_the_values_of_its_statement(caplog: pytest.LogCaptureFixture) -> None:

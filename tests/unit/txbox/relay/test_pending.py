@@ -10,7 +10,7 @@ OTHER = LANES_PER_DESTINATION * 5
 
 
 def take(pending: Pending, now: float = 0.0, shares: int = 1) -> Claim:
-    claim = pending.take(now, shares=shares)
+    claim = pending.take(now, shares=lambda _: shares)
     assert claim is not None
     return claim
 
@@ -61,6 +61,16 @@ def test_each_destination_has_its_turn() -> None:
     pending.add(dict.fromkeys([*range(40), *range(OTHER, OTHER + 40)], 1))
     turns = [take(pending, shares=4).destination for _ in range(6)]
     assert turns == [0, 5, 0, 5, 0, 5]
+
+
+def test_the_lowest_rank_comes_first_and_what_has_none_waits() -> None:
+    pending = Pending()
+    pending.add(dict.fromkeys([1, OTHER, 2 * OTHER], 1))
+    ranks = {0: None, 5: 2, 10: 1}
+    turns = [pending.take(0.0, rank=ranks.get) for _ in range(3)]
+    assert [claim and claim.destination for claim in turns] == [10, 5, None]
+    assert pending.next_change() == -math.inf
+    assert pending.next_change(after=0.0) == math.inf, "it changes when a claim comes back"
 
 
 def test_a_pause_keeps_back_one_destination_until_it_ends() -> None:

@@ -130,7 +130,7 @@ def test_destinations_do_not_share_a_call(publisher: AwsPublisher, broker: Scrip
     }
 
 
-def test_so_many_calls_at_once_and_no_more_however_many_threads_send(
+def test_each_thread_that_sends_makes_a_call_and_they_share_the_others(
     make_publisher: Callable[..., AwsPublisher], broker: ScriptedAws
 ) -> None:
     enough = threading.Event()
@@ -139,16 +139,42 @@ def test_so_many_calls_at_once_and_no_more_however_many_threads_send(
         enough.wait(20)
         return confirm(call)
 
-    broker.answer = answer
     publisher = make_publisher("sqs", calls_at_once=3)
+    publisher.send(numbered(QUEUE, 1))
+    broker.answer = answer
     threads = [threading.Thread(target=publisher.send, args=(numbered(QUEUE, 40),)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(broker.calls) == 3, "three calls are under way")
+    wait_until(lambda: len(broker.calls) == 1 + 4, "four calls are under way")
     enough.set()
     for thread in threads:
         thread.join()
-    assert (len(broker.calls), broker.most_at_once) == (8, 3)
+    assert (len(broker.calls), broker.most_at_once) == (1 + 8, 4)
+
+
+def test_calls_that_hang_keep_no_other_destination_waiting(
+    make_publisher: Callable[..., AwsPublisher], broker: ScriptedAws
+) -> None:
+    freed = threading.Event()
+    hanging = [QUEUE.replace("purchases", f"hangs-{number}") for number in range(4)]
+
+    def answer(call: Sent) -> Answer:
+        if call.destination in hanging:
+            freed.wait(20)
+        return confirm(call)
+
+    publisher = make_publisher("sqs", calls_at_once=3)
+    for destination in [QUEUE, *hanging]:
+        publisher.send(numbered(destination, 1))
+    broker.answer = answer
+    threads = [threading.Thread(target=publisher.send, args=(numbered(queue, 40),)) for queue in hanging]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(broker.calls) == 5 + 4 + 2, "each of them hangs, and so do all threads that are shared")
+    assert publisher.send(numbered(QUEUE, 40)) == []
+    freed.set()
+    for thread in threads:
+        thread.join()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""A memory of a bounded size: what was told last is kept."""
+
+import threading
+from typing import TypeVar
+
+__all__ = ["MOST_DESTINATIONS", "Recent"]
+
+MOST_DESTINATIONS = 10_000
+"""So many destinations are remembered, at most. One that was forgotten is as one that is new."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(dict[K, V]):
+    """A dictionary that forgets what was set longest ago. May be written to by several threads at once."""
+
+    def __init__(self, most: int = MOST_DESTINATIONS) -> None:
+        """Begin empty.
+
+        Args:
+            most: entries that are kept.
+        """
+        super().__init__()
+        self._most = most
+        self._lock = threading.Lock()
+
+    def __setitem__(self, key: K, value: V) -> None:
+        """Keep an entry, and forget the oldest one if there are too many."""
+        with self._lock:
+            self.pop(key, None)
+            super().__setitem__(key, value)
+            if len(self) > self._most:
+                del self[next(iter(self))]

@@ -1,0 +1,47 @@
+"""Threads that go on whatever is raised in them, and errors that are named safely, whatever they do when asked."""
+
+import logging
+from collections.abc import Callable
+
+from txbox.backoff import Backoff
+
+__all__ = ["go_on", "text_of"]
+
+AGAIN = Backoff(first_seconds=0.1, longest_seconds=10.0)
+"""Until what has raised is called again."""
+
+
+def go_on(work: Callable[[], object], *, name: str, wait: Callable[[float], bool | None]) -> None:
+    """Call something until it returns: the body of a thread that must not end before its time.
+
+    Args:
+        work: what the thread does.
+        name: of the thread, for the log.
+        wait: waits for so many seconds, and returns whether the thread is to end.
+    """
+    failures = 0
+    while True:
+        try:
+            work()
+            return
+        except BaseException as error:  # noqa: BLE001 - a thread that ends silently is the worst outcome
+            failures += 1
+            pause = AGAIN.seconds(failures)
+            try:
+                _log.error("%s failed in a way that was not foreseen, and goes on: %s", name, text_of(error))
+                _log.debug("%s failed", name, exc_info=True)
+            except BaseException:  # noqa: BLE001, S110 - a handler of the log may raise, too
+                pass
+            if wait(pause):
+                return
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error; where ``str`` of it raises, its type and what it raised."""
+    try:
+        return str(error)
+    except BaseException as broken:  # noqa: BLE001 - an error that cannot be printed is still to be told of
+        return f"{type(error).__name__} (str() of it raised {type(broken).__name__})"
+
+
+_log = logging.getLogger("txbox")

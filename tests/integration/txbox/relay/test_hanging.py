@@ -1,0 +1,165 @@
+"""Destinations that hang keep nothing from those that answer; and no error ends a thread of a relay."""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from integration.txbox.relay.conftest import StartRelay
+from support.outbox import OWN, numbered, publish
+from support.publishers import RecordingPublisher
+from support.waiting import wait_until
+from txbox import BrokerError, InvalidConfiguration, Outgoing
+from txbox.relay import Relay
+
+HEALTHY = "own:healthy"
+
+
+class Hanging(RecordingPublisher):
+    """Never answers for some destinations, until it is freed.
+
+    Attributes:
+        waits: how many calls hang now, and how many did at most.
+    """
+
+    def __init__(self, hangs: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.freed = threading.Event()
+        self.hangs = hangs
+        self.now = self.most = 0
+        self.latencies: list[float] = []
+        self._counting = threading.Lock()
+
+    def send(self, messages: Any) -> Any:
+        if self.hangs(messages[0].destination):
+            with self._counting:
+                self.now += 1
+                self.most = max(self.most, self.now)
+            self.freed.wait(60)
+            with self._counting:
+                self.now -= 1
+            raise BrokerError("it never answered")
+        answer = super().send(messages)
+        self.latencies += [time.monotonic() - float(message.headers["at"]) for message in messages]
+        return answer
+
+
+def publish_now(engine: Engine, destination: str) -> None:
+    publish(engine, Outgoing(destination, "x", headers={"at": str(time.monotonic())}))
+
+
+@pytest.fixture
+def pooled(engine: Engine) -> Iterator[Engine]:
+    """An engine with the pool that an engine has by default: of 5, and 10 more."""
+    made = create_engine(engine.url)
+    yield made
+    made.dispose()
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_destinations_that_hang_keep_nothing_from_one_that_answers(
+    pooled: Engine, start_relay: StartRelay, count: int
+) -> None:
+    broker = Hanging(lambda destination: destination != HEALTHY)
+    relay = start_relay(broker, engine=pooled)
+    publish_now(pooled, HEALTHY)
+    broker.wait_for(1)
+    for number in range(count):
+        publish(pooled, *numbered(100, to=f"own:hangs-{number}"))
+    wait_until(lambda: broker.now >= 3, "some hang")
+    for _ in range(40):
+        publish_now(pooled, HEALTHY)
+        time.sleep(0.02)  # the pace of a service, not a wait
+    broker.wait_for(41)
+    assert statistics.median(broker.latencies) < 1.0
+    assert max(broker.latencies) < 2.0
+    assert broker.most <= 6, "no more than three quarters of the pool's connections, less two and the usual senders"
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("txbox-relay-")]) <= 11
+    assert relay.running
+    broker.freed.set()
+
+
+def test_one_that_begins_to_hang_while_it_is_busy_has_no_more_senders_and_those_that_answer_go_on(
+    pooled: Engine, start_relay: StartRelay
+) -> None:
+    hung = False
+    broker = Hanging(lambda destination: hung and destination != HEALTHY)
+    start_relay(broker, engine=pooled)
+    publish_now(pooled, HEALTHY)
+    publish_now(pooled, "own:busy")
+    broker.wait_for(2)
+    hung = True
+    for _ in range(30):
+        publish_now(pooled, "own:busy")
+    wait_until(lambda: broker.now, "it hangs")
+    for _ in range(30):
+        publish_now(pooled, "own:busy")
+        publish_now(pooled, HEALTHY)
+    broker.wait_for(32)
+    assert statistics.median(broker.latencies) < 1.0
+    assert broker.most <= 4, "as many as were under way before the first of them took too long"
+    broker.freed.set()
+
+
+def test_a_destination_that_answers_again_is_quick_again(pooled: Engine, start_relay: StartRelay) -> None:
+    broker = Hanging(lambda _: not broker.freed.is_set())
+    start_relay(broker, engine=pooled)
+    publish_now(pooled, HEALTHY)
+    wait_until(lambda: broker.now, "it hangs")
+    broker.freed.set()
+    broker.wait_for(1)
+    for _ in range(20):
+        publish_now(pooled, HEALTHY)
+    broker.wait_for(21)
+    assert statistics.median(broker.latencies) < 1.0
+
+
+def test_no_more_senders_than_usual_are_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"Relay\.max_senders must be at least senders, 4, not 3"):
+        Relay(engine, {"own": RecordingPublisher()}, max_senders=3)
+
+
+class Unprintable(BrokerError):
+    """An error that cannot be told of."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text for you")
+
+
+@pytest.mark.parametrize("cause", ["publisher", "count"])
+def test_no_error_ends_a_sender_and_running_says_what_is(
+    engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    failures = 12
+    broken = True
+
+    class Mistaken(RecordingPublisher):
+        def send(self, messages: Any) -> Any:
+            nonlocal failures
+            if failures > 0:
+                failures -= 1
+                if cause == "publisher":
+                    raise Unprintable("x")
+            return super().send(messages)
+
+    def tell(*arguments: Any) -> Any:
+        if broken and failures > 0:
+            raise SystemExit(1)  # of a thread: it would end without a word
+        return told(*arguments)
+
+    broker = Mistaken()
+    relay = start_relay(broker)
+    told = relay._tell
+    if cause == "count":
+        monkeypatch.setattr(relay, "_tell", tell)
+    for number in range(12):
+        publish(engine, *numbered(1, to=f"own:{number}"))
+    broker.wait_for(12)
+    assert relay.running
+    assert not [thread for thread in relay._threads if not thread.is_alive()]
+    publish(engine, *numbered(1, to=OWN))
+    broker.wait_for(13)
