@@ -59,7 +59,8 @@ def open_engine(url: str | URL, **options: Any) -> Engine:
     """Make an engine, and adopt it.
 
     Args:
-        url: the database; ``prepare_threshold`` in its query may be a number, or ``None``.
+        url: the database; ``prepare_threshold`` in its query may be a number, or ``None``;
+            or it is ``prepareThreshold``, as for the JDBC driver.
         options: those of ``create_engine``.
 
     Returns:
@@ -192,6 +193,9 @@ def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[s
         if not any(known.keyword == b"connect_timeout" and known.val for known in Conninfo.get_defaults()):
             parameters.setdefault("connect_timeout", CONNECT_SECONDS)  # PGCONNECT_TIMEOUT does not say otherwise
     record.info[_SILENCE] = _read_seconds(parameters.pop(_SILENCE, SILENCE_SECONDS))
+    # As the JDBC driver has it, for which the same URL may be meant: there, 0 is to prepare nothing.
+    if (as_jdbc_has_it := parameters.pop("prepareThreshold", None)) is not None:
+        parameters.setdefault("prepare_threshold", "None" if str(as_jdbc_has_it) == "0" else as_jdbc_has_it)
     threshold = parameters.get("prepare_threshold")
     if dialect in _unprepared:
         parameters["prepare_threshold"] = None

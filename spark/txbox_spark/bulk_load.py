@@ -73,6 +73,7 @@ def bulk_load(
     abandoned_seconds: float = ABANDONED_SECONDS,
     stalled_seconds: float = STALLED_SECONDS,
     effects_seconds: float = EFFECTS_SECONDS,
+    force: bool = False,
 ) -> BulkLoadReport:
     """Apply every event of a DataFrame once, whatever has been applied before or is being applied by live workers.
 
@@ -104,6 +105,7 @@ def bulk_load(
             before Postgres ends it; and how long a chunk waits for a lock before it lets go of its own.
         effects_seconds: how long a chunk waits for one and the same other chunk of the subscriber to apply its events,
             before the load fails.
+        force: take SQL that does not name ``fresh_event``.
 
     Returns:
         The report; its counts add up.
@@ -125,6 +127,7 @@ def bulk_load(
         chunk_rows=chunk_rows,
         stalled_seconds=stalled_seconds,
         effects_seconds=effects_seconds,
+        force=force,
     )
     spark = events.sparkSession
     at_once = parallelism or max(1, spark.sparkContext.defaultParallelism)
@@ -165,6 +168,7 @@ def check_arguments(
     chunk_rows: int,
     stalled_seconds: float = STALLED_SECONDS,
     effects_seconds: float = EFFECTS_SECONDS,
+    force: bool = False,
 ) -> URL:
     """See that the arguments of a bulk load, or of something that is going to call it, can work.
 
@@ -178,6 +182,7 @@ def check_arguments(
         chunk_rows: rows in a chunk, about.
         stalled_seconds: how long a chunk's transaction may do nothing.
         effects_seconds: how long a chunk waits for one and the same other one.
+        force: take SQL that does not name ``fresh_event``.
 
     Returns:
         The database's URL with the driver that is used.
@@ -202,8 +207,11 @@ def check_arguments(
         _require_picklable(caller, apply)
     else:
         require(bool(apply.strip()), "apply must be SQL or a callable; it is empty")
-        if "fresh_event" not in apply.lower():
-            _log.warning("%s: apply does not name fresh_event, so the events will be recorded without effect", caller)
+        require(
+            force or "fresh_event" in apply.lower(),
+            "apply does not name fresh_event, so the events would be recorded without effect; if that is meant, or a "
+            "function does it, say so: force=True (on the command line: --force)",
+        )
     return place
 
 

@@ -24,11 +24,12 @@ JDBC_DRIVER_CLASS = "org.postgresql.Driver"
 DEFAULT_PORT = "5432"
 
 
-def jdbc_options(url: URL) -> dict[str, str]:
+def jdbc_options(url: URL, *, prepare: bool = True) -> dict[str, str]:
     """Translate a database URL into options of Spark's JDBC reader and writer.
 
     Args:
         url: the database, as SQLAlchemy and psycopg take it.
+        prepare: the driver may keep prepared statements, if the URL does not say that it may not.
 
     Returns:
         ``url``, ``driver``, ``user`` and, where there are any, ``password`` and ``sslpassword``. Secrets are never part
@@ -48,6 +49,8 @@ def jdbc_options(url: URL) -> dict[str, str]:
     database = parameters.pop("dbname", options["user"])
     if not database.strip("."):
         raise InvalidConfiguration(f"a database named {database!r} cannot be reached over JDBC; rename it")
+    if not prepare:
+        parameters["prepare_threshold"] = "None"
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in _translated(parameters).items())
     options["url"] = f"jdbc:postgresql://{addresses}/{quote(database, safe='')}" + (f"?{query}" if query else "")
     return options
@@ -115,6 +118,11 @@ def _seconds(value: str) -> str:
     return str(max(int(value), 0))
 
 
+def _prepare_threshold(value: str) -> str:
+    # None of psycopg is 0 here. What 0 is to psycopg, to prepare at once, is meant by no one who writes it.
+    return "0" if value.strip().lower() in ("none", "") else str(int(value))
+
+
 _NEEDS_TCP = "Spark reaches Postgres over JDBC, which needs TCP: give postgresql://user:password@host:5432/database"
 
 _TRANSLATIONS: Mapping[str, tuple[str, Callable[[str], str]]] = {
@@ -124,6 +132,8 @@ _TRANSLATIONS: Mapping[str, tuple[str, Callable[[str], str]]] = {
     "connect_timeout": ("connectTimeout", _seconds),
     "gssencmode": ("gssEncMode", str),
     "keepalives": ("tcpKeepAlive", {"0": "false", "1": "true"}.__getitem__),
+    "prepare_threshold": ("prepareThreshold", _prepare_threshold),
+    "prepareThreshold": ("prepareThreshold", _prepare_threshold),
     "krbsrvname": ("kerberosServerName", str),
     "load_balance_hosts": ("loadBalanceHosts", {"disable": "false", "random": "true"}.__getitem__),
     "sslnegotiation": ("sslNegotiation", str),

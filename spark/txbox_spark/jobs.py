@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from txbox_spark.jvm import cause_of_death
+
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -74,8 +76,10 @@ def _insist(call: Callable[..., object], *arguments: object) -> None:
     from py4j.protocol import Py4JNetworkError
 
     for _ in range(CALL_ATTEMPTS - 1):
-        with suppress(Py4JNetworkError):
+        with suppress(Py4JNetworkError, OSError):
             call(*arguments)
+            return
+        if cause_of_death() is not None:  # the caller's own call says it
             return
     call(*arguments)
 

@@ -20,6 +20,7 @@ from txbox_spark.events import Events, chunk_bounds, survey
 from txbox_spark.executors import COPY, Choice, choose_writer
 from txbox_spark.failed_chunk import FailedChunk
 from txbox_spark.jobs import job_group, small_plans
+from txbox_spark.jvm import MORE_MEMORY, cause_of_death
 from txbox_spark.known import likely_known
 from txbox_spark.ledger import Ledger, Run, heartbeat
 from txbox_spark.merge import Limits, MergePlan
@@ -322,17 +323,25 @@ class Load:
                 run_id = None if run is None else run.run_id
                 with nullcontext() if name == "merge" else self.reporter.spark_stage(name, run_id, group):
                     yield
-        except (PySparkException, Py4JError) as error:
+        except (PySparkException, Py4JError, OSError, EOFError) as error:
+            died = cause_of_death()
+            if died is None and not isinstance(error, PySparkException | Py4JError):
+                raise
             if run is None:
-                raise TxboxError(f"the events cannot be read: {_said(error)}") from error
+                raise TxboxError(
+                    f"the events cannot be read: {_said(error)}" if died is None else f"{died}; then run it again"
+                ) from error
             done = len(self._done(run))
-            raise BulkLoadFailed(run.run_id, f"Spark failed: {_said(error)}", done=done, chunks=run.chunks) from error
+            why = f"Spark failed: {_said(error)}" if died is None else died
+            raise BulkLoadFailed(run.run_id, why, done=done, chunks=run.chunks) from error
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
 
 def _said(error: Exception) -> str:
     """Return what an error of Spark says, without the Java around it."""
+    if "java.lang.OutOfMemoryError" in str(error):
+        return f"Spark's JVM ran out of memory; {MORE_MEMORY}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3])[:500]
 

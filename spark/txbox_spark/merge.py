@@ -297,20 +297,22 @@ def _merge(
             raise
     if fresh:
         connection.exec_driver_sql(sql.analyze_fresh)
-        if not _lock_effects(connection, plan):
+        role, path, seen = _lock_effects(connection, plan)
+        if not seen:
             raise ApplyFailed(
                 "another relation named fresh_event comes before the events, for the search path names pg_temp late; "
                 "rename it, or take pg_temp out of the search path"
             )
         apply_effects(connection, plan.apply)
+        connection.exec_driver_sql(sql.set_back, (role, path))
     return fresh
 
 
-def _lock_effects(connection: Connection, plan: MergePlan) -> bool:
+def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bool]:
     """Wait until no other chunk of the subscriber applies its events.
 
     Returns:
-        Whether the caller's statements see the events.
+        Role and search path; and whether the caller's statements see the events.
 
     Raises:
         EffectsHeld: it is the same one for longer than ``Limits.effects_seconds``.
@@ -324,7 +326,7 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> bool:
         savepoint = connection.begin_nested()
         try:
             connection.exec_driver_sql(sql.bound_wait, (f"{max(1, round(look_seconds * 1000))}ms",))
-            _, seen = connection.exec_driver_sql(sql.lock_effects, which).one()
+            _, role, path, seen = connection.exec_driver_sql(sql.lock_effects, which).one()
             connection.exec_driver_sql(sql.bound_wait, (limits.stalled,))
         except DBAPIError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
@@ -343,7 +345,7 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> bool:
                 ) from None
         else:
             savepoint.commit()
-            return bool(seen)
+            return role, path, bool(seen)
 
 
 _log = logging.getLogger("txbox")

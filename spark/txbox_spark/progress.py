@@ -59,6 +59,8 @@ class Reporter:
 
     @contextmanager
     def _reporting(self, look: Callable[[], Progress]) -> Iterator[None]:
+        from py4j.protocol import Py4JError
+
         tell = self._on_progress
         if tell is None:
             yield
@@ -67,8 +69,8 @@ class Reporter:
         def report() -> None:
             try:
                 tell(look())
-            except DBAPIError as error:
-                _log.debug("no progress: %s", error.orig)
+            except (DBAPIError, Py4JError, OSError) as error:  # the load itself will notice what is wrong
+                _log.debug("no progress: %s", getattr(error, "orig", error))
 
         with every(LOOK_SECONDS, report, name="txbox-bulk-load-progress", at_end=True):
             yield

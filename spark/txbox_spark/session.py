@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txbox_spark.java import SparkSetupError, java_found
+from txbox_spark.jvm import OUT_OF_MEMORY, outlived_by_nothing
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -148,6 +149,7 @@ def _settings(name: str, master: str | None, driver: Mapping[str, str], theirs: 
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"{OUT_OF_MEMORY} -XX:+DisplayVMOutputToStderr",
         **driver,
     }
     if master is not None:
@@ -155,7 +157,7 @@ def _settings(name: str, master: str | None, driver: Mapping[str, str], theirs: 
         if master.startswith("local"):
             ours["spark.ui.enabled"] = "false"
     # Lists: a jar of theirs must not push the driver out.
-    joined = {key: f"{ours[key]},{theirs[key]}" for key in _LISTS if key in ours and key in theirs}
+    joined = {key: f"{ours[key]}{by}{theirs[key]}" for key, by in _LISTS.items() if key in ours and key in theirs}
     return {**ours, **theirs, **joined}
 
 
@@ -174,6 +176,7 @@ def _start(conf: "SparkConf") -> None:
         with ThreadPoolExecutor(1) as pool:
             launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": said.writing})
             gateway = launched.result()
+        outlived_by_nothing(gateway.proc)
         context = SparkContext(conf=conf, gateway=gateway)
     except KeyboardInterrupt:
         if launched is not None and launched.done() and launched.exception() is None:
@@ -226,6 +229,8 @@ class _Said:
             if self._holding:
                 self._held += chunk
             else:
+                if _OUT_OF_MEMORY_LINE in chunk:  # the error that Python raises says it, and what to do
+                    continue
                 # Without a stderr the JVM must still not be kept waiting.
                 with contextlib.suppress(OSError):
                     os.write(2, chunk)
@@ -245,4 +250,11 @@ def _reason(text: str) -> str:
 
 
 _DRIVER_CLASS = "org.postgresql.Driver"
-_LISTS = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
+_LISTS = {
+    "spark.jars": ",",
+    "spark.jars.packages": ",",
+    "spark.jars.excludes": ",",
+    "spark.driver.extraJavaOptions": " ",
+}
+"""Settings that are lists, and what stands between two of their elements."""
+_OUT_OF_MEMORY_LINE = b"Terminating due to java.lang.OutOfMemoryError"

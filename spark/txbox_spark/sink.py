@@ -83,6 +83,7 @@ def inbox_sink(
     abandoned_seconds: float = ABANDONED_SECONDS,
     stalled_seconds: float = STALLED_SECONDS,
     effects_seconds: float = EFFECTS_SECONDS,
+    force: bool = False,
     on_batch: OnBatch | None = None,
 ) -> "Callable[[DataFrame, int], None]":
     """Make the function that ``DataStreamWriter.foreachBatch`` calls: every event of the stream is applied once.
@@ -115,6 +116,7 @@ def inbox_sink(
         abandoned_seconds: after so long without a sign of life, what other queries have left behind is swept.
         stalled_seconds: how long a chunk's transaction may do nothing, as for ``bulk_load``.
         effects_seconds: how long a chunk waits for one and the same other one, as for ``bulk_load``.
+        force: take SQL that does not name ``fresh_event``.
         on_batch: is given each batch's number and report, but for batches without rows. After a restart it may be given
             the same number again. What it raises ends the query.
 
@@ -127,6 +129,7 @@ def inbox_sink(
     place = check_arguments(
         "inbox_sink", url=url, subscriber_id=subscriber_id, apply=apply, writer=writer, parallelism=parallelism,
         chunk_rows=chunk_rows, stalled_seconds=stalled_seconds, effects_seconds=effects_seconds,
+        force=force,
     )  # fmt: skip
     ledger = Ledger(open_engine(place, poolclass=NullPool), statements(schema, prefix))
     unnamed = str(uuid.uuid4())
@@ -161,6 +164,7 @@ def inbox_sink(
                 abandoned_seconds=abandoned_seconds,
                 stalled_seconds=stalled_seconds,
                 effects_seconds=effects_seconds,
+                force=force,
             )
         except BulkLoadFailed as error:
             failed = BatchFailed(batch_id, error.run_id, error.why, done=error.done, chunks=error.chunks)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["CORRUPT_RECORD", "FORMATS", "Source", "SourceError", "read_events", "source_of"]
+__all__ = ["CORRUPT_RECORD", "FORMATS", "InvalidFields", "Source", "SourceError", "read_events", "source_of"]
 
 FORMATS = ("parquet", "json", "csv")
 """What events can be read from; json means one JSON object a line."""
@@ -49,6 +49,10 @@ CORRUPT_RECORD = "_corrupt_record"
 
 class SourceError(TxboxError):
     """Events cannot be read from where they should be; the message says what to do."""
+
+
+class InvalidFields(SourceError):
+    """The columns that a source is to have are not written as Spark takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +179,13 @@ def _format_by_name(path: str) -> str | None:
 def _columns(schema: str) -> "StructType":
     from pyspark.sql import types
 
-    with explained(f"schema {schema!r} is not Spark DDL such as 'event_id string, amount decimal(12,2)'"):
-        parsed = types.DataType.fromDDL(schema)
+    try:
+        with explained(f"schema {schema!r} is not Spark DDL such as 'event_id string, amount decimal(12,2)'"):
+            parsed = types.DataType.fromDDL(schema)
+    except SourceError as error:
+        raise InvalidFields(str(error)) from error
     if not isinstance(parsed, types.StructType) or not parsed.fields:
-        raise SourceError(f"schema {schema!r} names no columns; write it as 'event_id string, amount decimal(12,2)'")
+        raise InvalidFields(f"schema {schema!r} names no columns; write it as 'event_id string, amount decimal(12,2)'")
     return parsed
 
 

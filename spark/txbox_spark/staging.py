@@ -14,9 +14,12 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
+from typing import Any
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine
@@ -50,6 +53,9 @@ __all__ = [
 
 DROP_SECONDS = 10
 """How long to wait for whoever still holds a staging table that is to be dropped."""
+
+CANCEL_SECONDS = 2.0
+"""How long the server may take to hear that a statement is to be cancelled."""
 
 TABLES_AT_ONCE = 64
 """How many tables one transaction creates or drops: each takes a few of the locks that Postgres has room for."""
@@ -91,6 +97,8 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
         raise InvalidConfiguration(f"with the prefix {prefix!r}, a staging table's name is too long; use writer copy")
     with short_transaction(engine) as connection:
         schema = _schema(connection, statements)
+        # Behind a pooler nothing may be prepared: ours found out when they were made, the JDBC driver would not.
+        prepare = getattr(connection.connection.driver_connection, "prepare_threshold", None) is not None
     creating = statements.create_staging(schema, name, events.columns, run.bounds, _digest(events.columns))
     for first in range(0, len(creating), TABLES_AT_ONCE):
         with short_transaction(engine) as connection:
@@ -99,7 +107,7 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
     (
         in_words(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
         .write.format("jdbc")
-        .options(**jdbc_options(url))
+        .options(**jdbc_options(url, prepare=prepare))
         # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
         .option("stringtype", "unspecified")
         .option("reWriteBatchedInserts", "true")
@@ -138,8 +146,8 @@ def _staged_as(engine: Engine, statements: Statements, table: str) -> tuple[str 
 def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int], at_once: int) -> list[FailedChunk]:
     """Merge chunks of a complete staging table, several at once, each in a transaction of its own.
 
-    An error that would come again stops those that have not begun. So does an interruption of the caller; it waits for
-    the chunks that have begun.
+    An error that would come again stops those that have not begun. So does an interruption of the caller; it cancels
+    the chunks that have begun, and of those nothing is committed.
 
     Args:
         engine: the database.
@@ -155,6 +163,7 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
         StagingLost: the staging table is not there, or not complete.
     """
     stopping = threading.Event()
+    under_way: set[Any] = set()
     # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a temporary
     # table or a setting, must not meet the next chunk.
     sessions = guard(open_engine(engine.url, poolclass=NullPool))
@@ -163,7 +172,7 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
         if stopping.is_set():
             return None
         try:
-            _merge_chunk(sessions, plan, run, chunk)
+            _merge_chunk(sessions, plan, run, chunk, under_way)
         except StagingLost:
             stopping.set()
             raise
@@ -177,8 +186,21 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
     with ThreadPoolExecutor(at_once, thread_name_prefix="txbox-merge") as pool:
         try:
             return [failed for failed in pool.map(merge, chunks) if failed is not None]
+        except KeyboardInterrupt:
+            stopping.set()
+            _cancel(under_way)
+            raise
         finally:
             stopping.set()
+
+
+def _cancel(under_way: set[Any]) -> None:
+    """Cancel the statements of chunks until none is under way: one may be between two of them."""
+    while under_way:
+        for driver_connection in tuple(under_way):
+            with suppress(psycopg.Error, OSError):
+                driver_connection.cancel_safe(timeout=CANCEL_SECONDS)
+        time.sleep(0.1)
 
 
 @patient
@@ -227,15 +249,15 @@ def sweep_staging(engine: Engine, statements: Statements, prefix: str, abandoned
     return tuple(found)
 
 
-def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int) -> None:
-    """Merge one chunk of the staging table, in a transaction of its own.
+def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int, under_way: set[Any]) -> None:
+    """Merge one chunk of the staging table, in a transaction of its own; its connection is under way meanwhile.
 
     Raises:
         StagingLost: the staging table is not there, or not complete.
         sqlalchemy.exc.DBAPIError, TxboxError: the chunk cannot be merged; nothing of it is committed.
     """
     sql = plan.sql
-    with short_transaction(engine) as connection:
+    with short_transaction(engine) as connection, _noted(connection, under_way):
         if not begin_chunk(connection, plan, chunk):
             return
         schema = _schema(connection, sql)
@@ -251,6 +273,16 @@ def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int) -> None:
             raise StagingLost(f"the staging table {run.staging_table} has been emptied; did Postgres crash?")
         connection.exec_driver_sql(sql.analyze(staged))
         merge_chunk(connection, plan, chunk, span(run.bounds, chunk), ChunkCounts(read, 0, distinct), staged=staged)
+
+
+@contextmanager
+def _noted(connection: Connection, under_way: set[Any]) -> Iterator[None]:
+    driver_connection = connection.connection.driver_connection
+    under_way.add(driver_connection)
+    try:
+        yield
+    finally:
+        under_way.discard(driver_connection)
 
 
 def _has_rows(connection: Connection, schema: str, table: str | None) -> bool:

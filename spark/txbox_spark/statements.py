@@ -148,11 +148,11 @@ INSERT INTO pg_temp.txbox_recorded SELECT message_id FROM first"""
         effects = "hashtextextended('txbox bulk load ' || %s::text, %s::regclass::oid::bigint)"
 
         self.lock_effects = f"""
-SELECT pg_advisory_xact_lock({effects}),
+SELECT pg_advisory_xact_lock({effects}), current_setting('role') AS role, current_setting('search_path') AS path,
   to_regclass('fresh_event') IS NOT DISTINCT FROM to_regclass('{FRESH}')"""
         """Wait until no other chunk of the subscriber applies its events: (subscriber, quoted name of the inbox) →
-        nothing, and whether the caller's statements see those: with pg_temp late in the search path, a table of the
-        same name would hide them."""
+        nothing, role and search path, and whether the caller's statements see those: with pg_temp late in the search
+        path, a table of the same name would hide them."""
 
         self.effects_holder = f"""
 SELECT lock.pid, lock.virtualtransaction, activity.state
@@ -233,6 +233,9 @@ SELECT obj_description(oid, 'pg_class'), relkind = 'p' FROM pg_class WHERE oid =
 
     bound_wait = "SELECT set_config('lock_timeout', %s, true)"
     """Wait for locks no longer than this, in this transaction: (interval)."""
+
+    set_back = "SELECT set_config('role', %s, true), set_config('search_path', %s, true)"
+    """Take back what the caller's statements have set, for our own that follow: (role, search path)."""
 
     create_recorded = (
         'CREATE TEMPORARY TABLE pg_temp.txbox_recorded (message_id text COLLATE "C" NOT NULL) ON COMMIT DROP'

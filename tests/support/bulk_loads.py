@@ -62,7 +62,14 @@ def frame(spark: "SparkSession", events: Sequence[Sequence[Any]], columns: str =
 
 def load(events: "DataFrame", url: str, writer: str, **changed: Any) -> BulkLoadReport:
     """Load events in chunks of a hundred, and apply them; ``changed`` says what is not as usual."""
-    given = {"subscriber_id": SUBSCRIBER, "message_id": "event_id", "apply": APPLY, "chunk_rows": 100, **changed}
+    given = {
+        "subscriber_id": SUBSCRIBER,
+        "message_id": "event_id",
+        "apply": APPLY,
+        "chunk_rows": 100,
+        "force": True,
+        **changed,
+    }
     return bulk_load(events, url=url, writer=writer, **given)
 
 

@@ -281,6 +281,19 @@ def test_roles_time_outs_are_not_the_chunks(
     assert merge(apply).result(20) == len(EVENTS)
 
 
+def test_what_the_effect_sets_is_not_for_our_own_statements(
+    engine: Engine, books: Books, merge: Callable[..., "Future[int | None]"]
+) -> None:
+    other = f"other_{id(books)}"
+    books.run(f"CREATE ROLE {other}", f"GRANT {other} TO current_user", f"CREATE SCHEMA {other} AUTHORIZATION {other}")
+    try:
+        assert merge(f"{APPLY}; SET search_path = {other}; SET LOCAL ROLE {other}").result(20) == len(EVENTS)
+        engine.dispose()  # that session has another search path now; a load's sessions are for one chunk
+        require_merged(books)
+    finally:
+        books.run(f"DROP SCHEMA {other}", f"DROP ROLE {other}")
+
+
 def commits(connection: Connection) -> None:
     connection.execute(text("INSERT INTO effect VALUES ('stray')"))
     connection.commit()

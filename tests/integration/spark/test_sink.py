@@ -404,7 +404,8 @@ def test_a_callable_is_sent_to_the_executors(stream: Stream) -> None:
 )
 def test_what_cannot_work_is_refused_before_the_query_starts(wrong: dict[str, Any], said: str) -> None:
     arguments: dict[str, Any] = {
-        "url": "postgresql://localhost/none", "subscriber_id": "billing", "message_id": "event_id", "apply": "SELECT 1",
+        "url": "postgresql://localhost/none", "subscriber_id": "billing", "message_id": "event_id",
+        "apply": "SELECT FROM fresh_event",
     }  # fmt: skip
     with pytest.raises(InvalidConfiguration, match=said):
         inbox_sink(**{**arguments, **wrong})

@@ -54,6 +54,10 @@ def test_secrets_are_not_part_of_the_url(place: str) -> None:
         ("gssencmode=disable", "gssEncMode=disable"),
         ("sslnegotiation=direct", "sslNegotiation=direct"),
         ("krbsrvname=pg", "kerberosServerName=pg"),
+        ("prepareThreshold=0", "prepareThreshold=0"),
+        ("prepare_threshold=None", "prepareThreshold=0"),
+        ("prepare_threshold=0", "prepareThreshold=0"),
+        ("prepare_threshold=7", "prepareThreshold=7"),
     ],
 )
 def test_parameters_are_translated(given: str, translated: str) -> None:
@@ -112,3 +116,8 @@ def test_no_refusal_shows_a_password() -> None:
     with pytest.raises(InvalidConfiguration) as refusal:
         jdbc_options(make_url("postgresql://alice:hidden@/shop?sslcrl=x"))
     assert "hidden" not in str(refusal.value)
+
+
+def test_behind_a_pooler_nothing_is_prepared() -> None:
+    place = make_url("postgresql://alice@db/shop?prepare_threshold=5")
+    assert jdbc_options(place, prepare=False)["url"].endswith("/shop?prepareThreshold=0")

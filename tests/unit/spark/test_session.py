@@ -37,6 +37,7 @@ def test_a_terminal_stays_readable_and_times_are_utc() -> None:
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError -XX:+DisplayVMOutputToStderr",
     }
 
 
@@ -54,6 +55,13 @@ def test_settings_of_ones_own_win() -> None:
 def test_jars_of_ones_own_do_not_push_the_driver_out() -> None:
     settings = _settings("load", None, {"spark.jars": "/driver.jar"}, {"spark.jars": "/a.jar,/b.jar"})
     assert settings["spark.jars"] == "/driver.jar,/a.jar,/b.jar"
+
+
+def test_options_of_ones_own_for_the_jvm_come_after_ours() -> None:
+    settings = _settings("load", None, {}, {"spark.driver.extraJavaOptions": "-Xss4m"})
+    assert settings["spark.driver.extraJavaOptions"].split() == [
+        "-XX:+ExitOnOutOfMemoryError", "-XX:+DisplayVMOutputToStderr", "-Xss4m"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

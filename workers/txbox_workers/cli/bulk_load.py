@@ -81,6 +81,9 @@ def bulk_load(
         float | None,
         typer.Option(help="How long a chunk waits while one and the same other one applies events; by default 3600."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take statements that do not name fresh_event: a function of yours may.")
+    ] = False,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
@@ -114,9 +117,16 @@ def bulk_load(
     place = database(url, schema, prefix)
     from txbox_spark import bulk_load as load
     from txbox_spark import read_events, source_of
-    from txbox_spark.bulk_load import CHUNK_ROWS, EFFECTS_SECONDS, STALLED_SECONDS
+    from txbox_spark.bulk_load import CHUNK_ROWS, EFFECTS_SECONDS, STALLED_SECONDS, WRITERS
 
-    check_before_spark(place, paths, format, master, ledger=True)
+    if writer not in WRITERS:
+        raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")
+    if isinstance(effect, str) and not force and "fresh_event" not in effect.lower():
+        raise UsageError(
+            f"{apply} does not name fresh_event, so the events would be recorded without effect; if that is meant, or "
+            "a function does it, give --force"
+        )
+    check_before_spark(place, paths, format, master, ledger=True, resume=resume)
     seen = Seen()
     try:
         with (
@@ -141,6 +151,7 @@ def bulk_load(
                 on_progress=tell,
                 stalled_seconds=stalled_seconds or STALLED_SECONDS,
                 effects_seconds=effects_seconds or EFFECTS_SECONDS,
+                force=force,
             )
     except KeyboardInterrupt:
         if seen.run_id is None:

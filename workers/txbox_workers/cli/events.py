@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from txbox.transactions import check_table
-from txbox_workers.cli.errors import UsageError
+from txbox_workers.cli.errors import CommandFailed, UsageError
 from txbox_workers.cli.options import Database
 from txbox_workers.cli.output import plain_console
-from txbox_workers.cli.signals import interrupted_plainly, seen_as_interrupt
+from txbox_workers.cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt
 
 __all__ = [
     "ConfOption",
@@ -91,7 +91,13 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def check_before_spark(
-    place: Database, paths: Sequence[str], format_: str | None, master: str | None, *, ledger: bool
+    place: Database,
+    paths: Sequence[str],
+    format_: str | None,
+    master: str | None,
+    *,
+    ledger: bool,
+    resume: str | None = None,
 ) -> None:
     """Find out in a moment what is wrong: Spark takes its time to start.
 
@@ -101,9 +107,10 @@ def check_before_spark(
         format_: of the events.
         master: where Spark is to run.
         ledger: the tables of bulk loads must be there, too.
+        resume: a run that must be there.
     """
     from txbox_spark import SourceError
-    from txbox_spark.ledger import Ledger
+    from txbox_spark.ledger import Ledger, RunNotFound
     from txbox_spark.session import require_pyspark
     from txbox_spark.sources import FORMATS
     from txbox_spark.statements import statements
@@ -120,6 +127,11 @@ def check_before_spark(
     with place.engine() as engine:
         if ledger:
             Ledger(engine, sql).check()
+            if resume is not None:
+                try:
+                    Ledger(engine, sql).read(resume)
+                except RunNotFound as error:
+                    raise UsageError(f"--resume: {error}") from error
         else:
             with engine.connect() as connection:
                 check_table(connection, sql.processed_message)
@@ -132,8 +144,14 @@ def is_submitted() -> bool:
 
 @contextmanager
 def session(name: str, master: str | None, jdbc_jar: Path | None, conf: Sequence[str] | None) -> Iterator[Any]:
-    """Start a Spark session for one command, and stop it."""
-    from txbox_spark import spark_session
+    """Start a Spark session for one command, and stop it; a JVM that does not stop in time is killed.
+
+    Raises:
+        UsageError: the columns that were given are none.
+        CommandFailed: Spark has died.
+    """
+    from txbox_spark import BulkLoadFailed, spark_session
+    from txbox_spark.jvm import cause_of_death, kill_jvm
     from txbox_spark.session import quiet_pyspark
 
     console = plain_console(stderr=True)
@@ -143,11 +161,32 @@ def session(name: str, master: str | None, jdbc_jar: Path | None, conf: Sequence
     # Spark's own handler cancels jobs over the connection that it interrupts, which ends in pages of tracebacks.
     interrupted_plainly()
     quiet_pyspark()
-    with seen_as_interrupt():
+    from txbox_spark.sources import InvalidFields
+
+    with seen_as_interrupt(), ended_in_time(kill_jvm):
         try:
             yield spark
+        except InvalidFields as error:
+            raise UsageError(f"--fields: {error}") from error
+        except BulkLoadFailed:
+            raise  # it says more
+        except Exception as error:
+            if (died := cause_of_death()) is None:
+                raise
+            raise CommandFailed(f"{died}; then run it again") from error
         finally:
-            spark.stop()
+            _stop(spark)
+
+
+def _stop(spark: Any) -> None:
+    """Stop a session; there is nothing to stop where Spark has died."""
+    from txbox_spark.jvm import cause_of_death
+
+    try:
+        spark.stop()
+    except Exception:
+        if cause_of_death() is None:
+            raise
 
 
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"

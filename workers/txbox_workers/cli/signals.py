@@ -1,12 +1,24 @@
 """Signals that ask a command to end."""
 
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["hangup_terminates", "interrupted_plainly", "seen_as_interrupt", "terminated_as_interrupt"]
+__all__ = [
+    "END_SECONDS",
+    "ended_in_time",
+    "hangup_terminates",
+    "interrupted_plainly",
+    "seen_as_interrupt",
+    "terminated_as_interrupt",
+]
+
+KILL_SECONDS = 4.0
+END_SECONDS = 8.0
 
 _asked: list[int] = []
 """The signals that asked this process to end. A list: a handler may take no lock, as it may interrupt who holds it."""
@@ -43,6 +55,37 @@ def seen_as_interrupt() -> Iterator[None]:
         if _asked:
             raise KeyboardInterrupt from error
         raise
+
+
+@contextmanager
+def ended_in_time(kill: Callable[[], object]) -> Iterator[None]:
+    """After a request to end, end within ``END_SECONDS``, whatever another process or a library does.
+
+    Args:
+        kill: ends what this process may be waiting for; called after ``KILL_SECONDS``.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            if not _asked:
+                continue
+            if not over.wait(KILL_SECONDS):
+                kill()
+            if not over.wait(END_SECONDS - KILL_SECONDS):
+                sys.stderr.write("txbox: interrupted; run it again, or resume the run\n")
+                sys.stderr.flush()
+                os._exit(130)
+            return
+
+    # A thread, since a handler may not do as much: it may interrupt who holds a lock.
+    watcher = threading.Thread(target=watch, name="txbox-end", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 @contextmanager

@@ -46,6 +46,12 @@ def test_an_unknown_format(txbox: Txbox, command: list[str], events: str) -> Non
     txbox(*command, events, "--format", "avro").failed_in_one_line(2, "--format avro is unknown; use one of parquet")
 
 
+def test_an_unknown_run(txbox: Txbox, command: list[str], events: str) -> None:
+    if command[0] == "bulk-load":
+        asked = txbox(*command, events, "--resume", "0123456789ab")
+        asked.failed_in_one_line(2, "--resume: there is no bulk load '0123456789ab' in this database")
+
+
 def test_a_database_that_does_not_answer(txbox: Txbox, command: list[str], events: str) -> None:
     away = "postgresql://u:hunter2@127.0.0.1:1/x"
     txbox(*command, events, "--url", away).failed_in_one_line(1, "start the server, or correct host and port")

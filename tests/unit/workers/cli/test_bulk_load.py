@@ -15,6 +15,7 @@ from rich.console import Console
 import txbox_spark
 from support.program import Ended
 from txbox_spark import BulkLoadReport, Progress, Reconciliation
+from txbox_spark.sources import InvalidFields
 from txbox_workers.cli import bulk_load as load_command
 from txbox_workers.cli import events, spark_progress
 from txbox_workers.cli import reconcile as reconcile_command
@@ -101,7 +102,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     file = tmp_path / "account.sql"
-    file.write_text("SELECT 1")
+    file.write_text("SELECT FROM fresh_event")
     return str(file)
 
 
@@ -115,6 +116,7 @@ def script(tmp_path: Path) -> str:
         ([*WHAT, *URL, "--call", "json:no_such"], "module json has no function no_such"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--type", "payload"], "--type takes NAME=VALUE, not 'payload'"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--read-option", "=x"], "--read-option takes NAME=VALUE"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--writer", "foo"], "--writer must be one of auto, copy, jdbc, not 'foo'"),
         ([*WHAT, "--apply", "SCRIPT"], "no database is named"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--parallelism", "0"], "greater than or equal to 1"),
         (["events.jsonl", "--message-id", "event_id", *URL, "--apply", "SCRIPT"], "--subscriber"),
@@ -133,6 +135,24 @@ def test_an_empty_script_is_refused(txbox: Txbox, spark: Spark, tmp_path: Path) 
     file = tmp_path / "empty.sql"
     file.write_text(" \n")
     txbox("bulk-load", *WHAT, *URL, "--apply", str(file)).failed_in_one_line(2, "empty.sql is empty")
+
+
+def test_a_script_that_does_not_name_the_events_is_refused_unless_forced(
+    txbox: Txbox, spark: Spark, tmp_path: Path
+) -> None:
+    file = tmp_path / "other.sql"
+    file.write_text("SELECT 1")
+    effect = ("--apply", str(file))
+    txbox("bulk-load", *WHAT, *URL, *effect).failed_in_one_line(2, "other.sql does not name fresh_event", "--force")
+    assert not spark.started
+    assert txbox("bulk-load", *WHAT, *URL, *effect, "--force").status == 0
+    assert spark.given["force"]
+
+
+def test_fields_that_are_none_are_a_wrong_question(txbox: Txbox, spark: Spark, script: str) -> None:
+    spark.raises = InvalidFields("schema 'a strung' is not Spark DDL")
+    asked = txbox("bulk-load", *WHAT, *URL, "--apply", script, "--fields", "a strung")
+    asked.failed_in_one_line(2, "--fields: schema 'a strung' is not Spark DDL")
 
 
 def test_a_script_that_is_not_there_is_told(txbox: Txbox, spark: Spark) -> None:
@@ -165,7 +185,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
     assert spark.given == {
         "subscriber_id": "billing",
         "message_id": "event_id",
-        "apply": "SELECT 1",
+        "apply": "SELECT FROM fresh_event",
         "schema": "messaging",
         "prefix": "p_",
         "column_types": {"event_id": "uuid"},
@@ -176,6 +196,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "resume": "0123456789ab",
         "stalled_seconds": 7.0,
         "effects_seconds": 8.5,
+        "force": False,
     }
     assert spark.stopped == 1
 
