@@ -205,6 +205,7 @@ def _bulk_load(metadata: MetaData, prefix: str) -> Table:
         _now("started_at"),
         _now("heartbeat_at"),
         Column("finished_at", DateTime(timezone=True)),
+        Column("content", LargeBinary, comment="digest of the message ids that a resumed run must find again"),
         CheckConstraint("writer IN ('copy', 'jdbc')", name=f"{prefix}bulk_load_writer_check"),
         CheckConstraint("chunks > 0", name=f"{prefix}bulk_load_chunks_check"),
     )

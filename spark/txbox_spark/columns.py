@@ -5,10 +5,12 @@ reads as the column's type: arrays as array literals, structs and maps as JSON, 
 digits, and whatever the caller has declared (``uuid``, ``jsonb``, …).
 """
 
+import functools
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from txbox import InvalidConfiguration
 
@@ -59,11 +61,13 @@ class Travelling:
         value: Spark's expression for what is sent.
         holds_nul: whether what is sent, by its name on the way, holds a NUL character, which would be fatal; None if it
             cannot.
+        not_utf8: whether a text in the value has bytes that are not UTF-8; None if there is no text in it.
     """
 
     column: EventColumn
     value: "Column"
     holds_nul: "Column | None"
+    not_utf8: "Column | None"
 
 
 def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) -> tuple[Travelling, ...]:
@@ -93,7 +97,8 @@ def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) ->
             raise InvalidConfiguration(f"column {field.name!r}: Postgres has its own of that name; rename it")
         postgres_type, value, text = _travel(field.name, field.dataType, value, declared.get(field.name))
         holds_nul = _holds_nul(sql.col(f"c{number}"), postgres_type) if text else None
-        travelling.append(Travelling(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul))
+        not_utf8 = _not_utf8(field.dataType, sql.col(f"{path}{quoted(field.name)}"))
+        travelling.append(Travelling(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul, not_utf8))
     return tuple(travelling)
 
 
@@ -120,6 +125,31 @@ def _holds_nul(value: "Column", postgres_type: str) -> "Column":
         return raw
     # With another backslash before it, it is six characters of text.
     return raw | (sql.contains(value, sql.lit(r"\u0000")) & value.rlike(r"(?<!\\)(\\\\)*\\u0000"))
+
+
+def _not_utf8(type_: "DataType", value: "Column") -> "Column | None":
+    """Whether any text in a value is not UTF-8. Spark keeps such bytes; Java's functions would put U+FFFD for them."""
+    from pyspark.sql import functions as sql
+    from pyspark.sql import types
+
+    match type_:
+        case types.StringType():
+            return ~sql.is_valid_utf8(value)
+        case types.ArrayType():
+            if _not_utf8(type_.elementType, value) is None:
+                return None
+            return sql.exists(value, lambda one: cast("Column", _not_utf8(type_.elementType, one)))
+        case types.MapType():
+            parts = [(type_.keyType, sql.map_keys(value)), (type_.valueType, sql.map_values(value))]
+            return _either(_not_utf8(types.ArrayType(part), array) for part, array in parts)
+        case types.StructType():
+            return _either(_not_utf8(field.dataType, value.getField(field.name)) for field in type_.fields)
+    return None
+
+
+def _either(conditions: "Iterable[Column | None]") -> "Column | None":
+    there = [one for one in conditions if one is not None]
+    return functools.reduce(operator.or_, there) if there else None
 
 
 def quoted(name: str) -> str:

@@ -22,12 +22,10 @@ def decimals_of(columns: "StructType") -> dict[str, "DecimalType"]:
     return {field.name: field.dataType for field in columns.fields if isinstance(field.dataType, types.DecimalType)}
 
 
-def as_text(columns: "StructType | None", names: Collection[str]) -> "StructType | None":
+def as_text(columns: "StructType", names: Collection[str]) -> "StructType":
     """Return the columns, some of them as text."""
     from pyspark.sql import types
 
-    if columns is None:
-        return None
     text = types.StringType()
     return types.StructType(
         [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]

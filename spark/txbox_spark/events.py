@@ -11,11 +11,11 @@ Sketches", PODC 2007). So ids in order of time, at random, or in any other order
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txbox import InvalidConfiguration
 from txbox.message import MAX_MESSAGE_ID_BYTES
-from txbox_spark.columns import MESSAGE_ID, EventColumn, event_columns, quoted, refuse_twins
+from txbox_spark.columns import MESSAGE_ID, EventColumn, Travelling, event_columns, quoted, refuse_twins
 from txbox_spark.sources import CORRUPT_RECORD
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "Survey",
     "chunk_bounds",
     "chunk_number",
+    "content",
     "partition_keys",
     "prepare",
     "survey",
@@ -100,6 +101,7 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
         kept = source.drop(MESSAGE_ID)
     nested = frame.select(
         identity.cast("string").alias(MESSAGE_ID),
+        _file(frame).alias(_FILE),
         (sql.col(CORRUPT_RECORD) if malformed else sql.lit(None).cast("string")).alias(_MALFORMED),
         sql.struct(*[sql.col(quoted(name)) for name in source.columns]).alias(_EVENT),
     )
@@ -108,11 +110,13 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
     beside = [one for one in travelling if one.column.name != plain]
     # In steps, so that what is sent is computed once, and the reason is too; Spark keeps them apart.
     sent = nested.select("*", *[one.value.alias(one.column.staged_as) for one in beside])
-    judged = sent.select("*", _reason([one.holds_nul for one in beside if one.holds_nul is not None]).alias(_REASON))
+    judged = sent.select("*", _reason(beside).alias(_REASON))
     reason = sql.col(_REASON)
-    # The ledger keeps it as JSON of Postgres, which cannot hold a NUL character either.
+    # The ledger keeps it as JSON of Postgres, which cannot hold a NUL character either, nor what is not UTF-8.
     shown = sql.replace(
-        sql.coalesce(sql.col(_MALFORMED), sql.to_json(sql.col(_EVENT))), sql.lit("\0"), sql.lit(r"\u0000")
+        sql.make_valid_utf8(sql.coalesce(sql.col(_MALFORMED), sql.to_json(sql.col(_EVENT)))),
+        sql.lit("\0"),
+        sql.lit(r"\u0000"),
     )
     rejected = sql.when(reason.isNotNull(), sql.concat_ws(": ", reason, sql.left(shown, sql.lit(REJECTED_CHARACTERS))))
     valid_id = sql.when(reason.isNull(), sql.col(MESSAGE_ID))
@@ -136,12 +140,14 @@ class Survey:
     Attributes:
         rows: how many rows there are, bad ones included.
         sample: ids, evenly drawn from all distinct ones, sorted as Postgres sorts them.
+        content: a digest of the rows' ids, whatever their order.
         rejected: how many rows cannot be loaded; None if they were not judged.
         rejected_sample: some of those.
     """
 
     rows: int
     sample: tuple[str, ...]
+    content: bytes
     rejected: int | None = None
     rejected_sample: tuple[str, ...] = ()
 
@@ -160,13 +166,17 @@ def survey(events: Events, *, judge: bool) -> Survey:
     # stage: then Spark counts each task once, however often it was run. (It cannot watch a write over JDBC, which runs
     # its plan where no observation is heard.)
     observation = Observation()
-    metrics = [sql.count(sql.lit(1)).alias("rows")]
+    metrics = _content()
     if judge:
         metrics += [sql.count(REJECTED).alias("rejected"), sql.min(REJECTED).alias("a"), sql.max(REJECTED).alias("z")]
-    rows = events.identified if judge else events.ids
+    rows = _surveyed(events, judge=judge)
     drawn = (
         rows.observe(observation, *metrics)
-        .where(sql.octet_length(MESSAGE_ID).between(1, MAX_MESSAGE_ID_BYTES) & ~sql.contains(MESSAGE_ID, sql.lit("\0")))
+        .where(
+            sql.octet_length(MESSAGE_ID).between(1, MAX_MESSAGE_ID_BYTES)
+            & ~sql.contains(MESSAGE_ID, sql.lit("\0"))
+            & sql.is_valid_utf8(MESSAGE_ID)
+        )
         .orderBy(sql.xxhash64(MESSAGE_ID))
         .select(MESSAGE_ID)
         .limit(SAMPLE_IDS)
@@ -180,7 +190,36 @@ def survey(events: Events, *, judge: bool) -> Survey:
         found = rows.agg(*metrics).collect()[0].asDict()
     sample = tuple(sorted({row[0] for row in drawn}))
     shown = tuple(sorted({one for one in (found.get("a"), found.get("z")) if one is not None}))
-    return Survey(int(found["rows"]), sample, found.get("rejected"), shown)
+    return Survey(int(found["rows"]), sample, _digest(found), found.get("rejected"), shown)
+
+
+def content(events: Events, *, judge: bool) -> tuple[int, bytes]:
+    """Return how many rows there are, and the digest of their ids; in one pass, as ``survey`` does with ``judge``."""
+    found = _surveyed(events, judge=judge).agg(*_content()).collect()[0].asDict()
+    return int(found["rows"]), _digest(found)
+
+
+def _surveyed(events: Events, *, judge: bool) -> "DataFrame":
+    return events.identified if judge else events.ids
+
+
+def _content() -> "list[Column]":
+    """Count the rows, and add up hashes of their ids: a sum does not depend on the order, and repeated ids count.
+
+    Each hash in two halves, so that sums of billions of rows fit.
+    """
+    from pyspark.sql import functions as sql
+
+    hashed = sql.xxhash64(MESSAGE_ID)
+    return [
+        sql.count(sql.lit(1)).alias("rows"),
+        sql.sum(sql.shiftright(hashed, 32)).alias("upper"),
+        sql.sum(sql.shiftright(sql.shiftleft(hashed, 32), 32)).alias("lower"),
+    ]
+
+
+def _digest(found: Mapping[str, int | None]) -> bytes:
+    return b"".join((found[name] or 0).to_bytes(8, "big", signed=True) for name in ("rows", "upper", "lower"))
 
 
 def chunk_bounds(sample: Sequence[str], chunks: int) -> tuple[str, ...]:
@@ -252,6 +291,7 @@ def _identity(frame: "DataFrame", message_id: str) -> tuple["Column", str | None
             "live workers record it: cast it"
         )
     _refuse_other_ids_each_time(frame, identity, message_id)
+    _refuse_the_same_id_for_all(frame, identity, message_id)
     return identity, message_id if message_id in frame.columns and isinstance(type_, types.StringType) else None
 
 
@@ -270,26 +310,55 @@ def _refuse_other_ids_each_time(frame: "DataFrame", identity: "Column", message_
         ) from error
 
 
-def _reason(holding_nul: Sequence["Column"]) -> "Column":
+def _refuse_the_same_id_for_all(frame: "DataFrame", identity: "Column", message_id: str) -> None:
+    """Refuse 'x', current_date() and the like, in the expression or in the column: one event would be all there is."""
+    plan: Any = frame.select(identity)._jdf.queryExecution().optimizedPlan()  # noqa: SLF001
+    rows = plan.maxRows()
+    if plan.nodeName() == "Project" and plan.references().isEmpty() and (rows.isEmpty() or rows.get() > 1):
+        raise InvalidConfiguration(
+            f"message_id {message_id!r} is the same for every event, so that all but one would be duplicates; name a "
+            "column that tells events apart, or an expression over such columns"
+        )
+
+
+def _file(frame: "DataFrame") -> "Column":
+    """Return Spark's expression for the file that a row is from; null if the rows are not from files."""
+    from pyspark.sql import functions as sql
+
+    # To ask for it and see would have pyspark log an error.
+    analyzed: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
+    there = "_metadata#" in str(analyzed.metadataOutput().mkString(","))
+    return sql.col("_metadata.file_path").cast("string") if there else sql.lit(None).cast("string")
+
+
+def _reason(columns: Sequence[Travelling]) -> "Column":
     """Return Spark's expression for why a row cannot be loaded; null if it can.
 
     Args:
-        holding_nul: conditions under which a column holds a NUL character.
+        columns: those that are sent beside the id.
     """
     from pyspark.sql import functions as sql
+
+    def not_utf8(where: str) -> "Column":
+        file = sql.coalesce(sql.concat(sql.lit(" of "), sql.col(_FILE)), sql.lit(""))
+        return sql.concat(sql.lit(f"not UTF-8 in {where}"), file)
 
     identity = sql.col(MESSAGE_ID)
     reason = (
         sql.when(sql.col(_MALFORMED).isNotNull(), "malformed record")
         .when(identity.isNull(), "no message id")
         .when(identity == "", "empty message id")
+        .when(~sql.is_valid_utf8(identity), not_utf8("the message id"))
         .when(
             sql.octet_length(identity) > MAX_MESSAGE_ID_BYTES, f"message id of more than {MAX_MESSAGE_ID_BYTES} bytes"
         )
         .when(sql.contains(identity, sql.lit("\0")), "NUL character in the message id")
     )
-    for holds_nul in holding_nul:
-        reason = reason.when(holds_nul, "NUL character, which Postgres cannot keep")
+    for one in columns:
+        if one.not_utf8 is not None:
+            reason = reason.when(one.not_utf8, not_utf8(f"column {one.column.name}"))
+        if one.holds_nul is not None:
+            reason = reason.when(one.holds_nul, "NUL character, which Postgres cannot keep")
     return reason
 
 
@@ -308,5 +377,6 @@ def _murmur3(number: int) -> int:
 
 
 _EVENT = "event"
+_FILE = "file"
 _MALFORMED = "malformed"
 _REASON = "reason"

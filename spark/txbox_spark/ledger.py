@@ -61,6 +61,7 @@ class Run:
         subscriber_id: who processes the events.
         source: what is loaded, in words.
         digest: SHA-256 of what another attempt must find again.
+        content: digest of the ids that another attempt must find again; None: an older txbox has begun the run.
         writer: "copy" or "jdbc".
         bounds: between its chunks.
         attempt: the number of this attempt, from 1.
@@ -75,6 +76,7 @@ class Run:
     subscriber_id: str
     source: str
     digest: bytes
+    content: bytes | None
     writer: str
     bounds: tuple[str, ...]
     attempt: int = 1
@@ -134,7 +136,7 @@ class Ledger:
     ) -> Run:
         """Write down a new run."""
         run_id = secrets.token_hex(6)
-        plan = (run_id, subscriber_id, source, digest, writer, len(bounds) + 1, json.dumps(bounds))
+        plan = (run_id, subscriber_id, source, digest, found.content, writer, len(bounds) + 1, json.dumps(bounds))
         rows = (found.rows, found.rejected, json.dumps(found.rejected_sample))
         with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(self._sql.begin_run, (*plan, *rows))
@@ -151,12 +153,13 @@ class Ledger:
             row = connection.exec_driver_sql(self._sql.read_run, (run_id,)).one_or_none()
         if row is None:
             raise RunNotFound(f"there is no bulk load {run_id!r} in this database")
-        subscriber, source, digest, writer, bounds, attempt, staging, rows, rejected, sample, finished = row
+        subscriber, source, digest, content, writer, bounds, attempt, staging, rows, rejected, sample, finished = row
         return Run(
             run_id,
             subscriber,
             source,
             bytes(digest),
+            None if content is None else bytes(content),
             writer,
             tuple(bounds),
             attempt,

@@ -16,7 +16,7 @@ from txbox.backoff import Backoff
 from txbox.sqlstates import is_outage
 from txbox_spark.copying import CopyTask, copy_chunks, lay_out
 from txbox_spark.effects import Apply
-from txbox_spark.events import Events, chunk_bounds, survey
+from txbox_spark.events import Events, chunk_bounds, content, survey
 from txbox_spark.executors import COPY, Choice, choose_writer
 from txbox_spark.failed_chunk import FailedChunk
 from txbox_spark.jobs import job_group, small_plans
@@ -193,6 +193,15 @@ class Load:
             )
         if writer not in (AUTO, run.writer):
             raise InvalidConfiguration(f"run {run_id} was begun with writer {run.writer}; resume it with that one")
+        # Whatever the source is called, and whether the run is finished or not: other events would be taken for these.
+        with self._stage("survey", run):
+            rows, ids = content(self.events, judge=run.writer != COPY)
+        if ids != run.content:
+            raise InvalidConfiguration(
+                f"run {run_id} has begun to load {run.rows:,} rows of {run.source}, and these {rows:,} have other "
+                "message ids; resume it with the same events, or begin a new run: what has been applied is not applied "
+                "again"
+            )
         return run if run.finished else self.ledger.take_up(run_id)
 
     def _merge(self, run: Run) -> Run:

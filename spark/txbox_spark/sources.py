@@ -14,6 +14,7 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
 - Parquet files need not all have the same columns: there are those of every file.
 - The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
 - Folders below a path that Spark would pass over are an error.
+- Bytes that are not in the files' encoding make a record of CSV, or a line of JSON, malformed: see ``encodings``.
 
 What it cannot see:
 
@@ -25,14 +26,29 @@ What it cannot see:
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from txbox import TxboxError
 from txbox_spark.columns import quoted
 from txbox_spark.csv_records import as_text, decimals_of, judged
+from txbox_spark.encodings import (
+    LINE,
+    Charset,
+    EncodingError,
+    all_utf8,
+    charset_named,
+    csv_records,
+    json_columns,
+    json_records,
+    read_as_bytes,
+    with_mark,
+    with_true_names,
+    without_replaced,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,9 +90,10 @@ def read_events(
     *,
     format: str | None = None,  # noqa: A002 - as Spark calls it
     schema: str | None = None,
+    encoding: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> "DataFrame":
-    """Read events from files.
+    """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text.
 
     Args:
         spark: the session to read with.
@@ -84,6 +101,7 @@ def read_events(
         format: one of ``FORMATS``; None goes by the files' names.
         schema: the columns as Spark DDL, such as ``event_id string, amount decimal(12,2)``. Without it the columns of
             JSON are found by reading all of it once or twice, and those of CSV are all text.
+        encoding: of JSON and CSV, if it is not UTF-8, such as ``latin1`` or ``cp1252``.
         options: options of Spark's reader; they win over ours.
 
     Returns:
@@ -94,22 +112,81 @@ def read_events(
     """
     files = _files(spark, paths, options)
     chosen = _format(format, paths, files)
-    given = {**_DEFAULTS[chosen], **(options or {})}
     if any(name.lower() == _CORRUPT_OPTION.lower() for name in options or {}):
         raise SourceError(f"option {_CORRUPT_OPTION} cannot be set: malformed lines are in {CORRUPT_RECORD}")
     columns = None if schema is None else _columns(schema)
     with explained(f"cannot read {_described(paths)} as {chosen}"):
-        if chosen != "parquet":
-            columns = _with_corrupt_record(_inferred(spark, chosen, paths, given) if columns is None else columns)
-        decimals = decimals_of(columns) if chosen == "csv" and columns is not None and not _has_locale(given) else {}
-        frame = _load(spark, chosen, paths, given, as_text(columns, decimals))
+        if chosen == "parquet":
+            if encoding is not None:
+                raise SourceError("an encoding is for CSV and JSON: texts in Parquet are UTF-8")
+            frame = _load(spark, chosen, paths, {**_DEFAULTS[chosen], **(options or {})}, columns)
+            _refuse_overlooked(files, frame.inputFiles())
+            return frame
+        if encoding is None:
+            encoding = _option(options or {}, *_ENCODING_OPTIONS)
+        charset = charset_named(spark, "UTF-8" if encoding is None else encoding)
+        theirs = {name: value for name, value in (options or {}).items() if name.lower() not in _ENCODING_OPTIONS}
+        read = _read_csv if chosen == "csv" else _read_json
+        frame = read(spark, paths, {**_DEFAULTS[chosen], **theirs}, columns, charset)
         _refuse_overlooked(files, frame.inputFiles())
-    match chosen:
-        case "csv":
-            return judged(_read_whole(frame), decimals, CORRUPT_RECORD)
-        case "json":
-            return _read_whole(frame)
-    return frame
+        return frame
+
+
+def _read_csv(
+    spark: "SparkSession",
+    paths: Sequence[str],
+    given: Mapping[str, str],
+    columns: "StructType | None",
+    charset: Charset,
+) -> "DataFrame":
+    load = partial(_load, spark, "csv", paths)
+    lines = _lines(spark, paths, given)
+    folders = [name for name in lines.columns if name != LINE]
+    as_bytes = not (charset.is_wide or (charset.is_utf8 and all_utf8(lines)))
+    if as_bytes:
+        given = read_as_bytes(charset, given)
+    elif charset.is_wide:
+        given = {**given, "encoding": charset.name}
+    if columns is None:
+        columns = with_true_names(load(given, None).schema, charset, folders, as_bytes=as_bytes)
+    columns = _with_corrupt_record(columns)
+    decimals = {} if _option(given, "locale") is not None else decimals_of(columns)
+    texts = as_text(columns, decimals)
+    if as_bytes:
+        marked = {}
+        if charset.is_utf8 and _is_on(given, "multiLine"):  # where Spark cuts lines itself, it removes the mark
+            marked = with_mark(spark, _listing(spark, paths, given))
+            if any(marked.values()) and not _is_on(given, "header"):
+                raise SourceError(
+                    f"{_described(paths)} begins with a byte order mark and has no header, and not all of it is UTF-8; "
+                    "remove the mark, or name the encoding"
+                )
+        frame = csv_records(partial(load, given), charset, texts, folders, marked, CORRUPT_RECORD)
+    else:
+        frame = load(given, texts)
+        if charset.is_wide:
+            frame = without_replaced(frame, charset, folders, CORRUPT_RECORD)
+    return judged(_read_whole(frame), decimals, CORRUPT_RECORD)
+
+
+def _read_json(
+    spark: "SparkSession",
+    paths: Sequence[str],
+    given: Mapping[str, str],
+    columns: "StructType | None",
+    charset: Charset,
+) -> "DataFrame":
+    lines = _lines(spark, paths, given)
+    # A file that is one document is parsed from its bytes, and not at all if they are not in its encoding.
+    whole = _is_on(given, "multiLine")
+    if whole or (charset.is_utf8 and all_utf8(lines)):
+        given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given
+        load = partial(_load, spark, "json", paths)
+        found = _inferred(lambda options: load(options, None).schema, given) if columns is None else columns
+        return _read_whole(load(given, _with_corrupt_record(found)))
+    if columns is None:
+        columns = _inferred(lambda options: json_columns(lines, charset, options), given)
+    return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns), CORRUPT_RECORD))
 
 
 def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> Source:
@@ -200,17 +277,20 @@ def _with_corrupt_record(columns: "StructType") -> "StructType":
     return types.StructType([*kept, types.StructField(CORRUPT_RECORD, types.StringType())])
 
 
-def _inferred(spark: "SparkSession", chosen: str, paths: Sequence[str], given: Mapping[str, str]) -> "StructType":
-    """Find the columns of CSV or JSON.
+def _inferred(columns: "Callable[[Mapping[str, str]], StructType]", given: Mapping[str, str]) -> "StructType":
+    """Find the columns of JSON.
 
     Spark's ``prefersDecimal`` turns numbers into decimals, which is wanted, and quoted digits too, which would make 7
     of the id "007". So it is asked only about what is floating-point without it.
+
+    Args:
+        columns: finds them with these options of Spark's reader.
+        given: the options.
     """
-    plain = _load(spark, chosen, paths, given, None).schema
-    if chosen != "json" or not _has_floats(plain):
+    plain = columns(given)
+    if not _has_floats(plain):
         return plain
-    decimals = _load(spark, chosen, paths, {**given, "prefersDecimal": "true"}, None).schema
-    return cast("StructType", _without_floats(plain, decimals))
+    return cast("StructType", _without_floats(plain, columns({**given, "prefersDecimal": "true"})))
 
 
 def _has_floats(type_: "DataType") -> bool:
@@ -271,8 +351,21 @@ def _folders_as_text(spark: "SparkSession") -> Iterator[None]:
             spark.conf.set(_INFERENCE_OF_FOLDERS, before)
 
 
-def _has_locale(given: Mapping[str, str]) -> bool:
-    return any(name.lower() == "locale" for name in given)
+def _lines(spark: "SparkSession", paths: Sequence[str], given: Mapping[str, str]) -> "DataFrame":
+    """Return the lines of the files as bytes, with the columns that are in names of folders."""
+    choosing = {name: value for name, value in given.items() if name.lower() in _CHOOSING_LINES}
+    return _load(spark, "text", paths, choosing, None)
+
+
+def _option(given: Mapping[str, str], *names: str) -> str | None:
+    """Return an option of Spark's reader, which may be written in capitals, by one of its names."""
+    return next((value for name, value in given.items() if name.lower() in names), None)
+
+
+def _is_on(given: Mapping[str, str], name: str) -> bool:
+    # The last one counts: theirs, however it is written, after ours.
+    values = [value for given_name, value in given.items() if given_name.lower() == name.lower()]
+    return bool(values) and values[-1].lower() == "true"
 
 
 def _read_whole(frame: "DataFrame") -> "DataFrame":
@@ -312,6 +405,8 @@ def explained(what: str) -> Iterator[None]:
 
     try:
         yield
+    except EncodingError as error:
+        raise SourceError(f"{what}: {error}") from error
     except (PySparkException, Py4JError) as error:
         raise SourceError(f"{what}: {_why(str(error)) or type(error).__name__}") from error
 
@@ -349,4 +444,6 @@ _DEFAULTS: Mapping[str, Mapping[str, str]] = {
 _INFERENCE_OF_FOLDERS = "spark.sql.sources.partitionColumnTypeInference.enabled"
 _ENDINGS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
 _COMPRESSED = (".gz", ".bz2", ".zst")
+_ENCODING_OPTIONS = ("encoding", "charset")
 _CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremissingfiles", "timezone")
+_CHOOSING_LINES = (*_CHOOSING_FILES, "recursivefilelookup", "basepath", "linesep", "ignorecorruptfiles")

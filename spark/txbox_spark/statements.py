@@ -35,13 +35,13 @@ class Statements:
 
         self.begin_run = f"""
 INSERT INTO {run} (
-  run_id, subscriber_id, source, digest, writer, chunks, bounds, rows_read, rows_rejected, rejected_sample
+  run_id, subscriber_id, source, digest, content, writer, chunks, bounds, rows_read, rows_rejected, rejected_sample
 )
-VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s::jsonb)"""
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s, %s::jsonb)"""
         """Begin a run: every column in order; rows_rejected is null as long as only the chunks know."""
 
         self.read_run = f"""
-SELECT subscriber_id, source, digest, writer, bounds, attempts, staging_table, rows_read, rows_rejected,
+SELECT subscriber_id, source, digest, content, writer, bounds, attempts, staging_table, rows_read, rows_rejected,
   rejected_sample, finished_at IS NOT NULL
 FROM {run} WHERE run_id = %s"""
         """What a run was begun with, and how it stands: (run) → a row, if there is such a run."""

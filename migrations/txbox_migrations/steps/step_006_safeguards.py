@@ -11,12 +11,23 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     """Add the columns and tables of the safeguards."""
     _leases(op, schema, prefix)
     _add_parking(op, schema, prefix)
+    _bulk_loads(op, schema, prefix)
 
 
 def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
     """Take them back."""
+    op.drop_column(f"{prefix}bulk_load", "content", schema=schema)
     _drop_parking(op, schema, prefix)
     _leases_as_before(op, schema, prefix)
+
+
+def _bulk_loads(op: Operations, schema: str | None, prefix: str) -> None:
+    """A run is resumed only with the events that it was begun with; one that was begun before this step is not."""
+    op.add_column(
+        f"{prefix}bulk_load",
+        sa.Column("content", sa.LargeBinary, comment="digest of the message ids that a resumed run must find again"),
+        schema=schema,
+    )
 
 
 def _leases(op: Operations, schema: str | None, prefix: str) -> None:

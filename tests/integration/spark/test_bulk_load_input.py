@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sql
 from sqlalchemy import Connection, Engine
 
 from support.bulk_loads import COLUMNS, COPY_FIRST, WRITERS, Books, counts, frame, load, purchases
@@ -170,10 +171,15 @@ def test_ids_made_from_columns(
         ("uuid()", "may be another one each time that it is asked for"),
         ("concat(event_id, rand())", "may be another one each time"),
         ("monotonically_increasing_id()", "may be another one each time"),
+        ("'x'", "is the same for every event"),
+        ("coalesce('x', event_id)", "is the same for every event"),
+        ("constant", "is the same for every event"),
     ],
 )
 def test_what_is_no_id(spark: SparkSession, books: Books, schema_url: str, message_id: str, said: str) -> None:
     events = spark.createDataFrame([("e1", 1)], "event_id string, number int")
+    if message_id == "constant":
+        events = events.withColumn("constant", sql.lit("x"))
     with pytest.raises(InvalidConfiguration, match=said):
         load(events, schema_url, "copy", message_id=message_id, apply=KEEP_IDS)
     assert books.rows("SELECT FROM bulk_load") == []

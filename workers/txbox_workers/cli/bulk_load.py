@@ -9,6 +9,7 @@ import typer
 from txbox_workers.cli.errors import Interrupted, UsageError
 from txbox_workers.cli.events import (
     ConfOption,
+    EncodingOption,
     FieldsOption,
     FormatOption,
     JarOption,
@@ -59,6 +60,7 @@ def bulk_load(
         list[str] | None,
         typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type in Postgres: payload=jsonb. Repeatable."),
     ] = None,
+    encoding: EncodingOption = None,
     read_options: ReadOption = None,
     writer: Annotated[
         str,
@@ -135,7 +137,7 @@ def bulk_load(
             told(seen, silent=as_json and is_submitted()) as tell,
         ):
             report = load(
-                read_events(spark, paths, format=format, schema=fields, options=options),
+                read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
                 url=place.url,
                 subscriber_id=subscriber,
                 message_id=message_id,

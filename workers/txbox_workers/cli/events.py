@@ -16,6 +16,7 @@ from txbox_workers.cli.signals import ended_in_time, interrupted_plainly, seen_a
 
 __all__ = [
     "ConfOption",
+    "EncodingOption",
     "FieldsOption",
     "FormatOption",
     "JarOption",
@@ -55,6 +56,10 @@ FieldsOption = Annotated[
     typer.Option(
         "--fields", metavar="DDL", help="Columns and types of JSON or CSV: 'event_id string, amount decimal(12,2)'."
     ),
+]
+EncodingOption = Annotated[
+    str | None,
+    typer.Option("--encoding", metavar="NAME", help="Of JSON or CSV that is not UTF-8: latin1, cp1252, …"),
 ]
 ReadOption = Annotated[
     list[str] | None,

@@ -6,6 +6,7 @@ import typer
 
 from txbox_workers.cli.events import (
     ConfOption,
+    EncodingOption,
     FieldsOption,
     FormatOption,
     JarOption,
@@ -39,6 +40,7 @@ def reconcile(
     prefix: PrefixOption = None,
     format: FormatOption = None,  # noqa: A002 - the option's name
     fields: FieldsOption = None,
+    encoding: EncodingOption = None,
     read_options: ReadOption = None,
     output: Annotated[
         str | None,
@@ -70,7 +72,7 @@ def reconcile(
         told(Seen(), silent=as_json and is_submitted()) as tell,
     ):
         found = compare(
-            read_events(spark, paths, format=format, schema=fields, options=options),
+            read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
             url=place.url,
             subscriber_id=subscriber,
             message_id=message_id,

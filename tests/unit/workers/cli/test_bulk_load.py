@@ -163,6 +163,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
     ended = txbox(
         *("bulk-load", *WHAT, "more.csv", *URL, "--apply", script, "--schema", "messaging", "--prefix", "p_"),
         *("--format", "json", "--fields", "event_id string", "--type", "event_id=uuid", "--read-option", "sep=;"),
+        *("--encoding", "cp1252"),
         *("--writer", "jdbc", "--parallelism", "3", "--chunk-rows", "500", "--resume", "0123456789ab"),
         *("--stalled-seconds", "7", "--effects-seconds", "8.5"),
         *("--master", "local[1]", "--jdbc-jar", "/a/driver.jar", "--conf", "spark.driver.memory=2g"),
@@ -179,6 +180,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "paths": ["events.jsonl", "more.csv"],
         "format": "json",
         "schema": "event_id string",
+        "encoding": "cp1252",
         "options": options,
     }
     assert spark.given.pop("url").render_as_string(hide_password=False).endswith("u:hunter2@127.0.0.1:1/x")

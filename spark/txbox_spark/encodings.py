@@ -1,0 +1,367 @@
+"""Text of files: bytes that are not in the files' encoding are found and told, and never replaced.
+
+Java puts U+FFFD in place of bytes that it cannot decode, and so do Spark's readers: two ids become one. Afterwards that
+cannot be told from a U+FFFD that was in the file. So the lines are looked at as bytes first, in one fast pass. Files in
+which every line is UTF-8 are read as ever. For others the readers are kept from decoding:
+
+- CSV is read as ISO-8859-1, in which every byte is a character, and each field is decoded by itself.
+- JSON is read as lines of bytes, and only those that can be decoded are parsed.
+
+In an encoding other than UTF-8, U+FFFD cannot be told from bytes that are not in it, so both are refused.
+"""
+
+import codecs
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from txbox_spark.columns import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "LINE",
+    "Charset",
+    "EncodingError",
+    "all_utf8",
+    "charset_named",
+    "csv_records",
+    "json_columns",
+    "json_records",
+    "read_as_bytes",
+    "with_mark",
+    "with_true_names",
+    "without_replaced",
+]
+
+LINE = "value"
+"""What Spark calls the column with a line of a text file."""
+
+
+class EncodingError(ValueError):
+    """What is asked for cannot be had in this encoding; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charset:
+    """An encoding.
+
+    Attributes:
+        name: as Java calls it.
+        codec: as Python calls it.
+    """
+
+    name: str
+    codec: str
+
+    @property
+    def is_utf8(self) -> bool:
+        """Whether Spark can check the bytes as they are."""
+        return self.name == "UTF-8"
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a comma, or a line break, is more than one byte."""
+        return self.name.startswith(("UTF-16", "UTF-32"))
+
+    def decoded(self, data: "Column") -> "Column":
+        """Return bytes as text. What is not UTF-8 stays as it is; in another encoding it becomes U+FFFD."""
+        from pyspark.sql import functions as sql
+
+        return data.cast("string") if self.is_utf8 else sql.decode(data, self.name)
+
+    def refused(self, text: "Column") -> "Column":
+        """Whether a text from ``decoded`` has something that is not in this encoding."""
+        from pyspark.sql import functions as sql
+
+        return ~sql.is_valid_utf8(text) if self.is_utf8 else sql.contains(text, sql.lit(_REPLACED))
+
+    def in_latin1(self, text: str) -> str:
+        """Return a text as it looks where each of its bytes is read as one character."""
+        try:
+            return text.encode(self.codec).decode("latin-1")
+        except UnicodeError as error:
+            raise EncodingError(f"{text!r} cannot be written in {self.name}") from error
+
+
+def charset_named(spark: "SparkSession", name: str) -> Charset:
+    """Find an encoding by any name that Python has for it.
+
+    Raises:
+        EncodingError: Python or Java does not know it.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to ask for its JVM
+    try:
+        codec = codecs.lookup(name).name
+        "x".encode(codec)  # not all that Python looks up is for text
+        return Charset(str(jvm.java.nio.charset.Charset.forName(codec).name()), codec)
+    except (LookupError, ValueError, Py4JJavaError, PySparkException) as error:
+        raise EncodingError(f"encoding {name!r} is unknown; use one such as latin1, cp1252 or utf-16") from error
+
+
+def all_utf8(lines: "DataFrame") -> bool:
+    """Return whether every line is UTF-8: one pass over the bytes, which ends at the first line that is not."""
+    from pyspark.sql import functions as sql
+
+    return lines.where(~sql.is_valid_utf8(LINE)).select(sql.lit(1)).isEmpty()
+
+
+# -- CSV --------------------------------------------------------------------------------------------------------------
+
+
+def read_as_bytes(charset: Charset, given: Mapping[str, str]) -> dict[str, str]:
+    """Return options of Spark's reader by which every byte is read as one character.
+
+    Raises:
+        EncodingError: one of the options cannot be written in this encoding.
+    """
+    options = {name: value if name.lower() in _OF_FILES else charset.in_latin1(value) for name, value in given.items()}
+    return {**options, "encoding": "ISO-8859-1"}
+
+
+def with_true_names(
+    header: "StructType", charset: Charset, folders: Collection[str], *, as_bytes: bool
+) -> "StructType":
+    """Return the columns of a header, those of folders left out, by the names that it gives them in its encoding.
+
+    Raises:
+        EncodingError: a name is not in it.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    fields = []
+    for field in header.fields:
+        if field.name in folders:
+            continue
+        try:
+            name = field.name.removeprefix(_MARK).encode("latin-1").decode(charset.codec) if as_bytes else field.name
+        except UnicodeError:
+            name = _REPLACED
+        if _REPLACED in name:
+            shown = field.name.encode("latin-1", "replace").decode("ascii", "backslashreplace")
+            raise EncodingError(f"the column name {shown} in the header is not {charset.name} ({_REMEDY})")
+        fields.append(StructField(name, field.dataType))
+    return StructType(fields)
+
+
+def with_mark(spark: "SparkSession", files: "DataFrame") -> dict[str, bool]:
+    """Return whether each file begins with the byte order mark of UTF-8.
+
+    Args:
+        spark: the session.
+        files: as Spark lists them in the format ``binaryFile``.
+
+    Returns:
+        By what a file is called in ``_metadata.file_path``.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to open a file of Hadoop's
+    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+    compression = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(hadoop)
+    found = {}
+    for path, file in files.select("path", _FILE).collect():
+        place = jvm.org.apache.hadoop.fs.Path(path)
+        stream = place.getFileSystem(hadoop).open(place)
+        try:
+            codec = compression.getCodec(place)
+            content = stream if codec is None else codec.createInputStream(stream)
+            found[file] = bytes(max(content.read(), 0) for _ in range(3)) == codecs.BOM_UTF8
+        finally:
+            stream.close()
+    return found
+
+
+def csv_records(
+    load: "Callable[[StructType], DataFrame]",
+    charset: Charset,
+    columns: "StructType",
+    folders: Collection[str],
+    marked: Mapping[str, bool],
+    corrupt_record: str,
+) -> "DataFrame":
+    """Read CSV field by field. A record with a field that is not in its encoding has its text in ``corrupt_record``.
+
+    Args:
+        load: reads the files as ``read_as_bytes`` has it.
+        charset: of the files.
+        columns: with their true names, and ``corrupt_record``.
+        folders: the columns that are no fields, but in names of folders.
+        marked: which files begin with a byte order mark that is read as part of their header.
+        corrupt_record: the name of that column.
+    """
+    from pyspark.sql import functions as sql
+    from pyspark.sql.types import StructField, StructType
+
+    apart = {name.lower() for name in (*folders, corrupt_record)}
+    kinds = sorted(set(marked.values())) or [False]
+    found = []
+    for mark in kinds:
+        true_names: dict[str, str] = {}
+        for field in columns.fields:
+            name = field.name if field.name.lower() in apart else charset.in_latin1(field.name)
+            true_names[_MARK + name if mark and not true_names else name] = field.name
+        fields = zip(true_names, columns.fields, strict=True)
+        frame = load(StructType([StructField(name, field.dataType) for name, field in fields]))
+        if len(kinds) > 1:
+            # Of the others, Spark does not even open a file.
+            frame = frame.where(sql.col(_FILE).isin([file for file, one in marked.items() if one == mark]))
+        found.append(_decoded(frame, charset, true_names, apart, corrupt_record))
+    return found[0] if len(found) == 1 else found[0].union(found[1])
+
+
+def _decoded(
+    frame: "DataFrame", charset: Charset, true_names: Mapping[str, str], apart: Collection[str], corrupt_record: str
+) -> "DataFrame":
+    """Return records of CSV that were read as bytes, with true names and texts."""
+    from pyspark.sql import functions as sql
+    from pyspark.sql.types import StringType
+
+    def decoded(value: "Column") -> "Column":
+        return charset.decoded(sql.encode(value, "ISO-8859-1"))
+
+    values, texts, in_file = {}, [], []
+    with _every_charset(frame.sparkSession):
+        for field in frame.schema.fields:
+            name, value = true_names.get(field.name, field.name), sql.col(quoted(field.name))
+            if name.lower() not in apart:
+                in_file.append(value.alias(name))
+                if isinstance(field.dataType, StringType):
+                    texts.append(name)
+                    value = decoded(value)
+            values[name] = value
+        line = decoded(sql.to_csv(sql.struct(*in_file), _AS_IT_WAS))
+        cause = _not_in(charset, [(name, charset.refused(values[name])) for name in texts], line)
+        # What Spark could not read is only shown.
+        values[corrupt_record] = sql.coalesce(cause, sql.make_valid_utf8(decoded(values[corrupt_record])))
+        return frame.select([value.alias(name) for name, value in values.items()])
+
+
+def without_replaced(
+    frame: "DataFrame", charset: Charset, folders: Collection[str], corrupt_record: str
+) -> "DataFrame":
+    """Call records malformed that Spark has decoded, and that have U+FFFD in a text."""
+    from pyspark.sql import functions as sql
+    from pyspark.sql.types import StringType
+
+    apart = {*folders, corrupt_record}
+    fields = [field for field in frame.schema.fields if field.name not in apart]
+    texts = [field.name for field in fields if isinstance(field.dataType, StringType)]
+    line = sql.to_csv(sql.struct(*[sql.col(quoted(field.name)) for field in fields]), _AS_IT_WAS)
+    cause = _not_in(charset, [(name, charset.refused(sql.col(quoted(name)))) for name in texts], line)
+    return frame.withColumn(corrupt_record, sql.coalesce(cause, sql.col(corrupt_record)))
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def json_columns(lines: "DataFrame", charset: Charset, given: Mapping[str, str]) -> "StructType":
+    """Find the columns of those lines of JSON that are in their encoding."""
+    from pyspark.sql import functions as sql
+    from pyspark.sql.types import StructType
+
+    text = _decoded_lines(lines, charset).where(~charset.refused(sql.col(LINE))).select(LINE)
+    session: Any = lines.sparkSession
+    # pyspark's own way from lines to columns leads through Python.
+    jvm, reader = session._jvm, session._jsparkSession.read().options(dict(given))  # noqa: SLF001
+    strings = getattr(text._jdf, "as")(jvm.org.apache.spark.sql.Encoders.STRING())  # noqa: SLF001
+    return StructType.fromJson(json.loads(str(reader.json(strings).schema().json())))
+
+
+def json_records(
+    lines: "DataFrame", charset: Charset, given: Mapping[str, str], columns: "StructType", corrupt_record: str
+) -> "DataFrame":
+    """Parse lines of JSON. One that is not in its encoding is not parsed; it is text in ``corrupt_record``.
+
+    Args:
+        lines: of the files, as bytes, with the columns that are in names of folders.
+        charset: of the files.
+        given: options of Spark's reader.
+        columns: with ``corrupt_record``.
+        corrupt_record: the name of that column.
+    """
+    from pyspark.sql import functions as sql
+    from pyspark.sql.types import StringType, StructType
+
+    if charset.is_wide:
+        raise EncodingError(f"JSON in {charset.name} cannot be read line by line; convert the files to UTF-8 first")
+    folders = [name for name in lines.columns if name != LINE]
+    types = {field.name.lower(): field.dataType for field in columns.fields}
+    fields = [field for field in columns.fields if field.name.lower() not in {name.lower() for name in folders}]
+    line, parsed = sql.col(LINE), sql.col("parsed")
+    refused = charset.refused(line)
+    values = {field.name: parsed.getField(field.name) for field in fields}
+    # A line that is refused is parsed only to say which columns are concerned; what is in them is dropped.
+    suspect = [
+        (name, sql.contains(sql.to_json(sql.struct(value.alias("it"))), sql.lit(_REPLACED)))
+        for name, value in values.items()
+        if name != corrupt_record
+    ]
+    cause = sql.coalesce(_not_in(charset, suspect, line), _not_in(charset, [("", sql.lit(True))], line))
+    kept = {name: sql.col(quoted(name)).cast(types.get(name.lower(), StringType())) for name in folders}
+    records = _decoded_lines(lines, charset).where(sql.btrim(line, sql.lit(" \t\r\n")) != "")
+    return records.withColumn("parsed", sql.from_json(line, StructType(fields), dict(given))).select(
+        [
+            (sql.when(refused, cause) if name == corrupt_record else sql.when(refused, None))
+            .otherwise(value)
+            .alias(name)
+            for name, value in values.items()
+        ]
+        + [value.alias(name) for name, value in kept.items()]
+    )
+
+
+def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
+    from pyspark.sql import functions as sql
+
+    with _every_charset(lines.sparkSession):
+        return lines.withColumn(LINE, charset.decoded(sql.col(LINE).cast("binary")))
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def _not_in(charset: Charset, columns: "list[tuple[str, Column]]", shown: "Column") -> "Column":
+    """Return why a record is malformed, and the record; null if none of the conditions on its columns holds."""
+    from pyspark.sql import functions as sql
+
+    named = sql.concat_ws(", ", *[sql.when(wrong, f"column {name}" if name else "the line") for name, wrong in columns])
+    cause = sql.concat(
+        sql.lit(f"not {charset.name} in "),
+        named,
+        sql.lit(" of "),
+        sql.col(_FILE),
+        sql.lit(f" ({_REMEDY}): "),
+        sql.make_valid_utf8(shown),
+    )
+    return sql.when(named != "", cause)
+
+
+@contextmanager
+def _every_charset(spark: "SparkSession") -> Iterator[None]:
+    """Have Spark take every charset of Java's and replace what is not in it; expressions made here keep to that."""
+    before = {name: spark.conf.get(name, None) for name in _LENIENT}
+    for name in _LENIENT:
+        spark.conf.set(name, "true")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
+_REPLACED = "\ufffd"
+_MARK = codecs.BOM_UTF8.decode("latin-1")
+_FILE = "_metadata.file_path"
+_REMEDY = "in another encoding? name it: encoding, --encoding"
+_OF_FILES = ("pathglobfilter", "basepath")
+_LENIENT = ("spark.sql.legacy.javaCharsets", "spark.sql.legacy.codingErrorAction")
+_AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
