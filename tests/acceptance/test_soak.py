@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 
 from support.soak.audit import audit, read
 from support.soak.broker import Broker
-from support.soak.campaign import BUSINESS, Campaign
+from support.soak.campaign import BUSINESS, SETTLE_SECONDS, Campaign
 from support.soak.processes import Setting
 from txbox.schema import tables
 from txbox_workers.embedded import EmbeddedPostgres, LocalAws
@@ -80,6 +80,7 @@ def soak(campaign: Campaign, seconds: float, note_server: Callable[[str], None])
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(SHORT_SECONDS + SETTLE_SECONDS + 120)
 def test_through_faults_of_every_kind_nothing_is_lost_doubled_or_out_of_order(
     campaign: Campaign, note_server: Callable[[str], None]
 ) -> None:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from txbox_workers.embedded import EmbeddedPostgres
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["BUSINESS", "Campaign"]
+__all__ = ["BUSINESS", "SETTLE_SECONDS", "Campaign"]
 
 BUSINESS = (
     "CREATE TABLE placed (message_id text PRIMARY KEY, key text NOT NULL, number int NOT NULL, kind text NOT NULL)",
@@ -43,7 +43,9 @@ KEYS = 40
 MOST_WAITING = 400
 """Orders are placed more slowly while so many messages wait: what befalls those that nobody works on is nothing."""
 
-HAPPENINGS = (("kill", 30), ("stop", 15), ("terminate", 45), ("crash", 4))
+WEIGHTS = (30, 15, 45, 4)
+"""How often processes are killed, and stopped, and backends terminated, and the server crashes: in proportion."""
+
 STOPPED_SECONDS = (0.5, 7.0)
 SETTLE_SECONDS = 240.0
 
@@ -89,15 +91,13 @@ class Campaign:
         placer = threading.Thread(target=self._place, name="soak-placer", daemon=True)
         placer.start()
         self._members = [self._start(role) for role in ROLES]
+        happenings = self._happenings()
         try:
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 time.sleep(self._random.expovariate(1 / 0.7))  # not a wait: this is how often something happens
                 self._tend()
-                names, weights = zip(*HAPPENINGS, strict=True)
-                {"kill": self._kill, "stop": self._stop, "terminate": self._terminate, "crash": self._crash}[
-                    self._random.choices(names, weights)[0]
-                ]()
+                next(happenings)()
             self.broker.calm()
             self._placing.clear()
             placer.join(60)
@@ -168,6 +168,13 @@ class Campaign:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
+    def _happenings(self) -> Iterator[Callable[[], None]]:
+        """Yield each of them once, and then any, by their weights."""
+        actions = (self._kill, self._stop, self._terminate, self._crash)
+        yield from self._random.sample(actions, len(actions))
+        while True:
+            yield self._random.choices(actions, WEIGHTS)[0]
+
     def _start(self, role: str) -> _Member:
         self.counts["processes"] += 1
         return _Member(role, fork(self.setting, role, self._random.randrange(2**32)))
@@ -198,8 +205,8 @@ class Campaign:
         self._random.choice(self._members).process.kill()
 
     def _stop(self) -> None:
-        member = self._random.choice(self._members)
-        if member.continues_at is None:
+        if running := [member for member in self._members if member.continues_at is None]:
+            member = self._random.choice(running)
             self.counts["stops"] += 1
             self._send(member, signal.SIGSTOP)
             member.continues_at = time.monotonic() + self._random.uniform(*STOPPED_SECONDS)
