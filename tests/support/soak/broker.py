@@ -68,6 +68,7 @@ class Broker:
         sent: what SQS took, in order.
         effects: the receiver's log, in order.
         faults: how many there were, by kind.
+        refused: set when a message to be sent is refused: what its relay does next, a crash must not undo by half.
     """
 
     def __init__(self, upstream_port: int, seed: int, *, call_faults: float = 0.05, entry_faults: float = 0.02) -> None:
@@ -80,6 +81,7 @@ class Broker:
         self.effects: list[Effect] = []
         self._highest: dict[str, int] = {}
         self.faults: Counter[str] = Counter()
+        self.refused = threading.Event()
         broker = self
 
         class Handler(_Handler):
@@ -154,6 +156,8 @@ class Broker:
                     forward({**request, "Entries": extra})
                 if operation == "SendMessageBatch":
                     self._note(request["QueueUrl"], kept, answer)
+        if failed and operation == "SendMessageBatch":
+            self.refused.set()
         called_failed = {entry["Id"] for entry in failed}
         done = [each for each in answer.get("Successful", ()) if each["Id"] not in called_failed]
         answer = {"Successful": done + forgotten, "Failed": [*answer.get("Failed", ()), *failed]}

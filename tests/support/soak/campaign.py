@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
+import psutil
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 
@@ -37,7 +38,7 @@ BUSINESS = (
 """The tables of the business: the truth, told by nothing of txbox's."""
 
 PLACE = "INSERT INTO placed (message_id, key, number, kind) VALUES (%s, %s, %s, %s)"
-KINDS = (("poison", 0.005), ("flaky", 0.03), ("deadly", 0.003), ("refused", 0.003))
+KINDS = (("poison", 0.005), ("flaky", 0.03), ("freezing", 0.005), ("deadly", 0.003), ("refused", 0.003))
 ROLES = (RELAY, RELAY, BILLING, BILLING, BILLING, MAILING, MAILING)
 KEYS = 40
 MOST_WAITING = 400
@@ -182,6 +183,9 @@ class Campaign:
     def _tend(self) -> None:
         """Have those that were stopped go on in their time, and start another for each that has ended."""
         for index, member in enumerate(self._members):
+            if member.continues_at is None and self._is_stopped(member):
+                member.continues_at = time.monotonic() + self._random.uniform(*STOPPED_SECONDS)
+                self.counts["stops in a handler"] += 1
             if member.continues_at is not None and time.monotonic() >= member.continues_at:
                 self._continue(member)
             if (status := member.process.exitcode) is not None:
@@ -190,6 +194,12 @@ class Campaign:
                 if status != -signal.SIGKILL and AT_WORK in self.setting.log(member.role, pid).read_text():
                     self.ended_by_themselves.append(f"{member.role} {pid}: {status}")
                 self._members[index] = self._start(member.role)
+
+    @staticmethod
+    def _is_stopped(member: _Member) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(member.process.pid).status() == psutil.STATUS_STOPPED
+        return False
 
     def _continue(self, member: _Member) -> None:
         member.continues_at = None
@@ -222,6 +232,11 @@ class Campaign:
     def _crash(self) -> None:
         """End the server as ``pg_ctl stop -m immediate`` does: what was not written is lost; and start it again."""
         self.counts["server crashes"] += 1
+        if self._random.random() < 0.7:
+            # The moment at which it can do most harm: a relay is about to keep a refusal, and then sends what it may.
+            self.broker.refused.clear()
+            self.broker.refused.wait(2.0)
+            time.sleep(self._random.uniform(0.0, 0.1))
         os.kill(self.server.pid, signal.SIGQUIT)
         self.server.stop()
         self.server.start()
@@ -230,10 +245,10 @@ class Campaign:
 
     def _settled(self) -> bool:
         """Whether nothing is left; looked at in the direction in which messages move."""
+        self._tend()
         for member in self._members:
             if member.continues_at is not None:
                 self._continue(member)
-        self._tend()
         looks: tuple[Callable[[], int | None], ...] = (
             self._unsent,
             lambda: self._held(self.setting.orders),

@@ -38,7 +38,7 @@ AT_WORK = "at work"
 """What the log of a process has once it has started: from then on it ends only when it is told to."""
 
 ACCOUNTS = 5
-MAX_ATTEMPTS = 6
+MAX_ATTEMPTS = 4
 VISIBILITY_SECONDS = 4
 LEASE_SECONDS = 4.0
 WORKER_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=1.0)
@@ -126,7 +126,7 @@ def _end_with_parent() -> None:
 
 
 def _note_begun(setting: Setting, role: str, message: Message) -> dict[str, Any]:
-    """Note a run, and let its message do what it says: fail always, or at times, or end the process."""
+    """Note a run, and let its message do what it says: fail always, or at times, or end or stop the process."""
     body: dict[str, Any] = json.loads(message.text)
     file = os.open(setting.begun, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -134,10 +134,13 @@ def _note_begun(setting: Setting, role: str, message: Message) -> dict[str, Any]
     finally:
         os.close(file)
     kind = body["kind"]
-    if kind == "poison" or (kind == "flaky" and random.random() < 0.5):
+    drawn = random.random()
+    if kind == "poison" or (kind in ("flaky", "freezing") and drawn < 0.4):
         raise RuntimeError(f"{message.id} is {kind}")
-    if kind == "deadly" and random.random() < 0.5:
+    if kind == "deadly" and drawn < 0.5:
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "freezing" and drawn < 0.8:
+        os.kill(os.getpid(), signal.SIGSTOP)  # the campaign has it go on, often after the message came again elsewhere
     return body
 
 
@@ -150,7 +153,7 @@ def _bill(setting: Setting) -> bool:
         effect = {"message_id": message.id, "key": order["key"], "number": order["number"], "account": account}
         session.execute(EFFECT, effect)
         session.execute(ADD, {"account": account})
-        mail = {**order, "kind": "flaky" if random.random() < 0.02 else "good"}
+        mail = {**order, "kind": random.choices(["flaky", "freezing", "good"], [2, 1, 97])[0]}
         outbox.publish(session, setting.mails, json.dumps(mail), key=order["key"], message_id=f"mail-{message.id}")
 
     return SqsWorker(
