@@ -224,6 +224,7 @@ def _bulk_load_chunk(metadata: MetaData, prefix: str) -> Table:
         _count("rows_read"),
         _count("rows_rejected"),
         _count("already_processed"),
+        _count("parked", "of those already processed: events that wait as dead letters, and are not processed"),
         _count("applied"),
         Column("rejected_sample", JSONB),
         _now("merged_at"),
@@ -361,8 +362,8 @@ def _number(name: str, comment: str) -> Column[Any]:
     return Column(name, Integer, nullable=False, server_default=text("0"), comment=comment)
 
 
-def _count(name: str) -> Column[Any]:
-    return Column(name, BigInteger, nullable=False, server_default=text("0"))
+def _count(name: str, comment: str | None = None) -> Column[Any]:
+    return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
 
 
 def _now(name: str) -> Column[Any]:

@@ -99,13 +99,14 @@ def span(bounds: Sequence[str], chunk: int) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the merged chunks of a run add up to."""
+    """What the merged chunks of a run add up to; what is parked is among what is already processed."""
 
     chunks: int
     read: int
     rejected: int
     already_processed: int
     applied: int
+    parked: int
 
 
 class Ledger:

@@ -312,9 +312,10 @@ class Load:
             rejected=rejected,
             rejected_sample=run.rejected_sample,
             duplicate_in_source=run.rows - rejected - totals.already_processed - totals.applied,
-            already_processed=totals.already_processed,
+            already_processed=totals.already_processed - totals.parked,
             applied=totals.applied,
             seconds=dict(self.seconds),
+            parked=totals.parked,
         )
 
     @contextmanager

@@ -48,7 +48,7 @@ from txbox.blocked_loads import run_lock
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox_spark.columns import EventColumn
 from txbox_spark.effects import Apply, ApplyFailed, apply_effects
-from txbox_spark.statements import Statements, statements
+from txbox_spark.statements import FRESH, Statements, statements
 
 __all__ = [
     "EFFECTS_SECONDS",
@@ -205,6 +205,7 @@ def merge_chunk(
     Raises:
         sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
     """
+    parked = _count_parked(connection, plan, staged or FRESH)
     raced = False
     failures = 0
     while True:
@@ -227,7 +228,7 @@ def merge_chunk(
         else:
             savepoint.commit()
             break
-    _settle(connection, plan, chunk, counts, applied)
+    _settle(connection, plan, chunk, counts, applied, parked)
     return applied
 
 
@@ -248,13 +249,22 @@ def settle_known_chunk(
     """
     if connection.exec_driver_sql(plan.sql.count_unknown, _here(plan, span)).scalar_one():
         return False
-    _settle(connection, plan, chunk, counts, applied=0)
+    _settle(connection, plan, chunk, counts, applied=0, parked=_count_parked(connection, plan, FRESH))
     return True
 
 
-def _settle(connection: Connection, plan: MergePlan, chunk: int, counts: ChunkCounts, applied: int) -> None:
+def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
+    """Count a chunk's events that wait as dead letters; mostly there are none, and one look says so."""
+    if connection.exec_driver_sql(plan.sql.any_parked, (plan.subscriber_id,)).fetchone() is None:
+        return 0
+    return int(connection.exec_driver_sql(plan.sql.count_parked(events), (plan.subscriber_id,)).scalar_one())
+
+
+def _settle(
+    connection: Connection, plan: MergePlan, chunk: int, counts: ChunkCounts, applied: int, parked: int
+) -> None:
     sample = json.dumps(counts.rejected_sample) if counts.rejected_sample else None
-    settled = (counts.read, counts.rejected, counts.distinct - applied, applied, sample, plan.run_id, chunk)
+    settled = (counts.read, counts.rejected, counts.distinct - applied, applied, parked, sample, plan.run_id, chunk)
     connection.exec_driver_sql(plan.sql.settle_chunk, settled)
 
 

@@ -70,7 +70,8 @@ class Reconciliation:
         rejected: rows of the archive that cannot be loaded, so they have no part in the comparison.
         duplicate_in_archive: rows of the archive whose id another row has, one of each id not counted.
         processed: ids in the inbox of this subscriber.
-        never_processed: ids of the archive that are not in the inbox.
+        never_processed: ids of the archive that were not processed, those that are parked included.
+        parked: those of them that wait as dead letters.
         never_processed_sample: the first of them.
         not_archived: ids of the inbox that are not in the archive.
         not_archived_sample: the first of them, with the time of their processing.
@@ -82,6 +83,7 @@ class Reconciliation:
     duplicate_in_archive: int
     processed: int
     never_processed: int
+    parked: int
     never_processed_sample: tuple[str, ...]
     not_archived: int
     not_archived_sample: tuple[NotArchived, ...]
@@ -159,7 +161,8 @@ def _compare(
     # All rejected rows have the id null, so they are one group, and it meets nothing in the join.
     archive = identified.groupBy(sql.col("message_id").alias(_ARCHIVED)).agg(sql.count(sql.lit(1)).alias(_ROWS))
     joined = archive.join(inbox, sql.col(_ARCHIVED) == sql.col(_PROCESSED), "full_outer").persist()
-    archived, processed = sql.col(_ARCHIVED).isNotNull(), sql.col(_PROCESSED).isNotNull()
+    parked = sql.coalesce(sql.col(_PARKED), sql.lit(False))
+    archived, processed = sql.col(_ARCHIVED).isNotNull(), sql.col(_PROCESSED).isNotNull() & ~parked
     never_processed = joined.where(archived & ~processed).select(_ARCHIVED)
     not_archived = joined.where(processed & ~archived).select(sql.col(_PROCESSED).alias("message_id"), _PROCESSED_AT)
     try:
@@ -169,6 +172,7 @@ def _compare(
             _sum_where(archived, sql.col(_ROWS) - 1).alias("duplicate_in_archive"),
             _sum_where(processed).alias("processed"),
             _sum_where(archived & ~processed).alias("never_processed"),
+            _sum_where(archived & parked).alias("parked"),
             _sum_where(processed & ~archived).alias("not_archived"),
         ).collect()[0]
         never_sample = never_processed.orderBy(_ARCHIVED).limit(sample).collect()
@@ -217,13 +221,13 @@ def _inbox(
     warn_of_a_new_name(engine, bulk_statements(schema, prefix), subscriber_id)
     # Spark's JDBC takes SQL as text and binds nothing.
     table = (
-        f"(SELECT message_id, processed_at "  # noqa: S608 - quoted
+        f"(SELECT message_id, processed_at, dead_letter_id IS NOT NULL AS {_PARKED} "  # noqa: S608 - quoted
         f"FROM {sql.processed_message} WHERE subscriber_id = {_literal(subscriber_id)}) AS inbox"
     )
     reader = {**options, "fetchsize": str(FETCHED_ROWS)}
     with explained("cannot read the inbox over JDBC"):
         frame = spark.read.jdbc(reader.pop("url"), table, predicates=id_ranges(bounds), properties=reader)
-    return frame.selectExpr(f"message_id AS {_PROCESSED}", _PROCESSED_AT)
+    return frame.selectExpr(f"message_id AS {_PROCESSED}", _PROCESSED_AT, _PARKED)
 
 
 def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: int | None) -> list[str]:
@@ -288,4 +292,5 @@ _ARCHIVED = "archived_id"
 _ROWS = "archived_rows"
 _PROCESSED = "processed_id"
 _PROCESSED_AT = "processed_at"
+_PARKED = "parked"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,7 +11,8 @@ __all__ = ["BulkLoadReport", "OnProgress", "Progress"]
 class BulkLoadReport:
     """What a bulk load came to, over all attempts at it: the rows of the source, each counted once.
 
-    ``read`` is the sum of ``rejected``, ``duplicate_in_source``, ``already_processed`` and ``applied``.
+    ``read`` is the sum of ``rejected``, ``duplicate_in_source``, ``already_processed``, ``parked`` and
+    ``applied``.
 
     Attributes:
         run_id: of the ledger.
@@ -25,9 +26,10 @@ class BulkLoadReport:
         rejected: rows that cannot be loaded.
         rejected_sample: some of those, each with the reason.
         duplicate_in_source: rows whose id another row of the source has.
-        already_processed: events that were in the inbox before.
+        already_processed: events that were processed before.
         applied: events that were first, and whose effect is committed.
         seconds: how long this attempt took, by stage.
+        parked: events that wait as dead letters, and are processed when they are redriven.
     """
 
     run_id: str
@@ -44,6 +46,7 @@ class BulkLoadReport:
     already_processed: int
     applied: int
     seconds: Mapping[str, float] = field(default_factory=dict)
+    parked: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""

@@ -29,7 +29,8 @@ class Statements:
         described = tables(schema, prefix)
         run = _quoted(described.bulk_load)
         chunk = _quoted(described.bulk_load_chunk)
-        processed = _quoted(described.processed_message)
+        processed = self._processed = _quoted(described.processed_message)
+        letter = self._letter = _quoted(described.dead_letter)
 
         # -- the ledger -------------------------------------------------------------------------------------------
 
@@ -94,9 +95,9 @@ SELECT run_id FROM left_behind"""
 
         self.totals = f"""
 SELECT count(*), coalesce(sum(rows_read), 0)::bigint, coalesce(sum(rows_rejected), 0)::bigint,
-  coalesce(sum(already_processed), 0)::bigint, coalesce(sum(applied), 0)::bigint
+  coalesce(sum(already_processed), 0)::bigint, coalesce(sum(applied), 0)::bigint, coalesce(sum(parked), 0)::bigint
 FROM {chunk} WHERE run_id = %s"""
-        """What the merged chunks add up to: (run) → chunks, read, rejected, already processed, applied."""
+        """What the merged chunks add up to: (run) → chunks, read, rejected, already processed, applied, parked."""
 
         self.rejected_samples = f"""
 SELECT sample.event FROM {chunk} AS chunk, jsonb_array_elements_text(chunk.rejected_sample) AS sample (event)
@@ -128,7 +129,7 @@ SELECT pg_advisory_xact_lock_shared(%s)::text"""
 
         self.settle_chunk = f"""
 UPDATE {chunk}
-SET rows_read = %s, rows_rejected = %s, already_processed = %s, applied = %s, rejected_sample = %s::jsonb,
+SET rows_read = %s, rows_rejected = %s, already_processed = %s, applied = %s, parked = %s, rejected_sample = %s::jsonb,
   merged_at = clock_timestamp()
 WHERE run_id = %s AND chunk = %s"""
         """Write down what a chunk came to, in the transaction that merges it."""
@@ -175,6 +176,10 @@ WHERE processed.subscriber_id = %s AND processed.message_id = event.message_id
         self.count_unknown = f"SELECT count(*) FROM {FRESH} AS event WHERE NOT EXISTS (SELECT FROM {self._known_here})"
         """Count the events in ``fresh_event`` whose ids are not in the inbox: the same values. (To ask only whether
         there is one, with LIMIT or EXISTS, makes Postgres look up id after id, which takes three times as long.)"""
+
+        self.any_parked = f"""
+SELECT FROM {letter} WHERE subscriber_id = %s AND redriven_at IS NULL AND reason <> 'mismatch' LIMIT 1"""
+        """Look for any dead letter of a subscriber that waits: (subscriber) → a row, if there is one."""
 
         self.find_known = f"SELECT message_id FROM {processed} WHERE subscriber_id = %s AND message_id = ANY(%s)"
         """Look for ids in the inbox: (subscriber, ids) → those that are there."""
@@ -279,6 +284,19 @@ INSERT INTO {FRESH} ({names})
 SELECT DISTINCT ON (message_id) {values} FROM {staged} AS event
 WHERE NOT EXISTS (SELECT FROM {self._known_here})
 ORDER BY message_id"""
+
+    def count_parked(self, events: str) -> str:
+        """Count the events that wait as dead letters: (subscriber). There are few letters, and no index on the events.
+
+        Args:
+            events: the relation that holds them, quoted.
+        """
+        return f"""
+SELECT count(DISTINCT event.message_id) FROM {events} AS event
+JOIN {self._letter} AS letter ON letter.message_id = event.message_id
+JOIN {self._processed} AS processed
+  ON processed.subscriber_id = letter.subscriber_id AND processed.message_id = letter.message_id
+WHERE letter.subscriber_id = %s AND letter.redriven_at IS NULL AND processed.dead_letter_id IS NOT NULL"""
 
     @staticmethod
     def distinct_ids(staged: str) -> str:

@@ -175,6 +175,7 @@ def counts(report: BulkLoadReport) -> Mapping[str, int]:
         "duplicate_in_source": report.duplicate_in_source,
         "already_processed": report.already_processed,
         "applied": report.applied,
+        **({"parked": report.parked} if report.parked else {}),
     }
     assert report.read == sum(parts.values())
     return {"read": report.read, **parts}

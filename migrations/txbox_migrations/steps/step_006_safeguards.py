@@ -81,6 +81,17 @@ def _add_parking(op: Operations, schema: str | None, prefix: str) -> None:
         sa.Column("lease_attempts", sa.Integer, comment="of the message in its ledger when it was parked"),
         schema=schema,
     )
+    op.add_column(
+        f"{prefix}bulk_load_chunk",
+        sa.Column(
+            "parked",
+            sa.BigInteger,
+            server_default=sa.text("0"),
+            nullable=False,
+            comment="of those already processed: events that wait as dead letters, and are not processed",
+        ),
+        schema=schema,
+    )
     # What waits already is parked, too. Letters of relays were received by nobody, and have no place in an inbox.
     processed, letter = _parking_tables(schema, prefix)
     waiting = sa.select(letter.c.subscriber_id, letter.c.message_id, sa.func.min(letter.c.dead_letter_id)).where(
@@ -100,6 +111,7 @@ def _drop_parking(op: Operations, schema: str | None, prefix: str) -> None:
     """Before this step, what is parked is not in the inbox."""
     processed, _ = _parking_tables(schema, prefix)
     op.execute(sa.delete(processed).where(processed.c.dead_letter_id.is_not(None)))
+    op.drop_column(f"{prefix}bulk_load_chunk", "parked", schema=schema)
     op.drop_column(f"{prefix}dead_letter", "lease_attempts", schema=schema)
     for name in ("dead_letter", "message_failure"):
         op.drop_column(f"{prefix}{name}", "history", schema=schema)

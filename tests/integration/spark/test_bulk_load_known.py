@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Engine
 
 from support.bulk_loads import SUBSCRIBER, Books, counts, frame, load, purchases
+from txbox import DeadLetter, DeadLetters, Reason
 from txbox_spark.copying import lay_out
 from txbox_spark.known import likely_known
 from txbox_spark.statements import statements
@@ -43,6 +44,28 @@ def test_they_are_settled_without_reading_the_events(
     assert len(again.rejected_sample) == 2
     assert laid_out == [["message_id", "rejected"]]
     books.require_applied(events)
+
+
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+def test_what_is_parked_is_not_applied_and_told_from_what_is_processed(
+    spark: SparkSession, books: Books, engine: Engine, schema_url: str, writer: str
+) -> None:
+    events = purchases(100)
+    processed, parked = [one[0] for one in events[:30]], [one[0] for one in events[30:33]]
+    books.record(processed)
+    letters = DeadLetters(engine)
+    for message_id in (*parked, "parked, and in no source"):
+        letters.park(DeadLetter(SUBSCRIBER, message_id, Reason.FAILED, "no", 3, "queue", message_id.encode()))
+    first = load(frame(spark, [*events, *events[28:35]]), schema_url, writer)
+    assert counts(first) == {
+        "read": 107, "rejected": 0, "duplicate_in_source": 7, "already_processed": 30, "applied": 67, "parked": 3
+    }  # fmt: skip
+    again = load(frame(spark, events), schema_url, writer)
+    assert (again.already_processed, again.parked, again.applied) == (97, 3, 0)
+    for letter in letters.list():
+        letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+    assert load(frame(spark, events), schema_url, writer).applied == 3
+    books.require_applied(events[30:], recorded=processed)
 
 
 @pytest.mark.parametrize("known", [0, 1, 150, 399])

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.schema import CreateSchema
 
-from txbox import InvalidConfiguration, SchemaMissing
+from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason, SchemaMissing
 from txbox.schema import tables
 from txbox_spark import Progress
 from txbox_spark.jdbc import jdbc_options
@@ -61,6 +61,7 @@ def expected(archived: list[str | None], processed: list[str], sample: int = 10)
         "duplicate_in_archive": len(valid) - len(set(valid)),
         "processed": len(processed),
         "never_processed": len(never),
+        "parked": 0,
         "never_processed_sample": tuple(never[:sample]),
         "not_archived": len(lost),
         "not_archived_sample": tuple({"message_id": one, "processed_at": times[one]} for one in lost[:sample]),
@@ -97,6 +98,16 @@ def test_nothing_on_one_side(
     record(engine, processed)
     found = reconcile(archive(archived), url=schema_url, subscriber_id="billing", message_id="event_id")
     assert found.as_dict() == expected(archived, processed)
+
+
+def test_what_is_parked_was_not_processed(engine: Engine, schema_url: str, archive: Callable[..., DataFrame]) -> None:
+    record(engine, ["a", "b"])
+    for message_id in ("c", "in no archive"):
+        letter = DeadLetter("billing", message_id, Reason.FAILED, "no", 3, "queue", message_id.encode())
+        DeadLetters(engine).park(letter)
+    found = reconcile(archive("abcd"), url=schema_url, subscriber_id="billing", message_id="event_id")
+    assert (found.processed, found.never_processed, found.never_processed_sample) == (2, 2, ("c", "d"))
+    assert (found.parked, found.not_archived) == (1, 0)
 
 
 def test_malformed_lines_are_rejected(spark: SparkSession, engine: Engine, schema_url: str, tmp_path: Path) -> None:

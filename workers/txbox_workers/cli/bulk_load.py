@@ -186,6 +186,11 @@ def _print(report: "BulkLoadReport") -> None:
         ("rejected", report.rejected, "rows that cannot be loaded"),
         ("duplicate in source", report.duplicate_in_source, "rows whose id another row has"),
         ("already processed", report.already_processed, f"events that {report.subscriber_id} had processed before"),
+        *(
+            [("parked", report.parked, "events that wait as dead letters: see `txbox dead-letters list`")]
+            if report.parked
+            else []
+        ),
         ("applied", report.applied, "events that were first"),
     ]
     print_counts(rows)

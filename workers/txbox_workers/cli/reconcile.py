@@ -97,6 +97,7 @@ def _print(found: "Reconciliation") -> None:
         ("rejected", found.rejected, "rows that cannot be loaded, so they are not compared"),
         ("processed", found.processed, "ids in the inbox"),
         ("never processed", found.never_processed, "archived, and not in the inbox"),
+        *([("parked", found.parked, "of those, wait as dead letters")] if found.parked else []),
         ("not archived", found.not_archived, "in the inbox, and not in the archive"),
     ]
     print_counts(rows)

@@ -236,4 +236,4 @@ def _log(directory: Path) -> Path:
 
 _OUTBOX = text("SELECT count(*) FROM outbox_message")
 _CHUNKS = text("SELECT count(*) FROM bulk_load_chunk")
-_RECORDED = text("SELECT count(*) FROM processed_message")
+_RECORDED = text("SELECT count(*) FROM processed_message WHERE dead_letter_id IS NULL")

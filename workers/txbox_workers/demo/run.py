@@ -236,7 +236,9 @@ def _aws_environment(environment: dict[str, str]) -> Iterator[None]:
 
 
 _PROCESSED = {
-    billing.SUBSCRIBER: text("SELECT message_id FROM processed_message WHERE subscriber_id = :subscriber"),
+    billing.SUBSCRIBER: text(
+        "SELECT message_id FROM processed_message WHERE subscriber_id = :subscriber AND dead_letter_id IS NULL"
+    ),
     notification.SUBSCRIBER: text(
         "SELECT message_id FROM message_lease WHERE subscriber_id = :subscriber AND completed_at IS NOT NULL"
     ),

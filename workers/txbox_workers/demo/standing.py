@@ -78,7 +78,7 @@ def _count_queue(url: str, client: "SQSClient") -> int:
 
 _COUNTS = text(
     "SELECT (SELECT count(*) FROM purchase_order), "
-    "(SELECT count(*) FROM processed_message WHERE subscriber_id = :billing), "
+    "(SELECT count(*) FROM processed_message WHERE subscriber_id = :billing AND dead_letter_id IS NULL), "
     "(SELECT count(*) FROM message_lease WHERE subscriber_id = :notification AND completed_at IS NOT NULL)"
 ).bindparams(billing=billing.SUBSCRIBER, notification=notification.SUBSCRIBER)
 _OUTBOX = text("SELECT count(*) FROM outbox_message")

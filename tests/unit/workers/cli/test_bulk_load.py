@@ -87,7 +87,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
 
     def reconcile(frame: str, **options: Any) -> Reconciliation:
         seen.given = options
-        return Reconciliation(5, 0, 1, 4, 2, ("a", "b\x1b"), 1, (), None)
+        return Reconciliation(5, 0, 1, 4, 2, 0, ("a", "b\x1b"), 1, (), None)
 
     monkeypatch.setattr(txbox_spark, "spark_session", spark_session)
     monkeypatch.setattr(txbox_spark, "read_events", read_events)
