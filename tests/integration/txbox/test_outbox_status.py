@@ -123,7 +123,7 @@ def test_a_relay_that_was_killed_is_stale_and_its_rate_does_not_count(engine: En
     change(
         engine,
         "INSERT INTO outbox_relay (relay_id, host, pid, sent, failed, sent_per_second, started_at, seen_at) VALUES "
-        "('1', 'b', 1, 10, 2, 50, now() - interval '1 h', now() - interval '1 min'), "
+        "('1', 'b', 1, 10, 2, 50, now() - interval '1 h', now() - interval '15 s'), "
         "('2', 'a', 2, 20, 0, 7.5, now() - interval '1 h', now())",
     )
     found = read_outbox_status(engine)
