@@ -36,7 +36,7 @@ class TcpProxy:
         self._refusing = False
         self._swallowing = False
         self._marker: bytes | None = None
-        self._marked_passes = False
+        self._marked_passes = self._quietly = False
         self._closed = False
         self.lost = 0
 
@@ -73,10 +73,13 @@ class TcpProxy:
                 pair.hushed = True
             return len(self._pairs)
 
-    def lose_next(self, marker: bytes = COMMIT, *, reaches_server: bool) -> None:
-        """Lose the answer to the next request that holds these bytes, or the request; and cut that connection."""
+    def lose_next(self, marker: bytes = COMMIT, *, reaches_server: bool, quietly: bool = False) -> None:
+        """Lose the answer to the next request that holds these bytes, or the request; and cut that connection.
+
+        Quietly: leave the connection as it is, and pass no further answer on.
+        """
         with self._lock:
-            self._marker, self._marked_passes = marker, reaches_server
+            self._marker, self._marked_passes, self._quietly = marker, reaches_server, quietly
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -134,9 +137,12 @@ class TcpProxy:
         before = b""
         while data := pair.client.recv(CHUNK_BYTES):
             if self._is_lost(before + data):
-                if not self._marked_passes:
+                if self._quietly:
+                    pair.muted = True
+                elif not self._marked_passes:
                     return
-                pair.loses_answer = True
+                else:
+                    pair.loses_answer = True
             before = data[-LONGEST_MARKER_BYTES:]
             if not pair.hushed:
                 pair.server.sendall(data)
@@ -146,7 +152,7 @@ class TcpProxy:
             if pair.loses_answer:
                 # The server has answered, so it has done what it was asked.
                 return
-            if not (self._swallowing or pair.hushed):
+            if not (self._swallowing or pair.hushed or pair.muted):
                 pair.client.sendall(data)
 
     def _is_lost(self, request: bytes) -> bool:
@@ -165,7 +171,7 @@ class _Pair:
         self.client = client
         self.server = server
         self.loses_answer = False
-        self.hushed = False
+        self.hushed = self.muted = False
 
     def close(self) -> None:
         for end in (self.client, self.server):
