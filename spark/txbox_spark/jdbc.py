@@ -113,11 +113,6 @@ def _translated(parameters: Mapping[str, str]) -> dict[str, str]:
     return translated
 
 
-def _threshold(value: str) -> str:
-    # psycopg prepares at the first run at zero, and never at None; the driver at one, and never at zero.
-    return "0" if value.lower() in ("", "none") else str(int(value) + 1)
-
-
 def _seconds(value: str) -> str:
     # libpq waits for ever at zero and below, the driver at zero.
     return str(max(int(value), 0))
@@ -141,7 +136,6 @@ _TRANSLATIONS: Mapping[str, tuple[str, Callable[[str], str]]] = {
     "prepareThreshold": ("prepareThreshold", _prepare_threshold),
     "krbsrvname": ("kerberosServerName", str),
     "load_balance_hosts": ("loadBalanceHosts", {"disable": "false", "random": "true"}.__getitem__),
-    "prepare_threshold": ("prepareThreshold", _threshold),
     "sslnegotiation": ("sslNegotiation", str),
     "target_session_attrs": (
         "targetServerType",

@@ -38,8 +38,6 @@ def test_secrets_are_not_part_of_the_url(place: str) -> None:
         ("application_name=nightly%20load", "ApplicationName=nightly%20load"),
         ("connect_timeout=5", "connectTimeout=5"),
         ("connect_timeout=-1", "connectTimeout=0"),
-        ("prepare_threshold=None", "prepareThreshold=0"),
-        ("prepare_threshold=0", "prepareThreshold=1"),
         ("txbox_silence_seconds=60&connect_timeout=5", "connectTimeout=5"),
         ("options=-csearch_path%3Dbilling", "options=-csearch_path%3Dbilling"),
         ("options=-c%20a%3Db%2Bc", "options=-c%20a%3Db%2Bc"),
