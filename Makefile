@@ -127,6 +127,10 @@ bench: $(VENV)/.dev-ready ## Measure the consumer against pgbench with the same 
 bench-relay: $(VENV)/.dev-ready ## Measure the outbox and its relay, each against its limit (BENCH='--quick')
 	@$(BIN)/python benchmarks/relay.py $(BENCH)
 
+.PHONY: bench-deadlocks
+bench-deadlocks: $(VENV)/.dev-ready ## Measure workers whose handlers run into deadlocks against fixed settings (BENCH='--seconds 30')
+	@$(BIN)/python benchmarks/deadlocks.py $(BENCH)
+
 .PHONY: bench-ledger
 bench-ledger: $(VENV)/.dev-ready ## Measure leases against a plain conditional UPDATE (BENCH='--seconds 5')
 	@$(BIN)/python benchmarks/ledger.py $(BENCH)

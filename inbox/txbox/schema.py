@@ -45,6 +45,7 @@ TABLE_NAMES = (
     "outbox_relay",
     "message_lease",
     "aggregate_watermark",
+    "handler_conflict",
 )
 """Every table of txbox, without prefix."""
 
@@ -70,6 +71,7 @@ class Tables:
     outbox_relay: Table
     message_lease: Table
     aggregate_watermark: Table
+    handler_conflict: Table
 
 
 @lru_cache(maxsize=64)
@@ -96,6 +98,7 @@ def tables(schema: str | None = None, prefix: str = "") -> Tables:
         outbox_relay=_outbox_relay(metadata, prefix),
         message_lease=_message_lease(metadata, prefix),
         aggregate_watermark=_aggregate_watermark(metadata, prefix),
+        handler_conflict=_handler_conflict(metadata, prefix),
     )
 
 
@@ -138,6 +141,23 @@ def _message_failure(metadata: MetaData, prefix: str) -> Table:
         _now("last_failed_at"),
         _list("history", "the last attempts that counted, newest first: when, at which delivery, and why"),
         CheckConstraint("attempts > 0", name=f"{prefix}message_failure_attempts_check"),
+    )
+
+
+def _handler_conflict(metadata: MetaData, prefix: str) -> Table:
+    """How often handlers' transactions were rolled back for one another's sake, and where they met.
+
+    Written once a minute at most by each worker that has had such conflicts, and never while there are none.
+    """
+    return Table(
+        f"{prefix}handler_conflict",
+        metadata,
+        Column("subscriber_id", BYTEWISE, primary_key=True),
+        Column("sqlstate", Text, primary_key=True),
+        Column("place", Text, primary_key=True, comment="the relation, as the server named it; empty if it did not"),
+        Column("conflicts", BigInteger, nullable=False),
+        _now("first_at"),
+        _now("last_at"),
     )
 
 

@@ -3,10 +3,13 @@
 Codes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
 
+import re
+
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 __all__ = [
+    "CONFLICTS",
     "DEADLOCK_DETECTED",
     "LOCK_NOT_AVAILABLE",
     "PREPARED_REMEDY",
@@ -14,6 +17,7 @@ __all__ = [
     "TIMED_OUT",
     "UNDEFINED_TABLE",
     "UNIQUE_VIOLATION",
+    "conflict_place",
     "is_foreign_statement",
     "is_of_the_session",
     "is_outage",
@@ -24,6 +28,7 @@ __all__ = [
 SERIALIZATION_FAILURE = "40001"
 DEADLOCK_DETECTED = "40P01"
 LOCK_NOT_AVAILABLE = "55P03"
+CONFLICTS = {DEADLOCK_DETECTED: "deadlocks", SERIALIZATION_FAILURE: "serialization failures"}
 UNDEFINED_TABLE = "42P01"
 TIMED_OUT = frozenset({"25P03", "25P04"})  # idle_in_transaction_session_timeout, transaction_timeout
 UNIQUE_VIOLATION = "23505"
@@ -55,6 +60,13 @@ def sqlstate(error: BaseException) -> str | None:
 def is_retryable(error: BaseException) -> bool:
     """Whether the same transaction, run again from its start, may well succeed."""
     return sqlstate(error) in (SERIALIZATION_FAILURE, DEADLOCK_DETECTED)
+
+
+def conflict_place(error: BaseException) -> str:
+    """Return where a transaction met another one, as far as the server says it: the relation, or an empty text."""
+    context = getattr(getattr(getattr(error, "orig", error), "diag", None), "context", None) or ""
+    found = _RELATION.search(context)
+    return found["name"] if found else ""
 
 
 def is_foreign_statement(error: BaseException) -> bool:
@@ -94,6 +106,8 @@ def is_outage(error: BaseException) -> bool:
         return isinstance(error, OperationalError)
     return code.startswith("08") or code in _OUTAGES or is_foreign_statement(error)
 
+
+_RELATION = re.compile(r'in relation "(?P<name>(?:[^"]|"")+)"')
 
 _PREPARED = ("26000", "42P05")  # invalid_sql_statement_name, duplicate_prepared_statement
 

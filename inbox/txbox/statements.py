@@ -47,6 +47,7 @@ class Statements:
         processed = quoted(described.processed_message)
         failure = quoted(described.message_failure)
         letter = quoted(described.dead_letter)
+        conflict = quoted(described.handler_conflict)
 
         # -- inbox ------------------------------------------------------------------------------------------------
         #
@@ -147,6 +148,19 @@ WHERE subscriber_id = %s AND message_id = %s"""
 
         self.forget_failures = f"DELETE FROM {failure} WHERE subscriber_id = %s AND message_id = ANY(%s::text[])"
         """Forget the failures of messages that have succeeded or are parked: (subscriber, ids)."""
+
+        # -- conflicts --------------------------------------------------------------------------------------------
+
+        self.count_conflicts = f"""
+INSERT INTO {conflict} AS known (subscriber_id, sqlstate, place, conflicts) VALUES (%s, %s, %s, %s)
+ON CONFLICT (subscriber_id, sqlstate, place) DO UPDATE
+SET conflicts = known.conflicts + excluded.conflicts, last_at = now()"""
+        """Count transactions that were rolled back for others' sake: (subscriber, SQLSTATE, relation, how many)."""
+
+        self.conflicts = f"""
+SELECT subscriber_id, sqlstate, place, conflicts, first_at, last_at FROM {conflict}
+ORDER BY last_at DESC, subscriber_id, sqlstate, place LIMIT %s"""
+        """The latest conflicts first: (limit) → rows."""
 
         # -- dead letters -----------------------------------------------------------------------------------------
 
@@ -260,6 +274,7 @@ GROUP BY subscriber_id, reason ORDER BY subscriber_id, reason"""
         self.processed_message = processed.replace("%%", "%")
         self.message_failure = failure.replace("%%", "%")
         self.dead_letter = letter.replace("%%", "%")
+        self.handler_conflict = conflict.replace("%%", "%")
 
 
 MAX_HISTORY = 20

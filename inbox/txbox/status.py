@@ -15,7 +15,7 @@ from txbox.outbox_status import OutboxStatus, read_outbox_status
 from txbox.statements import statements
 from txbox.transactions import check_table
 
-__all__ = ["EXACT_UP_TO_ROWS", "Status", "SubscriberStatus", "read_status"]
+__all__ = ["EXACT_UP_TO_ROWS", "HandlerConflict", "Status", "SubscriberStatus", "read_status"]
 
 EXACT_UP_TO_ROWS = 1_000_000
 """A larger inbox is estimated unless asked otherwise: counting reads every row of it."""
@@ -43,6 +43,27 @@ class SubscriberStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerConflict:
+    """How often handlers' transactions were rolled back for the sake of others, and where they met.
+
+    Attributes:
+        subscriber_id: whose handlers.
+        sqlstate: 40P01 is a deadlock, 40001 a serialization failure.
+        place: the relation, as the server has named it; empty if it has not.
+        conflicts: how many since ``first_at``; those of the last minute may be missing.
+        first_at: since when they are counted, by the database's clock.
+        last_at: when they were counted last.
+    """
+
+    subscriber_id: str
+    sqlstate: str
+    place: str
+    conflicts: int
+    first_at: datetime
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """How things stand.
 
@@ -53,6 +74,7 @@ class Status:
         outbox: what waits to be sent, by whom, and what holds the database back.
         leases: what is worked on under leases, and what is done.
         blocked_loads: bulk loads that wait for a lock, and who holds it.
+        conflicts: deadlocks and serialization failures of handlers, the latest first.
     """
 
     inbox_rows: int
@@ -61,6 +83,7 @@ class Status:
     outbox: OutboxStatus = field(default_factory=OutboxStatus)
     leases: LeaseStatus = field(default_factory=LeaseStatus)
     blocked_loads: tuple[BlockedLoad, ...] = ()
+    conflicts: tuple[HandlerConflict, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -97,6 +120,8 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         blocked = find_blocked_loads(connection)
         for subscriber, count in connection.exec_driver_sql(sql.failure_counts):
             found.setdefault(subscriber, {})["retrying"] = count
+        check_table(connection, sql.handler_conflict)
+        conflicts = tuple(HandlerConflict(*row) for row in connection.exec_driver_sql(sql.conflicts, (_CONFLICTS,)))
         for subscriber, reason, count, oldest in connection.exec_driver_sql(sql.letter_counts):
             if subscriber.startswith(_RELAY):
                 destination = subscriber.removeprefix(_RELAY)
@@ -111,8 +136,11 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     outbox = read_outbox_status(engine, schema=schema, prefix=prefix, dead_letters=unsent)
     most = math.inf if asked else EXACT_UP_TO_ROWS
     leases = read_lease_status(engine, schema=schema, prefix=prefix, exact_up_to_rows=most)
-    return Status(rows, exact, lines, outbox, leases, blocked)
+    return Status(rows, exact, lines, outbox, leases, blocked, conflicts)
 
+
+_CONFLICTS = 20
+"""How many lines of conflicts are read, the latest first."""
 
 _RELAY = f"{RELAY_SUBSCRIBER}:"
 """Behind it, the dead letters of the relay name the destination."""

@@ -246,6 +246,7 @@ def test_an_empty_database_lacks_every_table(engine: sa.Engine) -> None:
         "outbox_relay: the table is missing; expected a table",
         "message_lease: the table is missing; expected a table",
         "aggregate_watermark: the table is missing; expected a table",
+        "handler_conflict: the table is missing; expected a table",
     ]
 
 

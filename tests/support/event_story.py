@@ -5,6 +5,7 @@ from txbox.instrumentation import (
     BrokerLost,
     BrokerRestored,
     Committed,
+    Contended,
     DatabaseLost,
     DatabaseRestored,
     Event,
@@ -26,6 +27,7 @@ def settled(outcome: Outcome, *, acked: bool) -> Settled:
 
 STORY: list[Event] = [
     Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2")),
+    Contended(*WHO, {("40P01", "stock"): 2}, "alone"),
     Retried(*WHO, "40001", 1, 2),
     Committed(*WHO, 1, 1, 0.25),
     settled(Outcome.PROCESSED, acked=True),

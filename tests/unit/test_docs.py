@@ -22,6 +22,7 @@ from txbox import Outcome, Reason, instrumentation
 from txbox.instrumentation import (
     BrokerRestored,
     Committed,
+    Contended,
     DatabaseRestored,
     Event,
     HeartbeatFailed,
@@ -47,6 +48,7 @@ PAGES = sorted(
 EVERY_MEASUREMENT = (
     Settled("billing", "queue", "m-1", "d-1", Outcome.PROCESSED, acked=False, attempts=1),
     Committed("billing", "queue", 1, 0, 0.1),
+    Contended("billing", "queue", {("40P01", "stock"): 1}, "alone"),
     Retried("billing", "queue", "40001", 1, 1),
     HeartbeatFailed("billing", "queue", "m-1", "refused"),
     Relayed("billing", "queue", 1, 1, 1, 0.1),

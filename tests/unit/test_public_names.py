@@ -53,6 +53,7 @@ PUBLIC = {
         "BrokerLost",
         "BrokerRestored",
         "Committed",
+        "Contended",
         "DatabaseLost",
         "DatabaseRestored",
         "Event",

@@ -1,9 +1,11 @@
 """The transactions in which messages are recorded and handled: inbox and effects, both or neither."""
 
+import hashlib
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -14,9 +16,12 @@ from txbox import Failures, Inbox, Mismatch, TransactionEnded
 from txbox.backoff import Backoff
 from txbox.connections import with_sound_connection
 from txbox.inbox import ParkedIds, Recorded
-from txbox.instrumentation import Committed, Hook, Retried, emit
+from txbox.instrumentation import Committed, Contended, Hook, Retried, emit
 from txbox.ledgers.leased import refuse_unfinished
-from txbox.sqlstates import is_retryable, sqlstate
+from txbox.sqlstates import conflict_place, is_retryable, sqlstate
+from txbox.statements import statements
+from txbox.transactions import short_transaction
+from txbox_workers.contention import Contention, Report, Way
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import BatchHandler, Handler
 from txbox_workers.lent_transaction import LentTransactions, finish
@@ -87,6 +92,7 @@ class HandlerTransactions:
         stopping: Halt,
         cut_short: Halt | None = None,
         limit: TimeLimit = unlimited,
+        contention: Contention | None = None,
     ) -> None:
         """Take what ``Worker`` was given; it has validated all of it.
 
@@ -94,6 +100,7 @@ class HandlerTransactions:
             cut_short: within a batch, begin no more handlers once this is set: what was not begun is taken out of the
                 inbox again, and the rest commits.
             limit: says how long a transaction may take.
+            contention: learns of conflicts, and says how transactions are to be run.
         """
         self._engine = engine
         self._transactions = LentTransactions(engine, limit)
@@ -107,6 +114,9 @@ class HandlerTransactions:
         self._stopping = stopping
         self._cut_short = cut_short or threading.Event()
         self._closed = threading.local()
+        self.contention = contention or Contention()
+        place = f"{inbox.schema or ''}.{inbox.prefix} {inbox.subscriber_id}"
+        self._turn = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], signed=True)
 
     def check(self) -> None:
         """See that the inbox can be used.
@@ -173,7 +183,7 @@ class HandlerTransactions:
 
     def _batch(self, deliveries: Sequence[Delivery]) -> Sorted:
         begun = time.monotonic()
-        with self._transactions.lend() as connection:
+        with self._lend() as connection:
             with recording():
                 recorded = self._inbox.sort_out(connection, {d.message.id: d.message.body for d in deliveries})
                 parked = self._find_parked(connection, deliveries, recorded)
@@ -195,7 +205,7 @@ class HandlerTransactions:
     def _one(self, delivery: Delivery, failures: Failures | None, extra: Mapping[str, Any]) -> bool:
         begun = time.monotonic()
         message = delivery.message
-        with self._transactions.lend() as connection:
+        with self._lend() as connection:
             with recording():
                 first = self._inbox.record(connection, message.id, message.body)
                 parked = _NONE_PARKED if first else self._inbox.find_parked(connection, {message.id: message.body})
@@ -238,16 +248,38 @@ class HandlerTransactions:
 
     def _with_retries(self, deliveries: Sequence[Delivery], run: Callable[[], T]) -> T:
         for attempt in range(1, TRANSACTION_RUNS):
+            way, begun = self.contention.way, time.monotonic()
             try:
-                return run()
+                done = run()
             except Exception as error:
                 if not is_retryable(error):
                     raise
                 code = sqlstate(error) or ""
+                self._tell(self.contention.conflicted(way, code, conflict_place(error), time.monotonic() - begun))
                 emit(self._hooks, Retried(self._inbox.subscriber_id, self._source_name, code, attempt, len(deliveries)))
+                if len(deliveries) > 1 and self.contention.way is Way.ALONE:
+                    raise  # not together again
                 if self._stopping.wait(RETRY_BACKOFF.seconds(attempt)):
                     raise Stopping("not run again, because nothing more is to be begun") from error
+            else:
+                self._tell(self.contention.committed(len(deliveries), time.monotonic() - begun))
+                return done
         return run()
+
+    def _lend(self) -> AbstractContextManager[Connection]:
+        return self._transactions.lend(self._turn if self.contention.way is Way.IN_TURN else None)
+
+    def _tell(self, report: Report | None) -> None:
+        """Tell of conflicts: here, and by the database, whoever asks for the status."""
+        if report is None:
+            return
+        subscriber = self._inbox.subscriber_id
+        emit(self._hooks, Contended(subscriber, self._source_name, report.conflicts, report.way.name.lower()))
+        sql = statements(self._inbox.schema, self._inbox.prefix)
+        # Nothing rests on these figures; the handler's message goes on without them.
+        with suppress(Exception), short_transaction(self._engine) as connection:
+            for (code, place), count in sorted(report.conflicts.items()):
+                connection.exec_driver_sql(sql.count_conflicts, (subscriber, code, place, count))
 
     def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
         if not self._wants_details():

@@ -36,6 +36,7 @@ from txbox.backoff import Backoff
 from txbox.failures import NO_OUTCOME, Attempt, Failed, describe
 from txbox.transactions import short_transaction
 from txbox_workers import processor
+from txbox_workers.contention import Way
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.handler_transactions import Halt, HandlerTransactions, Parked, Stopping
 from txbox_workers.outages import DatabaseUnavailable, bookkeeping, connecting
@@ -94,7 +95,11 @@ class InboxProcessor(Processor):
 
     def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
         """Process a batch in one transaction; None if it has to be processed singly instead."""
-        if self._singly or any(self._suspect(delivery) or delivery.problem for delivery in deliveries):
+        if (
+            self._transactions.contention.way is Way.ALONE
+            or self._singly
+            or any(self._suspect(delivery) or delivery.problem for delivery in deliveries)
+        ):
             return None
         try:
             found = self._transactions.run_batch(deliveries)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
@@ -32,11 +33,14 @@ class LentTransactions:
         self._limit = limit
 
     @contextmanager
-    def lend(self) -> Iterator[Connection]:
+    def lend(self, turn: int | None = None) -> Iterator[Connection]:
         """One transaction; whatever breaks the connection on the way, COMMIT included, is DatabaseUnavailable.
 
         A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
         goes back to the broker, and when it comes again the inbox knows.
+
+        Args:
+            turn: a number; transactions that are lent under one number come one after the other, as a rule.
 
         Raises:
             TransactionEnded: the one who borrows it has ended it, or has tried to; nothing is committed.
@@ -47,10 +51,9 @@ class LentTransactions:
         with connecting as connection:
             transaction = connection.begin()
             try:
-                statement = limit_statement(self._limit)
                 with bookkeeping():
                     refuse_other_encodings(connection)
-                    begin_sealed(connection, *(() if statement is None else (statement,)))
+                    self._begin(connection, turn)
                 with lent(connection):
                     yield connection
                 if not transaction.is_active or connection.get_transaction() is not transaction:
@@ -81,6 +84,30 @@ class LentTransactions:
                 if ended and not isinstance(error, TransactionEnded):
                     raise TransactionEnded from without_values(error)
                 raise
+
+    def _begin(self, connection: Connection, turn: int | None) -> None:
+        """Begin on the server, in one round trip; without a turn if it does not come in time."""
+        statement = limit_statement(self._limit)
+        limit = () if statement is None else (statement,)
+        if turn is None:
+            begin_sealed(connection, *limit)
+            return
+        try:
+            begin_sealed(connection, _TAKE_TURN % (f"{TURN_SECONDS * 1000:.0f}ms", turn), *limit)
+        except psycopg.errors.LockNotAvailable:
+            connection.connection.rollback()
+            begin_sealed(connection, *limit)
+
+
+TURN_SECONDS = 5.0
+"""How long to wait for a turn."""
+
+_TAKE_TURN = """
+WITH bound AS MATERIALIZED (
+  SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', '%s', true)
+), turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%d) FROM bound)
+SELECT set_config('lock_timeout', bound.before, true) FROM bound, turn"""
+"""Wait until no other transaction has this number: (time-out, number), both of them ours."""
 
 
 def finish(session: Session, connection: Connection) -> None:

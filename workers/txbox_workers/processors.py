@@ -15,6 +15,7 @@ from txbox.ledgers.lease import valid_lease_seconds
 from txbox.ledgers.leased import takes_lease
 from txbox.ledgers.ledger import require_ledger
 from txbox_workers import processor
+from txbox_workers.contention import Contention
 from txbox_workers.handler_transactions import Halt, HandlerTransactions, SessionFactory
 from txbox_workers.handlers import BatchHandler, Handler, HandlerWithLease, refuse_unfit
 from txbox_workers.inbox_processor import InboxProcessor
@@ -139,6 +140,7 @@ class Processing:
                 stopping=stopping,
                 cut_short=cut_short,
                 limit=limit,
+                contention=Contention(together=self.transactions == "batch" and self.ledger is None),
             )
         if self.ledger is None:
             assert transactions is not None  # noqa: S101 - for the type checker: see __post_init__

@@ -23,6 +23,7 @@ __all__ = [
     "BrokerLost",
     "BrokerRestored",
     "Committed",
+    "Contended",
     "DatabaseLost",
     "DatabaseRestored",
     "Event",
@@ -77,6 +78,21 @@ class Retried(Event):
     sqlstate: str
     attempt: int
     messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contended(Event):
+    """Transactions of handlers are rolled back by the database for one another's sake; told once a minute at most.
+
+    Attributes:
+        conflicts: how many since the last time, by SQLSTATE (40P01: deadlock, 40001: serialization failure) and by the
+            relation where they met, as far as the server has said it.
+        way: how transactions are run now: ``together`` (batches), ``alone`` (one for each message) or ``in_turn`` (one
+            after the other, with all workers of the subscriber that do so).
+    """
+
+    conflicts: Mapping[tuple[str, str], int]
+    way: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from txbox.instrumentation.events import (
     BrokerLost,
     BrokerRestored,
     Committed,
+    Contended,
     DatabaseLost,
     DatabaseRestored,
     Event,
@@ -20,6 +21,7 @@ from txbox.instrumentation.events import (
     Stopped,
 )
 from txbox.outcome import Outcome
+from txbox.sqlstates import CONFLICTS
 from txbox.threads import text_of
 
 __all__ = ["log_event"]
@@ -60,6 +62,8 @@ def log_event(event: Event) -> None:
                     who,
                     event.message_id,
                 )
+        case Contended():
+            _log.warning(_CONTENDED, who, _conflicts(event.conflicts), _WAYS.get(event.way, event.way))
         case Retried():
             _log.info("%s retries %d messages after %s, run %d", who, event.messages, event.sqlstate, event.attempt)
         case Relayed():
@@ -88,6 +92,26 @@ def log_event(event: Event) -> None:
 
 def _attempts(counted: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(f"delivery {one['delivery']}: {' '.join(one['error'].split())}" for one in counted)
+
+
+def _conflicts(conflicts: Mapping[tuple[str, str], int]) -> str:
+    """Return what happened how often, and on what: ``3 deadlocks on stock``."""
+    return ", ".join(
+        f"{count} {CONFLICTS.get(code, code)}" + (f" on {place}" if place else "")
+        for (code, place), count in sorted(conflicts.items())
+    )
+
+
+_CONTENDED = (
+    "%s loses time to other transactions: %s since this was last said; nothing is lost, and messages are processed %s. "
+    "Have handlers lock rows in one order"
+)
+
+_WAYS = {
+    "together": "in batches, as before",
+    "alone": "in a transaction each, for now",
+    "in_turn": "by one transaction at a time, for now",
+}
 
 
 def _said(error: BaseException) -> str:

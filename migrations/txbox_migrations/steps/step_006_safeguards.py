@@ -12,10 +12,12 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     _leases(op, schema, prefix)
     _add_parking(op, schema, prefix)
     _bulk_loads(op, schema, prefix)
+    _conflicts(op, schema, prefix)
 
 
 def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
     """Take them back."""
+    op.drop_table(f"{prefix}handler_conflict", schema=schema)
     op.drop_column(f"{prefix}bulk_load", "content", schema=schema)
     _drop_parking(op, schema, prefix)
     _leases_as_before(op, schema, prefix)
@@ -26,6 +28,23 @@ def _bulk_loads(op: Operations, schema: str | None, prefix: str) -> None:
     op.add_column(
         f"{prefix}bulk_load",
         sa.Column("content", sa.LargeBinary, comment="digest of the message ids that a resumed run must find again"),
+        schema=schema,
+    )
+
+
+def _conflicts(op: Operations, schema: str | None, prefix: str) -> None:
+    """Deadlocks of handlers are seen by ``txbox status``, too, not only by the process that has them."""
+    op.create_table(
+        f"{prefix}handler_conflict",
+        sa.Column("subscriber_id", sa.Text(collation="C"), nullable=False),
+        sa.Column("sqlstate", sa.Text, nullable=False),
+        sa.Column(
+            "place", sa.Text, nullable=False, comment="the relation, as the server named it; empty if it did not"
+        ),
+        sa.Column("conflicts", sa.BigInteger, nullable=False),
+        sa.Column("first_at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
+        sa.Column("last_at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False),
+        sa.PrimaryKeyConstraint("subscriber_id", "sqlstate", "place", name=op.f(f"{prefix}handler_conflict_pkey")),
         schema=schema,
     )
 

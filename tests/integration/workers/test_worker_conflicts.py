@@ -12,8 +12,9 @@ from support.memory_worker import at_work, delivery, make, messages, numbered, p
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.backoff import Backoff
-from txbox.instrumentation import Retried
-from txbox_workers import handler_transactions
+from txbox.instrumentation import Contended, Retried
+from txbox.status import read_status
+from txbox_workers import handler_transactions, lent_transaction
 from txbox_workers.memory import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -126,7 +127,9 @@ def test_two_workers_over_the_same_messages_and_rows_come_to_exact_totals(
     assert business.letters() == {}
 
 
-def test_a_deadlock_between_two_handlers_is_retried(engine: Engine, business: Business) -> None:
+def test_a_deadlock_between_two_handlers_is_retried(
+    engine: Engine, business: Business, caplog: pytest.LogCaptureFixture
+) -> None:
     both_hold_one = threading.Barrier(2)
     kept = Kept()
     met: set[str] = set()
@@ -146,6 +149,77 @@ def test_a_deadlock_between_two_handlers_is_retried(engine: Engine, business: Bu
     assert (business.balance(1), business.balance(2)) == (2, 2)
     assert business.applied() == once("ab")
     assert [event.sqlstate for event in kept.of(Retried)] == ["40P01"]
+    (said,) = [record for record in caplog.records if "loses time" in record.getMessage()]
+    assert said.levelname == "WARNING"
+    assert "1 deadlocks on account" in said.getMessage()
+    (conflict,) = read_status(engine).conflicts
+    assert (conflict.subscriber_id, conflict.sqlstate, conflict.place, conflict.conflicts) == (
+        "billing",
+        "40P01",
+        "account",
+        1,
+    )
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_workers_that_meet_in_every_batch_take_turns_and_come_to_exact_totals(
+    schema_url: str, business: Business, level: str
+) -> None:
+    """Each message updates both accounts, every second one in the other order."""
+    engine = create_engine(schema_url, isolation_level=level, pool_size=8)
+    kept = Kept()
+
+    def handle(session: Session, message: Message) -> None:
+        for account in (1, 2) if message.id[-1] in "02468" else (2, 1):
+            session.execute(ADD, {"account": account, "amount": 1})
+        apply(session, message)
+
+    source = MemorySource(numbered(200))
+    workers = [make(source, engine, handle, threads=2, hooks=[kept], max_attempts=None) for _ in range(2)]
+    with at_work(*workers):
+        assert source.wait_until_empty(60)
+    engine.dispose()
+    assert business.applied() == once(message.id for message in numbered(200))
+    assert (business.balance(1), business.balance(2)) == (200, 200)
+    assert len(kept.of(Contended)) <= 2 * len(workers), "once a minute each"
+
+
+def test_a_turn_that_does_not_come_in_time_is_not_waited_for(
+    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lent_transaction, "TURN_SECONDS", 0.1)
+    transactions = lent_transaction.LentTransactions(engine)
+    with transactions.lend(turn=-7) as first:
+        first.execute(ADD, {"account": 1, "amount": 1})
+        with transactions.lend(turn=-7) as second:
+            second.execute(ADD, {"account": 2, "amount": 1})
+            assert second.execute(text("SHOW lock_timeout")).scalar_one() == "0"
+    assert (business.balance(1), business.balance(2)) == (1, 1)
+
+
+def test_transactions_in_turn_come_one_after_the_other(engine: Engine, business: Business) -> None:
+    transactions = lent_transaction.LentTransactions(engine)
+    inside, most = 0, 0
+    lock = threading.Lock()
+
+    def take() -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            with transactions.lend(turn=8) as connection:
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                connection.execute(ADD, {"account": 1, "amount": 1})
+                with lock:
+                    inside -= 1
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert most == 1
+    assert business.balance(1) == 20
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])

@@ -9,7 +9,8 @@ import typer
 from txbox.lease_status import LeaseStatus, LedgerStatus
 from txbox.outbox_status import DestinationStatus, OutboxStatus, RelayStatus
 from txbox.snapshot_holders import SnapshotHolder
-from txbox.status import SubscriberStatus, read_status
+from txbox.sqlstates import CONFLICTS
+from txbox.status import HandlerConflict, SubscriberStatus, read_status
 from txbox_workers.cli.errors import mask
 from txbox_workers.cli.options import (
     JsonOption,
@@ -88,11 +89,22 @@ def status(
     if in_dynamodb is not None:
         _print_leases(in_dynamodb, heading="ledger in DynamoDB")
     _print_outbox(found.outbox, every=every)
+    for conflict in found.conflicts:
+        typer.echo(printable(_conflict(conflict)))
     for load in found.blocked_loads:
         if not load.usual:
             typer.echo(printable(f"blocked: {load}"))
     if backlog is not None:
         typer.echo("queue: " + ", ".join(f"{count:,} {what}" for what, count in backlog.items()))
+
+
+def _conflict(conflict: HandlerConflict) -> str:
+    what = CONFLICTS.get(conflict.sqlstate, conflict.sqlstate)
+    place = f" on {conflict.place}" if conflict.place else ""
+    return (
+        f"conflicts: {conflict.subscriber_id} had {conflict.conflicts:,} {what}{place} "
+        f"since {conflict.first_at:%Y-%m-%d %H:%M:%S}, the last at {conflict.last_at:%Y-%m-%d %H:%M:%S}"
+    )
 
 
 def _subscriber(line: SubscriberStatus) -> tuple[str, ...]:

@@ -67,8 +67,23 @@ def test_status_of_nothing(txbox: Txbox) -> None:
     found = json.loads(txbox("status", "--json").out)
     leases = {"rows": 0, "exact": True, "ledgers": []}
     outbox = json.loads(NOTHING_IN_THE_OUTBOX)
-    nothing = {"subscribers": [], "outbox": outbox, "leases": leases, "blocked_loads": []}
-    assert found == {"inbox_rows": 0, "exact": True, **nothing}
+    empty = {"subscribers": [], "blocked_loads": [], "conflicts": []}
+    assert found == {"inbox_rows": 0, "exact": True, **empty, "outbox": outbox, "leases": leases}
+
+
+def test_status_names_conflicts_and_where_they_were(txbox: Txbox, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO handler_conflict VALUES ('billing', '40P01', 'stock', 1200, '2026-01-02Z', '2026-01-03Z'), "
+            "('billing', '40001', '', 3, '2026-01-01Z', '2026-01-01Z')"
+        )
+    lines = [line for line in txbox("status").out.splitlines() if line.startswith("conflicts: ")]
+    assert [line.partition(" since ")[0] for line in lines] == [
+        "conflicts: billing had 1,200 deadlocks on stock",
+        "conflicts: billing had 3 serialization failures",
+    ]
+    (first, _) = json.loads(txbox("status", "--json").out)["conflicts"]
+    assert (first["place"], first["conflicts"]) == ("stock", 1200)
 
 
 def test_status_shows_leases_where_there_are_some(txbox: Txbox, engine: Engine) -> None:

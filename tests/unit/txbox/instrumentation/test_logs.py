@@ -10,6 +10,7 @@ from txbox.instrumentation import (
     BrokerLost,
     BrokerRestored,
     Committed,
+    Contended,
     DatabaseLost,
     DatabaseRestored,
     Event,
@@ -32,6 +33,15 @@ def settled(outcome: Outcome, *, acked: bool, error: Exception | None = None) ->
 LINES: list[tuple[Event, int, str]] = [
     (Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2")), logging.DEBUG, "billing received 2 messages"),
     (Committed(*WHO, 3, 1, 0.25), logging.DEBUG, "billing committed 3 messages, 1 duplicates, in 0.250 s"),
+    (
+        Contended(*WHO, {("40P01", "stock"): 3, ("40001", ""): 1}, "in_turn"),
+        logging.WARNING,
+        (
+            "billing loses time to other transactions: 1 serialization failures, 3 deadlocks on stock since this was "
+            "last said; nothing is lost, and messages are processed by one transaction at a time, for now. Have "
+            "handlers lock rows in one order"
+        ),
+    ),
     (Retried(*WHO, "40001", 2, 10), logging.INFO, "billing retries 10 messages after 40001, run 2"),
     (settled(Outcome.PROCESSED, acked=True), logging.DEBUG, "billing processed m-1 (delivery 3)"),
     (settled(Outcome.DUPLICATE, acked=True), logging.DEBUG, "billing duplicate m-1 (delivery 3)"),

@@ -1,0 +1,170 @@
+"""Contention: what a worker does about transactions that the database rolls back for one another's sake.
+
+Handlers that lock rows in different orders run into deadlocks. Nothing is lost, but each costs Postgres's
+``deadlock_timeout``, a second in which all that wait for those rows stand still, too; the more rows a transaction locks
+and the more of them there are at once, the likelier it is. So a worker that loses much of its time to them goes another
+way, and looks now and then whether it is still needed::
+
+    TOGETHER ──── too much time lost ───► ALONE ──── still too much ───► IN_TURN
+    a batch is                            a message is                   batches again, but the transactions of all
+    one transaction                       one transaction                workers that do so come one after the other
+       ▲                                     ▲                              │
+       └───────── after a while, tried ──────┴── after a while, tried; at once if fewer messages got through ──┘
+
+A trial that fails is followed by twice the while. Turns are given by an advisory lock of the transaction, which goes
+out with BEGIN; a worker that does not get its turn in time goes on without.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = ["Contention", "Report", "Way"]
+
+
+class Way(IntEnum):
+    """How transactions are run."""
+
+    TOGETHER = 0
+    ALONE = 1
+    IN_TURN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened since the last report.
+
+    Attributes:
+        conflicts: how many transactions were rolled back, by SQLSTATE and by the relation in which they met.
+        way: how transactions are run now.
+    """
+
+    conflicts: dict[tuple[str, str], int]
+    way: Way
+
+
+class Contention:
+    """What one worker has learnt of conflicts. Used by its threads."""
+
+    def __init__(self, *, together: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin without any.
+
+        Args:
+            together: whether there are batches at all.
+            clock: of seconds.
+        """
+        self._ways = [Way.TOGETHER, Way.ALONE, Way.IN_TURN] if together else [Way.ALONE, Way.IN_TURN]
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._way = self._ways[0]
+        self._since = self._added_at = clock()
+        self._busy = self._lost = 0.0
+        self._messages = 0
+        self._rate_alone = 0.0
+        self._on_trial = False
+        self._hold_seconds = HOLD_SECONDS
+        self._conflicts: Counter[tuple[str, str]] = Counter()
+        self._told_at = -TELL_EVERY_SECONDS
+
+    @property
+    def way(self) -> Way:
+        """How the next transaction is to be run."""
+        return self._way
+
+    def committed(self, messages: int, seconds: float) -> Report | None:
+        """Learn of a transaction that has gone well; return as ``conflicted``."""
+        if self._way is self._ways[0] and not (self._on_trial or self._lost or self._conflicts):
+            return None  # the usual case, without a lock
+        with self._lock:
+            self._pass(seconds)
+            self._messages += messages
+            self._look_back()
+            return self._report()
+
+    def _look_back(self) -> None:
+        """Go back to the way before this one, if that is time, or was better."""
+        passed = self._clock() - self._since
+        if self._way is Way.IN_TURN and passed >= MEASURED_SECONDS and self._messages / passed < self._rate_alone:
+            self._step(-1, trial=False)
+            self._hold_seconds = min(self._hold_seconds * 2, LONGEST_HOLD_SECONDS)
+        elif passed < self._hold_seconds:
+            return
+        elif self._way is not self._ways[0]:
+            self._step(-1, trial=True)
+        else:
+            self._on_trial, self._hold_seconds = False, HOLD_SECONDS
+
+    def conflicted(self, way: Way, code: str, place: str, seconds: float) -> Report | None:
+        """Learn of a transaction that was rolled back, after so many seconds.
+
+        Args:
+            way: how it was run; one that began before the way was changed says nothing of the new one.
+            code: its SQLSTATE.
+            place: the relation in which it met another one; empty if that is not known.
+            seconds: that it took.
+
+        Returns:
+            What to tell people, now and then.
+        """
+        with self._lock:
+            self._conflicts[code, place] += 1
+            if way is not self._way:
+                return self._report()
+            self._pass(seconds)
+            self._lost += seconds
+            if self._way is not self._ways[-1] and (self._on_trial or self._lost > LOST_SHARE * self._busy):
+                if self._on_trial:
+                    self._hold_seconds = min(self._hold_seconds * 2, LONGEST_HOLD_SECONDS)
+                if self._way is Way.ALONE:
+                    self._rate_alone = self._messages / max(self._clock() - self._since, MEASURED_SECONDS)
+                self._step(1, trial=False)
+            return self._report()
+
+    def _report(self) -> Report | None:
+        now = self._clock()
+        if not self._conflicts or now - self._told_at < TELL_EVERY_SECONDS:
+            return None
+        self._told_at = now
+        told, self._conflicts = dict(self._conflicts), Counter()
+        return Report(told, self._way)
+
+    def _pass(self, seconds: float) -> None:
+        """Add to the time that transactions took, and forget what is long ago.
+
+        While nothing goes wrong their times are not added up: then it is the time that has passed.
+        """
+        now = self._clock()
+        seconds, self._added_at = max(seconds, now - self._added_at), now
+        kept = 0.5 ** (seconds / HALF_LIFE_SECONDS)
+        self._busy = self._busy * kept + seconds
+        self._lost *= kept
+        if self._lost < _NOTHING:
+            self._lost = 0.0
+
+    def _step(self, by: int, *, trial: bool) -> None:
+        self._way = self._ways[self._ways.index(self._way) + by]
+        self._since = self._clock()
+        self._busy = self._lost = 0.0
+        self._messages = 0
+        self._on_trial = trial
+
+
+LOST_SHARE = 0.1
+"""Of the time of transactions: a worker that loses more to conflicts goes another way."""
+
+HALF_LIFE_SECONDS = 20.0
+"""Of what is remembered of such times, in seconds of transactions."""
+
+HOLD_SECONDS, LONGEST_HOLD_SECONDS = 15.0, 600.0
+"""How long another way is gone before the one before it is tried again."""
+
+MEASURED_SECONDS = 3.0
+"""How long messages are counted before their rate is believed."""
+
+TELL_EVERY_SECONDS = 60.0
+"""How often people are told, at most."""
+
+_NOTHING = 0.001
