@@ -97,7 +97,8 @@ def test_a_message_that_kills_its_process_is_parked_and_its_neighbours_are_proce
     assert business.letters() == {"m0003": "crashed"}
     assert business.applied() == once(innocent)
     assert business.balance() == len(innocent)
-    assert 1 <= runs(business)["m0003"] <= max_attempts
+    # What a first delivery came to is not known, where it may have been one of a batch.
+    assert 1 <= runs(business)["m0003"] <= max_attempts + (max_attempts > 1)
     assert business.failing() == {}
     if fifo:
         assert business.order() == innocent

@@ -105,9 +105,12 @@ def show(
         print_json(asdict(letter))
         return
     key = {"key": letter.envelope["outbox"].get("key")} if _is_of_relay(letter) else {}
-    for name, value in {**_summary(letter), **key, "headers": dict(letter.headers)}.items():
+    summary = {name: value for name, value in _summary(letter).items() if name != "history"}
+    for name, value in {**summary, **key, "headers": dict(letter.headers)}.items():
         if value is not None:
             typer.echo(f"{name + ':':16}{printable(str(value), keep=LINE_ENDS)}")
+    for one in letter.history:
+        typer.echo(f"counted:        delivery {one['delivery']}, {one['at']}: {printable(one['error'])}")
     body = letter.body.decode("utf-8", "backslashreplace")
     typer.echo(f"body ({len(letter.body)} bytes):\n{printable(body, keep=LINE_ENDS)}")
 
