@@ -67,7 +67,7 @@ def open_engine(url: str | URL, **options: Any) -> Engine:
         The engine. Its connections raise ``InvalidConfiguration`` if the database is not UTF-8.
     """
     engine = adopt(create_engine(url, **options))
-    event.listen(engine, "connect", _refuse_other_encodings)
+    event.listen(engine, "connect", _refuse_other_encodings, insert=True)  # SQLAlchemy cannot read SQL_ASCII itself
     return engine
 
 

@@ -102,7 +102,7 @@ def test_bookkeeping_recovers_one_connection_at_a_time(pool: Engine, poison: str
     for _ in range(CONNECTIONS):
         with pytest.raises(Exception, match=r"read-only|permission denied|does not exist"):
             failures.fail("m1", ValueError("no"))
-    assert failures.fail("m1", ValueError("no")) == 1
+    assert failures.fail("m1", ValueError("no")).attempts == 1
     pool.dispose()
 
 
@@ -149,3 +149,9 @@ def test_a_database_that_is_not_utf_8_is_refused_at_the_start(latin: str) -> Non
         with pytest.raises(InvalidConfiguration, match=says):
             ours.connect()
     ours.dispose()
+
+
+def test_a_database_without_an_encoding_is_refused_too(make_database: Callable[..., str]) -> None:
+    url = make_database("ENCODING 'SQL_ASCII' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(InvalidConfiguration, match="has the encoding SQL_ASCII"):
+        database_engine(database_url(url)).connect()
