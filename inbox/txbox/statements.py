@@ -251,10 +251,10 @@ ORDER BY dead_letter_id FOR UPDATE"""
         """How many rows the inbox has, by the planner's figures: (quoted table name) → rows."""
 
         self.inbox_counts = f"""
-SELECT subscriber_id, count(*), count(*) FILTER (WHERE dead_letter_id IS NULL),
+SELECT subscriber_id, count(*) FILTER (WHERE dead_letter_id IS NULL),
   max(processed_at) FILTER (WHERE dead_letter_id IS NULL)
 FROM {processed} GROUP BY subscriber_id ORDER BY subscriber_id"""
-        """Exact figures per subscriber, by reading the whole inbox: rows, those that are processed, and the last."""
+        """Exact figures per subscriber, by reading the whole inbox: messages processed, and when the last one was."""
 
         self.failure_counts = f"""
 SELECT subscriber_id, count(*) FROM {failure} AS failure

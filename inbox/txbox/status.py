@@ -68,7 +68,7 @@ class Status:
     """How things stand.
 
     Attributes:
-        inbox_rows: rows of the inbox, of all subscribers, those of parked messages included.
+        inbox_rows: messages in the inbox, of all subscribers. An estimate includes those that are parked.
         exact: they were counted; otherwise they are the planner's estimate.
         subscribers: one for each that has left a trace, by name.
         outbox: what waits to be sent, by whom, and what holds the database back.
@@ -114,8 +114,8 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         asked, exact = exact, exact or rows <= EXACT_UP_TO_ROWS
         if exact:
             rows = 0
-            for subscriber, count, processed, last in connection.exec_driver_sql(sql.inbox_counts):
-                rows += count
+            for subscriber, processed, last in connection.exec_driver_sql(sql.inbox_counts):
+                rows += processed
                 found.setdefault(subscriber, {}).update(processed=processed, last_processed_at=last)
         blocked = find_blocked_loads(connection)
         for subscriber, count in connection.exec_driver_sql(sql.failure_counts):
