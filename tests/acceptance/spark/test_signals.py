@@ -3,7 +3,8 @@
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -182,3 +183,60 @@ def test_a_command_that_is_interrupted_while_spark_starts_leaves_no_jvm(
         running.signal(number)
         assert running.wait(timeout=60) == 130, running.err
         wait_until(lambda: left_in(running.process.pid) == [], "its JVM follows it", timeout=30)
+
+
+@contextlib.contextmanager
+def its_jvm_stands_still(path: str, url: str, script: Path) -> Iterator[tuple[Running, psutil.Process]]:
+    """The command, while its JVM answers nothing: as one does that is at a plan without end, or has no memory left."""
+    with command(path, url, script) as running:
+        wait_until(lambda: it_surveys(running), "it surveys", timeout=REACHED_SECONDS)
+        process = jvm(running)
+        assert process is not None
+        process.suspend()
+        try:
+            yield running, process
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_whose_jvm_does_not_answer_ends_in_time(
+    number: signal.Signals, fresh_database: str, engine: Engine, path: str, tmp_path: Path
+) -> None:
+    with its_jvm_stands_still(path, fresh_database, tmp_path / "apply.sql") as (running, process):
+        asked = time.monotonic()
+        running.signal(number)
+        assert running.wait(timeout=60) == 130, running.err
+        assert time.monotonic() - asked < 10
+        wait_until(lambda: gone(process), "its JVM is gone", timeout=10)
+    assert "Traceback" not in "".join(running.err)
+
+
+def test_a_command_that_is_killed_leaves_no_jvm_whatever_that_does(
+    fresh_database: str, engine: Engine, path: str, tmp_path: Path
+) -> None:
+    with its_jvm_stands_still(path, fresh_database, tmp_path / "apply.sql") as (running, process):
+        running.signal(signal.SIGKILL)
+        wait_until(lambda: gone(process), "its JVM is gone", timeout=10)
+
+
+def test_a_command_whose_jvm_is_killed_says_so_and_which_run_to_resume(
+    fresh_database: str, engine: Engine, books: Books, path: str, tmp_path: Path
+) -> None:
+    with command(path, fresh_database, tmp_path / "apply.sql") as running:
+        with inside_a_chunk(engine, books) as reached:
+            reached()
+            process = jvm(running)
+            assert process is not None
+            process.kill()
+            assert running.wait(timeout=60) == 1, running.err
+        (run_id,) = books.rows("SELECT run_id FROM bulk_load WHERE finished_at IS NULL")
+    said = [line for line in running.err if "chunks, " not in line and "tasks" not in line]
+    assert len(said) == 1, said
+    assert said[0].startswith("txbox: Spark has died: its JVM was killed by signal 9")
+    assert f"resume run {run_id}" in said[0]
