@@ -71,7 +71,7 @@ FAULTS: dict[str, Spoil] = {
     "effects repeated untold": lambda facts: replace(
         facts, effects=[*facts.effects[:2], replace(facts.effects[2], unknown_attempts=0)]
     ),
-    "parked before their attempts": lambda facts: replace(facts, begun=facts.begun[2:]),
+    "parked before their attempts": lambda facts: replace(facts, begun=facts.begun[3:]),
 }
 
 
