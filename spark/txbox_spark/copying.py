@@ -33,13 +33,17 @@ from txbox_spark.events import CHUNK, chunk_number, partition_keys
 from txbox_spark.failed_chunk import FailedChunk
 from txbox_spark.ledger import Ledger, span
 from txbox_spark.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk, settle_known_chunk
+from txbox_spark.refused_message import refused_message
 from txbox_spark.statements import FRESH
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame
 
-__all__ = ["CopyTask", "copy_chunks", "lay_out"]
+__all__ = ["COPY_BYTES", "CopyTask", "copy_chunks", "lay_out"]
+
+COPY_BYTES = 16 << 20
+"""How much one COPY sends, about."""
 
 
 def lay_out(
@@ -131,9 +135,21 @@ class CopyTask:
         sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
         distinct = Distinct(batches)
         driver_connection: Any = connection.connection.driver_connection
-        with driver_connection.cursor() as cursor, cursor.copy(sql.copy_fresh(columns)) as copy:
-            for events in distinct.events():
-                copy.write(csv_lines(events.select(sent)))
+        events, more = distinct.events(), True
+        with driver_connection.cursor() as cursor:
+            while more:
+                # In statements of a bounded size, so that a message which Postgres refuses can still be named.
+                written: list[pyarrow.RecordBatch] = []
+                size = 0
+                try:
+                    with cursor.copy(sql.copy_fresh(columns)) as copy:
+                        while size < COPY_BYTES and (more := (batch := next(events, None)) is not None):
+                            written.append(batch.select(sent))
+                            lines = csv_lines(written[-1])
+                            size += len(lines)
+                            copy.write(lines)
+                except (psycopg.DataError, psycopg.IntegrityError) as error:
+                    raise refused_message(error, written, [one.name for one in columns]) from error
         connection.exec_driver_sql(sql.analyze(FRESH))
         return ChunkCounts(distinct.read, distinct.rejected, distinct.kept, tuple(distinct.rejected_sample))
 

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox import TransactionEnded, TxboxError
 from txbox.lent import lent, refuse_aborted
 from txbox.seal import close_seal, is_refused_commit, seal
+from txbox_spark.explanations import said_by_postgres
 from txbox_spark.patience import is_passing
 from txbox_spark.statements import in_one_statement
 
@@ -72,9 +73,8 @@ def _said(error: psycopg.Error, apply: Apply) -> str:
         return str(error)
     if diagnostic.sqlstate == FEATURE_NOT_SUPPORTED and "EXECUTE of transaction" in diagnostic.message_primary:
         return "the chunk is the transaction: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"
-    parts = [diagnostic.message_primary]
+    where = ""
     if isinstance(apply, str) and diagnostic.internal_query == apply and diagnostic.internal_position is not None:
         line = apply[: int(diagnostic.internal_position) - 1].count("\n") + 1
-        parts[0] += f" (line {line} of the statements)"
-    parts += [more for more in (diagnostic.message_detail, diagnostic.message_hint) if more]
-    return "; ".join(part.removesuffix(".") for part in parts)
+        where = f" (line {line} of the statements)"
+    return said_by_postgres(error, where)

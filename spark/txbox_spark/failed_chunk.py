@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import psycopg
 
+from txbox_spark.explanations import said_by_postgres
 from txbox_spark.patience import is_passing
 
 __all__ = ["FailedChunk"]
@@ -26,7 +27,8 @@ class FailedChunk:
     @classmethod
     def of(cls, chunk: int, error: Exception) -> "FailedChunk":
         """Describe an error."""
-        said = " ".join(str(getattr(error, "orig", None) or error).split())
+        orig = getattr(error, "orig", None) or error
+        said = said_by_postgres(orig) if isinstance(orig, psycopg.Error) else " ".join(str(orig).split())
         # psycopg's own errors come from COPY, which SQLAlchemy does not see; without a code, the connection is gone.
         lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
         passing = lost or is_passing(error)

@@ -18,6 +18,7 @@ from txbox_spark.copying import CopyTask, copy_chunks, lay_out
 from txbox_spark.effects import Apply
 from txbox_spark.events import Events, chunk_bounds, content, survey
 from txbox_spark.executors import COPY, Choice, choose_writer
+from txbox_spark.explanations import said_by_spark
 from txbox_spark.failed_chunk import FailedChunk
 from txbox_spark.jobs import job_group, small_plans
 from txbox_spark.jvm import MORE_MEMORY, cause_of_death
@@ -352,8 +353,7 @@ def _said(error: Exception) -> str:
     """Return what an error of Spark says, without the Java around it."""
     if "java.lang.OutOfMemoryError" in str(error):
         return f"Spark's JVM ran out of memory; {MORE_MEMORY}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:500]
+    return said_by_spark(str(error))
 
 
 _log = logging.getLogger("txbox")

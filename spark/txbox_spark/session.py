@@ -194,6 +194,15 @@ def _start(conf: "SparkConf") -> None:
         # Otherwise tasks run in the first python3 of the PATH: without our packages, where the virtual environment of
         # this Python is not activated.
         context.pythonExec = sys.executable
+    if str(context.master).startswith("local"):
+        _quiet_tasks(gateway.jvm)
+
+
+def _quiet_tasks(jvm: Any) -> None:
+    """Have Spark log no pages of Java about a task that fails, with the data in it; the caller is told in an error."""
+    log4j = jvm.org.apache.logging.log4j
+    for name in _LOG_TASKS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
 class _Said:
@@ -250,6 +259,7 @@ def _reason(text: str) -> str:
 
 
 _DRIVER_CLASS = "org.postgresql.Driver"
+_LOG_TASKS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _LISTS = {
     "spark.jars": ",",
     "spark.jars.packages": ",",

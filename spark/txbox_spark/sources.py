@@ -49,6 +49,7 @@ from txbox_spark.encodings import (
     with_true_names,
     without_replaced,
 )
+from txbox_spark.explanations import said_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -408,18 +409,21 @@ def explained(what: str) -> Iterator[None]:
     except EncodingError as error:
         raise SourceError(f"{what}: {error}") from error
     except (PySparkException, Py4JError) as error:
-        raise SourceError(f"{what}: {_why(str(error)) or type(error).__name__}") from error
+        raise SourceError(f"{what}: {_why(_with_causes(error)) or type(error).__name__}") from error
+
+
+def _with_causes(error: Exception) -> str:
+    """Return what an error says; pyspark keeps Java's causes apart where it has an exception of its own for it."""
+    return "\n".join(filter(None, (str(error), getattr(error, "_stackTrace", None))))
 
 
 def _why(said: str) -> str:
-    """Return what matters of what Spark says, as one line."""
+    """Return what matters of what Spark says, in one line."""
     _, conflict, rest = said.partition("[CANNOT_MERGE_SCHEMAS]")
     if conflict:
         schemas = " ".join(rest.partition("SQLSTATE")[0].split())
         return f"{schemas} Give a schema with types that hold what every file has, or read the files apart"
-    lines = [line for line in said.splitlines() if line.strip()] or [""]
-    line = lines[1] if len(lines) > 1 and lines[0].startswith("An error occurred while calling") else lines[0]
-    return line.lstrip(": ")
+    return said_by_spark(said)
 
 
 _CORRUPT_OPTION = "columnNameOfCorruptRecord"

@@ -111,6 +111,8 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
         # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
         .option("stringtype", "unspecified")
         .option("reWriteBatchedInserts", "true")
+        # The driver would quote the statement with its values, for Spark to log.
+        .option("logServerErrorDetail", "false")
         .option("batchsize", BATCH_ROWS)
         .option("numPartitions", tasks)
         .option("dbtable", f"{schema}.{quote(name)}".replace("%%", "%"))

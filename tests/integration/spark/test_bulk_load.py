@@ -1,5 +1,8 @@
 """A bulk load, by a real Spark into a real Postgres; what is to come of it is worked out in Python."""
 
+import uuid
+from typing import Any
+
 import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Connection, text
@@ -192,13 +195,32 @@ def test_tables_missing(spark: SparkSession, fresh_database: str, writer: str) -
         load(frame(spark, purchases(3)), fresh_database, writer)
 
 
-def test_a_value_that_is_not_of_its_type(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
-    events = frame(spark, [("e1", 1, "no uuid")], "event_id string, c0 int, order_id string")
-    with pytest.raises(BulkLoadFailed, match='invalid input syntax for type uuid: "no uuid"') as raised:
-        load(events, schema_url, writer, column_types={"order_id": "uuid"}, apply="SELECT")
+def test_a_value_that_is_not_of_its_type(
+    spark: SparkSession, books: Books, schema_url: str, writer: str, caplog: pytest.LogCaptureFixture, capfd: Any
+) -> None:
+    """The message and the column are named, as far as Postgres knows them; what people load is not for logs."""
+    events = [(f"e{number}\n", "line\nbreak", str(uuid.UUID(int=number))) for number in range(9)]
+    some = frame(spark, [*events, ("e5", "x\r\ny", "a secret")], "event_id string, order_id string, order_id2 string")
+    with pytest.raises(BulkLoadFailed, match="invalid input syntax for type uuid") as raised:
+        load(some, schema_url, writer, column_types={"order_id2": "uuid"}, apply="SELECT")
     if writer == "copy":
-        assert "column order_id" in str(raised.value)
+        assert "a value of message 'e5', column order_id2: invalid input syntax" in str(raised.value)
+    said = "".join([str(raised.value), caplog.text, *capfd.readouterr(), *map(str, books.rows("TABLE bulk_load"))])
+    assert "secret" not in said
     assert books.inbox() == []
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_errors_of_the_effect_quote_no_data(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    books.run("CREATE TABLE strict (said text CHECK (said = ''))")
+    for apply, why in (
+        ("INSERT INTO strict SELECT said FROM fresh_event", 'violates check constraint "strict_said_check"'),
+        ("SELECT said::int FROM fresh_event", "invalid input syntax for type integer"),
+    ):
+        wrong = frame(spark, [("e1", "a secret")], "event_id string, said string")
+        with pytest.raises(BulkLoadFailed, match=why) as raised:
+            load(wrong, schema_url, writer, apply=apply)
+        assert "secret" not in str(raised.value)
 
 
 def test_what_is_probably_not_meant_is_warned_of(

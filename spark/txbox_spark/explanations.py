@@ -1,0 +1,70 @@
+"""What went wrong in Postgres or in Spark, in one line, with its cause and without anybody's data.
+
+What people load is not for logs. Postgres quotes values, and whole rows, in its details, and in its messages about
+values that cannot be read; Spark quotes the statements that it has sent, and shows pages of Java.
+"""
+
+import re
+
+import psycopg
+
+__all__ = ["said_by_postgres", "said_by_spark"]
+
+
+def said_by_postgres(error: psycopg.Error, where: str = "") -> str:
+    """Return what Postgres says, in one line: its message and hint, and its detail unless that quotes data.
+
+    Args:
+        error: what it has raised.
+        where: to be put behind its message.
+    """
+    diagnostic = error.diag
+    if diagnostic.message_primary is None:
+        return _line(str(error))
+    about_data = (diagnostic.sqlstate or "")[:2] in _ABOUT_DATA
+    message = diagnostic.message_primary
+    parts = [
+        (without_values(message) if about_data else message).removesuffix(".") + where,
+        None if about_data else diagnostic.message_detail,
+        diagnostic.message_hint,
+    ]
+    return _line("; ".join(part.removesuffix(".") for part in parts if part))
+
+
+def without_values(message: str) -> str:
+    """Return a message of Postgres about a value without the value."""
+    if _NAMES_ONLY.search(message):
+        return message
+    return _QUOTED.sub("…", message).removesuffix(": …")
+
+
+def said_by_spark(said: str) -> str:
+    """Return what matters of what Spark says: a file and its trouble, an error of Postgres, or its first line.
+
+    Args:
+        said: the error as pyspark has it, with Java's traces.
+    """
+    if refused := _BY_POSTGRES.search(said):
+        return f"Postgres says: {without_values(_line(refused[1]))}"
+    if unread := _FILE.search(said):
+        causes = [_line(one) for one in _CAUSE.findall(said)]
+        why = f" ({causes[-1]})" if causes else ""
+        return f"the file {unread[1]} cannot be read{why}; if it is cut off or damaged, write it again, or leave it out"
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        del lines[0]
+    return lines[0].lstrip(": ")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+_ABOUT_DATA = ("22", "23")
+"""The classes of SQLSTATE in which a detail holds values: data exceptions, and constraints that are violated."""
+
+_NAMES_ONLY = re.compile(r"\b(constraint|relation)\b")
+_QUOTED = re.compile(r'["«»„“”].*["«»„“”]', re.DOTALL)
+_BY_POSTGRES = re.compile(r"(?:was aborted|PSQLException): ERROR: (.*?)(?:  Call getNextException|\n|$)")
+_FILE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] Encountered error while reading file (.+?)\.(?:\s|$)")
+_CAUSE = re.compile(r"^Caused by: [\w.$]+: (.+)$", re.MULTILINE)

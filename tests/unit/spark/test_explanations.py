@@ -1,0 +1,53 @@
+"""What is said of an error of Postgres or Spark: one line with the cause, and no data."""
+
+import pytest
+
+from txbox_spark.explanations import said_by_spark, without_values
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ('invalid input syntax for type uuid: "a "b" secret"', "invalid input syntax for type uuid"),
+        ('value "99999999999" is out of range for type integer', "value … is out of range for type integer"),
+        ("ungültige Eingabesyntax für Typ integer: »x«", "ungültige Eingabesyntax für Typ integer"),
+        ("division by zero", "division by zero"),
+        ('duplicate key value violates unique constraint "effect_pkey"',) * 2,
+        ('null value in column "a" of relation "b" violates not-null constraint',) * 2,
+    ],
+)
+def test_values_are_left_out(message: str, said: str) -> None:
+    assert without_values(message) == said
+
+
+UNREAD = """An error occurred while calling o1.collect.
+: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file {file}.  SQLSTATE: 0
+\tat org.apache.spark.Some.thing(Some.scala:1)
+Caused by: java.lang.RuntimeException: it
+Caused by: java.io.EOFException: Unexpected end of input stream
+\tat java.base/java.lang.Thread.run(Thread.java:840)"""
+
+
+@pytest.mark.parametrize("file", ["file:///a.b/c.csv.gz", "s3a://bucket/with space/a.parquet"])
+def test_a_file_that_cannot_be_read(file: str) -> None:
+    assert said_by_spark(UNREAD.format(file=file)) == (
+        f"the file {file} cannot be read (Unexpected end of input stream); "
+        "if it is cut off or damaged, write it again, or leave it out"
+    )
+
+
+def test_what_the_jdbc_driver_says_of_postgres() -> None:
+    said = (
+        "An error occurred while calling o9.save.\n: org.apache.spark.SparkException: Job aborted: Task 0 failed: "
+        "java.sql.BatchUpdateException: Batch entry 0 <unknown> was aborted: ERROR: invalid input syntax for type "
+        'uuid: "a secret"  Call getNextException to see other errors in the batch.\n\tat x'
+    )
+    assert said_by_spark(said) == "Postgres says: invalid input syntax for type uuid"
+
+
+def test_the_first_line_of_anything_else() -> None:
+    assert (
+        said_by_spark("An error occurred while calling o1.x.\n: java.lang.Error: why\n\tat x") == "java.lang.Error: why"
+    )
+    assert said_by_spark("[SOME] thing") == "[SOME] thing"
+    assert said_by_spark("") == ""
