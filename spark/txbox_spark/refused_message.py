@@ -43,8 +43,12 @@ def refused_message(
 
 
 def _at_line(batches: "Sequence[pyarrow.RecordBatch]", line: int) -> str | None:
-    """Return the id of the message that a line belongs to; a text may have line breaks."""
-    seen = 0
+    """Return the id of the message that a line belongs to; a text may have line breaks.
+
+    Until Postgres has seen the end of a first line, it takes CR for the line breaks within texts, and then LF.
+    """
+    first = bytes(csv_lines(batches[0].slice(0, 1))) if batches else b""
+    seen = 1 + first.count(b"\r") - first.count(b"\n")
     for batch in batches:
         in_batch = bytes(csv_lines(batch)).count(b"\n")
         if seen + in_batch < line:

@@ -210,7 +210,6 @@ def test_a_value_that_is_not_of_its_type(
     assert books.inbox() == []
 
 
-@pytest.mark.parametrize("writer", WRITERS)
 def test_errors_of_the_effect_quote_no_data(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     books.run("CREATE TABLE strict (said text CHECK (said = ''))")
     for apply, why in (
