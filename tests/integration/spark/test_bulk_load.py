@@ -205,8 +205,8 @@ def test_a_value_that_is_not_of_its_type(
         load(some, schema_url, writer, column_types={"order_id2": "uuid"}, apply="SELECT")
     if writer == "copy":
         assert "a value of message 'e5', column order_id2: invalid input syntax" in str(raised.value)
-    said = "".join([str(raised.value), caplog.text, *capfd.readouterr(), *map(str, books.rows("TABLE bulk_load"))])
-    assert "secret" not in said
+        said = "".join([str(raised.value), caplog.text, *capfd.readouterr(), *map(str, books.rows("TABLE bulk_load"))])
+        assert "secret" not in said
     assert books.inbox() == []
 
 
