@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import socketserver
 import sys
 import threading
 from collections.abc import Mapping
@@ -115,10 +116,15 @@ def require_jdbc_driver(spark: "SparkSession") -> None:
 
 def quiet_pyspark() -> None:
     """Keep off a terminal what pyspark logs beside the errors that it raises, which say the same in a line."""
+    from pyspark import accumulators
     from pyspark.logger import PySparkLogger
 
     for name in CONTEXT_LOGGERS:
         PySparkLogger.getLogger(name).setLevel("CRITICAL")
+    # Its server of accumulators prints a traceback when the JVM has died, of which the error that is raised tells.
+    for server in vars(accumulators).values():
+        if isinstance(server, type) and issubclass(server, socketserver.BaseServer):
+            server.handle_error = lambda *_: None  # type: ignore[method-assign]
     # Tracebacks of py4j's about every Ctrl-C, some of which it logs by no logger of its own.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: record.msg != "KeyboardInterrupt while sending command.")
