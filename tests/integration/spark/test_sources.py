@@ -332,12 +332,16 @@ class TestWhatCannotBeRead:
             read_events(spark, [write("events.parquet", "event_id\n1\n")])
         assert "\n" not in str(refusal.value)
 
-    @pytest.mark.parametrize("kind", ["csv.gz", "jsonl.gz"])
+    @pytest.mark.parametrize("kind", ["parquet", "csv.gz", "jsonl.gz"])
     def test_a_file_that_was_cut_off(
         self, spark: SparkSession, tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
         path = tmp_path / f"cut.{kind}"
         data = gzip.compress(b"".join(b'{"event_id":"%d"}\n' % number for number in range(1000)))
+        if kind == "parquet":
+            spark.range(1000).coalesce(1).write.parquet(str(tmp_path / "whole"))
+            [whole] = (tmp_path / "whole").glob("*.parquet")
+            data = whole.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(
             SourceError, match=rf"the file file:/\S*/cut\.{kind} cannot be read \(.+\); if it is cut"
