@@ -270,11 +270,12 @@ ON CONFLICT DO NOTHING"""
 
         self.again = f"""
 UPDATE {outbox} AS m
-SET attempts = m.attempts + 1, held = m.key IS NOT NULL, error = refused.error,
+SET attempts = m.attempts + refused.counted::int, held = m.key IS NOT NULL, error = refused.error,
   due_at = clock_timestamp() + refused.pause
-FROM unnest({places}, %s::text[], %s::interval[]) AS refused (lane, position, error, pause)
+FROM unnest({places}, %s::text[], %s::interval[], %s::boolean[]) AS refused (lane, position, error, pause, counted)
 WHERE m.lane = refused.lane AND m.position = refused.position"""
-        """Have refused messages sent again after a pause, and hold their keys: (lanes, positions, errors, pauses)."""
+        """Have refused messages sent again after a pause, and hold their keys: (lanes, positions, errors, pauses,
+        whether each is an attempt)."""
 
         self.hold = f"""
 UPDATE {outbox} AS m SET held = true, due_at = 'infinity'

@@ -44,11 +44,14 @@ class Refused:
         message: which one.
         error: why, in words.
         final: trying again cannot help; it becomes a dead letter at once.
+        counted: whether this is an attempt. Where the broker says that it has failed itself, it is none: the message is
+            sent again after a pause, as often as it takes.
     """
 
     message: OutboxMessage
     error: str
     final: bool = False
+    counted: bool = True
 
 
 class PartlySent(BrokerError):

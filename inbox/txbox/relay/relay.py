@@ -310,7 +310,7 @@ def _most_senders(engine: Engine, senders: int) -> int:
 
 
 def _relayed(destination: str, settlement: Settlement) -> Relayed:
-    errors = [error for _, error in settlement.again] + [refusal.error for _, refusal in settlement.dead]
+    errors = [refusal.error for _, refusal in (*settlement.again, *settlement.dead)]
     return Relayed(
         RELAY_SUBSCRIBER,
         destination,

@@ -242,7 +242,9 @@ class Sender:
         if settlement.again:
             pauses = [timedelta(seconds=self._backoff.seconds(row.message.attempts + 1)) for row, _ in settlement.again]
             places = _places([row for row, _ in settlement.again])
-            cursor.execute(sql.again, (*places, [_text(error) for _, error in settlement.again], pauses))
+            errors = [_text(refusal.error) for _, refusal in settlement.again]
+            counted = [refusal.counted for _, refusal in settlement.again]
+            cursor.execute(sql.again, (*places, errors, pauses, counted))
         if settlement.behind:
             cursor.execute(sql.hold, _places(settlement.behind))
         if settlement.moved:

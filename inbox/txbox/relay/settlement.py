@@ -57,7 +57,7 @@ class Settlement:
     """
 
     sent: list[Row] = field(default_factory=list)
-    again: list[tuple[Row, str]] = field(default_factory=list)
+    again: list[tuple[Row, Refused]] = field(default_factory=list)
     dead: list[tuple[Row, Refused]] = field(default_factory=list)
     behind: list[Row] = field(default_factory=list)
     moved: set[HeldKey] = field(default_factory=set)
@@ -91,7 +91,7 @@ def settle(
         elif refusal is not None and _is_last(row, refusal, max_attempts):
             settlement.dead.append((row, refusal))
         elif refusal is not None:
-            settlement.again.append((row, refusal.error))
+            settlement.again.append((row, refusal))
             if owner is not None:
                 holding.add(owner)
             continue
@@ -108,4 +108,6 @@ def settle(
 
 
 def _is_last(row: Row, refusal: Refused, max_attempts: int | None) -> bool:
-    return refusal.final or (max_attempts is not None and row.message.attempts + 1 >= max_attempts)
+    if refusal.final or max_attempts is None:
+        return refusal.final
+    return refusal.counted and row.message.attempts + 1 >= max_attempts

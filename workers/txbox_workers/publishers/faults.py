@@ -6,6 +6,7 @@ fault               for example                                     what follows
 ``BROKER``          throttled, 5xx, no answer                       nobody to blame: sent again after a pause
 ``DESTINATION``     no such queue, access denied, key disabled      nobody to blame: sent again after a pause
 ``ENTRY``           too long, invalid parameter, malformed          the message is refused
+``ENTRY``           an internal error with this entry alone         refused too, but it is no attempt: not counted
 ==================  ==============================================  ===============================================
 
 An entry that is throttled, or for which the permission is lacking, is not refused either: refusals are counted, and a
@@ -14,7 +15,7 @@ message would become a dead letter because its queue was busy, or somebody had e
 
 from enum import Enum
 
-__all__ = ["Fault", "is_final", "of_call", "of_entry"]
+__all__ = ["Fault", "is_counted", "is_final", "of_call", "of_entry"]
 
 
 class Fault(Enum):
@@ -65,6 +66,17 @@ def is_final(code: str, *, sender_fault: bool | None) -> bool:
     """
     name = _plain(code)
     return name in _MESSAGES if sender_fault is None else sender_fault and name not in _PASSING
+
+
+def is_counted(code: str, *, sender_fault: bool | None) -> bool:
+    """Whether it is an attempt that an entry was refused: not if the broker says that it has failed itself.
+
+    Args:
+        code: of the entry.
+        sender_fault: as for ``is_final``.
+    """
+    name = _plain(code)
+    return name not in _PASSING and (sender_fault is not False or name in _ENTRIES)
 
 
 def _plain(code: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from txbox import BrokerError
 from txbox.relay import OutboxMessage, Refused
 from txbox_workers.publishers.calls import Call, Entry
-from txbox_workers.publishers.faults import Fault, is_final, of_entry
+from txbox_workers.publishers.faults import Fault, is_counted, is_final, of_entry
 
 __all__ = ["Outcome", "refusal", "told_by_ids", "told_in_order"]
 
@@ -50,7 +50,8 @@ class Outcome:
         why = f"{destination} refused the message: {code} {text}".strip()
         fault = of_entry(code)
         if fault is Fault.ENTRY:
-            self.refused.append(Refused(entry.message, why, final=is_final(code, sender_fault=sender_fault)))
+            final, counted = is_final(code, sender_fault=sender_fault), is_counted(code, sender_fault=sender_fault)
+            self.refused.append(Refused(entry.message, why, final=final, counted=counted))
         else:
             self.unsent.append(entry.message)
             self.error = self.error or BrokerError(why, permanent=fault is Fault.DESTINATION)

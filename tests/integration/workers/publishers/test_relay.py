@@ -130,7 +130,7 @@ def test_through_all_trouble_everything_arrives_under_its_id_and_in_the_order_of
 
 @pytest.mark.parametrize(
     ("failed", "attempts"),
-    [(Failed("InternalError"), 3), (OMITTED, 3), (Failed("InvalidMessageContents", sender_fault=True), 1)],
+    [(Failed("InvalidParameterValue"), 3), (OMITTED, 3), (Failed("InvalidMessageContents", sender_fault=True), 1)],
 )
 @pytest.mark.parametrize("destination", [FIFO_QUEUE, TOPIC])
 def test_what_is_refused_for_the_last_time_is_a_dead_letter_and_lets_the_next_pass(
@@ -163,6 +163,25 @@ def test_what_is_refused_for_the_last_time_is_a_dead_letter_and_lets_the_next_pa
     assert sum("poison" in call.ids for call in broker.calls) == attempts
     confirmed = [entry.message_id for entry in broker.taken if entry.message_id != "poison"]
     assert sorted(confirmed) == ["beside-0", "beside-1", "beside-2", "next"]
+
+
+@pytest.mark.parametrize("destination", [QUEUE, TOPIC, BUS])
+def test_an_entry_that_the_broker_itself_has_failed_costs_no_attempt_and_keeps_its_place(
+    engine: Engine, broker: ScriptedAws, publishers: dict[str, AwsPublisher], destination: str
+) -> None:
+    broker.answer = each(unlucky=Failed("InternalFailure"))
+    publish(engine, [Outgoing(destination, b"{}", key="k", message_id=name) for name in ("unlucky", "next")])
+    relay = Relay(engine, publishers, max_attempts=1, backoff=SHORT)
+    relay.start()
+    try:
+        wait_until(lambda: sum("unlucky" in call.ids for call in broker.calls) >= 3, "it is tried again and again")
+        assert [entry.message_id for entry in broker.taken if entry.message_id != "unlucky"] == []
+        broker.answer = confirm
+        wait_until(lambda: left(engine) == 0, "all is sent", every=0.05)
+    finally:
+        assert relay.stop()
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
 
 
 def test_an_outage_costs_no_message_an_attempt(

@@ -42,7 +42,7 @@ def test_what_was_sent_is_gone() -> None:
 def test_a_refused_message_holds_those_of_its_key_behind_it_and_no_others() -> None:
     first, second, other, keyless = row(1, "a"), row(2, "a"), row(3, "b"), row(4)
     found = settled([first, second, other, keyless], [3, 4], refused(first))
-    assert found.again == [(first, "no")]
+    assert found.again == [(first, Refused(first.message, "no"))]
     assert found.behind == [second]
     assert found.sent == [other, keyless]
 
@@ -50,15 +50,21 @@ def test_a_refused_message_holds_those_of_its_key_behind_it_and_no_others() -> N
 def test_a_refused_message_without_a_key_holds_nothing() -> None:
     first, second = row(1), row(2)
     found = settled([first, second], [2], refused(first))
-    assert (found.again, found.sent, found.behind) == ([(first, "no")], [second], [])
+    assert (found.again, found.sent, found.behind) == ([(first, Refused(first.message, "no"))], [second], [])
 
 
 def test_a_message_is_dead_after_its_last_attempt() -> None:
     first, last = row(1, attempts=1), row(2, attempts=2)
     found = settled([first, last], [], refused(first, last))
-    assert found.again == [(first, "no")]
+    assert found.again == [(first, Refused(first.message, "no"))]
     assert [one for one, _ in found.dead] == [last]
-    assert settled([last], [], refused(last), max_attempts=None).again == [(last, "no")]
+    assert settled([last], [], refused(last), max_attempts=None).again == [(last, Refused(last.message, "no"))]
+
+
+def test_what_is_no_attempt_makes_no_message_dead() -> None:
+    last = row(1, attempts=2)
+    refusal = Refused(last.message, "the broker has failed", counted=False)
+    assert settled([last], [], {1: refusal}).again == [(last, refusal)]
 
 
 def test_a_final_refusal_is_the_last_one() -> None:
@@ -80,7 +86,7 @@ def test_a_held_key_moves_on_when_its_message_is_gone() -> None:
     dead_one = settled([head, held, fresh], [], refused(head, final=True), held=["a"])
     assert (dead_one.moved, dead_one.behind) == ({key}, [fresh])
     again = settled([head, held, fresh], [], refused(head), held=["a"])
-    assert (again.moved, again.behind, again.again) == (set(), [fresh], [(head, "no")])
+    assert (again.moved, again.behind, again.again) == (set(), [fresh], [(head, Refused(head.message, "no"))])
 
 
 def test_new_messages_of_a_held_key_wait_behind_it() -> None:

@@ -69,6 +69,26 @@ def test_the_senders_fault_is_final_unless_the_code_is_of_something_that_passes(
     assert [(refusal.message.id, refusal.final) for refusal in refused] == [("m0", final)]
 
 
+@pytest.mark.parametrize("kind", ["sqs", "sns"])
+@pytest.mark.parametrize(
+    ("failed", "counted"),
+    [
+        (Failed("InvalidMessageContents"), True),
+        (Failed("SomethingNew", sender_fault=True), True),
+        (Failed("SomethingNew"), False),
+        (Failed("InternalError"), False),
+        (Failed("ServiceUnavailable", sender_fault=True), False),
+        (OMITTED, True),
+    ],
+)
+def test_what_the_broker_has_failed_itself_is_no_attempt(
+    publisher: AwsPublisher, broker: ScriptedAws, kind: str, failed: object, counted: bool
+) -> None:
+    broker.answer = each(m0=failed)
+    refused = publisher.send(numbered(DESTINATIONS[kind], 2))
+    assert [(refusal.message.id, refusal.counted) for refusal in refused] == [("m0", counted)]
+
+
 @pytest.mark.parametrize(
     ("code", "final"),
     [
