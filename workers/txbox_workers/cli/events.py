@@ -59,7 +59,7 @@ FieldsOption = Annotated[
 ]
 EncodingOption = Annotated[
     str | None,
-    typer.Option("--encoding", metavar="NAME", help="Of JSON or CSV that is not UTF-8: latin1, cp1252, …"),
+    typer.Option("--encoding", metavar="NAME", help="Of JSON or CSV that is not UTF-8, such as latin1 or cp1252."),
 ]
 ReadOption = Annotated[
     list[str] | None,
