@@ -158,11 +158,10 @@ def test_dead_letters_of_the_relay_belong_to_their_destination(engine: Engine) -
     publish(engine, Outgoing("own:a", "1"))
     for destination in ("own:a", "own:b", "own:b"):
         letters = DeadLetters(engine)
-        letters.park(
-            DeadLetter(
-                f"txbox:outbox:{destination}", f"m{len(letters.list())}", Reason.FAILED, "no", 1, destination, b""
-            )
-        )
+        name = f"m{len(letters.list())}"
+        letter = DeadLetter(f"txbox:outbox:{destination}", name, Reason.FAILED, "no", 1, destination, b"")
+        with engine.begin() as connection:
+            letters.park_in(connection, letter)  # as a relay does: no inbox knows its messages
     found = read_status(engine)
     assert found.subscribers == ()
     assert [(line.destination, line.waiting, line.dead_letters) for line in found.outbox.destinations] == [
