@@ -106,7 +106,7 @@ class Service(ABC):
 
     def _start(self) -> None:
         self._threads = [self._thread(name, work) for name, work in self._prepare().items()]
-        for thread in self._threads:
+        for thread in tuple(self._threads):  # one that works already may add others
             thread.start()
 
     def _add(self, name: str, work: Callable[[], object]) -> None:

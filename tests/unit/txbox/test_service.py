@@ -1,0 +1,50 @@
+"""Threads of a service."""
+
+import threading
+from collections.abc import Callable, Mapping
+
+from txbox.service import Service
+
+
+class Growing(Service):
+    """Its first thread has started another one before its second thread starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added = threading.Event()
+        self.ran: list[str] = []
+
+    def _prepare(self) -> Mapping[str, Callable[[], object]]:
+        return {"first": self._first, "second": self._wait}
+
+    def _stopped(self, finished: bool) -> None:
+        assert finished
+
+    def _first(self) -> None:
+        self._add("third", self._wait)
+        self.added.set()
+        self._wait()
+
+    def _wait(self) -> None:
+        self.ran.append(threading.current_thread().name)
+        self._stopping.wait()
+
+    def _thread(self, name: str, work: Callable[[], object]) -> threading.Thread:
+        thread = super()._thread(name, work)
+        if name == "second":
+            start = thread.start
+
+            def start_late() -> None:
+                assert self.added.wait(10)
+                start()
+
+            thread.start = start_late  # type: ignore[method-assign]
+        return thread
+
+
+def test_a_thread_may_start_another_one_before_all_have_started() -> None:
+    service = Growing()
+    service.start()
+    assert service.running
+    assert service.stop(10)
+    assert sorted(service.ran) == ["first", "second", "third"]
