@@ -6,6 +6,7 @@ A server of its own: its WAL is written late, so that what is not insisted on is
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,16 +29,17 @@ Served = tuple[EmbeddedPostgres, Engine]
 
 
 @pytest.fixture
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served() -> Iterator[Served]:
     """A server whose commits are not durable by default, with our tables."""
-    home = tmp_path_factory.mktemp("failover")
-    for folder in (home, *home.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o011)  # where root runs the tests, another user runs the server
-    with EmbeddedPostgres(home / "first", durable=False, settings=LATE) as server:
-        engine = create_engine(server.url)
-        tables().metadata.create_all(engine)
-        yield server, engine
-        engine.dispose()
+    # Not pytest's folder: where root runs the tests, another user runs the server, and pytest locks others out.
+    with tempfile.TemporaryDirectory(prefix="txbox-failover-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        home.chmod(0o711)
+        with EmbeddedPostgres(home / "first", durable=False, settings=LATE) as server:
+            engine = create_engine(server.url)
+            tables().metadata.create_all(engine)
+            yield server, engine
+            engine.dispose()
 
 
 def crash(server: EmbeddedPostgres) -> None:
