@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
+from txbox.sqlstates import is_retryable
 from txbox_migrations import upgrade_database
 from txbox_workers.demo import billing, shop
 from txbox_workers.settings import database_engine
@@ -78,5 +80,16 @@ def create_tables(engine: Engine) -> None:
 
 
 def _drop_schema(engine: Engine, schema: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(DropSchema(schema, cascade=True))
+    # The server may still be at work for processes that were killed a moment ago: it meets them in other orders.
+    for tries_left in reversed(range(DROP_TRIES)):
+        try:
+            with engine.begin() as connection:
+                connection.execute(DropSchema(schema, cascade=True))
+            return
+        except DBAPIError as error:
+            if not (tries_left and is_retryable(error)):
+                raise
+
+
+DROP_TRIES = 10
+"""How often the schema is tried to be dropped, if it is deadlocked each time."""
