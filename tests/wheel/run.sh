@@ -109,7 +109,7 @@ step "[cli] python -m txbox_workers --version" "$bin/python" -m txbox_workers --
 step "[cli] neither boto3 nor moto is there" lacks boto3 moto
 step "[cli] txbox demo names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" demo --purchases 10
 step "[cli] txbox bulk-load names what is missing" remedy "pip install 'txbox\[spark" "$bin/txbox" bulk-load x.jsonl \
-  --subscriber billing --message-id id --apply /dev/stdin --url postgresql://nobody@127.0.0.1:1/x <<<"SELECT 1"
+  --subscriber billing --message-id id --apply /dev/stdin --url postgresql://nobody@127.0.0.1:1/x <<<"SELECT * FROM fresh_event"
 step "[cli] txbox dev names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" dev
 discard
 
