@@ -1,5 +1,6 @@
 """Trouble that nobody planned for: restored rows, slow and mistaken publishers, a database that can only be read."""
 
+import json
 import random
 import threading
 import time
@@ -120,7 +121,7 @@ def test_what_an_open_transaction_has_written_is_not_read_at_every_look(engine: 
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {outbox_statements().look}"
         parameters = (look._last.xmax, 10_000, list(look._last.in_progress), 10_000, True, True)
         plan = reading.exec_driver_sql(explain, parameters).scalar_one()[0]["Plan"]
-        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100
+        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100, json.dumps(plan, indent=1)
         writing.commit()
         assert look.again().fresh
 
