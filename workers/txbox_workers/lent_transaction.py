@@ -73,9 +73,10 @@ class LentTransactions:
                     connection.invalidate()  # who ends a transaction may have left it in any state, as in autocommit
                 if isinstance(error, DatabaseUnavailable):
                     # By the worker's own statement: what a handler is refused is its own matter. The other connections
-                    # of the pool are likely to be as this one.
+                    # of the pool are likely to be as this one: each is closed when it is to be lent again. A pool that
+                    # is disposed of would leave those open that are lent now.
                     if discard_if_poisoned(connection, error):
-                        self._engine.dispose()
+                        self._engine.pool._invalidate(None, error)  # type: ignore[arg-type] # noqa: SLF001 - no other way
                     raise
                 if sqlstate(error) in TIMED_OUT:
                     raise TransactionTimedOut from without_values(error)
