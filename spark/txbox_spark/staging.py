@@ -57,6 +57,9 @@ DROP_SECONDS = 10
 CANCEL_SECONDS = 2.0
 """How long the server may take to hear that a statement is to be cancelled."""
 
+CANCEL_AGAIN_SECONDS = 0.1
+"""Between two rounds of cancelling: a cancel that meets a chunk between two statements cancels nothing."""
+
 TABLES_AT_ONCE = 64
 """How many tables one transaction creates or drops: each takes a few of the locks that Postgres has room for."""
 
@@ -202,7 +205,7 @@ def _cancel(under_way: set[Any]) -> None:
         for driver_connection in tuple(under_way):
             with suppress(psycopg.Error, OSError):
                 driver_connection.cancel_safe(timeout=CANCEL_SECONDS)
-        time.sleep(0.1)
+        time.sleep(CANCEL_AGAIN_SECONDS)
 
 
 @patient

@@ -15,13 +15,12 @@ What a process asks first it cannot hold against anything.
 import threading
 from dataclasses import dataclass
 
+from txbox.ledgers.store_clock import DRIFT
+
 __all__ = ["TOLERANCE_SECONDS", "ServerClock"]
 
 TOLERANCE_SECONDS = 1.0
 """What is no step: a leap second, an adjustment."""
-
-DRIFT = 0.001
-"""How much faster or slower than ours the server's clock may run. One that is being adjusted: by 0.0005."""
 
 
 @dataclass(frozen=True, slots=True)
