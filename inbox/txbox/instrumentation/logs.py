@@ -97,7 +97,7 @@ def _attempts(counted: Sequence[Mapping[str, Any]]) -> str:
 def _conflicts(conflicts: Mapping[tuple[str, str], int]) -> str:
     """Return what happened how often, and on what: ``3 deadlocks on stock``."""
     return ", ".join(
-        f"{count} {CONFLICTS.get(code, code)}" + (f" on {place}" if place else "")
+        f"{count:,} {CONFLICTS.get(code, code)}{'' if count == 1 else 's'}" + (f" on {place}" if place else "")
         for (code, place), count in sorted(conflicts.items())
     )
 

@@ -151,7 +151,7 @@ def test_a_deadlock_between_two_handlers_is_retried(
     assert [event.sqlstate for event in kept.of(Retried)] == ["40P01"]
     (said,) = [record for record in caplog.records if "loses time" in record.getMessage()]
     assert said.levelname == "WARNING"
-    assert "1 deadlocks on account" in said.getMessage()
+    assert "1 deadlock on account" in said.getMessage()
     (conflict,) = read_status(engine).conflicts
     assert (conflict.subscriber_id, conflict.sqlstate, conflict.place, conflict.conflicts) == (
         "billing",

@@ -99,10 +99,10 @@ def status(
 
 
 def _conflict(conflict: HandlerConflict) -> str:
-    what = CONFLICTS.get(conflict.sqlstate, conflict.sqlstate)
+    had = counted(conflict.conflicts, CONFLICTS.get(conflict.sqlstate, conflict.sqlstate))
     place = f" on {conflict.place}" if conflict.place else ""
     return (
-        f"conflicts: {conflict.subscriber_id} had {conflict.conflicts:,} {what}{place} "
+        f"conflicts: {conflict.subscriber_id} had {had}{place} "
         f"since {conflict.first_at:%Y-%m-%d %H:%M:%S}, the last at {conflict.last_at:%Y-%m-%d %H:%M:%S}"
     )
 

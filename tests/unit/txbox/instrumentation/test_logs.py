@@ -37,7 +37,7 @@ LINES: list[tuple[Event, int, str]] = [
         Contended(*WHO, {("40P01", "stock"): 3, ("40001", ""): 1}, "in_turn"),
         logging.WARNING,
         (
-            "billing loses time to other transactions: 1 serialization failures, 3 deadlocks on stock since this was "
+            "billing loses time to other transactions: 1 serialization failure, 3 deadlocks on stock since this was "
             "last said; nothing is lost, and messages are processed by one transaction at a time, for now. Have "
             "handlers lock rows in one order"
         ),
