@@ -6,6 +6,8 @@
 # Sets for the command:
 #   TXBOX_TEST_POSTGRES_IMAGE   as given (any tag of txbox-test-postgres: made here); else postgres:18 where it
 #                               is here or can be pulled; else an image made from Debian's packages
+#   TXBOX_TEST_PGBOUNCER        as given: a PgBouncer that knows max_prepared_statements (1.21 or newer); else this
+#                               machine's, if it does; else one from a newer Debian's packages
 #   DOCKER_HOST, TESTCONTAINERS_*   only where needed, see below
 #
 # The engine: the one that `docker info` finds. Where none answers, root on Debian or Ubuntu gets one: installed
@@ -15,6 +17,7 @@ set -euo pipefail
 
 readonly DEFAULT_IMAGE=postgres:18
 readonly BUILT_REPOSITORY=txbox-test-postgres
+readonly PREPARES_SINCE=1.21
 readonly ANSWER_LIMIT_S=10
 readonly START_LIMIT_S=60
 readonly STOP_LIMIT_S=30
@@ -84,7 +87,7 @@ start_engine() {
   done
 }
 
-# The tests put a real PgBouncer before the server; they need no more of it than the program.
+# The tests put real PgBouncers before the server; they need no more of them than the programs.
 ensure_pgbouncer() {
   [[ -x /usr/sbin/pgbouncer ]] || command -v pgbouncer >/dev/null && return
   ((EUID == 0)) && command -v apt-get >/dev/null || fail 'there is no pgbouncer, which the tests of poolers need: install it'
@@ -94,6 +97,19 @@ ensure_pgbouncer() {
   { apt-get update -qq && apt_install pgbouncer; } >"$log" 2>&1 </dev/null 8>&- 9>&- \
     || fail "pgbouncer cannot be installed: see $log"
   rm -f "$log"
+}
+
+choose_pgbouncer() {
+  ensure_pgbouncer
+  [[ -z ${TXBOX_TEST_PGBOUNCER:-} ]] || return 0
+  local program version
+  program=$(PATH=$PATH:/usr/sbin command -v pgbouncer)
+  version=$("$program" --version | awk 'NR == 1 {print $2}')
+  if [[ $(printf '%s\n' "$PREPARES_SINCE" "$version" | sort --version-sort | head -n 1) != "$PREPARES_SINCE" ]]; then
+    program=$("$here/make-pgbouncer.sh" 8>&- 9>&- </dev/null) \
+      || fail "PgBouncer is $version here, and the tests need $PREPARES_SINCE or newer, too: set TXBOX_TEST_PGBOUNCER to one"
+  fi
+  export TXBOX_TEST_PGBOUNCER=$program
 }
 
 stop_engine() {
@@ -214,7 +230,7 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 ensure_engine
-ensure_pgbouncer
+choose_pgbouncer
 choose_image
 configure_testcontainers
 unset TXBOX_TEST_DATABASE_URL # it would win, and the container stand by unused

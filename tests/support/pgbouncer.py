@@ -1,7 +1,6 @@
-"""A real PgBouncer in transaction mode, from the machine's packages."""
+"""Real PgBouncers in transaction mode: the one of this machine's packages, and one that prepares statements."""
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -14,19 +13,7 @@ from sqlalchemy import make_url
 
 from support.waiting import wait_until
 
-__all__ = ["PREPARES_SINCE", "pgbouncer", "pgbouncer_version"]
-
-PREPARES_SINCE = (1, 21)
-"""The first version with ``max_prepared_statements``."""
-
-
-def pgbouncer_version() -> tuple[int, int] | None:
-    """Return the version of the machine's PgBouncer; None: it has none."""
-    if (program := shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
-        return None
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    major, minor = re.findall(r"(\d+)\.(\d+)", said)[0]
-    return int(major), int(minor)
+__all__ = ["pgbouncer"]
 
 
 @contextmanager
@@ -36,8 +23,9 @@ def pgbouncer(url: str, *, size: int = 4, max_prepared_statements: int | None = 
     Args:
         url: the server and its database.
         size: how many server connections there are.
-        max_prepared_statements: that setting of it; None: a version that does not know it.
+        max_prepared_statements: that setting, of a version that knows it; None: this machine's version, as it comes.
     """
+    program = _program(prepares=max_prepared_statements is not None)
     place = make_url(url)
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
@@ -64,7 +52,6 @@ def pgbouncer(url: str, *, size: int = 4, max_prepared_statements: int | None = 
         path = Path(folder, "pgbouncer.ini")
         path.write_text(text)
         path.chmod(0o644)
-        program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin") or "pgbouncer"
         user = ["-u", "nobody"] if os.geteuid() == 0 else []
         with subprocess.Popen(
             [program, *user, str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -76,6 +63,15 @@ def pgbouncer(url: str, *, size: int = 4, max_prepared_statements: int | None = 
                 )
             finally:
                 process.kill()
+
+
+def _program(*, prepares: bool) -> str:
+    if prepares:
+        program = os.environ.get("TXBOX_TEST_PGBOUNCER")
+    else:
+        program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    assert program, "there is no such PgBouncer here: run `make test-containers`, which gets it"
+    return program
 
 
 def _answers(port: int) -> bool:

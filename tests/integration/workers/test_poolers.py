@@ -9,7 +9,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
 from support.memory_worker import at_work, make, numbered
-from support.pgbouncer import PREPARES_SINCE, pgbouncer, pgbouncer_version
+from support.pgbouncer import pgbouncer
 from support.transaction_pooler import transaction_pooler
 from txbox import Inbox, Message, Outbox, Outcome, Outgoing
 from txbox.schema import tables
@@ -19,17 +19,11 @@ from txbox_workers.worker import Worker
 
 MESSAGES = 300
 
-VERSION = pgbouncer_version()
-
 POOLERS = [
     "ours",
-    pytest.param("pgbouncer", marks=pytest.mark.containers),
-    pytest.param(
-        "pgbouncer that prepares",
-        marks=[
-            pytest.mark.containers,
-            pytest.mark.skipif(VERSION is not None and VERSION < PREPARES_SINCE, reason="this PgBouncer is too old"),
-        ],
+    *(
+        pytest.param(name, marks=pytest.mark.containers)
+        for name in ("PgBouncer", "PgBouncer, max_prepared_statements = 0", "PgBouncer, max_prepared_statements = 100")
     ),
 ]
 
@@ -49,10 +43,8 @@ def pooled_url(request: pytest.FixtureRequest, make_database: Callable[..., str]
         with transaction_pooler(url, size=3) as (_, through):
             yield through
         return
-    if VERSION is None:
-        pytest.fail("there is no pgbouncer on this machine: run `make test-containers`, which installs it")
-    prepares = None if VERSION < PREPARES_SINCE else 100 if "prepares" in request.param else 0
-    with pgbouncer(url, size=3, max_prepared_statements=prepares) as through:
+    _, _, prepares = request.param.partition(" = ")
+    with pgbouncer(url, size=3, max_prepared_statements=int(prepares) if prepares else None) as through:
         yield through
 
 
