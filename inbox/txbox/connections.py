@@ -132,12 +132,15 @@ def with_sound_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def refuse_other_encodings(connection: Connection) -> None:
-    """Refuse a database whose text is not UTF-8; the server has said so at the connection's start.
+    """Refuse a database whose text is not UTF-8; the server has said so at the connection's start, so it is read once.
 
     Raises:
         InvalidConfiguration: it cannot keep every id and every error.
     """
-    _require_utf8(connection.connection.driver_connection)
+    known = connection.info
+    if _UTF8 not in known:
+        _require_utf8(connection.connection.driver_connection)
+        known[_UTF8] = True
 
 
 def note_server(connection: Connection, pid: int) -> None:
@@ -259,6 +262,7 @@ def _count(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
 _MET = "txbox_met"
 _SILENCE = "txbox_silence_seconds"
 _TIMES_LENT = "txbox_times_lent"
+_UTF8 = "txbox_utf8"
 _adopted: "WeakSet[Dialect]" = WeakSet()
 _unprepared: "WeakSet[Dialect]" = WeakSet()
 _adopting = threading.Lock()

@@ -79,7 +79,7 @@ def _watched(kind: Any) -> type[Any]:
             raise
         finally:
             _watchdog.end(mine)
-            if self.pgconn.transaction_status == TransactionStatus.IDLE:
+            if _POOLED in self.__dict__ and self.pgconn.transaction_status == TransactionStatus.IDLE:
                 self.__dict__[_SERVER] = None
 
     return type(kind.__name__, (kind,), {"wait": wait, "__module__": kind.__module__})
@@ -88,14 +88,15 @@ def _watched(kind: Any) -> type[Any]:
 class _Wait:
     """One wait for an answer."""
 
-    __slots__ = ("asked", "began", "driver", "seconds", "since", "verdict")
+    __slots__ = ("asked", "began", "doubted", "driver", "seconds", "since", "verdict")
 
     def __init__(self, driver: Any, seconds: float) -> None:
         self.driver = driver
         self.seconds = seconds
         self.began = self.since = time.monotonic()
         # The question itself is not asked about.
-        self.asked: float | None = self.since if _ASKS in driver.__dict__ else None
+        self.doubted = _ASKS in driver.__dict__
+        self.asked: float | None = self.since if self.doubted else None
         self.verdict: str | None = None
 
     @property
@@ -106,26 +107,46 @@ class _Wait:
 
 
 class _Watchdog:
-    """Knows the waits of this process, and looks at them from a thread."""
+    """Knows the waits of this process, and looks at them from a thread.
+
+    Every statement of every connection begins and ends a wait, so both are without a lock: adding to a set and taking
+    out of it are atomic. Only a wait that the server was asked about may be cut, and its end waits for the cut::
+
+        the thread    doubted ── ask the server ── lock: still among the waits? shut its socket
+        who waits     take it out of the waits ── doubted? lock and unlock ── use the connection, or close it
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._cutting = threading.Lock()
+        self._starting = threading.Lock()
         self._waits: set[_Wait] = set()
+        self._some = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, wait: _Wait) -> None:
-        with self._lock:
-            self._waits.add(wait)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="txbox-silence", daemon=True)
-                self._thread.start()
+        self._waits.add(wait)
+        if not self._some.is_set():
+            self._start()
+            self._some.set()
 
     def end(self, wait: _Wait) -> None:
-        with self._lock:
-            self._waits.discard(wait)
+        self._waits.discard(wait)
+        if wait.doubted:
+            with self._cutting:
+                pass
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="txbox-silence", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while True:
+            self._some.clear()
+            if not self._waits:  # a wait that begins after this look sets it again
+                self._some.wait()
             time.sleep(TICK_SECONDS)
             try:
                 self._look()
@@ -134,13 +155,14 @@ class _Watchdog:
 
     def _look(self) -> None:
         now = time.monotonic()
-        with self._lock:
-            waits = [wait for wait in self._waits if now - wait.since >= wait.seconds or wait.asked is not None]
+        began = self._waits.copy()  # in one step, while others come and go
+        waits = [wait for wait in began if now - wait.since >= wait.seconds or wait.asked is not None]
         due: dict[tuple[Any, ...], list[_Wait]] = {}
         for wait in waits:
             if wait.driver.pgconn.transaction_status != TransactionStatus.ACTIVE:
                 continue  # it waits for a notification, or is over
             if wait.asked is None:
+                wait.doubted = True
                 wait.asked = now
                 info = wait.driver.info
                 due.setdefault((info.host, info.hostaddr, info.port, info.dbname, info.user), []).append(wait)
@@ -170,7 +192,7 @@ class _Watchdog:
 
     def _cut(self, wait: _Wait, why: str) -> None:
         seconds = time.monotonic() - wait.began
-        with self._lock:  # so that the connection is not closed meanwhile, and its number another one's
+        with self._cutting:  # so that the connection is not closed meanwhile, and its number another one's
             if wait not in self._waits:
                 return
             wait.verdict = (
