@@ -82,6 +82,9 @@ def _notification(orders: Orders, engine: Engine, journal: Journal, death: "_Dea
     notify = notification.Notification(orders.smtp_port, journal, orders.process)
 
     def handler(message: Message, lease: Lease) -> None:
+        if lease.unknown_attempts:
+            notify(message, lease)  # it has taken one process with it, and takes no second one: the report counts both
+            return
         death.comes_at(SENDING)
         notify(message, lease)
         death.comes_at(SENT)

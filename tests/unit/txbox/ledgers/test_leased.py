@@ -7,9 +7,8 @@ from typing import Any, Never
 
 import pytest
 
-from support.waiting import wait_until
 from txbox import EffectUnknown, InFlight, InvalidConfiguration, LeaseLost, LedgerError, Outcome, ResultNotStored
-from txbox.ledgers import LEASE_SECONDS, Acquisition, Lease, LeaseState
+from txbox.ledgers import LEASE_SECONDS, Acquisition, Lease, LeaseState, leased
 from txbox.ledgers.lease import Ended, elapsed
 from txbox.ledgers.leased import Done, Ending, Leased, _Call, _Pause, _Work, known_ending, takes_lease
 
@@ -80,18 +79,23 @@ def test_what_is_in_flight_is_not_waited_for_unless_that_was_asked() -> None:
     assert (caught.value.message_ids, caught.value.seconds) == (("m",), 12.5)
 
 
-def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_the_wait() -> None:
+def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(leased, "elapsed", lambda: now)
     steps = begin(Leased(Untouched(), wait_seconds=0.2))
-    deadline = elapsed() + 0.2
-    in_flight = Acquisition(LeaseState.IN_FLIGHT, seconds=1)
-    while elapsed() < deadline - 0.05:
-        step = steps.send(in_flight)
-        assert isinstance(step, _Pause)
-        assert elapsed() + step.seconds <= deadline + 0.05
-        assert isinstance(steps.send(None), _Call)
-    wait_until(lambda: elapsed() > deadline)
+    ends: list[float] = []
     with pytest.raises(InFlight):
-        steps.send(in_flight)
+        for _ in range(100):
+            now += 0.01  # the answer takes so long
+            step = steps.send(Acquisition(LeaseState.IN_FLIGHT, seconds=1))
+            assert isinstance(step, _Pause)
+            now += step.seconds
+            ends.append(now)
+            assert isinstance(steps.send(None), _Call)
+    assert len(ends) > 1
+    assert ends[-1] == pytest.approx(1000.2)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit()])
