@@ -8,6 +8,9 @@ connections. A wait that takes long may be a long statement; a second connection
                                                                       ├── it does not: shut the socket
                                                                       └── no answer in time: shut the socket
 
+A pooler that lets the second connection in may have no server free for the question, nor for who waits: then nothing is
+known, and the wait goes on for UNKNOWN_SECONDS.
+
 The waiting thread then gets ``psycopg.OperationalError``, as for every lost connection.
 """
 
@@ -16,9 +19,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from math import inf
 from typing import Any
 
 import psycopg
@@ -100,10 +103,14 @@ class _Wait:
         self.verdict: str | None = None
 
     @property
+    def pooled(self) -> bool:
+        """Whether a pooler is known to be between here and the server."""
+        return _POOLED in self.driver.__dict__
+
+    @property
     def server(self) -> int | None:
         """The process id of the server that should answer; None: a pooler knows."""
-        known: dict[str, Any] = self.driver.__dict__
-        return known.get(_SERVER) if known.get(_POOLED) else int(self.driver.pgconn.backend_pid)
+        return self.driver.__dict__.get(_SERVER) if self.pooled else int(self.driver.pgconn.backend_pid)
 
 
 class _Watchdog:
@@ -173,15 +180,25 @@ class _Watchdog:
 
     def _ask(self, waits: list[_Wait]) -> None:
         """Ask the server of these waits what their sessions do; wait on, or shut their sockets."""
+        at_work: set[int] | None = None
+        answered = False
         try:
-            servers = [wait.server for wait in waits if wait.server is not None]
-            at_work = _at_work(waits[0].driver, servers, min(wait.seconds for wait in waits) / 4)
+            with _connection_beside(waits[0].driver) as asking:
+                for wait in waits:
+                    if wait.pooled:
+                        wait.asked = (
+                            inf  # the pooler is there; whether a server is free for the question is another matter
+                        )
+                servers = [wait.server for wait in waits if wait.server is not None]
+                idle_seconds = min(wait.seconds for wait in waits) / 4
+                at_work = {row[0] for row in asking.execute(SESSIONS_AT_WORK, (servers, idle_seconds)).fetchall()}
+                answered = True
         except Exception as error:  # noqa: BLE001 - a driver or a network may raise anything
-            if getattr(error, "sqlstate", None) is None:
-                return  # no answer: ANSWER_SECONDS will tell
-            at_work = None  # the server is there, and refuses
+            answered = answered or getattr(error, "sqlstate", None) is not None  # the server is there, and refuses
         now = time.monotonic()
         for wait in waits:
+            if not answered and wait.asked != inf:
+                continue  # ANSWER_SECONDS will tell
             known = at_work is not None and wait.server is not None
             if known and wait.server not in (at_work or ()):
                 self._cut(wait, "and says that it is not at work for this session")
@@ -204,11 +221,8 @@ class _Watchdog:
         _log.warning("a connection is given up: %s", wait.verdict)
 
 
-def _at_work(driver: Any, servers: Sequence[int], idle_seconds: float) -> set[int]:
-    """Return those server processes that are at work for their clients, by a new connection to the same server.
-
-    One that has been waiting for its client for ``idle_seconds`` is not.
-    """
+def _connection_beside(driver: Any) -> Any:
+    """Make a new connection to the same server; it waits for an answer for ANSWER_SECONDS at most."""
     info = driver.info
     parameters = info.get_parameters()
     for name in ("service", "hostaddr"):
@@ -219,9 +233,8 @@ def _at_work(driver: Any, servers: Sequence[int], idle_seconds: float) -> set[in
     if info.password:
         parameters["password"] = info.password
     asking = _watched(psycopg.Connection).connect(**parameters, autocommit=True, prepare_threshold=None)
-    with asking:
-        asking.__dict__.update({_SECONDS: ANSWER_SECONDS, _ASKS: True})
-        return {row[0] for row in asking.execute(SESSIONS_AT_WORK, (servers, idle_seconds)).fetchall()}
+    asking.__dict__.update({_SECONDS: ANSWER_SECONDS, _ASKS: True})
+    return asking
 
 
 def _begin_anew() -> None:

@@ -103,14 +103,21 @@ class TransactionPooler:
         server = self._free.get()
         self.transactions += 1
         kind, message = first
-        while True:
-            server.sendall(_message(kind, message))
-            if kind in (b"Q", b"S"):
-                status = self._answer(server, client)
-                if status == _IDLE:
-                    self._free.put(server)
-                    return
-            kind, message = _read(client)
+        try:
+            while True:
+                server.sendall(_message(kind, message))
+                if kind in (b"Q", b"S") and self._answer(server, client) == _IDLE:
+                    break
+                kind, message = _read(client)
+        except (OSError, ConnectionError):  # the client is gone, in its transaction
+            server.sendall(_message(b"S", b"") + _message(b"Q", b"ROLLBACK\0"))
+            while _read(server) != (b"C", b"ROLLBACK\0"):
+                pass
+            while _read(server)[0] != _READY:
+                pass
+            self._free.put(server)
+            raise
+        self._free.put(server)
 
     def _answer(self, server: socket.socket, client: socket.socket) -> bytes:
         while True:

@@ -1,5 +1,8 @@
 """Poolers in transaction mode and psycopg's prepared statements: no client ever runs another one's statement."""
 
+import os
+import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,6 +89,58 @@ def test_two_services_apply_their_own_messages(make_engine: Callable[..., Engine
         for number in (1, 2):
             balance = connection.exec_driver_sql(f"SELECT balance FROM account_{number}")
             assert balance.scalar_one() == MESSAGES
+
+
+def commit(driver: psycopg.Connection[Any]) -> None:
+    driver.commit()
+
+
+def commit_in_hiding(driver: psycopg.Connection[Any]) -> None:
+    driver.execute(r"SELECT E'\''; COMMIT; SELECT 'x'")
+
+
+def roll_back(driver: psycopg.Connection[Any]) -> None:
+    driver.rollback()
+
+
+def break_off(driver: psycopg.Connection[Any]) -> None:
+    """What is left of a process that was killed."""
+    with socket.socket(fileno=os.dup(driver.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("misbehave", [commit, commit_in_hiding, roll_back, break_off])
+def test_what_becomes_of_one_transaction_is_left_behind_at_no_server(
+    make_engine: Callable[..., Engine], misbehave: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def handle(session: Session, message: Message) -> None:
+        driver = session.connection().connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        calls[message.id] += 1
+        session.execute(text("UPDATE account_1 SET balance = balance + 1 WHERE id = 1"))
+        if calls[message.id] == 1 and message.id.endswith("3"):
+            misbehave(driver)
+
+    source = MemorySource(numbered(40))
+    workers = [make(source, make_engine(), handle) for _ in range(2)]
+    with at_work(*workers):
+        assert source.wait_until_empty(60)
+    left: set[int] = set()
+    servers: set[int] = set()
+    with make_engine(connect_args={"prepare_threshold": None}).connect() as connection:
+        look = "SELECT pg_backend_pid(), (SELECT count(*) FROM pg_cursors WHERE is_holdable)"
+        # Servers are lent in turn.
+        for _ in range(10):
+            server, cursors = connection.exec_driver_sql(look).one()
+            servers.add(server)
+            left.add(cursors)
+            connection.rollback()
+        balance = connection.exec_driver_sql("SELECT balance FROM account_1").scalar_one()
+        recorded = connection.exec_driver_sql("SELECT count(*) FROM processed_message").scalar_one()
+    assert (left, balance, recorded) == ({0}, 40, 40)
+    assert len(servers) > 1 or misbehave is break_off, "every server was to be looked at"
 
 
 @pytest.mark.parametrize("what", ["record", "record_many", "publish", "publish_many"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -160,6 +160,21 @@ def test_behind_a_pooler_a_long_statement_is_left_alone_and_a_lost_commit_is_not
             proxy.hush()
             with pytest.raises(OperationalError, match="has not answered for"):
                 connection.execute(text("SELECT 2"))
+        engine.dispose()
+
+
+def test_behind_a_pooler_whose_servers_are_all_busy_the_wait_goes_on(make_database: Callable[..., str]) -> None:
+    with transaction_pooler(make_database(), size=1) as (_, url), ThreadPoolExecutor() as pool:
+        engine = open_engine(url, connect_args={"txbox_silence_seconds": SILENCE})
+
+        def work(connection: Connection) -> object:
+            with connection.begin():
+                return connection.execute(text("SELECT 1 FROM pg_sleep(4)")).scalar_one()
+
+        with engine.connect() as one, engine.connect() as other:
+            # The one server works for one of them, and the other waits for it: no server is left to say so.
+            working = [pool.submit(work, connection) for connection in (one, other)]
+            assert [done.result(2 * BOUND) for done in working] == [1, 1]
         engine.dispose()
 
 
