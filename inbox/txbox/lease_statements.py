@@ -120,10 +120,12 @@ UPDATE {table} AS lease SET
     ELSE lease.attempts + %(attempts)s END,
   failures = CASE WHEN %(forget)s THEN 0 WHEN lease.expires_at IS NULL THEN lease.failures
     ELSE lease.failures + %(failures)s END,
-  unknown_before = CASE WHEN %(forget)s THEN %(unknown_now)s ELSE lease.unknown_before END
+  unknown_before = CASE WHEN %(forget)s THEN %(unknown_now)s WHEN lease.expires_at IS NULL THEN lease.unknown_before
+    ELSE lease.unknown_before + %(uncounted)s END
 WHERE {key} AND lease.fence = %(fence)s AND lease.completed_at IS NULL AND {_DURABLE}"""
         """Free a message whose attempt has not completed it, if the lease is the newest; done again by the same lease,
-        it changes nothing. Attempts and failures change by what is given: 0 and 1 for one that has failed."""
+        it changes nothing. Attempts, failures and unknown attempts out of the count change by what is given: 0, 1 and 0
+        for one that has failed."""
 
         self.estimate = "SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = %s::regclass"
         """How many rows there are, by the planner's figures: (quoted table name) → rows."""

@@ -12,7 +12,8 @@ Beside an inbox, the handler runs in a transaction that records the message, as 
 decides whether its effects in the database stand, and the lease keeps two workers from running it at the same time.
 
 Attempts are counted by the ledger, when they begin. So a message that takes its process down is known by its attempts,
-and when it has had them all, it is parked instead of run. The ledger's count goes on when a message is parked: so its
+and when it has had them all, it is parked instead of run. One that an outage of the database has ended is taken out of
+the count again, and the next owner is told of it, as the handler may have had its effect. The ledger's count goes on when a message is parked: so its
 next lease, of a copy or of the letter that was redriven, is not its first, and has its owner look for letters.
 
 Processed or parked, never both: beside an inbox, the inbox decides (see ``txbox.dead_letters``). With a ledger alone,
@@ -39,7 +40,7 @@ from txbox_workers import processor
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.handler_transactions import Halt, HandlerTransactions, Parked, Stopping
 from txbox_workers.handlers import Handler
-from txbox_workers.outages import DatabaseUnavailable
+from txbox_workers.outages import DatabaseUnavailable, unavailable
 from txbox_workers.parking import Parking
 from txbox_workers.processor import Processor
 
@@ -167,20 +168,25 @@ class LedgerProcessor(Processor):
             case KeyboardInterrupt():
                 return ending
             case DatabaseUnavailable():
-                return Ending(Ended.UNKNOWN if lease.begun else Ended.NOT_MADE)
+                return Ending(Ended.NOT_COUNTED if lease.begun else Ended.NOT_MADE)
             case InFlight() | Stopping() | LedgerError(permanent=False) | LeaseLost():
                 # Another worker may have it at once, unless somebody elsewhere has it already, or a ledger that the
                 # handler uses is away: that is no message's fault.
                 delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
                 delay = 0.0 if isinstance(error, Stopping) else delay
                 attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
-                return Ending(Ended.UNKNOWN if isinstance(error, Stopping) and lease.begun else Ended.NOT_MADE)
+                return Ending(Ended.NOT_COUNTED if isinstance(error, Stopping) and lease.begun else Ended.NOT_MADE)
             case Parked():
                 attempt.settlement = Settlement(delivery, Outcome.DEAD)
                 return Ending(Ended.FAILED)  # it goes on counting: see the module
             case Mismatch() if self._parking is not None and not lease.begun:
                 attempt.settlement = self._parking.park_mismatch(delivery, error)
                 return Ending(Ended.NOT_MADE)
+        if ending.ended is Ended.NOT_COUNTED:
+            # A database that the handler itself has connected to: there is nothing to wait for with the next message.
+            delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
+            attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, unavailable(error), delay)
+            return ending
         if lease.returned:
             ending = Ending(Ended.UNKNOWN)  # the handler was done; its transaction was not to be committed
         malformed = isinstance(error, MalformedMessage) or error is delivery.problem

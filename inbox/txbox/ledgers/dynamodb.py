@@ -212,22 +212,30 @@ class DynamoDBLedger:
         """Say that the attempt has completed nothing; see ``Ledger``. One round trip."""
         asked_at, _, remove_at = self._now(lease.message_id)
         values = {"fence": lease.fence, "remove_at": remove_at}
+        uncounted = int(ended is Ended.NOT_COUNTED)
         if forget_attempts:
+            unknown_now = lease.unknown_attempts + uncounted + (ended is Ended.UNKNOWN)
             answer = self._items.update(
                 lease.message_id,
                 "SET #remove_at = :remove_at, #attempts = :zero, #failures = :zero, #unknown_before = :unknown_now "
                 "REMOVE #expires_at",
                 "#fence = :fence AND attribute_not_exists(#completed_at)",
-                {**values, "zero": 0, "unknown_now": lease.unknown_attempts + (ended is Ended.UNKNOWN)},
+                {**values, "zero": 0, "unknown_now": unknown_now},
                 asked_at,
             )
         else:
             answer = self._items.update(
                 lease.message_id,
-                "SET #remove_at = :remove_at, #attempts = #attempts - :unmade, #failures = #failures + :failed "
-                "REMOVE #expires_at",
+                "SET #remove_at = :remove_at, #attempts = #attempts - :unmade, #failures = #failures + :failed, "
+                "#unknown_before = if_not_exists(#unknown_before, :zero) + :uncounted REMOVE #expires_at",
                 "#fence = :fence AND attribute_exists(#expires_at)",
-                {**values, "unmade": int(ended is Ended.NOT_MADE), "failed": int(ended is Ended.FAILED)},
+                {
+                    **values,
+                    "zero": 0,
+                    "unmade": uncounted + (ended is Ended.NOT_MADE),
+                    "failed": int(ended is Ended.FAILED),
+                    "uncounted": uncounted,
+                },
                 asked_at,
             )
         # The newest lease, and nobody has it: it was released before, by the call whose answer was lost perhaps.

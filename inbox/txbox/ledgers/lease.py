@@ -19,7 +19,7 @@ What holds in every store, whatever dies, stalls or comes late:
    lease that has run out, and that nobody has taken over, is still the newest: its owner may complete it.
 4. Attempts are counted when they begin. A release says that an attempt has failed, unless it says that this is not
    known. So attempts that neither failed nor completed ended in a way that nobody knows: their effects may have
-   happened.
+   happened. A release may also take an attempt out of the count, told as unknown or not told at all.
 
 (M. Kleppmann, "How to do distributed locking", 2016, for the fence; C. Gray and D. Cheriton, "Leases: An Efficient
 Fault-Tolerant Mechanism for Distributed File Cache Consistency", SOSP 1989, for the lease.)
@@ -76,6 +76,8 @@ class Ended(StrEnum):
     """It is known that it had no effect."""
     UNKNOWN = "unknown"
     """It may have had its effect: whoever comes next is told."""
+    NOT_COUNTED = "not_counted"
+    """It may have had its effect, which is told as above, but an outage ended it: it does not count."""
     NOT_MADE = "not_made"
     """It was called off before anything was done, and does not count."""
 
@@ -91,6 +93,7 @@ class Lease:
         unknown_attempts: how many of the attempts before it ended in a way that nobody knows, killed perhaps: their
             effects may have happened. 0: as far as the ledger knows, nothing has happened yet.
         begun: whether the work has begun under this lease.
+        begun_again: whether it has begun there more than once, so nobody knows what came of it before.
         returned: whether it has come to its end there.
     """
 
@@ -101,6 +104,7 @@ class Lease:
         "_seconds",
         "attempt",
         "begun",
+        "begun_again",
         "fence",
         "message_id",
         "returned",
@@ -140,6 +144,7 @@ class Lease:
         self._lost = False
         self._given_up = False
         self.begun = False
+        self.begun_again = False
         self.returned = False
 
     def __repr__(self) -> str:
@@ -172,6 +177,7 @@ class Lease:
     def begin_work(self) -> None:
         """Note that the work begins; if it had begun before under this lease, nobody knows what came of that."""
         self.unknown_attempts += self.begun
+        self.begun_again = self.begun
         self.begun = True
         self.returned = False
 

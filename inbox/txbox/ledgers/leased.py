@@ -28,6 +28,7 @@ from txbox.ledgers.keeper import LeaseKeeper
 from txbox.ledgers.lease import LEASE_SECONDS, Acquisition, Ended, Lease, LeaseState, elapsed, valid_lease_seconds
 from txbox.ledgers.ledger import Ledger, require_ledger
 from txbox.outcome import Outcome
+from txbox.sqlstates import TIMED_OUT, is_outage, sqlstate
 
 __all__ = ["Done", "Ending", "Leased", "known_ending", "refuse_unfinished", "takes_lease"]
 
@@ -67,9 +68,13 @@ class Ending:
 def known_ending(lease: Lease, error: BaseException) -> Ending:
     """Tell from an error how an attempt has ended: a handler that raises says that nothing has happened.
 
-    Unless it says by ``EffectUnknown`` that it does not know; or was interrupted wherever it was, as by a cancellation.
+    Unless it says by ``EffectUnknown`` that it does not know; or has begun before under this lease; or was interrupted
+    wherever it was, as by a cancellation, or by an outage of its database, which is no failure of the message. (A
+    transaction of its own that took too long is one.)
     """
-    if isinstance(error, Exception) and not isinstance(error, EffectUnknown):
+    if is_outage(error) and sqlstate(error) not in TIMED_OUT:
+        return Ending(Ended.NOT_COUNTED if lease.begun else Ended.NOT_MADE)
+    if isinstance(error, Exception) and not isinstance(error, EffectUnknown) and not lease.begun_again:
         return Ending(Ended.FAILED)
     return Ending(Ended.UNKNOWN if lease.begun else Ended.NOT_MADE)
 

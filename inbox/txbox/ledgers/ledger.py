@@ -70,7 +70,8 @@ class Ledger(Protocol):
 
         Args:
             lease: of what.
-            ended: how: it has failed, it may have had its effect all the same, or it was not made at all.
+            ended: how: it has failed, it may have had its effect all the same (counted or not), or it was not made at
+                all.
             forget_attempts: have the next attempt be the first again, for a message that is parked; those whose end
                 nobody knows are not forgotten.
 

@@ -153,10 +153,11 @@ class PostgresLedger:
         self._settle(
             self._statements.release,
             lease,
-            attempts=-1 if ended is Ended.NOT_MADE else 0,
-            failures=1 if ended is Ended.FAILED else 0,
+            attempts=-int(ended in (Ended.NOT_MADE, Ended.NOT_COUNTED)),
+            failures=int(ended is Ended.FAILED),
+            uncounted=int(ended is Ended.NOT_COUNTED),
             forget=forget_attempts,
-            unknown_now=lease.unknown_attempts + (ended is Ended.UNKNOWN),
+            unknown_now=lease.unknown_attempts + (ended in (Ended.UNKNOWN, Ended.NOT_COUNTED)),
         )
         lease.given_up()
 

@@ -64,6 +64,24 @@ def test_an_attempt_that_was_not_made_does_not_count(ledger: Ledger) -> None:
     assert acquired(ledger, "m").attempt == 2
 
 
+def test_an_attempt_that_an_outage_has_ended_is_told_and_does_not_count(store: Store) -> None:
+    ledger = store.ledger()
+    for before in range(3):
+        lease = acquired(ledger, "m")
+        assert (lease.attempt, lease.unknown_attempts) == (1, before)
+        ledger.release(lease, Ended.NOT_COUNTED)
+        ledger.release(lease, Ended.NOT_COUNTED)
+    ledger.release(acquired(ledger, "m"))
+    acquired(ledger, "m")
+    store.expire("m")
+    lease = acquired(ledger, "m")
+    assert (lease.attempt, lease.unknown_attempts) == (3, 4), "one has failed, and of the next one nothing is known"
+    ledger.release(lease, Ended.NOT_COUNTED, forget_attempts=True)
+    lease = acquired(ledger, "m")
+    assert (lease.attempt, lease.unknown_attempts) == (1, 5)
+    ledger.complete(lease)
+
+
 def test_a_lease_that_ran_out_is_taken_over_and_the_late_owner_can_do_nothing(store: Store) -> None:
     late, ledger = store.ledger(), store.ledger()
     lost = acquired(late, "m", seconds=LONG)

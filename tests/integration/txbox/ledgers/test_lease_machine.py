@@ -164,11 +164,12 @@ class LeaseMachine(RuleBasedStateMachine):
         if model.is_newest(lease) and not model.completed:
             self.owners[owner].release(lease, how, forget_attempts=forget)
             model.failed += model.held and how is Ended.FAILED
-            model.attempts -= model.held and how is Ended.NOT_MADE
+            model.attempts -= model.held and how in (Ended.NOT_MADE, Ended.NOT_COUNTED)
+            model.unknown_before += model.held and how is Ended.NOT_COUNTED
             model.held = False
             if forget:
                 model.attempts = model.failed = 0
-                model.unknown_before = lease.unknown_attempts + (how is Ended.UNKNOWN)
+                model.unknown_before = lease.unknown_attempts + (how in (Ended.UNKNOWN, Ended.NOT_COUNTED))
         else:
             with pytest.raises(LeaseLost):
                 self.owners[owner].release(lease, how, forget_attempts=forget)

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from support.business import Business, apply, once
@@ -12,6 +12,7 @@ from support.ledger_worker import beside, expire
 from support.memory_worker import delivery, process
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.ledgers import Lease, LeaseState, PostgresLedger
+from txbox_workers.outages import DatabaseUnavailable
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -106,3 +107,43 @@ def test_beside_an_inbox_a_transaction_that_is_run_again_is_told_of_its_first_ru
     assert process(beside(engine, ledger, handle), delivery("a")) == [("a-1", Outcome.PROCESSED)]
     assert seen == [(1, 0), (1, 1)]
     assert business.applied() == once("a")
+
+
+def test_beside_an_inbox_a_failure_of_the_second_run_tells_the_next_attempt_of_the_first_run(
+    engine: Engine, ledger: PostgresLedger, business: Business
+) -> None:
+    seen = []
+
+    def handle(session: Session, message: Message, lease: Lease) -> None:
+        seen.append((lease.attempt, lease.unknown_attempts))
+        apply(session, message)
+        if len(seen) == 1:
+            session.connection().exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+        if len(seen) == 2:
+            raise ValueError("no")
+
+    worker = beside(engine, ledger, handle)
+    assert process(worker, delivery("a")) == [("a-1", Outcome.FAILED)]
+    assert process(worker, delivery("a", receive_count=2)) == [("a-2", Outcome.PROCESSED)]
+    assert seen == [(1, 0), (1, 1), (2, 1)]
+
+
+def test_beside_an_inbox_lost_connections_are_no_attempts_and_are_told(
+    engine: Engine, ledger: PostgresLedger, business: Business
+) -> None:
+    seen = []
+
+    def handle(session: Session, message: Message, lease: Lease) -> None:
+        seen.append((lease.attempt, lease.unknown_attempts))
+        apply(session, message)
+        if len(seen) <= 4:
+            session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    worker = beside(engine, ledger, handle, max_attempts=2)
+    for count in range(1, 5):
+        with pytest.raises(DatabaseUnavailable):
+            process(worker, delivery("a", receive_count=count))
+    assert process(worker, delivery("a", receive_count=5)) == [("a-5", Outcome.PROCESSED)]
+    assert seen == [(1, unknown) for unknown in range(5)]
+    assert business.applied() == once("a")
+    assert DeadLetters(engine).list() == []

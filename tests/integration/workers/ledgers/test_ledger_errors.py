@@ -5,14 +5,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, NullPool, create_engine
 
 from support.business import Business, once
 from support.ledger_worker import make
 from support.memory_worker import AT_ONCE, at_work, delivery, messages, process
 from txbox import DeadLetters, Inbox, InFlight, LeaseLost, LedgerError, Message, Outcome, idempotent
 from txbox.instrumentation import Event
-from txbox.ledgers import PostgresLedger
+from txbox.ledgers import Lease, PostgresLedger
 from txbox_workers.memory import MemorySource
 from txbox_workers.outages import DatabaseUnavailable
 from txbox_workers.worker import Worker
@@ -89,6 +89,37 @@ def test_what_another_ledger_says_within_a_handler_is_no_message_s_fault(
         assert process(worker, delivery("x", receive_count=count))[0][1] is Outcome.IN_FLIGHT
     assert DeadLetters(engine).list() == []
     assert business.failing() == {}
+
+
+@pytest.mark.parametrize("beside_inbox", [False, True])
+@pytest.mark.parametrize("how", ["terminated", "refused", "prepared elsewhere"])
+def test_an_outage_of_a_database_that_the_handler_has_connected_to_is_no_attempt_and_is_told(
+    engine: Engine, ledger: PostgresLedger, how: str, beside_inbox: bool
+) -> None:
+    """The mail is sent before the trouble, or it is not: nobody knows."""
+    own = create_engine(engine.url if how != "refused" else engine.url.set(port=1), poolclass=NullPool)
+    seen = []
+
+    def handle(*_: object, lease: Lease) -> None:
+        seen.append((lease.attempt, lease.unknown_attempts))
+        if len(seen) == 4:
+            return
+        with own.connect() as connection:
+            # The second is psycopg's name of a statement that it has prepared on another server, behind a pooler.
+            terminate = "SELECT pg_terminate_backend(pg_backend_pid())"
+            connection.exec_driver_sql(terminate if how == "terminated" else "EXECUTE _pg3_7")
+
+    options: dict[str, Any] = {"inbox": Inbox("mailing")} if beside_inbox else {}
+    worker = make(MemorySource(), ledger, handle, engine, max_attempts=2, **options)
+    for count in (1, 2, 3):
+        try:
+            assert process(worker, delivery("x", receive_count=count)) == [(f"x-{count}", Outcome.IN_FLIGHT)]
+        except DatabaseUnavailable as error:
+            assert "prepare_threshold" in str(error)
+            assert (how, beside_inbox) == ("prepared elsewhere", True)
+    assert process(worker, delivery("x", receive_count=4)) == [("x-4", Outcome.PROCESSED)]
+    assert seen == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    assert DeadLetters(engine).list() == []
 
 
 def test_a_handler_whose_ledger_is_misused_for_good_fails(engine: Engine, business: Business) -> None:

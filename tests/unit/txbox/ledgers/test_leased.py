@@ -5,7 +5,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, Never
 
+import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from txbox import EffectUnknown, InFlight, InvalidConfiguration, LeaseLost, LedgerError, Outcome, ResultNotStored
 from txbox.ledgers import LEASE_SECONDS, Acquisition, Lease, LeaseState, leased
@@ -122,12 +124,22 @@ def test_a_failure_releases_and_goes_on_whatever_becomes_of_the_release(
         (KeyboardInterrupt(), Ended.UNKNOWN),
         (asyncio.CancelledError(), Ended.UNKNOWN),
         (SystemExit(), Ended.UNKNOWN),
+        (OperationalError("SELECT 1", None, psycopg.OperationalError("gone")), Ended.NOT_COUNTED),
+        (ProgrammingError("SELECT 1", None, psycopg.errors.UndefinedTable("no such table")), Ended.FAILED),
+        (OperationalError("SELECT 1", None, psycopg.errors.TransactionTimeout("too long")), Ended.FAILED),
     ],
 )
 def test_what_is_known_of_an_attempt_is_told_by_its_error(error: BaseException, ended: Ended) -> None:
     lease = make_lease()
     lease.begin_work()
     assert known_ending(lease, error).ended is ended
+
+
+def test_a_failure_says_nothing_of_what_the_work_did_when_it_began_under_this_lease_before() -> None:
+    lease = make_lease()
+    lease.begin_work()
+    lease.begin_work()
+    assert known_ending(lease, ValueError("no")).ended is Ended.UNKNOWN
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
