@@ -37,7 +37,7 @@ class OperatorStatements:
     """The statements for the outbox in one schema, under one prefix."""
 
     def __init__(self, schema: str | None, prefix: str) -> None:
-        described = tables(schema, prefix)
+        described = self.tables = tables(schema, prefix)
         outbox = quoted(described.outbox_message)
         sent = quoted(described.outbox_sent)
         relay = quoted(described.outbox_relay)
@@ -101,14 +101,22 @@ FROM pg_class WHERE oid = %s::regclass"""
         """How many rows a table has, and how many that were removed and not cleaned up, by Postgres's statistics:
         (quoted table name) → rows, removed rows."""
 
+        # A session ends with its process at once, wherever that was killed; a standby knows nothing of it.
+        stale = """(
+    seen_at < now() - %s::interval
+    OR NOT pg_is_in_recovery() AND known.backend_pid IS NOT NULL
+      AND NOT EXISTS (SELECT FROM pg_stat_activity AS session WHERE session.pid = known.backend_pid)
+  )"""
+
         self.relays = f"""
 SELECT relay_id, host, pid, sent, failed, CASE WHEN seen_at > started_at THEN sent_per_second END AS sent_per_second,
-  started_at, greatest(extract(epoch FROM now() - seen_at), 0)::float8 AS seen_seconds_ago, outages
-FROM {relay} ORDER BY host, pid, relay_id"""
-        """The relays that have not signed off. After one report, there is no rate."""
+  started_at, greatest(extract(epoch FROM now() - seen_at), 0)::float8 AS seen_seconds_ago, outages, {stale} AS stale
+FROM {relay} AS known ORDER BY host, pid, relay_id"""
+        """The relays that have not signed off; a stale one has no session, or has not reported for so long: (span).
+        After one report, there is no rate."""
 
-        self.relays_at_work = f"SELECT count(*) FROM {relay} WHERE seen_at > now() - %s::interval"
-        """How many relays have reported not longer ago than this: (span) → number."""
+        self.relays_at_work = f"SELECT count(*) FROM {relay} AS known WHERE NOT {stale}"
+        """How many relays are not stale: (span) → number."""
 
         self.kept = f"""
 SELECT (SELECT count(*) FROM (SELECT FROM {sent} LIMIT %s) AS bounded) AS messages,

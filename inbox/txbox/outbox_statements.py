@@ -12,7 +12,7 @@ class OutboxStatements:
     """The statements for the outbox in one schema, under one prefix."""
 
     def __init__(self, schema: str | None, prefix: str) -> None:
-        described = tables(schema, prefix)
+        described = self.tables = tables(schema, prefix)
         outbox = quoted(described.outbox_message)
         sent = quoted(described.outbox_sent)
         relay = quoted(described.outbox_relay)
@@ -317,12 +317,13 @@ WHERE m.lane = orphans.lane AND m.position = orphans.position"""
         # -- relays and what was sent -----------------------------------------------------------------------------
 
         self.report = f"""
-INSERT INTO {relay} AS known (relay_id, host, pid, sent, failed, sent_per_second, outages)
-VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb)
+INSERT INTO {relay} AS known (relay_id, host, pid, sent, failed, sent_per_second, outages, backend_pid)
+VALUES (%s, %s, %s, %s, %s, %s, %s::jsonb, CASE WHEN pg_backend_pid() = %s::int THEN pg_backend_pid() END)
 ON CONFLICT (relay_id) DO UPDATE
 SET sent = excluded.sent, failed = excluded.failed, sent_per_second = excluded.sent_per_second,
-  outages = excluded.outages, seen_at = now()"""
-        """Report that a relay is at work: (id, host, pid, sent, failed, sent per second, outages as JSON)."""
+  outages = excluded.outages, backend_pid = excluded.backend_pid, seen_at = now()"""
+        """Report that a relay is at work: (id, host, pid, sent, failed, sent per second, outages as JSON, the server
+        process that its connection was told). Behind a pooler, that is not the one that answers, and is not kept."""
 
         self.sign_off = f"DELETE FROM {relay} WHERE relay_id = %s OR seen_at < now() - interval '1 day'"
         """Report that a relay has ended, and forget those that did not: (id)."""

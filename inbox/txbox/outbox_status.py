@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping
+from sqlalchemy import Connection, Engine, RowMapping, Table
 from sqlalchemy.exc import DBAPIError
 
 from txbox.operator_statements import OperatorStatements, operator_statements
@@ -38,7 +38,10 @@ STATEMENT_SECONDS = 5.0
 """How long one statement may take. What an old snapshot keeps from being cleaned up has to be read, and takes time."""
 
 STALE_SECONDS = 12.0
-"""A relay reports every 10 seconds; one that is late is not counted: it was killed, or stands still."""
+"""A relay reports every 10 seconds; one that is late is not counted: it stands still, or cannot reach the database.
+One that was killed is known by its session, which is gone, unless a pooler is in between."""
+
+_STALE = timedelta(seconds=STALE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ class RelayStatus:
         started_at: its first report.
         seen_seconds_ago: its last report.
         outages: destinations that it could not send to when it last tried, and why; at most 20.
-        stale: it has missed its last report: it was killed, stands still, or cannot reach the database.
+        stale: its session is gone, or it has missed its last report: it was killed, stands still, or cannot reach the
+            database.
     """
 
     relay_id: str
@@ -150,18 +154,15 @@ def read_outbox_status(
         SchemaMissing: the tables do not exist.
     """
     sql = operator_statements(schema, prefix)
-    _check(engine, sql, sql.outbox_message)
-    _check(engine, sql, sql.outbox_sent)
-    _check(engine, sql, sql.outbox_relay)
+    _check(engine, sql, sql.tables.outbox_message)
+    _check(engine, sql, sql.tables.outbox_sent)
+    _check(engine, sql, sql.tables.outbox_relay)
     with short_transaction(engine) as connection:  # of Postgres's own tables, which nobody locks
         live, removed = connection.exec_driver_sql(sql.row_estimates, (sql.outbox_message,)).one()
         kept_estimate = connection.exec_driver_sql(sql.row_estimates, (sql.outbox_sent,)).one().live
         sees_all = bool(connection.exec_driver_sql(sql.sees_all_sessions).scalar_one())
         holders = find_snapshot_holders(connection, sql)
-    relays = tuple(
-        RelayStatus(**row, stale=row["seen_seconds_ago"] > STALE_SECONDS)
-        for row in _in_time(engine, sql, sql.relays) or ()
-    )
+    relays = tuple(RelayStatus(**row) for row in _in_time(engine, sql, sql.relays, (_STALE,)) or ())
     found, exact, in_time = _destinations(engine, sql)
     counted = sum(one.waiting + one.delayed + one.retrying for one in found)
     kept = _in_time(engine, sql, sql.kept, (COUNTED_MESSAGES + 1,))
@@ -192,7 +193,7 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
     """
     sql = operator_statements(schema, prefix)
     try:
-        found = _in_time(engine, sql, sql.relays_at_work, (timedelta(seconds=STALE_SECONDS),))
+        found = _in_time(engine, sql, sql.relays_at_work, (_STALE,))
     except DBAPIError as error:
         if sqlstate(error) == _INSUFFICIENT_PRIVILEGE:
             return None
@@ -200,7 +201,7 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
     return None if found is None else int(found[0]["count"])
 
 
-def _check(engine: Engine, sql: OperatorStatements, table: str) -> None:
+def _check(engine: Engine, sql: OperatorStatements, table: Table) -> None:
     """See that a table is there; one that somebody has locked for long is."""
     try:
         with _bounded(engine, sql) as connection:

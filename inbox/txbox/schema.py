@@ -334,6 +334,7 @@ def _outbox_relay(metadata: MetaData, prefix: str) -> Table:
             server_default=text("'{}'::jsonb"),
             comment="destinations that it cannot send to, and why",
         ),
+        Column("backend_pid", Integer, comment="the server process of its session; null behind a pooler"),
     )
 
 
@@ -347,7 +348,7 @@ def _message_lease(metadata: MetaData, prefix: str) -> Table:
         Column("fence", BigInteger, nullable=False, comment="grows with every acquisition"),
         Column("attempts", Integer, nullable=False, comment="acquisitions"),
         _number("failures", "attempts that were released: known to have failed"),
-        _number("unknown_before", "attempts of earlier counts, before they were forgotten, whose end nobody knows"),
+        _number("unknown_before", "attempts that are out of the count, and whose end nobody knows"),
         Column("owner", Text, nullable=False, comment="of the last attempt: its host and process; for people"),
         Column("fingerprint", LargeBinary, comment="SHA-256 of the payload; null where none was asked for"),
         Column("acquired_at", DateTime(timezone=True), nullable=False),

@@ -16,6 +16,7 @@ from support import relay_process
 from support.publishers import first_arrivals
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
+from txbox.outbox_status import read_outbox_status, relays_at_work
 
 pytestmark = pytest.mark.chaos
 
@@ -104,6 +105,21 @@ def test_a_relay_that_is_killed_loses_nothing_and_sends_again_only_what_was_in_i
         assert again == 0
     elif moment != "before send":
         assert again > 0
+
+
+def test_a_relay_that_is_killed_is_gone_at_once_whenever_it_has_reported(
+    engine: Engine, broker: Path, start: Start
+) -> None:
+    killed, other = start(), start()
+    wait_until(lambda: relays_at_work(engine) == 2, "both relays at work", timeout=60)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE outbox_relay SET seen_at = now() + interval '1 h'")
+    killed.kill()
+    assert killed.wait(20) == KILLED
+    wait_until(lambda: relays_at_work(engine) == 1, "the other one alone")
+    assert {line.pid: line.stale for line in read_outbox_status(engine).relays} == {killed.pid: True, other.pid: False}
+    other.terminate()
+    assert other.wait(30) == 0
 
 
 @pytest.mark.parametrize("relays", [2, 4])

@@ -58,6 +58,7 @@ class Reporter:
         self._report_at = self._purge_at = self._reported_at
         self._outages: dict[str, tuple[str, float]] = {}
         self._changes = self._changes_reported = 0
+        self._backend_pid: int | None = None
         self._lock = threading.Lock()
 
     def lost(self, destination: str, error: str) -> None:
@@ -90,8 +91,10 @@ class Reporter:
             sent, failed: how many messages since the relay was started.
         """
         now = time.monotonic()
-        if now >= self._report_at or self._is_news(now):
-            self._report(connection, sent, failed, now)
+        # By its session, the status knows that a relay lives: another one is told at once.
+        pid = getattr(getattr(connection.connection.driver_connection, "pgconn", None), "backend_pid", None)
+        if now >= self._report_at or self._is_news(now) or pid != self._backend_pid:
+            self._report(connection, sent, failed, now, pid)
         if self._keep_sent is not None and now >= self._purge_at:
             purged = connection.exec_driver_sql(self._statements.purge_sent, (self._keep_sent, PURGE_ROWS)).rowcount
             self._purge_at = now + (PURGE_SECONDS if purged == PURGE_ROWS else REPORT_SECONDS)
@@ -104,7 +107,7 @@ class Reporter:
     def _is_news(self, now: float) -> bool:
         return self._changes != self._changes_reported and now >= self._reported_at + SOON_SECONDS
 
-    def _report(self, connection: Connection, sent: int, failed: int, now: float) -> None:
+    def _report(self, connection: Connection, sent: int, failed: int, now: float, pid: int | None) -> None:
         is_first = self._sent_before is None
         rate = (sent - (self._sent_before or 0)) / max(now - self._reported_at, SOON_SECONDS)
         with self._lock:
@@ -113,7 +116,8 @@ class Reporter:
                 if at < now - OUTAGE_SECONDS:
                     del self._outages[destination]
             outages = json.dumps({destination: error for destination, (error, _) in self._outages.items()})
-        figures = (self._relay_id, socket.gethostname(), os.getpid(), sent, failed, rate, outages)
+        figures = (self._relay_id, socket.gethostname(), os.getpid(), sent, failed, rate, outages, pid)
         connection.exec_driver_sql(self._statements.report, figures)
         self._sent_before, self._reported_at, self._changes_reported = sent, now, changes
+        self._backend_pid = pid
         self._report_at = now + (SOON_SECONDS if is_first else REPORT_SECONDS)

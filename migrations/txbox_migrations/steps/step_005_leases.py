@@ -28,7 +28,7 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
             sa.Integer,
             server_default=sa.text("0"),
             nullable=False,
-            comment="attempts of earlier counts, before they were forgotten, whose end nobody knows",
+            comment="attempts that are out of the count, and whose end nobody knows",
         ),
         sa.Column("owner", sa.Text, nullable=False, comment="of the last attempt: its host and process; for people"),
         sa.Column("fingerprint", sa.LargeBinary, comment="SHA-256 of the payload; null where none was asked for"),

@@ -13,10 +13,16 @@ def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     _add_parking(op, schema, prefix)
     _bulk_loads(op, schema, prefix)
     _conflicts(op, schema, prefix)
+    op.add_column(
+        f"{prefix}outbox_relay",
+        sa.Column("backend_pid", sa.Integer, comment="the server process of its session; null behind a pooler"),
+        schema=schema,
+    )
 
 
 def downgrade(op: Operations, schema: str | None, prefix: str) -> None:
     """Take them back."""
+    op.drop_column(f"{prefix}outbox_relay", "backend_pid", schema=schema)
     op.drop_table(f"{prefix}handler_conflict", schema=schema)
     op.drop_column(f"{prefix}bulk_load", "content", schema=schema)
     _drop_parking(op, schema, prefix)

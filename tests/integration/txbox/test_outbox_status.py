@@ -11,7 +11,7 @@ from txbox import BrokerError, DeadLetter, DeadLetters, Reason, SchemaMissing, o
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox, Outgoing
 from txbox.outbox_status import DestinationStatus, OutboxStatus, read_outbox_status, relays_at_work
-from txbox.relay import OutboxMessage, Refused, Relay
+from txbox.relay import OutboxMessage, Refused, Relay, reporting
 from txbox.status import read_status
 
 
@@ -126,13 +126,41 @@ def test_a_relay_that_was_killed_is_stale_and_its_rate_does_not_count(engine: En
         "('1', 'b', 1, 10, 2, 50, now() - interval '1 h', now() - interval '15 s'), "
         "('2', 'a', 2, 20, 0, 7.5, now() - interval '1 h', now())",
     )
+    gone = 2**31 - 1  # no process has such a number
+    change(
+        engine,
+        "INSERT INTO outbox_relay (relay_id, host, pid, sent_per_second, started_at, backend_pid) "
+        f"VALUES ('3', 'c', 3, 70, now() - interval '1 h', {gone})",
+    )
     found = read_outbox_status(engine)
     assert relays_at_work(engine) == 1
     assert [(line.host, line.pid, line.sent, line.failed, line.stale) for line in found.relays] == [
         ("a", 2, 20, 0, False),
         ("b", 1, 10, 2, True),
+        ("c", 3, 0, 0, True),
     ]
     assert found.sent_per_second == 7.5
+
+
+def test_a_relay_whose_session_was_ended_reports_from_its_next_one_at_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "REPORT_SECONDS", 3_600.0)
+    monkeypatch.setattr(reporting, "SOON_SECONDS", 3_600.0)
+    relay = Relay(engine, {"own": Picky()}, listen=False)
+    relay.start()
+    try:
+        wait_until(lambda: relays_at_work(engine) == 1, "its first report")
+        with engine.begin() as connection:
+            report = "SELECT backend_pid, pg_terminate_backend(backend_pid) FROM outbox_relay"
+            before, ended = connection.exec_driver_sql(report).one()
+        assert ended
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            session = "SELECT FROM outbox_relay WHERE backend_pid <> %s"
+            wait_until(lambda: connection.exec_driver_sql(session, (before,)).rowcount == 1, "its next report")
+        assert relays_at_work(engine) == 1
+    finally:
+        assert relay.stop()
 
 
 def test_a_relay_says_where_it_cannot_send_until_it_can(engine: Engine) -> None:

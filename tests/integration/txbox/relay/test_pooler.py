@@ -11,6 +11,7 @@ from support.publishers import RecordingPublisher, first_arrivals
 from support.transaction_pooler import TransactionPooler, transaction_pooler
 from support.waiting import wait_until
 from txbox import Outgoing
+from txbox.outbox_status import read_outbox_status
 from txbox.schema import tables
 
 
@@ -52,6 +53,10 @@ def test_messages_are_sent_in_order_through_a_pooler(
             OUTBOX.publish(connection, OWN, str(number), key=key)
     broker.wait_for(200)
     assert first_arrivals(broker.received) == expected
+    with engine.connect() as connection:
+        reported = connection.exec_driver_sql("SELECT backend_pid FROM outbox_relay").all()
+        assert reported == [(None,), (None,)], "a pooler's servers tell nothing of a relay"
+    assert [line.stale for line in read_outbox_status(engine).relays] == [False, False]
     for relay in relays:
         assert relay.stop()
     with engine.connect() as connection:
