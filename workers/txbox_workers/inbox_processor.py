@@ -25,7 +25,8 @@ and so have those that were handed back. What a first delivery came to when its 
 does not count.
 """
 
-from collections import deque
+import logging
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -71,6 +72,7 @@ class InboxProcessor(Processor):
         self._max_attempts = max_attempts
         self._backoff = backoff
         self._not_made: deque[Attempt] = deque()
+        self._lost: OrderedDict[str, int] = OrderedDict()
         self._suspect_after = SUSPECT_AFTER if max_attempts is None else min(SUSPECT_AFTER, max_attempts - 1)
 
     def check(self) -> None:
@@ -145,8 +147,10 @@ class InboxProcessor(Processor):
             return Settlement(delivery, Outcome.DEAD)
         except Mismatch as error:
             return self._parking.park_mismatch(delivery, error)
-        except (DatabaseUnavailable, KeyboardInterrupt):
+        except (DatabaseUnavailable, KeyboardInterrupt) as error:
             self._was_not_made(attempt)
+            if isinstance(error, DatabaseUnavailable) and not error.before_handler:
+                self._count_lost(delivery)
             raise
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit or CancelledError fails its message too
             return self._failed(delivery, error, attempt)
@@ -172,6 +176,23 @@ class InboxProcessor(Processor):
         self._not_made.append(attempt)
         with suppress(Exception):
             self._settle_not_made()
+
+    def _count_lost(self, delivery: Delivery) -> None:
+        """Say so, if the connection is lost with a message again and again: it may be the handler that ends it."""
+        message_id = delivery.message.id
+        lost = self._lost[message_id] = self._lost.pop(message_id, 0) + 1
+        if len(self._lost) > LOST_MESSAGES:
+            self._lost.popitem(last=False)
+        if lost >= LOST_DELIVERIES:
+            _log.warning(
+                "%s: the connection to the database was lost in the handler of %s in %d deliveries here, now in "
+                "delivery %d; none of them counts as an attempt, so if it is this message that ends the connection, it "
+                "comes again and again: mend its handler, or take it out of the queue",
+                self._failures.subscriber_id,
+                message_id,
+                lost,
+                delivery.receive_count,
+            )
 
     def _settle_not_made(self) -> None:
         """Take back the attempts that were none: this process knows it, and another would think that it has died."""
@@ -222,8 +243,16 @@ class InboxProcessor(Processor):
 SUSPECT_AFTER = 1
 """Deliveries of a message before its attempts are counted in advance."""
 
+LOST_DELIVERIES = 5
+"""Deliveries of a message in which the connection was lost, before the log names it."""
+
+LOST_MESSAGES = 1_000
+"""Messages of which that is remembered, at most: those that were lost last."""
+
 NO_WAIT_SECONDS = 0.01
 """As short as a wait for a lock can be bounded, and long enough for what is not locked."""
 
 JUST_BEGUN_SECONDS = 2.0
 """An attempt that was counted in advance, so recently, may not have begun its transaction yet."""
+
+_log = logging.getLogger("txbox")

@@ -290,6 +290,25 @@ def test_lost_connections_are_no_attempts(engine: Engine, business: Business, ma
     assert (business.letters(), business.failing()) == ({}, {})
 
 
+def test_a_message_that_loses_its_connection_again_and_again_is_named_in_the_log_and_others_go_on(
+    engine: Engine, business: Business, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(session: Session, message: Message) -> None:
+        apply(session, message)
+        if message.id == "deadly":
+            session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    source = MemorySource(messages("a", "deadly", "b"))
+    with at_work(make(source, engine, handle)):
+        wait_until(lambda: "in 6 deliveries" in caplog.text)
+        source.send(messages("c")[0])
+        wait_until(lambda: business.applied() == once("abc"))
+    named = [record.getMessage() for record in caplog.records if "deliveries here" in record.getMessage()]
+    assert named[0].startswith("billing: the connection to the database was lost in the handler of deadly in 5 ")
+    assert not [line for line in named if "deadly" not in line]
+    assert (business.letters(), business.failing()) == ({}, {})
+
+
 def test_lost_connections_between_failures_leave_a_message_its_attempts(engine: Engine, business: Business) -> None:
     runs: list[int] = []
 
