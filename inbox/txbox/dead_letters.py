@@ -234,7 +234,7 @@ class DeadLetters:
             SchemaMissing: it is not.
         """
         refuse_other_encodings(connection)
-        check_table(connection, self._statements.dead_letter)
+        check_table(connection, self._statements.tables.dead_letter)
 
     def list(
         self, subscriber_id: str | None = None, *, redriven: bool = False, after: int = 0, limit: int = 100

@@ -4,7 +4,7 @@
 
     TxboxError
     ├── NotInTransaction     the connection commits every statement by itself
-    ├── SchemaMissing        our tables are not in this database
+    ├── SchemaMissing        our tables are not in this database, or of an older version
     ├── InvalidMessageId     an id that the inbox cannot keep
     ├── InFlight             another transaction, or the owner of a lease, is at this message right now
     ├── Mismatch             the same message id came with another body
@@ -77,15 +77,20 @@ class NotInTransaction(TxboxError):
 
 
 class SchemaMissing(TxboxError):
-    """A table of txbox is not there.
+    """A table of txbox is not there, or is of an older version and lacks a column.
 
     Attributes:
         table: the table's name as the statement gave it.
+        lacks: what the database said of the column; None if the table is not there.
     """
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str, lacks: str | None = None) -> None:
         self.table = table
-        super().__init__(f"table {table} does not exist; create it with `txbox db upgrade`")
+        self.lacks = lacks
+        what = (
+            "does not exist; create it" if lacks is None else f"is of an older version ({lacks}); bring it up to date"
+        )
+        super().__init__(f"table {table} {what} with `txbox db upgrade`")
 
 
 class InvalidMessageId(TxboxError):
@@ -169,7 +174,8 @@ class EffectUnknown(TxboxError):
     """Raised by handlers under a lease: the effect may have happened, as the answer to it was lost.
 
     The message is released like any that has failed, and the next attempt is told by ``Lease.unknown_attempts``.
-    Whatever else a handler raises says that nothing has happened.
+    Whatever else a handler raises says that nothing has happened, but for an outage of a database (a connection that
+    was lost or refused, as SQLAlchemy raises it): the next attempt is told of that, too, and it does not count.
     """
 
 

@@ -193,7 +193,7 @@ class Failures:
         Raises:
             SchemaMissing: it is not.
         """
-        check_table(connection, self._statements.message_failure)
+        check_table(connection, self._statements.tables.message_failure)
 
     def forget(self, connection: Connection, message_ids: Iterable[str]) -> None:
         """Forget the failures of messages, in the caller's transaction."""

@@ -28,11 +28,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.connections import note_server, refuse_other_encodings
-from txbox.errors import InFlight, InvalidConfiguration, Mismatch, SchemaMissing
+from txbox.errors import InFlight, InvalidConfiguration, Mismatch
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
-from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
+from txbox.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from txbox.statements import statements, text_array
-from txbox.transactions import ConnectionOrSession, check_table, in_transaction
+from txbox.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 
 __all__ = ["WAIT_SECONDS", "Inbox", "ParkedIds", "Recorded"]
 
@@ -226,7 +226,7 @@ class Inbox:
         """
         in_transaction(connection)
         refuse_other_encodings(connection)
-        check_table(connection, self._statements.processed_message)
+        check_table(connection, self._statements.tables.processed_message)
 
     def _digest(self, message_id: str, body: bytes | str | None) -> bytes:
         if body is None:
@@ -241,11 +241,10 @@ class Inbox:
         try:
             row = connection.exec_driver_sql(statement, parameters).fetchone()
         except DBAPIError as error:
-            code = sqlstate(error)
-            if code == LOCK_NOT_AVAILABLE:
+            if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 raise InFlight(self.subscriber_id, ids) from error
-            if code == UNDEFINED_TABLE:
-                raise SchemaMissing(self._statements.processed_message) from error
+            if (missing := missing_schema(error, self._statements.processed_message)) is not None:
+                raise missing from error
             raise
         assert row is not None  # noqa: S101 - for the type checker
         note_server(connection, row[-1])

@@ -38,7 +38,8 @@ class LeaseStatements:
 
     def __init__(self, schema: str | None, prefix: str, *, timeline: bool = True) -> None:
         self.timeline = timeline
-        table = quoted(tables(schema, prefix).message_lease)
+        self.tables = tables(schema, prefix)
+        table = quoted(self.tables.message_lease)
         key = "lease.subscriber_id = %(subscriber)s AND lease.message_id = %(message)s"
         from_now = "clock_timestamp() + make_interval(secs => %(seconds)s::double precision)"
         server_time = "extract(epoch FROM clock_timestamp())::double precision"

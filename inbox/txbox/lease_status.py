@@ -63,7 +63,7 @@ def read_lease_status(
     """
     sql = lease_statements(schema, prefix)
     with engine.connect() as connection:
-        check_table(connection, sql.message_lease)
+        check_table(connection, sql.tables.message_lease)
         rows = int(connection.exec_driver_sql(sql.estimate, (sql.message_lease,)).scalar_one())
         if rows > exact_up_to_rows:
             return LeaseStatus(rows, exact=False)

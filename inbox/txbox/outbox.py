@@ -25,14 +25,13 @@ from sqlalchemy.exc import DBAPIError
 from txbox.bell import ring_when_returned
 from txbox.connections import note_server, refuse_other_encodings
 from txbox.destinations import require_sendable
-from txbox.errors import InvalidConfiguration, NotSendable, SchemaMissing
+from txbox.errors import InvalidConfiguration, NotSendable
 from txbox.identifiers import new_message_id
 from txbox.lanes import lane_of
 from txbox.message import HEADER_MESSAGE_ID, valid_message_id
 from txbox.outbox_statements import outbox_statements
-from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
 from txbox.trace_context import with_trace_context
-from txbox.transactions import ConnectionOrSession, check_table, in_transaction
+from txbox.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 
 __all__ = ["RELAY_SUBSCRIBER", "Outbox", "Outgoing"]
 
@@ -159,15 +158,15 @@ class Outbox:
         """
         in_transaction(connection)
         refuse_other_encodings(connection)
-        check_table(connection, self._statements.outbox_message)
+        check_table(connection, self._statements.tables.outbox_message)
 
     def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: tuple[Any, ...]) -> None:
         connection = in_transaction(connection_or_session)
         try:
             pid = connection.exec_driver_sql(statement, parameters).scalar_one()
         except DBAPIError as error:
-            if sqlstate(error) == UNDEFINED_TABLE:
-                raise SchemaMissing(self._statements.outbox_message) from error
+            if (missing := missing_schema(error, self._statements.outbox_message)) is not None:
+                raise missing from error
             raise
         note_server(connection, pid)
         if self._ring:

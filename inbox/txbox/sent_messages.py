@@ -213,7 +213,7 @@ class SentMessages:
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         with short_transaction(self._engine) as connection:
-            check_table(connection, self._statements.outbox_sent)
+            check_table(connection, self._statements.tables.outbox_sent)
             connection.exec_driver_sql(self._statements.planned_by_values)
             yield connection
 

@@ -15,6 +15,7 @@ __all__ = [
     "PREPARED_REMEDY",
     "SERIALIZATION_FAILURE",
     "TIMED_OUT",
+    "UNDEFINED_COLUMN",
     "UNDEFINED_TABLE",
     "UNIQUE_VIOLATION",
     "conflict_place",
@@ -29,6 +30,7 @@ SERIALIZATION_FAILURE = "40001"
 DEADLOCK_DETECTED = "40P01"
 LOCK_NOT_AVAILABLE = "55P03"
 CONFLICTS = {DEADLOCK_DETECTED: "deadlock", SERIALIZATION_FAILURE: "serialization failure"}
+UNDEFINED_COLUMN = "42703"
 UNDEFINED_TABLE = "42P01"
 TIMED_OUT = frozenset({"25P03", "25P04"})  # idle_in_transaction_session_timeout, transaction_timeout
 UNIQUE_VIOLATION = "23505"

@@ -43,7 +43,7 @@ class Statements:
     """The statements for the tables in one schema, under one prefix."""
 
     def __init__(self, schema: str | None, prefix: str) -> None:
-        described = tables(schema, prefix)
+        described = self.tables = tables(schema, prefix)
         processed = quoted(described.processed_message)
         failure = quoted(described.message_failure)
         letter = quoted(described.dead_letter)
@@ -300,13 +300,10 @@ def text_array(values: Sequence[str]) -> str | Sequence[str]:
     return f'{{"{joined}"}}'
 
 
-def read_nothing(table: str) -> str:
-    """Return a statement that fails if a table is not there, or not ours to read.
-
-    Args:
-        table: its name, quoted, as it is shown to people.
-    """
-    return f"SELECT FROM {table.replace('%', '%%')} LIMIT 0"
+def read_nothing(table: Table) -> str:
+    """Return a statement that fails if a table is not there, lacks a column, or is not ours to read."""
+    columns = ", ".join(_PREPARER.quote(column.name) for column in table.columns)
+    return f"SELECT {columns} FROM {quoted(table)} LIMIT 0"
 
 
 def literal(name: str) -> str:

@@ -107,9 +107,9 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     found: dict[str, dict[str, Any]] = {}
     unsent: dict[str, int] = {}
     with engine.connect() as connection:
-        check_table(connection, sql.processed_message)
-        check_table(connection, sql.message_failure)
-        check_table(connection, sql.dead_letter)
+        check_table(connection, sql.tables.processed_message)
+        check_table(connection, sql.tables.message_failure)
+        check_table(connection, sql.tables.dead_letter)
         rows = int(connection.exec_driver_sql(sql.inbox_estimate, (sql.processed_message,)).scalar_one())
         asked, exact = exact, exact or rows <= EXACT_UP_TO_ROWS
         if exact:
@@ -120,7 +120,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         blocked = find_blocked_loads(connection)
         for subscriber, count in connection.exec_driver_sql(sql.failure_counts):
             found.setdefault(subscriber, {})["retrying"] = count
-        check_table(connection, sql.handler_conflict)
+        check_table(connection, sql.tables.handler_conflict)
         conflicts = tuple(HandlerConflict(*row) for row in connection.exec_driver_sql(sql.conflicts, (_CONFLICTS,)))
         for subscriber, reason, count, oldest in connection.exec_driver_sql(sql.letter_counts):
             if subscriber.startswith(_RELAY):

@@ -4,20 +4,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
 from txbox.connections import discard_if_poisoned
 from txbox.errors import NotInTransaction, SchemaMissing
-from txbox.sqlstates import UNDEFINED_TABLE, sqlstate
-from txbox.statements import read_nothing
+from txbox.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+from txbox.statements import quoted, read_nothing
 
 __all__ = [
     "ConnectionOrSession",
     "check_table",
     "driver_cursor",
     "in_transaction",
+    "missing_schema",
     "refuse_autocommit",
     "short_transaction",
 ]
@@ -78,22 +79,35 @@ def driver_cursor(connection: Connection) -> Iterator[Any]:
     cursor.close()
 
 
-def check_table(connection: Connection, table: str) -> None:
-    """See that a table is there and ours to read, by a statement that reads nothing from it.
+def check_table(connection: Connection, table: Table) -> None:
+    """See that a table is there, with its columns, and ours to read, by a statement that reads nothing from it.
 
     Args:
         connection: where to look.
-        table: its name, quoted.
+        table: which, of ``txbox.schema``.
 
     Raises:
-        SchemaMissing: it is not there.
+        SchemaMissing: it is not there, or of an older version.
     """
     try:
         connection.exec_driver_sql(read_nothing(table))
     except DBAPIError as error:
-        if sqlstate(error) == UNDEFINED_TABLE:
-            raise SchemaMissing(table) from error
+        if (missing := missing_schema(error, quoted(table).replace("%%", "%"))) is not None:
+            raise missing from error
         raise
+
+
+def missing_schema(error: DBAPIError, table: str) -> SchemaMissing | None:
+    """Return what to raise where a statement of ours has found its table missing, or older than this version.
+
+    Args:
+        error: what the statement came to.
+        table: the table's name, quoted.
+    """
+    code = sqlstate(error)
+    if code == UNDEFINED_COLUMN:
+        return SchemaMissing(table, str(error.orig).splitlines()[0])
+    return SchemaMissing(table) if code == UNDEFINED_TABLE else None
 
 
 def refuse_autocommit(connection: Connection) -> None:

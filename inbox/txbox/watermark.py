@@ -55,11 +55,11 @@ from typing import Any
 from sqlalchemy import ColumnClause, Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox.errors import InFlight, InvalidConfiguration, SchemaMissing
+from txbox.errors import InFlight, InvalidConfiguration
 from txbox.message import valid_subscriber_id
-from txbox.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
+from txbox.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from txbox.statements import text_array
-from txbox.transactions import ConnectionOrSession, in_transaction
+from txbox.transactions import ConnectionOrSession, in_transaction, missing_schema
 from txbox.watermark_statements import WatermarkStatements, watermark_statements
 
 __all__ = ["WAIT_SECONDS", "Advance", "advance", "advance_from", "advance_many"]
@@ -384,12 +384,12 @@ def _executing(
         try:
             return connection.exec_driver_sql(statement, parameters).fetchone()
         except DBAPIError as error:
-            code = sqlstate(error)
-            if code == LOCK_NOT_AVAILABLE and aggregates is not None:
+            if sqlstate(error) == LOCK_NOT_AVAILABLE and aggregates is not None:
                 raise InFlight(subscriber, aggregates) from error
-            # Or it is the relation of advance_from that is not there.
-            if code == UNDEFINED_TABLE and sql.name in str(error.orig).splitlines()[0]:
-                raise SchemaMissing(sql.aggregate_watermark) from error
+            # Or it is the relation of advance_from that is not there, or lacks a column.
+            missing = missing_schema(error, sql.aggregate_watermark)
+            if missing is not None and sql.name in str(error.orig).splitlines()[0]:
+                raise missing from error
             raise
 
     return execute

@@ -127,9 +127,9 @@ class Ledger:
             SchemaMissing: its tables do not exist.
         """
         with self._engine.connect() as connection:
-            check_table(connection, self._sql.processed_message)
-            check_table(connection, self._sql.bulk_load)
-            check_table(connection, self._sql.bulk_load_chunk)
+            check_table(connection, self._sql.tables.processed_message)
+            check_table(connection, self._sql.tables.bulk_load)
+            check_table(connection, self._sql.tables.bulk_load_chunk)
 
     @patient
     def begin(

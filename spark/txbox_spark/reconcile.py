@@ -216,7 +216,7 @@ def _inbox(
     sql = statements(schema, prefix)
     engine = open_engine(database, poolclass=NullPool)
     with engine.connect() as connection:
-        check_table(connection, sql.processed_message)
+        check_table(connection, sql.tables.processed_message)
         bounds = _bounds(connection, sql.processed_message, subscriber_id, partitions)
     warn_of_a_new_name(engine, bulk_statements(schema, prefix), subscriber_id)
     # Spark's JDBC takes SQL as text and binds nothing.

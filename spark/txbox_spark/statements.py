@@ -26,7 +26,7 @@ class Statements:
     """The statements for the tables in one schema, under one prefix."""
 
     def __init__(self, schema: str | None, prefix: str) -> None:
-        described = tables(schema, prefix)
+        described = self.tables = tables(schema, prefix)
         run = _quoted(described.bulk_load)
         chunk = _quoted(described.bulk_load_chunk)
         processed = self._processed = _quoted(described.processed_message)

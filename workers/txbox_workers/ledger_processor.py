@@ -13,8 +13,9 @@ decides whether its effects in the database stand, and the lease keeps two worke
 
 Attempts are counted by the ledger, when they begin. So a message that takes its process down is known by its attempts,
 and when it has had them all, it is parked instead of run. One that an outage of the database has ended is taken out of
-the count again, and the next owner is told of it, as the handler may have had its effect. The ledger's count goes on when a message is parked: so its
-next lease, of a copy or of the letter that was redriven, is not its first, and has its owner look for letters.
+the count again, and the next owner is told of it, as the handler may have had its effect. The ledger's count goes on
+when a message is parked: so its next lease, of a copy or of the letter that was redriven, is not its first, and has its
+owner look for letters.
 
 Processed or parked, never both: beside an inbox, the inbox decides (see ``txbox.dead_letters``). With a ledger alone,
 the owner of the lease parks, and renews it before: if it was taken over, nothing is parked::
@@ -29,7 +30,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from txbox import InFlight, LeaseLost, LedgerError, MalformedMessage, Mismatch, Outcome, Reason
+from txbox import InFlight, LeaseLost, LedgerError, MalformedMessage, Mismatch, Outcome, Reason, SchemaMissing
 from txbox.backoff import Backoff
 from txbox.failures import NO_OUTCOME, Failed, describe
 from txbox.ledgers import Lease, Ledger
@@ -199,7 +200,7 @@ class LedgerProcessor(Processor):
         except LeaseLost as lost:
             attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, lost)
             return ending
-        except LedgerError as away:
+        except (LedgerError, SchemaMissing) as away:
             raise DatabaseUnavailable(str(away)) from away
         if isinstance(error, _Spent):
             reason = Reason.CRASHED if lease.unknown_attempts else Reason.FAILED
@@ -223,7 +224,7 @@ class LedgerProcessor(Processor):
                 return self._parking.park_mismatch(delivery, error)
             case Mismatch():
                 return Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(delivery.receive_count))
-            case LedgerError():
+            case LedgerError() | SchemaMissing():
                 raise DatabaseUnavailable(str(error), before_handler=not begun) from error
         raise error
 

@@ -7,7 +7,15 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox import InFlight, InvalidMessageId, MalformedMessage, Mismatch
 from txbox.failures import describe
-from txbox.sqlstates import PREPARED_REMEDY, is_foreign_statement, is_outage, is_retryable
+from txbox.sqlstates import (
+    PREPARED_REMEDY,
+    UNDEFINED_COLUMN,
+    UNDEFINED_TABLE,
+    is_foreign_statement,
+    is_outage,
+    is_retryable,
+    sqlstate,
+)
 
 __all__ = ["DatabaseUnavailable", "bookkeeping", "connecting", "recording", "unavailable", "without_values"]
 
@@ -41,7 +49,7 @@ def bookkeeping(*, before_handler: bool = True) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - it goes on, under another name
-        raise unavailable(error, before_handler=before_handler) from without_values(error)
+        raise _ours(error, before_handler=before_handler) from without_values(error)
 
 
 @contextmanager
@@ -57,7 +65,17 @@ def recording() -> Iterator[None]:
     except Exception as error:
         if is_retryable(error):
             raise
-        raise unavailable(error, before_handler=True) from without_values(error)
+        raise _ours(error, before_handler=True) from without_values(error)
+
+
+def _ours(error: BaseException, *, before_handler: bool) -> DatabaseUnavailable:
+    """As ``unavailable``, of a statement of ours: a table or column that is not there is one of txbox's."""
+    found = unavailable(error, before_handler=before_handler)
+    if sqlstate(error) in (UNDEFINED_TABLE, UNDEFINED_COLUMN) and UPGRADE not in str(found):
+        return DatabaseUnavailable(
+            f"{found}; bring the tables up to date with {UPGRADE}", before_handler=before_handler
+        )
+    return found
 
 
 def unavailable(error: BaseException, *, before_handler: bool = False) -> DatabaseUnavailable:
@@ -69,3 +87,6 @@ def unavailable(error: BaseException, *, before_handler: bool = False) -> Databa
 def without_values(error: BaseException) -> BaseException:
     """Return what the driver has said, where SQLAlchemy's error around it would print the statement's values."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+
+
+UPGRADE = "`txbox db upgrade`"

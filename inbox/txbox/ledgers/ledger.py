@@ -23,7 +23,8 @@ class Ledger(Protocol):
         """See that the store answers, and has what it needs.
 
         Raises:
-            SchemaMissing: its table in Postgres does not exist. In DynamoDB, that is a ``LedgerError``.
+            SchemaMissing: its table in Postgres does not exist, or is of an older version. In DynamoDB, that is a
+                ``LedgerError``.
         """
 
     def acquire(

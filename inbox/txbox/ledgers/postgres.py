@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txbox.backoff import Backoff
 from txbox.connections import adopt, refuse_other_encodings, with_sound_connection
-from txbox.errors import InvalidConfiguration, LedgerError, SchemaMissing
+from txbox.errors import InvalidConfiguration, LedgerError
 from txbox.lease_statements import lease_statements
 from txbox.ledgers.lease import (
     LEASE_SECONDS,
@@ -38,7 +38,8 @@ from txbox.ledgers.lease import (
 )
 from txbox.ledgers.server_clock import TOLERANCE_SECONDS, ServerClock
 from txbox.message import valid_message_id, valid_subscriber_id
-from txbox.sqlstates import PREPARED_REMEDY, UNDEFINED_TABLE, is_foreign_statement, is_outage, is_retryable, sqlstate
+from txbox.sqlstates import PREPARED_REMEDY, is_foreign_statement, is_outage, is_retryable, sqlstate
+from txbox.transactions import missing_schema
 
 __all__ = ["PostgresLedger"]
 
@@ -263,9 +264,9 @@ class PostgresLedger:
         try:
             yield
         except SQLAlchemyError as error:
-            if sqlstate(error) == UNDEFINED_TABLE:
-                raise SchemaMissing(self._statements.message_lease) from error
             orig = error.orig if isinstance(error, DBAPIError) else None  # its text has no values, which are results
+            if isinstance(error, DBAPIError) and (missing := missing_schema(error, self._statements.message_lease)):
+                raise missing from orig
             permanent = not is_outage(error) and (sqlstate(error) or "").startswith(_PERMANENT)
             raise LedgerError(f"the ledger's database failed: {_said(error)}", permanent=permanent) from (orig or error)
 

@@ -221,10 +221,10 @@ class Relay(Service):
         refuse_other_encodings(connection)
         sql = self._statements
         names = [sql.outbox_message, sql.outbox_relay]
-        check_table(connection, sql.outbox_message)
-        check_table(connection, sql.outbox_relay)
+        check_table(connection, sql.tables.outbox_message)
+        check_table(connection, sql.tables.outbox_relay)
         if self._keep_sent is not None:
-            check_table(connection, sql.outbox_sent)
+            check_table(connection, sql.tables.outbox_sent)
             names.append(sql.outbox_sent)
         self._letters.check(connection)
         for name, rights in connection.exec_driver_sql(sql.missing_rights, (names,)):

@@ -50,6 +50,7 @@ EXAMPLES = [
     ResultNotStored("mailing", "m-1", "it is no JSON"),
     RightsMissing("outbox_message", "UPDATE, DELETE"),
     SchemaMissing('"Odd schema-%".processed_message'),
+    SchemaMissing("processed_message", 'column "dead_letter_id" does not exist'),
     TransactionAborted(),
     TransactionEnded(),
     TransactionTimedOut(),

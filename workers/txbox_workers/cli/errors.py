@@ -7,7 +7,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txbox import BrokerError, TxboxError
-from txbox.sqlstates import PREPARED_REMEDY, UNDEFINED_TABLE, sqlstate
+from txbox.sqlstates import PREPARED_REMEDY, UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 
 __all__ = ["CREATE_TABLES", "CommandFailed", "Interrupted", "UsageError", "explain", "mask", "masked_traceback"]
 
@@ -72,6 +72,8 @@ def _explain_database(error: DBAPIError | psycopg.Error) -> str:
     code = sqlstate(error)
     if code == UNDEFINED_TABLE:
         return f"{said.split(' LINE ')[0]}; create the tables with {CREATE_TABLES}"
+    if code == UNDEFINED_COLUMN:
+        return f"{said.split(' LINE ')[0]}; bring the tables up to date with {CREATE_TABLES}"
     if code is None:
         return _with_remedy(said, _DATABASE_REMEDIES, "is the server running, and is the URL right?")
     return _with_remedy(f"the database refused: {said}", _DATABASE_REMEDIES)

@@ -139,7 +139,7 @@ def check_before_spark(
                     raise UsageError(f"--resume: {error}") from error
         else:
             with engine.connect() as connection:
-                check_table(connection, sql.processed_message)
+                check_table(connection, sql.tables.processed_message)
 
 
 def is_submitted() -> bool:

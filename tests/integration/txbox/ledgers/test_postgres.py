@@ -430,7 +430,7 @@ def test_every_step_of_a_ledger_insists_on_a_durable_commit(engine: Engine, thei
     steps: list[tuple[str, dict[str, object]]] = [
         (sql.acquire, asking),
         (sql.renew, {"seconds": LONG}),
-        (sql.release, {"attempts": 0, "failures": 1, "forget": False, "unknown_now": 0}),
+        (sql.release, {"attempts": 0, "failures": 1, "uncounted": 0, "forget": False, "unknown_now": 0}),
         (sql.acquire, asking),
         (sql.complete, {"result": None}),
     ]

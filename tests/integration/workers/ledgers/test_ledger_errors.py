@@ -10,7 +10,7 @@ from sqlalchemy import Engine, NullPool, create_engine
 from support.business import Business, once
 from support.ledger_worker import make
 from support.memory_worker import AT_ONCE, at_work, delivery, messages, process
-from txbox import DeadLetters, Inbox, InFlight, LeaseLost, LedgerError, Message, Outcome, idempotent
+from txbox import DeadLetters, Inbox, InFlight, LeaseLost, LedgerError, Message, Outcome, SchemaMissing, idempotent
 from txbox.instrumentation import Event
 from txbox.ledgers import Lease, PostgresLedger
 from txbox_workers.memory import MemorySource
@@ -40,7 +40,7 @@ def test_a_store_that_fails_is_no_message_s_fault(
         process(worker, delivery("m"))
     assert caught.value.before_handler is (moment == "acquire")
     assert len(mails) == (moment == "complete")
-    with pytest.raises(LedgerError):
+    with pytest.raises(SchemaMissing, match=r"message_lease .*result.*`txbox db upgrade`"):
         worker._processor.check_recording()
     rename("ALTER TABLE message_lease ADD COLUMN result bytea")
     worker._processor.check_recording()
@@ -112,11 +112,11 @@ def test_an_outage_of_a_database_that_the_handler_has_connected_to_is_no_attempt
     options: dict[str, Any] = {"inbox": Inbox("mailing")} if beside_inbox else {}
     worker = make(MemorySource(), ledger, handle, engine, max_attempts=2, **options)
     for count in (1, 2, 3):
-        try:
+        if beside_inbox and how == "prepared elsewhere":  # which connection that was of, nobody knows
+            with pytest.raises(DatabaseUnavailable, match="prepare_threshold"):
+                process(worker, delivery("x", receive_count=count))
+        else:
             assert process(worker, delivery("x", receive_count=count)) == [(f"x-{count}", Outcome.IN_FLIGHT)]
-        except DatabaseUnavailable as error:
-            assert "prepare_threshold" in str(error)
-            assert (how, beside_inbox) == ("prepared elsewhere", True)
     assert process(worker, delivery("x", receive_count=4)) == [("x-4", Outcome.PROCESSED)]
     assert seen == [(1, 0), (1, 1), (1, 2), (1, 3)]
     assert DeadLetters(engine).list() == []

@@ -1,0 +1,100 @@
+"""Tables of an older version, as when code is deployed before its migration: each part says which one, and the cure."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.orm import Session
+
+from support.business import Business
+from support.events import Kept
+from support.lambda_events import Context, of
+from support.ledger_worker import beside
+from support.ledger_worker import make as make_with_ledger
+from support.memory_worker import at_work, delivery, make, messages, process
+from support.publishers import RecordingPublisher
+from support.waiting import wait_until
+from txbox import Inbox, Message, Outcome, SchemaMissing, TxboxError
+from txbox.instrumentation import DatabaseLost
+from txbox.ledgers import PostgresLedger
+from txbox.relay import Relay
+from txbox.status import read_status
+from txbox_migrations import LATEST, downgrade_database, upgrade_database
+from txbox_spark.ledger import Ledger
+from txbox_spark.statements import statements
+from txbox_workers.aws_lambda import sqs_handler
+from txbox_workers.memory import MemorySource
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
+
+@pytest.fixture
+def older(fresh_database: str) -> Iterator[Engine]:
+    """A database whose tables are one step behind."""
+    upgrade_database(fresh_database, to=LATEST - 1)
+    engine = create_engine(fresh_database)
+    yield engine
+    engine.dispose()
+
+
+def nothing(*_: object) -> None:
+    """Handle a message."""
+
+
+STARTS: dict[str, tuple[str, Callable[[Engine], object]]] = {
+    "worker": ("processed_message", lambda engine: make(MemorySource(), engine, nothing).start()),
+    "ledger": ("message_lease", lambda engine: PostgresLedger(engine, "mailing").check()),
+    "worker with a ledger": (
+        "message_lease",
+        lambda engine: make_with_ledger(MemorySource(), PostgresLedger(engine, "mailing"), nothing, engine).start(),
+    ),
+    "worker with both": (
+        "message_lease",
+        lambda engine: beside(engine, PostgresLedger(engine, "mailing"), nothing).start(),
+    ),
+    "relay": ("outbox_relay", lambda engine: Relay(engine, {"own": RecordingPublisher()}).start()),
+    "bulk load": ("processed_message", lambda engine: Ledger(engine, statements(None, "")).check()),
+    "status": ("processed_message", read_status),
+}
+
+
+@pytest.mark.parametrize("part", STARTS)
+def test_a_start_on_older_tables_is_refused_with_the_cure(older: Engine, part: str) -> None:
+    table, start = STARTS[part]
+    said = rf"^table {table} is of an older version \(.*does not exist\); bring it up to date with `txbox db upgrade`$"
+    with pytest.raises(SchemaMissing, match=said) as caught:
+        start(older)
+    assert caught.value.table == table
+
+
+def test_a_function_in_lambda_that_meets_older_tables_names_the_cure(older: Engine) -> None:
+    handle = sqs_handler(Inbox("billing"), older, nothing)
+    handle(of("a"), Context(30))  # a first record needs no column that is new
+    with pytest.raises(TxboxError, match=r"(?s)column .* does not exist.*`txbox db upgrade`"):
+        handle(of("a"), Context(30))
+
+
+def test_a_worker_whose_tables_are_taken_back_names_the_cure_and_waits_for_it(fresh_database: str) -> None:
+    upgrade_database(fresh_database)
+    engine = create_engine(fresh_database)
+    kept, source = Kept(), MemorySource(messages("a"))
+    with at_work(make(source, engine, nothing, hooks=[kept])):
+        assert source.wait_until_empty(20)
+        downgrade_database(fresh_database, to=LATEST - 1)
+        source.send(messages("a")[0])
+        wait_until(lambda: kept.of(DatabaseLost))
+        upgrade_database(fresh_database)
+        assert source.wait_until_empty(20)
+    assert "`txbox db upgrade`" in str(kept.of(DatabaseLost)[0].error)
+    assert kept.outcomes("a")[-1] is Outcome.DUPLICATE
+    engine.dispose()
+
+
+@pytest.mark.parametrize("statement", ["SELECT no_such_column FROM processed_message", "TABLE no_such_table"])
+def test_a_handlers_own_statement_fails_its_message_only(engine: Engine, business: Business, statement: str) -> None:
+    def handle(session: Session, _: Message) -> None:
+        session.execute(text(statement))
+
+    assert process(make(MemorySource(), engine, handle), delivery("a")) == [("a-1", Outcome.FAILED)]
+    (said,) = business.rows("SELECT error FROM message_failure")
+    assert "txbox db upgrade" not in said
