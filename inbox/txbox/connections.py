@@ -20,6 +20,7 @@ import psycopg
 from psycopg.pq import Conninfo, TransactionStatus
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.exc import DisconnectionError
 
 from txbox.errors import InvalidConfiguration
 from txbox.silence import SILENCE_SECONDS, note_pooler, watch
@@ -248,7 +249,18 @@ def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
 
 
 def _count(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
-    """Count how often a connection was lent; look at one that its pool had before the engine was adopted."""
+    """Count how often a connection was lent; look at one that its pool had before the engine was adopted.
+
+    One that was left in another encoding goes: text that this encoding lacks would fail in the driver, message after
+    message, and no error of the server would tell.
+
+    Raises:
+        DisconnectionError: the pool lends another connection instead.
+    """
+    if not driver.closed:
+        encoding = driver.pgconn.parameter_status(b"client_encoding")
+        if record.info.setdefault(_CLIENT_ENCODING, encoding) != encoding:
+            raise DisconnectionError("its client_encoding was changed")
     times = record.info.get(_TIMES_LENT, 0)
     record.info[_TIMES_LENT] = min(times + 1, 2)
     if _MET not in record.info:
@@ -259,6 +271,7 @@ def _count(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
             _log.debug("a connection of the pool could not be looked at", exc_info=True)
 
 
+_CLIENT_ENCODING = "txbox_client_encoding"
 _MET = "txbox_met"
 _SILENCE = "txbox_silence_seconds"
 _TIMES_LENT = "txbox_times_lent"

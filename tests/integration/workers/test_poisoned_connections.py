@@ -119,6 +119,25 @@ def test_a_relay_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
     pool.dispose()
 
 
+def test_a_connection_that_was_left_in_another_encoding_is_not_lent_again(pool: Engine, engine: Engine) -> None:
+    cyrillic = "\u0436"
+
+    def handle(session: Session, message: Message) -> None:
+        session.execute(text("SELECT CAST(:text AS text)"), {"text": cyrillic})
+        if message.id == "m0003":
+            session.execute(text("SET client_encoding = 'LATIN1'"))
+
+    source = MemorySource([*numbered(8), Message(cyrillic, b"", {})])
+    with at_work(make(source, pool, handle, transactions="message", max_attempts=2)):
+        assert source.wait_until_empty(20)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM processed_message").scalar_one() == 9
+        assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
+    poisoned(pool, "SET client_encoding = 'LATIN1'")
+    assert PostgresLedger(pool, "mailing").acquire(cyrillic).lease is not None
+    pool.dispose()
+
+
 @pytest.fixture
 def latin(make_database: Callable[..., str]) -> str:
     return make_database("ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
