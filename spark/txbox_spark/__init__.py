@@ -19,7 +19,8 @@ from txbox_spark.reconcile import Reconciliation, reconcile
 from txbox_spark.report import BulkLoadReport, Progress
 from txbox_spark.session import JDBC_DRIVER, require_jdbc_driver, spark_session
 from txbox_spark.sink import BatchFailed, inbox_sink
-from txbox_spark.sources import Source, SourceError, read_events, source_of
+from txbox_spark.source_errors import SourceError
+from txbox_spark.sources import Source, read_events, source_of
 
 __all__ = [
     "JDBC_DRIVER",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from txbox import InvalidConfiguration
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.columns import MESSAGE_ID, EventColumn, Travelling, event_columns, quoted, refuse_twins
-from txbox_spark.sources import CORRUPT_RECORD
+from txbox_spark.readers import CORRUPT_RECORD
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

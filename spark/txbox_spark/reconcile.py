@@ -29,7 +29,7 @@ from txbox_spark.jobs import job_group, small_plans
 from txbox_spark.place import database_url
 from txbox_spark.progress import Reporter
 from txbox_spark.report import OnProgress
-from txbox_spark.sources import explained
+from txbox_spark.source_errors import explained
 from txbox_spark.statements import statements as bulk_statements
 from txbox_spark.subscribers import warn_of_a_new_name
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from txbox_spark.sources import CORRUPT_RECORD, SourceError, read_events, source_of
+from txbox_spark.readers import CORRUPT_RECORD
+from txbox_spark.source_errors import SourceError
+from txbox_spark.sources import read_events, source_of
 
 SCHEMA = "event_id string, amount decimal(12,2), units int"
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"

@@ -11,7 +11,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from txbox_spark.sources import SourceError, _format, _has_floats, _refuse_overlooked, _without_floats
+from txbox_spark.listing import refuse_overlooked
+from txbox_spark.readers import _has_floats, _without_floats
+from txbox_spark.source_errors import SourceError
+from txbox_spark.sources import _format
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,6 @@ def test_floats_become_decimals_and_nothing_else_does() -> None:
 
 
 def test_files_that_would_be_passed_over_are_refused() -> None:
-    _refuse_overlooked(["a", "b"], ["b", "a"])
+    refuse_overlooked(["a", "b"], ["b", "a"])
     with pytest.raises(SourceError, match=r"1 of 2 files would be passed over, such as b.*recursiveFileLookup=true"):
-        _refuse_overlooked(["a", "b"], ["a"])
+        refuse_overlooked(["a", "b"], ["a"])

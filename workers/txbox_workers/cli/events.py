@@ -166,7 +166,7 @@ def session(name: str, master: str | None, jdbc_jar: Path | None, conf: Sequence
     # Spark's own handler cancels jobs over the connection that it interrupts, which ends in pages of tracebacks.
     interrupted_plainly()
     quiet_pyspark()
-    from txbox_spark.sources import InvalidFields
+    from txbox_spark.source_errors import InvalidFields
 
     with seen_as_interrupt(), ended_in_time(kill_jvm):
         try:

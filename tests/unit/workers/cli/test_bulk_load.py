@@ -15,7 +15,7 @@ from rich.console import Console
 import txbox_spark
 from support.program import Ended
 from txbox_spark import BulkLoadReport, Progress, Reconciliation
-from txbox_spark.sources import InvalidFields
+from txbox_spark.source_errors import InvalidFields
 from txbox_workers.cli import bulk_load as load_command
 from txbox_workers.cli import events, spark_progress
 from txbox_workers.cli import reconcile as reconcile_command
