@@ -8,7 +8,10 @@ import re
 
 import psycopg
 
-__all__ = ["said_by_postgres", "said_by_spark"]
+__all__ = ["ABOUT_DATA", "said_by_postgres", "said_by_spark"]
+
+ABOUT_DATA = ("22", "23")
+"""The classes of SQLSTATE in which a detail holds values: data exceptions, and constraints that are violated."""
 
 
 def said_by_postgres(error: psycopg.Error, where: str = "") -> str:
@@ -21,7 +24,7 @@ def said_by_postgres(error: psycopg.Error, where: str = "") -> str:
     diagnostic = error.diag
     if diagnostic.message_primary is None:
         return _line(str(error))
-    about_data = (diagnostic.sqlstate or "")[:2] in _ABOUT_DATA
+    about_data = (diagnostic.sqlstate or "")[:2] in ABOUT_DATA
     message = diagnostic.message_primary
     parts = [
         (without_values(message) if about_data else message).removesuffix(".") + where,
@@ -59,9 +62,6 @@ def said_by_spark(said: str) -> str:
 def _line(text: str) -> str:
     return " ".join(text.split())
 
-
-_ABOUT_DATA = ("22", "23")
-"""The classes of SQLSTATE in which a detail holds values: data exceptions, and constraints that are violated."""
 
 _NAMES_ONLY = re.compile(r"\b(constraint|relation)\b")
 _QUOTED = re.compile(r'["«»„“”].*["«»„“”]', re.DOTALL)

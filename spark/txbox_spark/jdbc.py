@@ -16,8 +16,9 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 from sqlalchemy.exc import ArgumentError
 
 from txbox import InvalidConfiguration
+from txbox_spark.explanations import ABOUT_DATA
 
-__all__ = ["JDBC_DRIVER_CLASS", "jdbc_options"]
+__all__ = ["JDBC_DRIVER_CLASS", "is_about_data", "jdbc_options"]
 
 JDBC_DRIVER_CLASS = "org.postgresql.Driver"
 
@@ -54,6 +55,16 @@ def jdbc_options(url: URL, *, prepare: bool = True) -> dict[str, str]:
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in _translated(parameters).items())
     options["url"] = f"jdbc:postgresql://{addresses}/{quote(database, safe='')}" + (f"?{query}" if query else "")
     return options
+
+
+def is_about_data(error: Exception) -> bool:
+    """Return whether Postgres has refused a value, by the code that the driver has in an error of Spark's."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)  # Py4JJavaError, PySparkException
+    while java is not None:
+        if java.getClass().getName() in _WITH_A_CODE:
+            return str(java.getSQLState())[:2] in ABOUT_DATA
+        java = java.getCause()
+    return False
 
 
 def _libpq_parameters(url: URL) -> dict[str, str]:
@@ -162,3 +173,4 @@ _LEFT_OUT = frozenset(
         "txbox_silence_seconds",
     }
 )
+_WITH_A_CODE = ("java.sql.BatchUpdateException", "org.postgresql.util.PSQLException")

@@ -20,12 +20,14 @@ from txbox_spark.events import Events, chunk_bounds, content, survey
 from txbox_spark.executors import COPY, Choice, choose_writer
 from txbox_spark.explanations import said_by_spark
 from txbox_spark.failed_chunk import FailedChunk
+from txbox_spark.jdbc import is_about_data
 from txbox_spark.jobs import job_group, small_plans
 from txbox_spark.jvm import MORE_MEMORY, cause_of_death
 from txbox_spark.known import likely_known
 from txbox_spark.ledger import Ledger, Run, heartbeat
 from txbox_spark.merge import Limits, MergePlan
 from txbox_spark.progress import Reporter
+from txbox_spark.refused_message import MessageRefused
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.session import require_jdbc_driver
 from txbox_spark.staging import MOST_PARTITIONS, StagingLost, drop_staging, holds, merge_staged, stage
@@ -261,8 +263,12 @@ class Load:
             _log.info("bulk load %s: the columns are not those that were staged; staging the events anew", run.run_id)
             run = self.ledger.staged(run.run_id, None)
         if run.staging_table is None:
-            with self._stage("staging", run):
-                table = stage(self.engine, self.url, self.events, run, self.sql, self.prefix, self.parallelism)
+            try:
+                with self._stage("staging", run):
+                    table = stage(self.engine, self.url, self.events, run, self.sql, self.prefix, self.parallelism)
+            except MessageRefused as error:
+                failed = BulkLoadFailed(run.run_id, str(error), done=len(self._done(run)), chunks=run.chunks)
+                raise failed from None  # the cause quotes the value
             run = self.ledger.staged(run.run_id, table)
         todo = sorted(set(range(run.chunks)) - set(self._done(run)))
         with self._stage("merge", run), self.reporter.merge_stage(self.ledger, run):
@@ -344,7 +350,9 @@ class Load:
                 ) from error
             done = len(self._done(run))
             why = f"Spark failed: {_said(error)}" if died is None else died
-            raise BulkLoadFailed(run.run_id, why, done=done, chunks=run.chunks) from error
+            quotes_values = died is None and is_about_data(error)
+            failed = BulkLoadFailed(run.run_id, why, done=done, chunks=run.chunks)
+            raise failed from (None if quotes_values else error)
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 

@@ -1,20 +1,32 @@
-"""Which message COPY has refused: Postgres names a line of what it was sent, and quotes it."""
+"""Which message Postgres has refused: of COPY it names a line, and quotes it; of the INSERTs of JDBC, nothing."""
 
 import re
+import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import psycopg
+from sqlalchemy import Engine
 
 from txbox import TxboxError
-from txbox_spark.columns import MESSAGE_ID
+from txbox.transactions import driver_cursor, short_transaction
+from txbox_spark.columns import MESSAGE_ID, in_words
 from txbox_spark.csv_lines import csv_lines
+from txbox_spark.events import Events
 from txbox_spark.explanations import said_by_postgres
+from txbox_spark.statements import Statements
 
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["MessageRefused", "refused_message"]
+__all__ = ["SEARCH_SECONDS", "MessageRefused", "refused_message", "search_refused"]
+
+SEARCH_SECONDS = 60.0
+"""How long events are searched for the message that Postgres has refused, before the error does without."""
+
+SEARCH_ROWS = 10_000
+"""How many of them one COPY tries."""
 
 
 class MessageRefused(TxboxError):
@@ -40,6 +52,42 @@ def refused_message(
         where += f", column {max(columns, key=len)}" if columns else ""
         where = f" of {where.removeprefix(', ')}" if where else ""
     return MessageRefused(f"Postgres does not take a value{where}: {said_by_postgres(error)}")
+
+
+def search_refused(engine: Engine, events: Events, statements: Statements) -> None:
+    """Search for the message whose staging Postgres has refused, by copying the events from here until it is met again.
+
+    The executors' driver knows neither message nor column. Only columns that are no text are copied, for text is never
+    refused; and into a table that goes with the transaction, so that nothing stays. It ends after ``SEARCH_SECONDS``.
+
+    Args:
+        engine: the database.
+        events: those that were staged.
+        statements: for the ledger's place.
+
+    Raises:
+        MessageRefused: it is found.
+        sqlalchemy.exc.DBAPIError, psycopg.Error, pyspark.errors.PySparkException: it cannot be searched.
+    """
+    import pyarrow
+    from pyspark.sql import functions as sql
+
+    columns = [one for one in events.columns if one.staged_as != MESSAGE_ID and one.postgres_type != "text"]
+    sent = [MESSAGE_ID, *(one.staged_as for one in columns)]
+    texts = [sql.col(name).cast("string").alias(name) for name in sent]
+    rows = in_words(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).select(*sent)).select(*texts).toLocalIterator()
+    lines = pyarrow.schema([(name, pyarrow.string()) for name in sent])
+    until = time.monotonic() + SEARCH_SECONDS
+    with short_transaction(engine) as connection:
+        connection.exec_driver_sql(statements.create_fresh(columns))
+        with driver_cursor(connection) as cursor:
+            while time.monotonic() < until and (some := list(islice(rows, SEARCH_ROWS))):
+                batch = pyarrow.RecordBatch.from_pylist([row.asDict() for row in some], schema=lines)
+                try:
+                    with cursor.copy(statements.copy_fresh(columns)) as copy:
+                        copy.write(csv_lines(batch))
+                except (psycopg.DataError, psycopg.IntegrityError) as error:
+                    raise refused_message(error, [batch], [one.name for one in columns]) from error
 
 
 def _at_line(batches: "Sequence[pyarrow.RecordBatch]", line: int) -> str | None:

@@ -34,10 +34,11 @@ from txbox.transactions import short_transaction
 from txbox_spark.columns import MAX_NAME_BYTES, EventColumn, in_words
 from txbox_spark.events import MESSAGE_ID, REJECTED, Events
 from txbox_spark.failed_chunk import FailedChunk
-from txbox_spark.jdbc import jdbc_options
+from txbox_spark.jdbc import is_about_data, jdbc_options
 from txbox_spark.ledger import Run, span
 from txbox_spark.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
 from txbox_spark.patience import patient
+from txbox_spark.refused_message import search_refused
 from txbox_spark.statements import Statements, quote
 
 __all__ = [
@@ -91,8 +92,11 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
 
     Raises:
         InvalidConfiguration: the name would be too long.
+        MessageRefused: Postgres does not take a value of a message.
         StagingLost: someone else has dropped the table meanwhile.
     """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
     from pyspark.sql import functions as sql
 
     name = f"{prefix}bulk_load_staging_{run.run_id}_{run.attempt}"
@@ -107,21 +111,27 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
         with short_transaction(engine) as connection:
             for statement in creating[first : first + TABLES_AT_ONCE]:
                 connection.exec_driver_sql(statement)
-    (
-        in_words(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
-        .write.format("jdbc")
-        .options(**jdbc_options(url, prepare=prepare))
-        # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
-        .option("stringtype", "unspecified")
-        .option("reWriteBatchedInserts", "true")
-        # The driver would quote the statement with its values, for Spark to log.
-        .option("logServerErrorDetail", "false")
-        .option("batchsize", BATCH_ROWS)
-        .option("numPartitions", tasks)
-        .option("dbtable", f"{schema}.{quote(name)}".replace("%%", "%"))
-        .mode("append")
-        .save()
-    )
+    try:
+        (
+            in_words(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
+            .write.format("jdbc")
+            .options(**jdbc_options(url, prepare=prepare))
+            # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
+            .option("stringtype", "unspecified")
+            .option("reWriteBatchedInserts", "true")
+            # The driver would quote the statement with its values, for Spark to log.
+            .option("logServerErrorDetail", "false")
+            .option("batchsize", BATCH_ROWS)
+            .option("numPartitions", tasks)
+            .option("dbtable", f"{schema}.{quote(name)}".replace("%%", "%"))
+            .mode("append")
+            .save()
+        )
+    except (PySparkException, Py4JError) as error:
+        if is_about_data(error):
+            with suppress(SQLAlchemyError, psycopg.Error, PySparkException, Py4JError):
+                search_refused(engine, events, statements)
+        raise
     if not _staged_as(engine, statements, name)[1]:
         raise StagingLost(f"the staging table {name} was dropped while it was filled")
     return name

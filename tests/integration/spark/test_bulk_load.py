@@ -1,5 +1,6 @@
 """A bulk load, by a real Spark into a real Postgres; what is to come of it is worked out in Python."""
 
+import traceback
 import uuid
 from typing import Any
 
@@ -198,14 +199,18 @@ def test_tables_missing(spark: SparkSession, fresh_database: str, writer: str) -
 def test_a_value_that_is_not_of_its_type(
     spark: SparkSession, books: Books, schema_url: str, writer: str, caplog: pytest.LogCaptureFixture, capfd: Any
 ) -> None:
-    """The message and the column are named, as far as Postgres knows them; what people load is not for logs."""
+    """The message and the column are named; what people load is not for logs."""
     events = [(f"e{number}\n", "line\nbreak", str(uuid.UUID(int=number))) for number in range(9)]
-    some = frame(spark, [*events, ("e5", "x\r\ny", "a secret")], "event_id string, order_id string, order_id2 string")
-    with pytest.raises(BulkLoadFailed, match="invalid input syntax for type uuid") as raised:
-        load(some, schema_url, writer, column_types={"order_id2": "uuid"}, apply="SELECT")
-    if writer == "copy":
-        assert "a value of message 'e5', column order_id2: invalid input syntax" in str(raised.value)
-        said = "".join([str(raised.value), caplog.text, *capfd.readouterr(), *map(str, books.rows("TABLE bulk_load"))])
+    wrong = ("e5", "x\r\ny", f"{uuid.UUID(int=9)}, a secret")
+    some = frame(spark, [*events, wrong], "event_id string, order_id string, order_id2 string")
+    for type_, why in (
+        ("uuid", "invalid input syntax for type uuid"),
+        ("varchar(36)", r"value too long for type character varying\(36\)"),
+    ):
+        with pytest.raises(BulkLoadFailed, match=f"a value of message 'e5', column order_id2: {why} ") as raised:
+            load(some, schema_url, writer, column_types={"order_id2": type_}, apply="SELECT")
+        traces = traceback.format_exception(raised.value)
+        said = "".join([*traces, caplog.text, *capfd.readouterr(), *map(str, books.rows("TABLE bulk_load"))])
         assert "secret" not in said
     assert books.inbox() == []
 
