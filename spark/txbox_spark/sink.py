@@ -17,6 +17,12 @@ The ledger holds the batch that is being loaded, and no other. A batch is forgot
 killed or has failed stays, with its error, until the same query begins a batch again; if it never does, until a sink of
 the same subscriber begins one after ``abandoned_seconds``.
 
+To stop a query in a batch, Spark interrupts what the batch is at in Java. That is an error like others there; the batch
+ends with it, is not committed to the checkpoint, and is given again when the query starts again. Spark knows such an
+error by its words, for which it searches a text of any length by a pattern that overflows its stack where the text is
+long; and py4j logs every error that it hands on. So the sink raises a short one of its own, in the words that Spark
+knows, and keeps py4j from logging that one.
+
 The batch is not persisted. It is read twice, which for most sources costs less than to keep it: see
 ``inbox_sink``.
 """
@@ -65,6 +71,17 @@ class BatchFailed(TxboxError):
         super().__init__(
             f"batch {batch_id} of the stream: {why} ({done} of {chunks} chunks are merged, and of the others nothing "
             "is committed; when it is mended, start the query again with the same checkpoint)"
+        )
+
+
+class BatchInterrupted(TxboxError):
+    """Spark has interrupted a batch, for its query was stopped. It comes again when the query is started again."""
+
+    def __init__(self, batch_id: int) -> None:
+        # What Spark looks for: StreamExecution.PROXY_ERROR.
+        super().__init__(
+            f"batch {batch_id} of the stream is interrupted, and comes again when the query is started again; "
+            "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: java.lang.InterruptedException"
         )
 
 
@@ -131,12 +148,23 @@ def inbox_sink(
         chunk_rows=chunk_rows, stalled_seconds=stalled_seconds, effects_seconds=effects_seconds,
         force=force,
     )  # fmt: skip
+    logging.getLogger("py4j.clientserver").addFilter(_is_news)
     ledger = Ledger(open_engine(place, poolclass=NullPool), statements(schema, prefix))
     unnamed = str(uuid.uuid4())
     chosen = Choice(writer, "asked for")
     clean: str | None = None
 
     def sink(batch: "DataFrame", batch_id: int) -> None:
+        try:
+            load(batch, batch_id)
+        except Exception as error:
+            if not _is_interruption(error):
+                raise
+        else:
+            return
+        raise BatchInterrupted(batch_id)
+
+    def load(batch: "DataFrame", batch_id: int) -> None:
         nonlocal chosen, clean
         # Spark sets it in the thread that runs the query; the same after a restart from the same checkpoint.
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or unnamed
@@ -182,6 +210,28 @@ def inbox_sink(
     return sink
 
 
+def _is_interruption(error: BaseException | None) -> bool:
+    """Return whether it is because Java was interrupted that something failed."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    while error is not None:
+        if isinstance(error, Py4JError | PySparkException) and any(one in str(error) for one in _INTERRUPTIONS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a record is to be logged; that a batch is interrupted is what was asked for."""
+    return not (record.exc_info and isinstance(record.exc_info[1], BatchInterrupted))
+
+
+_INTERRUPTIONS = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
 _ANY_BATCH = "^stream [0-9a-f-]{36} batch [0-9]+$"
 
 _log = logging.getLogger("txbox")
