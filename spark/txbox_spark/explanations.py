@@ -53,6 +53,8 @@ def said_by_spark(said: str) -> str:
         causes = [_line(one) for one in _CAUSE.findall(said)]
         why = f" ({causes[-1]})" if causes else ""
         return f"the file {unread[1]} cannot be read{why}; if it is cut off or damaged, write it again, or leave it out"
+    if (about_data := _SPARK_ABOUT_DATA.search(said)) is not None:
+        said = _IN_QUOTES.sub("…", said[: about_data.end()])
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         del lines[0]
@@ -65,6 +67,8 @@ def _line(text: str) -> str:
 
 _NAMES_ONLY = re.compile(r"\b(constraint|relation)\b")
 _QUOTED = re.compile(r'["«»„“”].*["«»„“”]', re.DOTALL)
+_SPARK_ABOUT_DATA = re.compile(r"SQLSTATE: 22\w{3}")
+_IN_QUOTES = re.compile("'.*'", re.DOTALL)
 _BY_POSTGRES = re.compile(r"(?:was aborted|PSQLException): ERROR: (.*?)(?:  Call getNextException|\n|$)")
 _FILE = re.compile(r"\[FAILED_READ_FILE[^\]]*\] Encountered error while reading file (.+?)\.(?:\s|$)")
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.+)$", re.MULTILINE)

@@ -12,8 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from txbox_spark.explanations import said_by_spark
 from txbox_spark.java import SparkSetupError, java_found
-from txbox_spark.jvm import OUT_OF_MEMORY, outlived_by_nothing
+from txbox_spark.jvm import MORE_MEMORY, OUT_OF_MEMORY, outlived_by_nothing
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -169,6 +170,7 @@ def _settings(name: str, master: str | None, driver: Mapping[str, str], theirs: 
 
 def _start(conf: "SparkConf") -> None:
     """Start the JVM and Spark in it; pyspark's builder finds both running."""
+    from py4j.protocol import Py4JError
     from pyspark import SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -194,6 +196,14 @@ def _start(conf: "SparkConf") -> None:
         failure = SparkSetupError(f"Spark does not start: {_reason(text)}")
         failure.add_note(text)
         raise failure from error
+    except Py4JError as error:
+        text = str(error)  # asks the JVM
+        gateway.proc.kill()
+        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 as above
+        remedy = f"; {MORE_MEMORY}" if "INVALID_DRIVER_MEMORY" in text else ""
+        failure = SparkSetupError(f"Spark does not start: {said_by_spark(text).removesuffix('.')}{remedy}")
+        failure.add_note(text)
+        raise failure from None
     finally:
         said.pass_on()
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:

@@ -1,5 +1,6 @@
 """The program ``txbox``, run in this process for speed or in one of its own for truth."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
+import psutil
 import pytest
 
 from support.waiting import wait_until
@@ -68,6 +70,16 @@ def txbox(*arguments: str, env: Mapping[str, str] | None = None, timeout: float 
         **options,
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def left_in(session: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(OSError):
+            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
 
 
 class Running:

@@ -21,7 +21,7 @@ from support.bulk_load_moments import (
     while_staging,
 )
 from support.bulk_load_process import BulkLoadProcess
-from support.program import Running
+from support.program import Running, left_in
 from support.purchases import APPLY, GATED, Books, adds_up
 from support.waiting import wait_until
 
@@ -111,16 +111,6 @@ def command(path: str, url: str, script: Path) -> Running:
     what = ("--subscriber", "billing", "--message-id", "purchase_id", "--apply", str(script), "--chunk-rows", "500")
     master = ("--master", "local[2]", "--writer", "copy")
     return Running("bulk-load", path, *what, *master, "--url", url, start_new_session=True)
-
-
-def left_in(session: int) -> list[int]:
-    """The processes of a session that have not ended."""
-    found = []
-    for process in psutil.process_iter(["status"]):
-        with contextlib.suppress(OSError):
-            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

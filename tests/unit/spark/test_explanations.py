@@ -45,6 +45,18 @@ def test_what_the_jdbc_driver_says_of_postgres() -> None:
     assert said_by_spark(said) == "Postgres says: invalid input syntax for type uuid"
 
 
+def test_what_spark_says_of_a_value() -> None:
+    said = (
+        "An error occurred while calling o9.collect.\n: org.apache.spark.SparkNumberFormatException: "
+        "[CAST_INVALID_INPUT] The value 'a\n'secret'' of the type \"STRING\" cannot be cast to \"INT\" because it is "
+        "malformed. SQLSTATE: 22018\n\tat x"
+    )
+    assert said_by_spark(said) == (
+        'org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value … of the type "STRING" cannot be '
+        'cast to "INT" because it is malformed. SQLSTATE: 22018'
+    )
+
+
 def test_the_first_line_of_anything_else() -> None:
     assert (
         said_by_spark("An error occurred while calling o1.x.\n: java.lang.Error: why\n\tat x") == "java.lang.Error: why"
