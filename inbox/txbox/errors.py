@@ -174,8 +174,8 @@ class EffectUnknown(TxboxError):
     """Raised by handlers under a lease: the effect may have happened, as the answer to it was lost.
 
     The message is released like any that has failed, and the next attempt is told by ``Lease.unknown_attempts``.
-    Whatever else a handler raises says that nothing has happened, but for an outage of a database (a connection that
-    was lost or refused, as SQLAlchemy raises it): the next attempt is told of that, too, and it does not count.
+    Whatever else a handler raises says that nothing has happened, but for two errors of a database, as SQLAlchemy raises
+    them: of a connection that was lost or refused, which does not count, and of a transaction that took too long.
     """
 
 

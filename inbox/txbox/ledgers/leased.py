@@ -69,12 +69,14 @@ def known_ending(lease: Lease, error: BaseException) -> Ending:
     """Tell from an error how an attempt has ended: a handler that raises says that nothing has happened.
 
     Unless it says by ``EffectUnknown`` that it does not know; or has begun before under this lease; or was interrupted
-    wherever it was, as by a cancellation, or by an outage of its database, which is no failure of the message. (A
-    transaction of its own that took too long is one.)
+    wherever it was: by a cancellation, by the server, as its transaction took too long, or by an outage of its database.
+    Only the last one is no failure of the message.
     """
-    if is_outage(error) and sqlstate(error) not in TIMED_OUT:
+    timed_out = sqlstate(error) in TIMED_OUT
+    if is_outage(error) and not timed_out:
         return Ending(Ended.NOT_COUNTED if lease.begun else Ended.NOT_MADE)
-    if isinstance(error, Exception) and not isinstance(error, EffectUnknown) and not lease.begun_again:
+    unknown = timed_out or lease.begun_again or isinstance(error, EffectUnknown)
+    if isinstance(error, Exception) and not unknown:
         return Ending(Ended.FAILED)
     return Ending(Ended.UNKNOWN if lease.begun else Ended.NOT_MADE)
 

@@ -10,6 +10,7 @@ from support.business import Business, apply, once
 from support.leases import acquired
 from support.ledger_worker import beside, expire
 from support.memory_worker import delivery, process
+from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.ledgers import Lease, LeaseState, PostgresLedger
 from txbox_workers.outages import DatabaseUnavailable
@@ -147,3 +148,24 @@ def test_beside_an_inbox_lost_connections_are_no_attempts_and_are_told(
     assert seen == [(1, unknown) for unknown in range(5)]
     assert business.applied() == once("a")
     assert DeadLetters(engine).list() == []
+
+
+def test_beside_an_inbox_a_transaction_that_took_too_long_is_an_attempt_and_is_told(
+    engine: Engine, ledger: PostgresLedger, business: Business
+) -> None:
+    seen = []
+
+    def handle(session: Session, message: Message, lease: Lease) -> None:
+        seen.append((lease.attempt, lease.unknown_attempts))
+        apply(session, message)
+        if len(seen) == 1:
+            pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            session.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10ms'"))
+            wait_until(lambda: business.rows(f"SELECT pid FROM pg_stat_activity WHERE pid = {pid}") == [])
+            session.execute(text("SELECT 1"))
+
+    worker = beside(engine, ledger, handle)
+    assert process(worker, delivery("a")) == [("a-1", Outcome.FAILED)]
+    assert process(worker, delivery("a", receive_count=2)) == [("a-2", Outcome.PROCESSED)]
+    assert seen == [(1, 0), (2, 1)]
+    assert business.applied() == once("a")

@@ -126,7 +126,7 @@ def test_a_failure_releases_and_goes_on_whatever_becomes_of_the_release(
         (SystemExit(), Ended.UNKNOWN),
         (OperationalError("SELECT 1", None, psycopg.OperationalError("gone")), Ended.NOT_COUNTED),
         (ProgrammingError("SELECT 1", None, psycopg.errors.UndefinedTable("no such table")), Ended.FAILED),
-        (OperationalError("SELECT 1", None, psycopg.errors.TransactionTimeout("too long")), Ended.FAILED),
+        (OperationalError("SELECT 1", None, psycopg.errors.TransactionTimeout("too long")), Ended.UNKNOWN),
     ],
 )
 def test_what_is_known_of_an_attempt_is_told_by_its_error(error: BaseException, ended: Ended) -> None:
