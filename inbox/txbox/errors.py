@@ -174,7 +174,7 @@ class EffectUnknown(TxboxError):
     """Raised by handlers under a lease: the effect may have happened, as the answer to it was lost.
 
     The message is released like any that has failed, and the next attempt is told by ``Lease.unknown_attempts``.
-    Whatever else a handler raises says that nothing has happened, but for two errors of a database, as SQLAlchemy raises
+    Whatever else a handler raises says that nothing has happened, but for two errors of a database, as SQLAlchemy has
     them: of a connection that was lost or refused, which does not count, and of a transaction that took too long.
     """
 

@@ -69,7 +69,7 @@ def known_ending(lease: Lease, error: BaseException) -> Ending:
     """Tell from an error how an attempt has ended: a handler that raises says that nothing has happened.
 
     Unless it says by ``EffectUnknown`` that it does not know; or has begun before under this lease; or was interrupted
-    wherever it was: by a cancellation, by the server, as its transaction took too long, or by an outage of its database.
+    wherever it was: by a cancellation, by the server, as its transaction took too long, or by an outage of a database.
     Only the last one is no failure of the message.
     """
     timed_out = sqlstate(error) in TIMED_OUT

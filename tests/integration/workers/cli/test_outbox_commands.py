@@ -71,7 +71,7 @@ def test_status_has_a_line_for_each_destination_and_each_relay(txbox: Txbox, eng
         engine,
         "INSERT INTO outbox_relay (relay_id, host, pid, sent, failed, sent_per_second, started_at, seen_at) VALUES "
         "('1', 'host-a', 11, 1234, 2, 50.25, now() - interval '1 day', now()), "
-        "('2', 'host-b', 12, 20, 0, 7, now() - interval '1 day', now() - interval '5 min')",
+        "('2', 'host-b', 12, 20, 0, 7, now() - interval '1 day', now() - interval '125 min')",
     )
     ended = txbox("status", "--all")
     assert (ended.status, ended.err) == (0, "")
@@ -83,7 +83,7 @@ def test_status_has_a_line_for_each_destination_and_each_relay(txbox: Txbox, eng
     assert (b, c[:4], c[-1]) == (["own:b", "0", "0", "0", "1"], ["own:c", "1", "0", "0"], "0")
     assert of_relays == ["relay", "sent", "refused", "per", "second", "seen"]
     assert alive[:5] == ["host-a", "11", "1,234", "2", "50.2"]
-    assert stale == ["host-b", "12", "20", "0", "7.0", "5", "min", "0", "s", "ago:", "is", "it", "gone?"]
+    assert stale == ["host-b", "12", "20", "0", "7.0", "2", "h", "5", "min", "ago:", "is", "it", "gone?"]
     assert " ".join(outbox) == "outbox: 4 messages; 1 relay, 50.2 sent per second"
     found = json.loads(txbox("status", "--json").out)["outbox"]
     assert [line["dead_letters"] for line in found["destinations"]] == [0, 1, 0]
@@ -92,20 +92,20 @@ def test_status_has_a_line_for_each_destination_and_each_relay(txbox: Txbox, eng
 
 def test_relays_that_are_gone_are_one_line(txbox: Txbox, engine: Engine) -> None:
     add = "INSERT INTO outbox_relay (relay_id, host, pid, started_at, seen_at) "
-    change(engine, f"{add} VALUES ('1', 'host-b', 12, now() - interval '1 h', now() - interval '5 min')")
+    change(engine, f"{add} VALUES ('1', 'host-b', 12, now() - interval '1 day', now() - interval '125 min')")
     out = txbox("status").out
     assert out.splitlines()[1:] == [
-        "gone: the relay host-b 12, seen 5 min 0 s ago",
+        "gone: the relay host-b 12, seen 2 h 5 min ago",
         "outbox: 0 messages; no relay is at work",
     ]
     change(
-        engine, f"{add} SELECT 'x' || n, 'host-c', n, now(), now() - n * interval '1 h' FROM generate_series(1, 4) AS n"
+        engine, f"{add} SELECT 'x' || n, 'host-c', n, now(), now() - n * interval '1 h' FROM generate_series(3, 6) AS n"
     )
     change(engine, f"{add} VALUES ('9', 'host-a', 11, now(), now())")
     _, headings, alive, gone, summary = txbox("status").out.splitlines()
     assert headings.split()[0] == "relay"
     assert alive.split()[:5] == ["host-a", "11", "0", "0", "–"]  # noqa: RUF001
-    assert gone == "gone: 5 relays, the last of them seen 5 min 0 s ago; --all shows them"
+    assert gone == "gone: 5 relays, the last of them seen 2 h 5 min ago; --all shows them"
     assert summary == "outbox: 0 messages; 1 relay, – sent per second"  # noqa: RUF001
     assert len(json.loads(txbox("status", "--json").out)["outbox"]["relays"]) == 6
     assert txbox("status", "--all").out.count("is it gone?") == 5
