@@ -157,6 +157,10 @@ def full_disk(reachable: Path) -> Iterator[Path]:
 def test_a_full_disk_is_the_first_thing_that_is_said(full_disk: Path) -> None:
     run_process("dev", env={"TMPDIR": str(full_disk)}).failed_in_one_line(1, "txbox: the disk is full")
     run_process("dev", "--data", str(full_disk / "data")).failed_in_one_line(1, "txbox: the disk is full")
+    with suppress(OSError), (full_disk / "rest").open("wb", buffering=0) as file:  # not even a password has room now
+        while True:
+            file.write(bytes(4096))
+    run_process("dev", "--data", str(full_disk / "other")).failed_in_one_line(1, "txbox: the disk is full")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

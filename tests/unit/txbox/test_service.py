@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 
+from support.waiting import wait_until
 from txbox.service import Service
 
 
@@ -48,3 +49,21 @@ def test_a_thread_may_start_another_one_before_all_have_started() -> None:
     assert service.running
     assert service.stop(10)
     assert sorted(service.ran) == ["first", "second", "third"]
+
+
+class Ending(Service):
+    """One of its two threads ends before its time."""
+
+    def _prepare(self) -> Mapping[str, Callable[[], object]]:
+        return {"ends": lambda: None, "stays": self._stopping.wait}
+
+    def _stopped(self, finished: bool) -> None:
+        assert finished
+
+
+def test_a_service_with_a_thread_that_has_ended_is_not_running() -> None:
+    service = Ending()
+    service.start()
+    wait_until(lambda: not service.running, "it says so")
+    assert service._is_alive()
+    assert service.stop(10)
