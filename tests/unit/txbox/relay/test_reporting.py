@@ -18,6 +18,8 @@ class Connection:
     def __init__(self) -> None:
         self.reports: list[tuple[Any, ...]] = []
         self.broken = False
+        self.server = SimpleNamespace(backend_pid=7)
+        self.connection = SimpleNamespace(driver_connection=SimpleNamespace(pgconn=self.server))
 
     def exec_driver_sql(self, _: str, parameters: tuple[Any, ...]) -> None:
         if self.broken:
@@ -57,7 +59,7 @@ def work(reporter: Reporter, connection: Connection, clock: list[float]) -> Call
 
 
 def said(connection: Connection) -> dict[str, str]:
-    found: dict[str, str] = json.loads(connection.reports[-1][-1])
+    found: dict[str, str] = json.loads(connection.reports[-1][-2])
     return found
 
 
@@ -122,3 +124,11 @@ def test_what_was_not_tried_for_long_is_forgotten(
     assert said(connection) == {"a": "gone"}
     work(11)
     assert said(connection) == {}
+
+
+def test_a_session_of_another_server_process_is_reported_at_once(
+    work: Callable[..., int], connection: Connection
+) -> None:
+    assert [work(), work(1.1), work(0.01)] == [1, 2, 2]
+    connection.server.backend_pid = 8
+    assert [work(0.01), work(0.01)] == [3, 3]
