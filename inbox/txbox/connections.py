@@ -11,6 +11,7 @@ every transaction that records or publishes, while psycopg prepares at the sixth
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.exc import DisconnectionError
 
 from txbox.errors import InvalidConfiguration
-from txbox.silence import SILENCE_SECONDS, note_pooler, watch
+from txbox.silence import SILENCE_SECONDS, bound, note_pooler, watch
 from txbox.sqlstates import is_of_the_session
 from txbox.statements import BACKEND_PID
 
@@ -195,7 +196,8 @@ def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[s
         for name, value in KEEPALIVES.items():
             parameters.setdefault(name, value)
         if not any(known.keyword == b"connect_timeout" and known.val for known in Conninfo.get_defaults()):
-            parameters.setdefault("connect_timeout", CONNECT_SECONDS)  # PGCONNECT_TIMEOUT does not say otherwise
+            seconds = math.ceil(min(CONNECT_SECONDS, bound()))
+            parameters.setdefault("connect_timeout", seconds)  # PGCONNECT_TIMEOUT does not say otherwise
     record.info[_SILENCE] = _read_seconds(parameters.pop(_SILENCE, SILENCE_SECONDS))
     # As the JDBC driver has it, for which the same URL may be meant: there, 0 is to prepare nothing.
     if (as_jdbc_has_it := parameters.pop("prepareThreshold", None)) is not None:

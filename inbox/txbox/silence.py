@@ -11,6 +11,8 @@ connections. A wait that takes long may be a long statement; a second connection
 A pooler that lets the second connection in may have no server free for the question, nor for who waits: then nothing is
 known, and the wait goes on for UNKNOWN_SECONDS.
 
+What has less time than that, such as a lease that runs, says so: see ``bounded``.
+
 The waiting thread then gets ``psycopg.OperationalError``, as for every lost connection.
 """
 
@@ -19,7 +21,9 @@ import os
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from math import inf
 from typing import Any
@@ -29,7 +33,7 @@ from psycopg.pq import TransactionStatus
 
 from txbox.statements import SESSIONS_AT_WORK
 
-__all__ = ["ANSWER_SECONDS", "SILENCE_SECONDS", "note_pooler", "watch"]
+__all__ = ["ANSWER_SECONDS", "SILENCE_SECONDS", "bound", "bounded", "note_pooler", "watch"]
 
 SILENCE_SECONDS = 20.0
 """So long may an answer take before the server is asked whether it works on it."""
@@ -39,6 +43,9 @@ ANSWER_SECONDS = 10.0
 
 UNKNOWN_SECONDS = 600.0
 """So long is waited where the server can be reached and does not say: behind a pooler, or when it refuses to tell."""
+
+SHORTEST_SECONDS = 0.5
+"""No wait is asked about earlier: a server that is slow has no use for more connections."""
 
 TICK_SECONDS = 0.25
 
@@ -54,6 +61,26 @@ def watch(driver: psycopg.Connection[Any], seconds: float = SILENCE_SECONDS) -> 
         kind: Any = type(driver)
         driver.__class__ = _watched(kind)
         driver.__dict__[_SECONDS] = seconds
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Have the waits of this block, on connections that are watched, ask the server earlier than others do.
+
+    Args:
+        seconds: after so long the server is asked, and so long the question may take; SHORTEST_SECONDS at least, and
+            never more than outside of the block.
+    """
+    before = _bound.set(max(seconds, SHORTEST_SECONDS))
+    try:
+        yield
+    finally:
+        _bound.reset(before)
+
+
+def bound() -> float:
+    """Return the seconds of the block that runs in this thread; ``math.inf`` outside of any."""
+    return _bound.get()
 
 
 def note_pooler(driver: Any, server: int) -> None:
@@ -91,11 +118,12 @@ def _watched(kind: Any) -> type[Any]:
 class _Wait:
     """One wait for an answer."""
 
-    __slots__ = ("asked", "began", "doubted", "driver", "seconds", "since", "verdict")
+    __slots__ = ("answer_seconds", "asked", "began", "doubted", "driver", "seconds", "since", "verdict")
 
     def __init__(self, driver: Any, seconds: float) -> None:
         self.driver = driver
-        self.seconds = seconds
+        self.seconds = min(seconds, bound())
+        self.answer_seconds = min(ANSWER_SECONDS, bound())
         self.began = self.since = time.monotonic()
         # The question itself is not asked about.
         self.doubted = _ASKS in driver.__dict__
@@ -172,8 +200,9 @@ class _Watchdog:
                 wait.doubted = True
                 wait.asked = now
                 info = wait.driver.info
-                due.setdefault((info.host, info.hostaddr, info.port, info.dbname, info.user), []).append(wait)
-            elif now - wait.asked > ANSWER_SECONDS:
+                server = (info.host, info.hostaddr, info.port, info.dbname, info.user)
+                due.setdefault((*server, wait.answer_seconds), []).append(wait)
+            elif now - wait.asked > wait.answer_seconds:
                 self._cut(wait, "and a new connection to it had no answer either")
         for together in due.values():
             threading.Thread(target=self._ask, args=(together,), name="txbox-silence-ask", daemon=True).start()
@@ -183,7 +212,7 @@ class _Watchdog:
         at_work: set[int] | None = None
         answered = False
         try:
-            with _connection_beside(waits[0].driver) as asking:
+            with bounded(waits[0].answer_seconds), _connection_beside(waits[0].driver) as asking:
                 for wait in waits:
                     if wait.pooled:
                         wait.asked = (
@@ -198,7 +227,7 @@ class _Watchdog:
         now = time.monotonic()
         for wait in waits:
             if not answered and wait.asked != inf:
-                continue  # ANSWER_SECONDS will tell
+                continue  # its answer_seconds will tell
             known = at_work is not None and wait.server is not None
             if known and wait.server not in (at_work or ()):
                 self._cut(wait, "and says that it is not at work for this session")
@@ -222,12 +251,12 @@ class _Watchdog:
 
 
 def _connection_beside(driver: Any) -> Any:
-    """Make a new connection to the same server; it waits for an answer for ANSWER_SECONDS at most."""
+    """Make a new connection to the same server; it waits for an answer for ``bound()`` at most."""
     info = driver.info
     parameters = info.get_parameters()
     for name in ("service", "hostaddr"):
         parameters.pop(name, None)
-    parameters |= {"host": info.host, "port": info.port, "connect_timeout": str(round(ANSWER_SECONDS / 2))}
+    parameters |= {"host": info.host, "port": info.port, "connect_timeout": str(max(round(bound() / 2), 1))}
     if info.hostaddr and not info.host.startswith("/"):
         parameters["hostaddr"] = info.hostaddr
     if info.password:
@@ -242,6 +271,7 @@ def _begin_anew() -> None:
     _watchdog = _Watchdog()
 
 
+_bound: ContextVar[float] = ContextVar("txbox_silence_bound", default=inf)
 _SECONDS = "txbox_silence_seconds"
 _POOLED = "txbox_pooled"
 _SERVER = "txbox_server"

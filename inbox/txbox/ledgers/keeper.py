@@ -17,7 +17,7 @@ from txbox.threads import go_on, text_of
 __all__ = ["LeaseKeeper"]
 
 RENEWED_AFTER = 1 / 3
-"""Of a lease's length: so two renewals may fail before it runs out."""
+"""Of a lease's length. A ledger gives up a silent store in a third of it at most, so others may be tried then."""
 
 RETRY_SECONDS = 1.0
 """Until a renewal is tried again that has failed; less for short leases."""

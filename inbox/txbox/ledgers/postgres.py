@@ -38,10 +38,15 @@ from txbox.ledgers.lease import (
 )
 from txbox.ledgers.server_clock import TOLERANCE_SECONDS, ServerClock
 from txbox.message import valid_message_id, valid_subscriber_id
+from txbox.silence import bounded
 from txbox.sqlstates import PREPARED_REMEDY, is_foreign_statement, is_outage, is_retryable, sqlstate
 from txbox.transactions import missing_schema
 
 __all__ = ["PostgresLedger"]
+
+SILENT_PART = 1 / 6
+"""Of a lease's length: so long may the database be silent before it is asked, and so long may it be silent to the
+question. A renewal that one silent connection holds up is tried again on others while the lease lasts."""
 
 STATEMENT_RUNS = 6
 """How often a statement is run that Postgres gave up for the sake of another, before that counts as an error."""
@@ -112,7 +117,8 @@ class PostgresLedger:
         for run in range(1, STATEMENT_RUNS + 1):
             asked_at = elapsed()
             parameters["latest"] = self._clock.latest(asked_at)
-            _, row = self._with_or_without_timeline(lambda: self._run(self._statements.acquire, parameters))
+            with bounded(seconds * SILENT_PART):
+                _, row = self._with_or_without_timeline(lambda: self._run(self._statements.acquire, parameters))
             if row is not None:
                 self._observe(row[3], asked_at, seconds)
             if row is not None and row[1] is not None:
@@ -186,7 +192,8 @@ class PostgresLedger:
         return True
 
     def _settle(self, statement: str, lease: Lease, **parameters: object) -> Any:
-        updated, row = self._run(statement, {**self._key(lease.message_id), "fence": lease.fence, **parameters})
+        with bounded(lease.seconds * SILENT_PART):
+            updated, row = self._run(statement, {**self._key(lease.message_id), "fence": lease.fence, **parameters})
         if not updated:
             raise lease.was_lost()
         return row

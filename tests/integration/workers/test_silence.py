@@ -16,17 +16,21 @@ from support.business import Business, apply
 from support.memory_worker import at_work, make, numbered
 from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher
+from support.statements import statements_sent
 from support.tcp_proxy import COMMIT, TcpProxy
 from support.transaction_pooler import transaction_pooler
 from txbox import InvalidConfiguration, Message, silence
 from txbox.connections import KEEPALIVES, adopt, open_engine
-from txbox.ledgers import PostgresLedger
+from txbox.ledgers import LeaseState, PostgresLedger
+from txbox.ledgers.keeper import LeaseKeeper
 from txbox.relay import Relay
 from txbox_workers.memory import MemorySource
 
 SILENCE = 0.6
 BOUND = 15.0
 """Seconds; a loaded machine is slow."""
+
+SHORT_LEASE = 6.0
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +114,50 @@ def test_a_ledger_goes_on(quiet: Engine, proxy: TcpProxy) -> None:
     begun = time.monotonic()
     ledger.complete(lease)
     assert time.monotonic() - begun < BOUND
+
+
+@pytest.mark.parametrize("step", ["renew", "complete", "release"])
+def test_one_silent_connection_does_not_lose_a_lease(proxied: Engine, proxy: TcpProxy, step: str) -> None:
+    """Others wait for 20 s before they doubt; nobody may take the message over before the ledger has done its step."""
+    ledger = PostgresLedger(proxied, "mailing")
+    lease = ledger.acquire("m1", seconds=SHORT_LEASE).lease
+    assert lease is not None
+    time.sleep(SHORT_LEASE / 3)
+    assert proxy.hush() == 1
+    begun = time.monotonic()
+    getattr(ledger, step)(lease)
+    assert time.monotonic() - begun < SHORT_LEASE * 2 / 3, "as long as the lease goes on"
+    assert lease.seconds_left > SHORT_LEASE / 2 or step != "renew"
+
+
+def test_a_lease_outlasts_connections_that_go_quiet_one_after_the_other(
+    proxied: Engine, engine: Engine, proxy: TcpProxy
+) -> None:
+    ledger, others = PostgresLedger(proxied, "mailing"), PostgresLedger(engine, "mailing")
+    lease = ledger.acquire("m1", seconds=SHORT_LEASE).lease
+    assert lease is not None
+    ended = lease.seconds_left + time.monotonic()
+    with LeaseKeeper(ledger).keep(lease):
+        proxy.swallow_replies()
+        threading.Timer(SHORT_LEASE / 2, proxy.accept).start()
+        while time.monotonic() < ended + 1:
+            assert lease.seconds_left
+            assert others.acquire("m1").state is LeaseState.IN_FLIGHT
+            time.sleep(0.1)
+
+
+def test_a_ledger_s_statement_that_takes_long_is_left_alone(proxied: Engine, engine: Engine) -> None:
+    ledger = PostgresLedger(proxied, "mailing")
+    lease = ledger.acquire("m1", seconds=SHORT_LEASE).lease
+    assert lease is not None
+    with engine.connect() as holder, ThreadPoolExecutor() as pool, statements_sent(proxied) as sent:
+        holder.exec_driver_sql("SELECT FROM message_lease FOR UPDATE")
+        renewed = pool.submit(ledger.renew, lease)
+        time.sleep(SHORT_LEASE * 0.6)
+        assert not renewed.done()
+        holder.rollback()
+        renewed.result(BOUND)
+        assert sum("UPDATE" in statement for statement in sent) == 1
 
 
 def test_a_long_statement_is_left_alone(quiet: Engine) -> None:
