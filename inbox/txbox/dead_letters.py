@@ -44,7 +44,7 @@ from txbox.failures import MAX_ERROR_CHARACTERS, WAIT_SECONDS, History, storable
 from txbox.message import fingerprint
 from txbox.outbox import Outbox
 from txbox.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from txbox.statements import Statements, statements
+from txbox.statements import Statements, statements, with_moments
 from txbox.transactions import check_table, short_transaction
 
 __all__ = ["DeadLetter", "DeadLetters", "Reason"]
@@ -376,4 +376,4 @@ def _storable(value: Any) -> Any:
 def _letter(row: RowMapping) -> DeadLetter:
     # The statements' columns are named as the attributes.
     changed = {"reason": Reason(row["reason"]), "body": bytes(row["body"]), "history": tuple(row["history"])}
-    return DeadLetter(**{**row, **changed})
+    return DeadLetter(**{**with_moments(row, "parked_at", "redriven_at"), **changed})

@@ -7,7 +7,7 @@ time-out (``txbox.outbox_status``).
 from functools import lru_cache
 
 from txbox.schema import tables
-from txbox.statements import quoted
+from txbox.statements import microseconds, quoted
 
 __all__ = ["BLOCKED_LOADS", "OperatorStatements", "operator_statements"]
 
@@ -110,7 +110,8 @@ FROM pg_class WHERE oid = %s::regclass"""
 
         self.relays = f"""
 SELECT relay_id, host, pid, sent, failed, CASE WHEN seen_at > started_at THEN sent_per_second END AS sent_per_second,
-  started_at, greatest(extract(epoch FROM now() - seen_at), 0)::float8 AS seen_seconds_ago, outages, {stale} AS stale
+  {microseconds("started_at")} AS started_at,
+  greatest(extract(epoch FROM now() - seen_at), 0)::float8 AS seen_seconds_ago, outages, {stale} AS stale
 FROM {relay} AS known ORDER BY host, pid, relay_id"""
         """The relays that have not signed off; a stale one has no session, or has not reported for so long: (span).
         After one report, there is no rate."""
@@ -120,7 +121,7 @@ FROM {relay} AS known ORDER BY host, pid, relay_id"""
 
         self.kept = f"""
 SELECT (SELECT count(*) FROM (SELECT FROM {sent} LIMIT %s) AS bounded) AS messages,
-  (SELECT min(sent_at) FROM {sent}) AS since"""
+  (SELECT {microseconds("min(sent_at)")} FROM {sent}) AS since"""
         """How many sent messages are kept, and since when: (limit) → messages, at most so many, time."""
 
         # What Postgres cleans up in a table is decided by the oldest transaction number that somebody of the same
@@ -162,13 +163,16 @@ ORDER BY transactions DESC, seconds DESC NULLS LAST LIMIT %s"""
   AND sent_at >= coalesce(now() - %s::interval, %s::timestamptz, '-infinity')
   AND sent_at < coalesce(now() - %s::interval, %s::timestamptz, 'infinity')"""
 
-        columns = "message_id, position, destination, key, headers, published_at, sent_at"
+        columns = (
+            f"message_id, position, destination, key, headers, {microseconds('published_at')} AS published_at, "
+            f"{microseconds('sent_at')} AS sent_at"
+        )
 
         self.sent = f"""
 SELECT {columns}, octet_length(body) AS size, CASE WHEN %s THEN body END AS body
-FROM {sent} WHERE {wanted} AND position > %s
+FROM {sent} AS kept WHERE {wanted} AND position > %s
   AND (sent_at, position) < (coalesce(%s::timestamptz, 'infinity'), coalesce(%s::bigint, 0))
-ORDER BY sent_at DESC, position DESC LIMIT %s"""
+ORDER BY kept.sent_at DESC, position DESC LIMIT %s"""
         """What was sent, the last first: (with bodies, filter, position behind which it is, time and position of the
         last one of the page before, limit) → rows. Both, for all of one transaction have one time."""
 
@@ -181,7 +185,8 @@ ORDER BY sent_at DESC, position DESC LIMIT %s"""
 
         self.replay_plan = f"""
 SELECT count(*) AS messages, sum(copies)::bigint AS copies, min(position) AS first, max(position) AS last,
-  min(sent_at) AS sent_from, max(sent_at) AS sent_to, min(since) AS since, max(until) AS until
+  {microseconds("min(sent_at)")} AS sent_from, {microseconds("max(sent_at)")} AS sent_to,
+  {microseconds("min(since)")} AS since, {microseconds("max(until)")} AS until
 FROM (
   SELECT found.*, (row_number() OVER (ORDER BY position) - 1) / %s AS chunk
   FROM (

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from txbox.schema import tables
-from txbox.statements import literal, quoted
+from txbox.statements import literal, microseconds, quoted
 
 __all__ = ["OutboxStatements", "outbox_statements"]
 
@@ -194,8 +194,8 @@ SELECT {_settings("synchronous_commit", "idle_in_transaction_session_timeout", *
         self.claim_timed = claim.replace("SELECT", f"SELECT {_settings('transaction_timeout')},", 1)
         """The same for PostgreSQL 17 and later, which can limit the time of a transaction."""
 
-        message = """m.lane, m.position, m.held, m.message_id, m.destination, m.body, m.key, m.headers::text,
-    m.attempts, CASE WHEN isfinite(m.published_at) THEN m.published_at END AS published_at"""
+        message = f"""m.lane, m.position, m.held, m.message_id, m.destination, m.body, m.key, m.headers::text,
+    m.attempts, {microseconds("m.published_at")} AS published_at"""
 
         read = """CASE WHEN isfinite(m.published_at) THEN extract(epoch FROM clock_timestamp() - m.published_at) ELSE 0
     END::float8 AS age,

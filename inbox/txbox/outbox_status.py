@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox.operator_statements import OperatorStatements, operator_statements
 from txbox.snapshot_holders import SnapshotHolder, find_snapshot_holders
 from txbox.sqlstates import sqlstate
+from txbox.statements import moment, with_moments
 from txbox.transactions import check_table, short_transaction
 
 __all__ = [
@@ -162,7 +163,9 @@ def read_outbox_status(
         kept_estimate = connection.exec_driver_sql(sql.row_estimates, (sql.outbox_sent,)).one().live
         sees_all = bool(connection.exec_driver_sql(sql.sees_all_sessions).scalar_one())
         holders = find_snapshot_holders(connection, sql)
-    relays = tuple(RelayStatus(**row) for row in _in_time(engine, sql, sql.relays, (_STALE,)) or ())
+    relays = tuple(
+        RelayStatus(**with_moments(row, "started_at")) for row in _in_time(engine, sql, sql.relays, (_STALE,)) or ()
+    )
     found, exact, in_time = _destinations(engine, sql)
     counted = sum(one.waiting + one.delayed + one.retrying for one in found)
     kept = _in_time(engine, sql, sql.kept, (COUNTED_MESSAGES + 1,))
@@ -177,7 +180,7 @@ def read_outbox_status(
         sent_per_second=sum((relay.sent_per_second or 0.0 for relay in relays if not relay.stale), 0.0),
         kept_messages=kept[0]["messages"] if kept and kept_exact else kept_estimate or None,
         kept_exact=kept_exact,
-        kept_since=kept[0]["since"] if kept else None,
+        kept_since=moment(kept[0]["since"]) if kept else None,
         snapshot_holders=holders,
         sees_all_sessions=sees_all,
     )

@@ -26,6 +26,7 @@ from sqlalchemy import Connection, Engine, RowMapping
 from txbox.errors import InvalidConfiguration
 from txbox.operator_statements import operator_statements
 from txbox.outbox import Outbox, Outgoing
+from txbox.statements import with_moments
 from txbox.transactions import check_table, short_transaction
 
 __all__ = ["CHUNK_MESSAGES", "ReplayChunk", "SentFilter", "SentMessage", "SentMessages"]
@@ -182,7 +183,7 @@ class SentMessages:
             which = which or SentFilter()
             parameters = (chunk_messages, *_parameters(which), which.after)
             rows = connection.exec_driver_sql(self._statements.replay_plan, parameters).mappings()
-            return [ReplayChunk(**row) for row in rows]
+            return [ReplayChunk(**with_moments(row, "sent_from", "sent_to", "since", "until")) for row in rows]
 
     def replay(self, chunk: ReplayChunk, which: SentFilter | None = None) -> int:
         """Put copies of a chunk's messages into the outbox, in their order, in one transaction.
@@ -230,4 +231,5 @@ def _span_and_moment(moment: Moment | None) -> tuple[timedelta | None, datetime 
 
 def _message(row: RowMapping) -> SentMessage:
     # The statement's columns are named as the attributes.
-    return SentMessage(**{**row, "body": None if row["body"] is None else bytes(row["body"])})
+    body = None if row["body"] is None else bytes(row["body"])
+    return SentMessage(**{**with_moments(row, "published_at", "sent_at"), "body": body})

@@ -6,9 +6,11 @@ SQLAlchemy.
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import Any
 
-from sqlalchemy import Table
+from sqlalchemy import RowMapping, Table
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txbox.schema import tables
@@ -18,10 +20,13 @@ __all__ = [
     "SESSIONS_AT_WORK",
     "Statements",
     "literal",
+    "microseconds",
+    "moment",
     "quoted",
     "read_nothing",
     "statements",
     "text_array",
+    "with_moments",
 ]
 
 
@@ -158,8 +163,9 @@ SET conflicts = known.conflicts + excluded.conflicts, last_at = now()"""
         """Count transactions that were rolled back for others' sake: (subscriber, SQLSTATE, relation, how many)."""
 
         self.conflicts = f"""
-SELECT subscriber_id, sqlstate, place, conflicts, first_at, last_at FROM {conflict}
-ORDER BY last_at DESC, subscriber_id, sqlstate, place LIMIT %s"""
+SELECT subscriber_id, sqlstate, place, conflicts, {microseconds("first_at")} AS first_at,
+  {microseconds("last_at")} AS last_at
+FROM {conflict} AS known ORDER BY known.last_at DESC, subscriber_id, sqlstate, place LIMIT %s"""
         """The latest conflicts first: (limit) → rows."""
 
         # -- dead letters -----------------------------------------------------------------------------------------
@@ -221,7 +227,7 @@ SELECT max(lease_attempts) FROM {letter} WHERE subscriber_id = %s AND message_id
 
         columns = (
             "dead_letter_id, subscriber_id, message_id, reason, error, attempts, source, body, headers, envelope, "
-            "parked_at, redriven_at, history"
+            f"{microseconds('parked_at')} AS parked_at, {microseconds('redriven_at')} AS redriven_at, history"
         )
         self.letters = f"""
 SELECT {columns} FROM {letter}
@@ -252,7 +258,7 @@ ORDER BY dead_letter_id FOR UPDATE"""
 
         self.inbox_counts = f"""
 SELECT subscriber_id, count(*) FILTER (WHERE dead_letter_id IS NULL),
-  max(processed_at) FILTER (WHERE dead_letter_id IS NULL)
+  {microseconds("max(processed_at) FILTER (WHERE dead_letter_id IS NULL)")}
 FROM {processed} GROUP BY subscriber_id ORDER BY subscriber_id"""
         """Exact figures per subscriber, by reading the whole inbox: messages processed, and when the last one was."""
 
@@ -266,7 +272,7 @@ GROUP BY subscriber_id ORDER BY subscriber_id"""
         """Messages that wait for another attempt, per subscriber; one that a re-send has brought home does not."""
 
         self.letter_counts = f"""
-SELECT subscriber_id, reason, count(*), min(parked_at) FROM {letter} WHERE redriven_at IS NULL
+SELECT subscriber_id, reason, count(*), {microseconds("min(parked_at)")} FROM {letter} WHERE redriven_at IS NULL
 GROUP BY subscriber_id, reason ORDER BY subscriber_id, reason"""
         """Dead letters that wait for a person, per subscriber and reason."""
 
@@ -300,6 +306,31 @@ def text_array(values: Sequence[str]) -> str | Sequence[str]:
     return f'{{"{joined}"}}'
 
 
+def microseconds(time: str) -> str:
+    """Return SQL for a time as microseconds since 1970, for ``moment``; null if it is infinite.
+
+    How a server writes a time, and whether psycopg can read it, hangs on the session's DateStyle, which a database, a
+    role or a handler may set. A number has one form.
+
+    Args:
+        time: an SQL expression, a timestamp with time zone.
+    """
+    return f"CASE WHEN isfinite({time}) THEN (extract(epoch FROM {time}) * 1000000)::bigint END"
+
+
+def moment(microseconds: int | None) -> datetime | None:
+    """Return what ``microseconds`` selected, in UTC; None for null, and for years that Python does not have."""
+    try:
+        return None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return None
+
+
+def with_moments(row: RowMapping, *names: str) -> dict[str, Any]:
+    """Return a row whose columns of these names, which ``microseconds`` selected, are times."""
+    return {**row, **{name: moment(row[name]) for name in names}}
+
+
 def read_nothing(table: Table) -> str:
     """Return a statement that fails if a table is not there, lacks a column, or is not ours to read."""
     columns = ", ".join(_PREPARER.quote(column.name) for column in table.columns)
@@ -317,3 +348,6 @@ def quoted(table: Table) -> str:
 
 
 _PREPARER = psycopg_dialect().identifier_preparer  # type: ignore[no-untyped-call]
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

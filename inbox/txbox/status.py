@@ -12,7 +12,7 @@ from txbox.blocked_loads import BlockedLoad, find_blocked_loads
 from txbox.lease_status import LeaseStatus, read_lease_status
 from txbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox_status import OutboxStatus, read_outbox_status
-from txbox.statements import statements
+from txbox.statements import moment, statements, with_moments
 from txbox.transactions import check_table
 
 __all__ = ["EXACT_UP_TO_ROWS", "HandlerConflict", "Status", "SubscriberStatus", "read_status"]
@@ -116,12 +116,15 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
             rows = 0
             for subscriber, processed, last in connection.exec_driver_sql(sql.inbox_counts):
                 rows += processed
-                found.setdefault(subscriber, {}).update(processed=processed, last_processed_at=last)
+                found.setdefault(subscriber, {}).update(processed=processed, last_processed_at=moment(last))
         blocked = find_blocked_loads(connection)
         for subscriber, count in connection.exec_driver_sql(sql.failure_counts):
             found.setdefault(subscriber, {})["retrying"] = count
         check_table(connection, sql.tables.handler_conflict)
-        conflicts = tuple(HandlerConflict(*row) for row in connection.exec_driver_sql(sql.conflicts, (_CONFLICTS,)))
+        conflicts = tuple(
+            HandlerConflict(**with_moments(row, "first_at", "last_at"))
+            for row in connection.exec_driver_sql(sql.conflicts, (_CONFLICTS,)).mappings()
+        )
         for subscriber, reason, count, oldest in connection.exec_driver_sql(sql.letter_counts):
             if subscriber.startswith(_RELAY):
                 destination = subscriber.removeprefix(_RELAY)
@@ -129,7 +132,8 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
                 continue
             line = found.setdefault(subscriber, {})
             line.setdefault("dead_letters", {})[reason] = count
-            line["oldest_dead_letter_at"] = min(oldest, line.get("oldest_dead_letter_at") or oldest)
+            since = line.get("oldest_dead_letter_at")
+            line["oldest_dead_letter_at"] = min(filter(None, (moment(oldest), since)), default=None)
     unknown = {"processed": 0} if exact else {}
     lines = tuple(SubscriberStatus(name, **{**unknown, **found[name]}) for name in sorted(found))
     # Behind that connection: each of its statements is a transaction of its own, so no snapshot is held for long.

@@ -37,6 +37,7 @@ from txbox.relay.publisher import OutboxMessage, Refused
 from txbox.relay.recent import Recent
 from txbox.relay.settlement import HeldKey, Row, Settlement, settle
 from txbox.relay.waves import Waves
+from txbox.statements import moment
 from txbox.transactions import driver_cursor, short_transaction
 
 __all__ = ["Done", "Sender"]
@@ -255,7 +256,7 @@ class Sender:
 def _row(found: Any) -> Row:
     lane, position, held, message_id, destination, body, key, headers, attempts, published_at, age, *_ = found
     named, flaw = _headers(headers)
-    message = OutboxMessage(message_id, destination, body, key, named, attempts, published_at)
+    message = OutboxMessage(message_id, destination, body, key, named, attempts, moment(published_at))
     return Row(lane, position, held, message, age, flaw)
 
 
