@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
@@ -56,6 +57,19 @@ def test_a_worker_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
         assert connection.exec_driver_sql("SELECT count(*) FROM processed_message").scalar_one() == 12
         assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
     pool.dispose()
+
+
+def test_what_is_lent_when_a_connection_is_found_poisoned_is_closed_in_the_end(pool: Engine) -> None:
+    source = MemorySource(numbered(1))
+    worker = make(source, pool, lambda *_: None)
+    poisoned(pool, POISONS[0])
+    with pool.connect() as lent:
+        driver = lent.connection.driver_connection
+        with at_work(worker):
+            assert source.wait_until_empty(20), "the worker never came back"
+    pool.dispose()
+    assert isinstance(driver, psycopg.Connection)
+    assert driver.closed
 
 
 def test_a_worker_s_probe_asks_a_new_connection(pool: Engine, poison: str) -> None:
