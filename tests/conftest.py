@@ -18,6 +18,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import boto3
+import hypothesis
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.dialects import postgresql
@@ -29,6 +30,10 @@ from txbox_workers.embedded import EmbeddedPostgres, LocalAws
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+# How long an example takes is the machine's matter; pytest's own time-out ends what hangs.
+hypothesis.settings.register_profile("txbox", deadline=None)
+hypothesis.settings.load_profile("txbox")
 
 pytest_plugins = ["support.side_by_side", "support.spark_session"]
 
