@@ -66,11 +66,9 @@ def open_engine(url: str | URL, **options: Any) -> Engine:
         options: those of ``create_engine``.
 
     Returns:
-        The engine. Its connections raise ``InvalidConfiguration`` if the database is not UTF-8.
+        The engine.
     """
-    engine = adopt(create_engine(url, **options))
-    event.listen(engine, "connect", _refuse_other_encodings, insert=True)  # SQLAlchemy cannot read SQL_ASCII itself
-    return engine
+    return adopt(create_engine(url, **options))
 
 
 def adopt(engine: Engine) -> Engine:
@@ -79,7 +77,8 @@ def adopt(engine: Engine) -> Engine:
     Its new connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, where their parameters do not say otherwise. One
     through which a pooler answers prepares no statements. A wait for an answer that does not come is ended, see
     ``txbox.silence``; the parameter ``txbox_silence_seconds``, in the URL's query or in ``connect_args``, says after
-    how many seconds the server is asked.
+    how many seconds the server is asked. One to a database that is not UTF-8 is closed again, and raises
+    ``InvalidConfiguration``.
 
     Args:
         engine: ours, or one that a caller has given us; other drivers than psycopg are left alone.
@@ -95,7 +94,8 @@ def adopt(engine: Engine) -> Engine:
             return engine
         _adopted.add(dialect)
         event.listen(engine, "do_connect", _complete)
-        event.listen(engine, "connect", _meet)
+        # Before SQLAlchemy's own first look at a server, which may wait for an answer, and cannot read SQL_ASCII.
+        event.listen(engine, "connect", _meet, insert=True)
         event.listen(engine, "checkout", _count)
     return engine
 
@@ -159,14 +159,6 @@ def stop_preparing(connection: Connection) -> None:
     """Have a connection go that a pooler has led to another client's statements, and prepare nothing on new ones."""
     _unprepared.add(connection.dialect)
     connection.invalidate()
-
-
-def _refuse_other_encodings(driver: psycopg.Connection[Any], _record: Any) -> None:
-    try:
-        _require_utf8(driver)
-    except InvalidConfiguration:
-        driver.close()
-        raise
 
 
 def _require_utf8(driver: Any) -> None:
@@ -238,6 +230,11 @@ def _read_seconds(given: Any) -> float:
 def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
     """Look at a connection that was made just now."""
     record.info[_MET] = True
+    try:
+        _require_utf8(driver)
+    except InvalidConfiguration:
+        driver.close()
+        raise
     watch(driver, record.info.get(_SILENCE, SILENCE_SECONDS))
     if driver.info.transaction_status != TransactionStatus.IDLE:
         driver.rollback()

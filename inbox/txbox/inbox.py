@@ -240,6 +240,9 @@ class Inbox:
         # host's event hooks, its AsyncSession.run_sync and SQLAlchemy's handling of lost connections work.
         try:
             row = connection.exec_driver_sql(statement, parameters).fetchone()
+        except UnicodeEncodeError:
+            refuse_other_encodings(connection)
+            raise
         except DBAPIError as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 raise InFlight(self.subscriber_id, ids) from error

@@ -164,6 +164,9 @@ class Outbox:
         connection = in_transaction(connection_or_session)
         try:
             pid = connection.exec_driver_sql(statement, parameters).scalar_one()
+        except UnicodeEncodeError:
+            refuse_other_encodings(connection)
+            raise
         except DBAPIError as error:
             if (missing := missing_schema(error, self._statements.outbox_message)) is not None:
                 raise missing from error

@@ -168,10 +168,18 @@ def test_a_database_that_is_not_utf_8_is_refused_at_the_start(latin: str) -> Non
         PostgresLedger(engine, "mailing").check()
     with pytest.raises(InvalidConfiguration, match=says):
         PostgresLedger(engine, "mailing").acquire("m1")
-    with engine.connect() as connection, pytest.raises(InvalidConfiguration, match=says):
-        Inbox("billing").check(connection)
-    with engine.connect() as connection, pytest.raises(InvalidConfiguration, match=says):
-        OUTBOX.check(connection)
+    euro = "\u20ac"
+    own = create_engine(latin)
+    with own.connect() as connection:
+        with pytest.raises(InvalidConfiguration, match=says):
+            Inbox("billing").check(connection)
+        with pytest.raises(InvalidConfiguration, match=says):
+            OUTBOX.check(connection)
+        with pytest.raises(InvalidConfiguration, match=says):
+            Inbox("billing").record(connection, euro)
+        with pytest.raises(InvalidConfiguration, match=says):
+            OUTBOX.publish(connection, OWN, euro, key=euro)
+    own.dispose()
     with pytest.raises(InvalidConfiguration, match=says):
         upgrade_database(engine)
     with pytest.raises((InvalidConfiguration, MigrationError), match=says):
@@ -186,5 +194,12 @@ def test_a_database_that_is_not_utf_8_is_refused_at_the_start(latin: str) -> Non
 
 def test_a_database_without_an_encoding_is_refused_too(make_database: Callable[..., str]) -> None:
     url = make_database("ENCODING 'SQL_ASCII' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
-    with pytest.raises(InvalidConfiguration, match="has the encoding SQL_ASCII"):
+    says = "has the encoding SQL_ASCII"
+    with pytest.raises(InvalidConfiguration, match=says):
         database_engine(database_url(url)).connect()
+    engine = create_engine(url)
+    with pytest.raises(InvalidConfiguration, match=says):
+        make(MemorySource(), engine).start()
+    with pytest.raises(InvalidConfiguration, match=says):
+        PostgresLedger(engine, "mailing").acquire("m1")
+    engine.dispose()

@@ -160,6 +160,14 @@ def test_a_ledger_s_statement_that_takes_long_is_left_alone(proxied: Engine, eng
         assert sum("UPDATE" in statement for statement in sent) == 1
 
 
+def test_one_that_goes_quiet_at_sqlalchemys_own_first_look_is_given_up(quiet: Engine, proxy: TcpProxy) -> None:
+    proxy.lose_next(b"pg_catalog.version", reaches_server=False, quietly=True)
+    begun = time.monotonic()
+    assert PostgresLedger(quiet, "mailing").acquire("m1").lease is not None
+    assert time.monotonic() - begun < BOUND
+    assert proxy.lost
+
+
 def test_a_long_statement_is_left_alone(quiet: Engine) -> None:
     with adopt(quiet).connect() as connection:
         assert connection.execute(text("SELECT 1 FROM pg_sleep(3)")).scalar_one() == 1
