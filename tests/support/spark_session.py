@@ -34,7 +34,7 @@ def pytest_configure() -> None:
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         from txbox_spark.java import java_environment
 
-        os.environ.update(java_environment())
+        os.environ.update({name: value for name, value in java_environment().items() if value is not None})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

