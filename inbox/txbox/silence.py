@@ -214,10 +214,9 @@ class _Watchdog:
         try:
             with bounded(waits[0].answer_seconds), _connection_beside(waits[0].driver) as asking:
                 for wait in waits:
-                    if wait.pooled:
-                        wait.asked = (
-                            inf  # the pooler is there; whether a server is free for the question is another matter
-                        )
+                    # The pooler is there, and may have no server free; what has less time than others does not wait.
+                    if wait.pooled and wait.answer_seconds == ANSWER_SECONDS:
+                        wait.asked = inf
                 servers = [wait.server for wait in waits if wait.server is not None]
                 idle_seconds = min(wait.seconds for wait in waits) / 4
                 at_work = {row[0] for row in asking.execute(SESSIONS_AT_WORK, (servers, idle_seconds)).fetchall()}
