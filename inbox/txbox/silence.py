@@ -32,6 +32,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from txbox.statements import SESSIONS_AT_WORK
+from txbox.threads import log_failure
 
 __all__ = ["ANSWER_SECONDS", "SILENCE_SECONDS", "bound", "bounded", "note_pooler", "watch"]
 
@@ -185,8 +186,8 @@ class _Watchdog:
             time.sleep(TICK_SECONDS)
             try:
                 self._look()
-            except Exception:  # noqa: BLE001 - it has to go on
-                _log.warning("the waits for the database could not be looked at", exc_info=True)
+            except BaseException:  # noqa: BLE001 - it has to go on
+                log_failure("the waits for the database could not be looked at")
 
     def _look(self) -> None:
         now = time.monotonic()

@@ -1,11 +1,13 @@
 """Threads that go on whatever is raised in them, and errors that are named safely, whatever they do when asked."""
 
 import logging
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from txbox.backoff import Backoff
 
-__all__ = ["go_on", "text_of"]
+__all__ = ["go_on", "log_failure", "text_of"]
 
 AGAIN = Backoff(first_seconds=0.1, longest_seconds=10.0)
 """Until what has raised is called again."""
@@ -34,6 +36,23 @@ def go_on(work: Callable[[], object], *, name: str, wait: Callable[[float], bool
                 pass
             if wait(pause):
                 return
+
+
+def log_failure(what: str, *arguments: object) -> None:
+    """Log the exception that is handled now, with its traceback; with its text alone, where that cannot be made.
+
+    Nothing is raised, whatever the exception does when it is looked at, and whatever a handler of the log raises.
+
+    Args:
+        what: what has failed, as for ``logging``.
+        arguments: what is put into it.
+    """
+    error = sys.exception()
+    try:
+        _log.exception(what, *arguments)
+    except BaseException:  # noqa: BLE001 - see above
+        with suppress(BaseException):
+            _log.error(f"{what}: %s", *arguments, "" if error is None else text_of(error))
 
 
 def text_of(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from txbox.ledgers import Lease, Ledger
 from txbox.ledgers.lease import valid_lease_seconds
 from txbox.ledgers.leased import takes_lease
 from txbox.ledgers.ledger import require_ledger
+from txbox.threads import text_of
 from txbox_workers import processor
 from txbox_workers.contention import Contention
 from txbox_workers.handler_transactions import Halt, HandlerTransactions, SessionFactory
@@ -163,7 +164,10 @@ class Processing:
                 emit(hooks, Committed(self.subscriber_id, source_name, int(first), int(not first), seconds))
 
         def renewal_failed(lease: Lease, error: Exception) -> None:
-            emit(hooks, HeartbeatFailed(self.subscriber_id, source_name, lease.message_id, f"its lease: {error}"))
+            emit(
+                hooks,
+                HeartbeatFailed(self.subscriber_id, source_name, lease.message_id, f"its lease: {text_of(error)}"),
+            )
 
         return LedgerProcessor(
             ledger=self.ledger,

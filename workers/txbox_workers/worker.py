@@ -37,6 +37,7 @@ from txbox.instrumentation import (
 from txbox.instrumentation.logs import log_event
 from txbox.ledgers import LEASE_SECONDS, Ledger
 from txbox.service import Service
+from txbox.threads import log_failure, text_of
 from txbox_workers.delivery import Delivery, Settlement, Source
 from txbox_workers.handler_transactions import SessionFactory
 from txbox_workers.handlers import BatchHandler, Handler
@@ -199,7 +200,7 @@ class Worker(Service):
                 failures = self._poll_once(failures)
             except BaseException:  # noqa: BLE001 - a polling thread that ends silently is the worst outcome
                 failures += 1
-                _log.exception("%s: polling failed in a way that was not foreseen", self.subscriber_id)
+                log_failure("%s: polling failed in a way that was not foreseen", self.subscriber_id)
                 self._stopping.wait(OUTAGE_BACKOFF.seconds(failures))
 
     def _poll_once(self, failures: int) -> int:
@@ -220,18 +221,18 @@ class Worker(Service):
 
     def _take(self, deliveries: Sequence[Delivery]) -> None:
         """Process one batch of deliveries, to the end."""
-        self._heartbeat.watch(deliveries, time.monotonic())
-        if self._wants_details():
-            self._emit(
-                Received,
-                message_ids=tuple(delivery.message.id for delivery in deliveries),
-                delivery_ids=tuple(delivery.receipt for delivery in deliveries),
-            )
         unsettled = {delivery.receipt: delivery for delivery in deliveries}
         waiting: list[Settlement] = []
         told_at = time.monotonic()
         trouble: BaseException | None = None
-        try:
+        try:  # whatever is raised in here, what is watched is handed back
+            self._heartbeat.watch(deliveries, time.monotonic())
+            if self._wants_details():
+                self._emit(
+                    Received,
+                    message_ids=tuple(delivery.message.id for delivery in deliveries),
+                    delivery_ids=tuple(delivery.receipt for delivery in deliveries),
+                )
             for settlements in self._processor.process(deliveries):
                 waiting.extend(settlements)
                 for settlement in settlements:
@@ -242,7 +243,7 @@ class Worker(Service):
         except DatabaseUnavailable as error:
             trouble = error
         except BaseException as error:  # noqa: BLE001 - hand back, say so, and go on
-            _log.exception("%s: processing failed in a way that was not foreseen", self.subscriber_id)
+            log_failure("%s: processing failed in a way that was not foreseen", self.subscriber_id)
             trouble = error
         waiting.extend(
             Settlement(delivery, Outcome.IN_FLIGHT, trouble, OUTAGE_BACKOFF.seconds(delivery.receive_count))
@@ -290,9 +291,9 @@ class Worker(Service):
         try:
             yield
         except BrokerError as error:
-            _log.warning("%s could not %s: %s", self.subscriber_id, what, error)
-        except Exception:  # noqa: BLE001 - a source is replaceable code, and must not take the thread with it
-            _log.exception("%s could not %s, in a way that was not foreseen", self.subscriber_id, what)
+            _log.warning("%s could not %s: %s", self.subscriber_id, what, text_of(error))
+        except BaseException:  # noqa: BLE001 - a source is replaceable code, and must not take the thread with it
+            log_failure("%s could not %s, in a way that was not foreseen", self.subscriber_id, what)
 
     def _await_database(self, trouble: BaseException) -> None:
         """Take nothing more from the broker until the database can be used again."""

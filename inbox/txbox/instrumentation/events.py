@@ -1,7 +1,7 @@
 """What happens inside txbox, told to whoever wants to know.
 
 An event is a frozen dataclass; a hook is any callable that takes one. Hooks are called in the thread where the event
-happens, so they must be quick; an exception in a hook is logged and goes no further.
+happens, so they must be quick; whatever a hook raises is logged and goes no further.
 
 The life of a batch::
 
@@ -12,12 +12,13 @@ The life of a batch::
 A relay has one of its own, ``Relayed``, beside those of outages and of its end.
 """
 
-import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from txbox.outcome import Outcome
+from txbox.threads import log_failure
 
 __all__ = [
     "BrokerLost",
@@ -229,14 +230,15 @@ Hook = Callable[[Event], None]
 
 
 def emit(hooks: Iterable[Hook], event: Event) -> None:
-    """Tell every hook of an event; what a hook raises is logged and goes no further."""
+    """Tell every hook of an event; what a hook raises is logged and goes no further.
+
+    Raises:
+        KeyboardInterrupt: in the main thread, where it may be a Ctrl-C that came while a hook ran.
+    """
     for hook in hooks:
         try:
             hook(event)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # noqa: BLE001 - a hook is the host's code, and must not stop a worker
-            _log.exception("the hook %r failed on %s", hook, type(event).__name__)
-
-
-_log = logging.getLogger("txbox")
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
+            log_failure("the hook %r failed on %s", hook, type(event).__name__)

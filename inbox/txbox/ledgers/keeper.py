@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from txbox.errors import LeaseLost
 from txbox.ledgers.lease import Lease, elapsed
 from txbox.ledgers.ledger import Ledger
-from txbox.threads import go_on, text_of
+from txbox.threads import go_on, log_failure, text_of
 
 __all__ = ["LeaseKeeper"]
 
@@ -53,8 +53,8 @@ class LeaseKeeper:
             until: a reading of ``elapsed`` after which no renewal may make it last, as whoever works on it ends then.
         """
         kept = _Kept(self, lease, _first_due(lease), until)
-        _rounds.add(kept)
         try:
+            _rounds.add(kept)  # a thread may not be had for it, and then it is not kept
             yield
         finally:
             _rounds.discard(kept)
@@ -82,8 +82,8 @@ class LeaseKeeper:
         if self._on_failure is not None:
             try:
                 self._on_failure(kept.lease, error)
-            except Exception:  # noqa: BLE001 - it is the host's code
-                _log.exception("whoever is told of renewals that failed has failed himself")
+            except BaseException:  # noqa: BLE001 - it is the host's code
+                log_failure("whoever is told of renewals that failed has failed himself")
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,6 @@
 """Trouble that is no message's fault: nothing can be recorded, or no connection is to be had."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from support.events import Kept
 from support.memory_worker import at_work, delivery, make, messages, numbered, process
 from support.waiting import wait_until
 from txbox import Message, Outcome
-from txbox.instrumentation import DatabaseLost, DatabaseRestored, Received
+from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event, Received
+from txbox_workers.delivery import Delivery
 from txbox_workers.memory import MemorySource
 from txbox_workers.outages import DatabaseUnavailable
 
@@ -151,3 +152,72 @@ def test_a_pool_that_is_too_small_is_no_message_s_fault(schema_url: str, busines
     engine.dispose()
     assert business.applied() == once(message.id for message in numbered(20))
     assert business.letters() == {}
+
+
+class Unloggable(Exception):
+    """An error of which no traceback can be made."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ValueError(name)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Unloggable])
+def test_a_hook_that_raises_anything_takes_no_message_away(
+    engine: Engine, business: Business, kind: type[BaseException]
+) -> None:
+    source = MemorySource(messages("a"))
+    raised: list[Event] = []
+
+    def hook(event: Event) -> None:
+        if isinstance(event, Received) and not raised:
+            raised.append(event)
+            raise kind
+
+    with at_work(make(source, engine, hooks=[hook])):
+        assert source.wait_until_empty(20)
+    assert raised
+    assert business.applied() == once("a")
+
+
+def test_what_cannot_even_be_logged_takes_no_message_away(
+    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = MemorySource(messages("a"))
+    worker = make(source, engine)
+    process_all, raised = worker._processor.process, []
+
+    def broken(deliveries: Sequence[Delivery]) -> Any:
+        if not raised:
+            raised.append(deliveries)
+            raise Unloggable
+        return process_all(deliveries)
+
+    monkeypatch.setattr(worker._processor, "process", broken)
+    with at_work(worker):
+        assert source.wait_until_empty(20)
+    assert raised
+    assert business.applied() == once("a")
+
+
+def test_an_ack_that_raises_anything_does_not_keep_others_from_being_handed_back(
+    engine: Engine, business: Business
+) -> None:
+    class Interrupted(MemorySource):
+        def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
+            acked = super().ack(deliveries)
+            if len(failed) == 2:
+                raise KeyboardInterrupt
+            return acked
+
+    failed: list[str] = []
+
+    def fail_b_in_its_batch_and_alone(session: Session, message: Message) -> None:
+        apply(session, message)
+        if message.id == "b" and len(failed) < 2:
+            failed.append("b")
+            raise ValueError("no")
+
+    source = Interrupted(messages("a", "b"))
+    with at_work(make(source, engine, fail_b_in_its_batch_and_alone)):
+        assert source.wait_until_empty(20)
+    assert business.applied() == once("ab")

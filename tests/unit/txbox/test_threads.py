@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from txbox.threads import go_on, text_of
+from txbox.threads import go_on, log_failure, text_of
 
 
 class Unprintable(Exception):
@@ -47,6 +47,18 @@ def test_a_log_that_raises_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) 
 
     go_on(work, name="the work", wait=lambda _: False)
     assert not errors
+
+
+def test_a_log_that_raises_goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise SystemExit(1)
+
+    for name in ("exception", "error"):
+        monkeypatch.setattr(logging.getLogger("txbox"), name, broken)
+    try:
+        raise Unprintable
+    except Unprintable:
+        log_failure("it failed")
 
 
 def test_it_ends_when_it_is_told_to() -> None:

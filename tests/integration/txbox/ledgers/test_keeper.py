@@ -87,6 +87,22 @@ def test_no_error_of_a_renewal_or_of_starting_one_ends_the_keeping(
     assert tried[0] == "start"
 
 
+def test_a_lease_for_which_no_thread_can_be_started_is_not_kept_for_ever(
+    ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_threads(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(keeper, "_rounds", keeper._Rounds())
+    lease = acquired(ledger, "m", seconds=LEASE)
+    keeping = LeaseKeeper(ledger).keep(lease)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_threads)
+        with pytest.raises(RuntimeError):
+            keeping.__enter__()
+    assert not keeper._rounds._kept
+
+
 def test_a_handler_slower_than_its_lease_runs_once_and_keeps_others_out(engine: Engine, ledger: PostgresLedger) -> None:
     runs: list[str] = []
 

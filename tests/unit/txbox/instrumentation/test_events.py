@@ -2,12 +2,20 @@
 
 import dataclasses
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from txbox.instrumentation import BrokerRestored, Event, emit, events
 
 RESTORED = BrokerRestored("billing", "queue")
+
+
+class Unloggable(Exception):
+    """An error of which no traceback can be made."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ValueError(name)
 
 
 def test_every_hook_is_told_in_order() -> None:
@@ -27,6 +35,29 @@ def test_what_a_hook_raises_is_logged_and_goes_no_further(caplog: pytest.LogCapt
     assert told == [RESTORED]
     assert "failed on BrokerRestored" in caplog.text
     assert "metrics are down" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, Unloggable])
+def test_in_a_thread_of_ours_that_is_true_of_everything(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Event] = []
+
+    def broken(event: Event) -> None:
+        raise kind
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(emit, [broken, told.append], RESTORED).exception() is None
+    assert told == [RESTORED]
+    assert "failed on BrokerRestored" in caplog.text
+
+
+def test_a_ctrl_c_that_comes_while_a_hook_runs_in_the_main_thread_goes_on() -> None:
+    def interrupted(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        emit([interrupted], RESTORED)
 
 
 def test_events_cannot_be_changed() -> None:
