@@ -97,6 +97,7 @@ class DynamoDBLedger:
             subscriber_id: the consumer's name; each subscriber processes a message once.
             table: the table's name; see ``create_lease_table``.
             client: boto3's client of DynamoDB; by default one is made with the first call, see ``dynamodb_client``.
+                One of yours should wait for an answer a sixth of the lease at most; boto3's default is 60 s.
             retention_seconds: how long after its last step a message is remembered, and a duplicate detected; at least
                 60. DynamoDB removes what is older, some time later.
 

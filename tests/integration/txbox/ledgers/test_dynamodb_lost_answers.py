@@ -1,5 +1,6 @@
 """DynamoDB has done it, and nobody was told; or it does it twice, or late. Real connections, that are cut."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -63,6 +64,14 @@ def test_a_lease_whose_answer_was_lost_is_ours(
     assert (lease.attempt, lease.unknown_attempts) == (1, 0)
     assert (item()["fence"], item()["attempts"]) == (lease.fence, 1)
     behind.complete(lease)
+
+
+def test_one_silent_connection_does_not_lose_a_lease_of_ten_seconds(proxy: TcpProxy, behind: DynamoDBLedger) -> None:
+    lease = acquired(behind, "m1", seconds=30)
+    assert proxy.hush()
+    begun = time.monotonic()
+    behind.renew(lease)
+    assert time.monotonic() - begun < 10 * 2 / 3, "what is left when it is renewed"
 
 
 def test_a_later_attempt_whose_answer_was_lost_is_counted_once(proxy: TcpProxy, behind: DynamoDBLedger) -> None:
