@@ -17,7 +17,8 @@
     ├── NotSendable          a message that its destination cannot take
     │   └── MessageTooLarge      because of its size
     ├── TransactionEnded     a handler ended the transaction that was lent to it
-    │   └── TransactionAborted   by swallowing the error of a statement
+    │   ├── TransactionAborted   by swallowing the error of a statement
+    │   └── StatementLeftOpen    or left a statement unfinished in it
     ├── TransactionTimedOut  a handler's transaction was open for longer than it may
     ├── RightsMissing        this user may not do with a table what it has to
     ├── InvalidConfiguration an argument or a setting that cannot work
@@ -52,6 +53,7 @@ __all__ = [
     "ResultNotStored",
     "RightsMissing",
     "SchemaMissing",
+    "StatementLeftOpen",
     "TransactionAborted",
     "TransactionEnded",
     "TransactionTimedOut",
@@ -289,6 +291,17 @@ class TransactionAborted(TransactionEnded):
             self,
             "a statement failed and the handler went on, but Postgres has already undone everything; let the error "
             "out, or run the statement within session.begin_nested()",
+        )
+
+
+class StatementLeftOpen(TransactionEnded):
+    """A handler has left a statement unfinished on the worker's connection, which can only be closed then."""
+
+    def __init__(self) -> None:
+        TxboxError.__init__(
+            self,
+            "the handler has left a stream, a copy or a pipeline open on the worker's connection; end it before you "
+            "return or raise: with closing(cursor.stream(...)), with cursor.copy(...)",
         )
 
 

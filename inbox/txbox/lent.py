@@ -15,9 +15,9 @@ from functools import lru_cache
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, event
 
-from txbox.errors import TransactionAborted, TransactionEnded
+from txbox.errors import StatementLeftOpen, TransactionAborted, TransactionEnded
 
-__all__ = ["ends_transaction", "guard", "lent", "refuse_aborted"]
+__all__ = ["ends_transaction", "guard", "left_in_use", "lent", "refuse_aborted"]
 
 
 def guard(engine: Engine) -> Engine:
@@ -51,12 +51,31 @@ def refuse_aborted(connection: Connection) -> None:
     Postgres answers COMMIT in an aborted transaction with ROLLBACK, and drivers take that for success: a handler that
     swallows the error of a statement would have its message acked with nothing done. The driver knows the state from
     the last answer, so asking it costs no round trip.
+
+    Raises:
+        StatementLeftOpen, TransactionAborted, TransactionEnded: it cannot be committed.
     """
+    if left_in_use(connection):
+        raise StatementLeftOpen
     match _transaction_status(connection):
         case TransactionStatus.INERROR:
             raise TransactionAborted
         case TransactionStatus.IDLE:
             raise TransactionEnded
+
+
+def left_in_use(connection: Connection) -> bool:
+    """Whether the one who borrowed a connection has left a statement unfinished on it: a stream, a copy, a pipeline.
+
+    psycopg locks a connection for as long as its statement lasts, and a traceback keeps a generator alive: who asked
+    such a connection for a ROLLBACK would wait for ever. It can only be closed.
+    """
+    if connection.closed or connection.invalidated:
+        return False
+    driver = connection.connection.dbapi_connection
+    lock, pgconn = getattr(driver, "lock", None), getattr(driver, "pgconn", None)  # psycopg's
+    locked = getattr(lock, "locked", None)
+    return (locked is not None and bool(locked())) or bool(getattr(pgconn, "pipeline_status", 0))
 
 
 def _refuse_foreign_commit(connection: Connection) -> None:
@@ -82,7 +101,7 @@ def _is_lent(connection: Connection) -> bool:
 
 
 def ends_transaction(sql: str) -> bool:
-    """Whether one of the statements in a text of SQL ends the transaction it is run in.
+    """Whether one of the statements in a text of SQL ends the transaction it is run in, or takes its seal away.
 
     A commit may hide behind a comment, an empty statement or another one (``SELECT 1; COMMIT``). What stands in quotes
     or in a function's body is no statement of its own, and ``ROLLBACK TO`` goes back to a savepoint only.
@@ -105,9 +124,11 @@ _known = lru_cache(maxsize=256)(_search)
 
 _LENT = "txbox_lent"
 
-_MAY_END = re.compile(r"\b(?:COMMIT|END|ABORT|ROLLBACK|PREPARE)\b", re.IGNORECASE)
+_MAY_END = re.compile(r"\b(?:COMMIT|END|ABORT|ROLLBACK|PREPARE|CLOSE)\b", re.IGNORECASE)
 _ENDS = re.compile(
-    r"\s*(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b", re.IGNORECASE
+    r"\s*(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|CLOSE\s+(?:ALL|txbox_seal)"
+    r"|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b",
+    re.IGNORECASE,
 )
 _NO_STATEMENT = re.compile(
     r"""

@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox import TransactionEnded, TxboxError
-from txbox.lent import lent, refuse_aborted
+from txbox.lent import left_in_use, lent, refuse_aborted
 from txbox.seal import close_seal, is_refused_commit, seal
 from txbox_spark.explanations import said_by_postgres
 from txbox_spark.patience import is_passing
@@ -56,6 +56,8 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
     except TxboxError:
         raise
     except Exception as error:
+        if left_in_use(connection):
+            connection.invalidate()  # it would wait for a ROLLBACK for ever
         if is_refused_commit(error):
             connection.invalidate()
             raise TransactionEnded from error

@@ -39,6 +39,7 @@ PUBLIC = {
         "ResultNotStored",
         "RightsMissing",
         "SchemaMissing",
+        "StatementLeftOpen",
         "TransactionAborted",
         "TransactionEnded",
         "TransactionTimedOut",

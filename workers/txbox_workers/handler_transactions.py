@@ -18,6 +18,7 @@ from txbox.connections import with_sound_connection
 from txbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, Contended, Hook, Retried, emit
 from txbox.ledgers.leased import refuse_unfinished
+from txbox.lent import left_in_use
 from txbox.sqlstates import conflict_place, is_retryable, sqlstate
 from txbox.statements import statements
 from txbox.transactions import short_transaction
@@ -230,7 +231,8 @@ class HandlerTransactions:
         # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
         # transaction, which is then found inactive.
         session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
-        driver = connection.connection.dbapi_connection
+        pooled = connection.connection
+        driver = pooled.dbapi_connection
         try:
             if self._batch_handler is not None:
                 refuse_unfinished(self._batch_handler(session, [delivery.message for delivery in deliveries]))
@@ -242,8 +244,10 @@ class HandlerTransactions:
                     refuse_unfinished(self._handler(session, delivery.message, **extra))
                     finish(session, connection)
         finally:
-            self._closed.by_handler = connection.closed or _was_closed(driver)
-            session.close()
+            given_back = pooled.dbapi_connection is None and not getattr(driver, "closed", True)
+            self._closed.by_handler = connection.closed or given_back or _was_closed(driver)
+            if not left_in_use(connection):  # or else it would wait for ever
+                session.close()
         return []
 
     def _with_retries(self, deliveries: Sequence[Delivery], run: Callable[[], T]) -> T:

@@ -7,9 +7,9 @@ import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
-from txbox import TransactionEnded, TransactionTimedOut
+from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
 from txbox.connections import discard_if_poisoned, refuse_other_encodings, stop_preparing
-from txbox.lent import guard, lent, refuse_aborted
+from txbox.lent import guard, left_in_use, lent, refuse_aborted
 from txbox.seal import begin_sealed, close_and_commit, close_seal, is_refused_commit
 from txbox.sqlstates import TIMED_OUT, is_foreign_statement, sqlstate
 from txbox_workers.outages import DatabaseUnavailable, bookkeeping, unavailable, without_values
@@ -65,6 +65,9 @@ class LentTransactions:
                 transaction.commit()  # for SQLAlchemy; the driver has nothing left to commit
             except BaseException as error:
                 foreign = is_foreign_statement(error)
+                if left_in_use(connection):
+                    connection.invalidate()  # the server rolls back
+                    raise
                 broken = _is_broken(connection) or not _rolled_back(connection) or foreign
                 ended = isinstance(error, TransactionEnded) or is_refused_commit(error)
                 if foreign:
@@ -115,8 +118,10 @@ def finish(session: Session, connection: Connection) -> None:
     """Bring everything that a handler did through its session into the transaction, and see that it still stands.
 
     Raises:
-        TransactionAborted, TransactionEnded: it does not.
+        StatementLeftOpen, TransactionAborted, TransactionEnded: it does not.
     """
+    if left_in_use(connection):
+        raise StatementLeftOpen
     _flush(session)
     refuse_aborted(connection)
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from support.bulk_loads import SUBSCRIBER, Books
 from support.waiting import wait_until
-from txbox import TransactionAborted, TransactionEnded
+from txbox import StatementLeftOpen, TransactionAborted, TransactionEnded
 from txbox.lent import guard
 from txbox.sqlstates import sqlstate
 from txbox.transactions import short_transaction
@@ -323,9 +323,19 @@ def swallows(connection: Connection) -> None:
         connection.execute(text("SELECT 1 / 0"))
 
 
+def leaves_a_stream_open(connection: Connection) -> None:
+    rows = connection.connection.cursor().stream("SELECT generate_series(1, 100000)")
+    next(rows)
+    _KEPT.append(rows)
+
+
+_KEPT: list[object] = []
+
+
 @pytest.mark.parametrize(
     ("apply", "expected"),
     [
+        (leaves_a_stream_open, StatementLeftOpen),
         (commits, TransactionEnded),
         (commits_as_sql, TransactionEnded),
         (commits_within_a_text, TransactionEnded),

@@ -101,6 +101,22 @@ def test_a_handler_that_ends_the_transaction_behind_sqlalchemy_loses_nothing(
     assert worker.counts == {Outcome.PROCESSED: 3, Outcome.FAILED: 1, Outcome.DEAD: 1}
 
 
+def test_what_a_handler_commits_after_a_rollback_of_its_own_is_not_the_workers(
+    engine: Engine, business: Business
+) -> None:
+    def roll_back_and_commit(session: Session) -> None:
+        driver = session.connection().connection.driver_connection
+        driver.rollback()
+        driver.execute("UPDATE account SET balance = balance + 1 WHERE account_id = 2")
+        driver.commit()
+
+    work_off(MemorySource(messages("a", "bad", "c", "d")), engine, with_bad(roll_back_and_commit), max_attempts=2)
+    assert business.applied() == once("acd")
+    assert business.recorded() == {"a", "c", "d"}
+    assert business.letters() == {"bad": "failed"}
+    assert business.balance(2) == 3, "once for each run: in the batch, and twice alone"
+
+
 def test_a_connection_that_a_handler_has_left_in_autocommit_is_used_no_more(engine: Engine, business: Business) -> None:
     source = MemorySource(messages("bad", "b", "c", "d"))
     work_off(source, engine, with_bad(commits_each_statement_from_now_on), max_attempts=2)
@@ -170,7 +186,7 @@ def test_nothing_half_done_stays_in_a_pool_that_does_not_roll_back(
     assert business.recorded() == {"a", "c", "d"}
 
 
-@pytest.mark.parametrize("how", ["close", "invalidate"])
+@pytest.mark.parametrize("how", ["close", "invalidate", "give back"])
 def test_a_handler_that_closes_its_connection_is_parked_and_nobody_with_it(
     engine: Engine, business: Business, how: str
 ) -> None:
@@ -178,12 +194,50 @@ def test_a_handler_that_closes_its_connection_is_parked_and_nobody_with_it(
 
     def close(session: Session) -> None:
         runs.append(1)
-        getattr(session.connection(), how)()
+        if how == "give back":
+            session.connection().connection.close()
+        else:
+            getattr(session.connection(), how)()
 
     work_off(MemorySource(messages("a", "bad", "c")), engine, with_bad(close), max_attempts=3)
     assert business.applied() == once("ac")
     assert business.letters() == {"bad": "failed"}
     assert len(runs) == 4, "once more in the batch"
+
+
+def opens_a_stream(driver: Any) -> Any:
+    rows = driver.cursor().stream("SELECT generate_series(1, 100000)")
+    next(rows)
+    return rows
+
+
+def opens_a_copy(driver: Any) -> Any:
+    copy = driver.cursor().copy("COPY effect (message_id) FROM STDIN")
+    copy.__enter__().write_row(("stray",))
+    return copy
+
+
+def opens_a_pipeline(driver: Any) -> Any:
+    pipeline = driver.pipeline()
+    pipeline.__enter__()
+    return pipeline
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize("opens", [opens_a_stream, opens_a_copy, opens_a_pipeline])
+def test_a_statement_that_a_handler_leaves_open_keeps_nobody_waiting(
+    engine: Engine, business: Business, opens: Callable[[Any], Any], raises: bool
+) -> None:
+    kept = []
+
+    def leave_open(session: Session) -> None:
+        kept.append(opens(session.connection().connection.driver_connection))
+        if raises:
+            raise ValueError("and the traceback keeps it")
+
+    work_off(MemorySource(messages("a", "bad", "c")), engine, with_bad(leave_open), max_attempts=2)
+    assert business.applied() == once("ac")
+    assert business.letters() == {"bad": "failed"}
 
 
 def test_a_message_whose_connection_is_always_lost_is_not_parked_and_keeps_nobody_from_being_processed(

@@ -15,6 +15,8 @@ from txbox.lent import ends_transaction
         "ROLLBACK",
         "ROLLBACK WORK",
         "PREPARE TRANSACTION 'x'",
+        "CLOSE ALL",
+        "SELECT 1; close  txbox_seal",
         "/* x */ COMMIT",
         "/* a /* nested */ comment */ COMMIT",
         "-- x\nCOMMIT",
