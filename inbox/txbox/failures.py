@@ -6,7 +6,7 @@ has ended, or takes it back because it was none (the connection was lost, or the
 without an outcome is an attempt whose process ended::
 
     begin_attempt ─┬─ fail ──────── counts: what the handler has raised
-                   ├─ take_back ─── counts no more
+                   ├─ take_back ─── counts no more; before that, nothing may decide on the message by what is counted
                    ├─ (processed) ─ all of it is deleted in the transaction that processes the message
                    └─ (silence) ─── counts: the process died in it
 
@@ -16,7 +16,7 @@ counts deliveries that were handed back, or that died beside another message's f
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -109,12 +109,15 @@ class Failures:
         """Whose messages."""
         return self._subscriber_id
 
-    def begin_attempt(self, message_id: str, *, receive_count: int = 1) -> Attempt | None:
+    def begin_attempt(
+        self, message_id: str, *, receive_count: int = 1, counting: Callable[[Attempt], object] = lambda _: None
+    ) -> Attempt | None:
         """Count an attempt before it is made, for a message that may take the whole process down.
 
         Args:
             message_id: of what.
             receive_count: of its delivery.
+            counting: told of the attempt before it is committed: whether it was, an error after that does not say.
 
         Returns:
             The attempt; None if the message is already processed, or parked.
@@ -128,11 +131,14 @@ class Failures:
             row = connection.exec_driver_sql(
                 self._statements.begin_attempt, (self._subscriber_id, message_id, NO_OUTCOME, entry)
             ).fetchone()
-        if row is None:
-            return None
-        number, history, seconds = row
-        before = _oldest_first(history[1:])
-        return Attempt(message_id, attempt_id, number, before, before[-1]["error"] if before else None, seconds)
+            if row is None:
+                return None
+            number, history, seconds = row
+            before = _oldest_first(history[1:])
+            last = before[-1]["error"] if before else None
+            attempt = Attempt(message_id, attempt_id, number, before, last, seconds)
+            counting(attempt)
+        return attempt
 
     def fail(
         self, message_id: str, error: BaseException, *, attempt: Attempt | None = None, receive_count: int = 1

@@ -38,7 +38,7 @@ class TcpProxy:
         self._marker: bytes | None = None
         self._marked_passes = self._quietly = False
         self._closed = False
-        self.lost = 0
+        self.lost = self.refused = 0
 
     # --- controls ----------------------------------------------------------------------------------------------------
 
@@ -109,6 +109,7 @@ class TcpProxy:
                 return
             if self._refusing:
                 client.close()
+                self.refused += 1
                 continue
             try:
                 server = socket.create_connection(self._target)

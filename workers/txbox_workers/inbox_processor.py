@@ -20,15 +20,22 @@ transaction of its own, **before** it is made::
                                                                        ├─ loses its connection, is called off: take back
                                                                        └─ the process ends: it has no outcome
 
+While the database cannot be told how an attempt has ended, it looks as if the process had ended. So until it was told,
+the delivery is kept (``Processor.owes``), for no other worker to decide by that::
+
+    A  count ── handler: loses its connection ── keeps the delivery … takes back ── hands it back
+    B                                                                                    count ── handler
+
 The receive count alone does not condemn: innocent messages that were delivered beside a deadly one have the same count,
 and so have those that were handed back. What a first delivery came to when its process has ended, nothing tells, so it
 does not count.
 """
 
 import logging
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from sqlalchemy import Engine
 
@@ -71,7 +78,6 @@ class InboxProcessor(Processor):
         self._singly = one_transaction_per_message
         self._max_attempts = max_attempts
         self._backoff = backoff
-        self._not_made: deque[Attempt] = deque()
         self._lost: OrderedDict[str, int] = OrderedDict()
         self._suspect_after = SUSPECT_AFTER if max_attempts is None else min(SUSPECT_AFTER, max_attempts - 1)
 
@@ -84,16 +90,11 @@ class InboxProcessor(Processor):
 
     def check_recording(self) -> None:
         """See that a message could be recorded."""
+        self.settle_owed()
         self._transactions.check_recording()
-        self._settle_not_made()
 
     def _suspect(self, delivery: Delivery) -> bool:
         return delivery.receive_count > self._suspect_after
-
-    def process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
-        """Process deliveries; see ``Processor``."""
-        self._settle_not_made()
-        return super().process(deliveries)
 
     def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
         """Process a batch in one transaction; None if it has to be processed singly instead."""
@@ -138,7 +139,7 @@ class InboxProcessor(Processor):
         except (InFlight, Stopping, LedgerError) as error:
             if isinstance(error, LedgerError) and error.permanent:
                 return self._failed(delivery, error, attempt)
-            self._was_not_made(attempt)
+            self._take_back(attempt)
             # Another worker may have it at once, unless somebody elsewhere has it already, or a ledger that the handler
             # uses is away: that is no message's fault.
             delay = 0.0 if isinstance(error, Stopping) else processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
@@ -148,7 +149,8 @@ class InboxProcessor(Processor):
         except Mismatch as error:
             return self._parking.park_mismatch(delivery, error)
         except (DatabaseUnavailable, KeyboardInterrupt) as error:
-            self._was_not_made(attempt)
+            with suppress(Exception):  # if it cannot be done now, then once the database can be used again
+                self._take_back(attempt)
             if isinstance(error, DatabaseUnavailable) and not error.before_handler:
                 self._count_lost(delivery)
             raise
@@ -162,20 +164,32 @@ class InboxProcessor(Processor):
 
     def _begin(self, delivery: Delivery) -> Attempt | None:
         in_flight: InFlight | None = None
+        counted: list[Attempt] = []
         with bookkeeping():
             try:
-                return self._failures.begin_attempt(delivery.message.id, receive_count=delivery.receive_count)
+                return self._failures.begin_attempt(
+                    delivery.message.id, receive_count=delivery.receive_count, counting=counted.append
+                )
             except InFlight as error:
                 in_flight = error
+            except Exception:
+                if counted:  # the answer to its commit was lost
+                    self._owe_taking_back(counted[0])
+                raise
         raise in_flight
 
-    def _was_not_made(self, attempt: Attempt | None) -> None:
-        """Take an attempt back; if that cannot be done now, then once the database can be used again."""
-        if attempt is None:
-            return
-        self._not_made.append(attempt)
-        with suppress(Exception):
-            self._settle_not_made()
+    def _take_back(self, attempt: Attempt | None) -> None:
+        """Take back an attempt that was none.
+
+        Raises:
+            DatabaseUnavailable: that could not be done now; it is owed.
+        """
+        if attempt is not None:
+            self._owe_taking_back(attempt)
+            self.settle_owed()
+
+    def _owe_taking_back(self, attempt: Attempt) -> None:
+        self._owe(attempt.message_id, lambda: self._failures.take_back(attempt))
 
     def _count_lost(self, delivery: Delivery) -> None:
         """Say so, if the connection is lost with a message again and again: it may be the handler that ends it."""
@@ -194,20 +208,6 @@ class InboxProcessor(Processor):
                 delivery.receive_count,
             )
 
-    def _settle_not_made(self) -> None:
-        """Take back the attempts that were none: this process knows it, and another would think that it has died."""
-        while True:
-            try:
-                attempt = self._not_made.popleft()
-            except IndexError:
-                return
-            try:
-                with bookkeeping():
-                    self._failures.take_back(attempt)
-            except DatabaseUnavailable:
-                self._not_made.append(attempt)
-                raise
-
     def _is_due(self, attempt: Attempt) -> bool:
         """Whether a suspect has had its last attempt, and is to be parked instead of run."""
         return self._max_attempts is not None and attempt.number > self._max_attempts
@@ -224,14 +224,20 @@ class InboxProcessor(Processor):
         wait = NO_WAIT_SECONDS if crashed else None
         settlement = self._parking.park(delivery, reason, attempt.error_before or NO_OUTCOME, had, wait_seconds=wait)
         if settlement.outcome is Outcome.IN_FLIGHT:
-            self._was_not_made(attempt)
+            self._take_back(attempt)
         return settlement
 
     def _failed(self, delivery: Delivery, error: BaseException, attempt: Attempt | None) -> Settlement:
-        with bookkeeping(before_handler=False):
-            failed = self._failures.fail(
-                delivery.message.id, error, attempt=attempt, receive_count=delivery.receive_count
-            )
+        fail = partial(
+            self._failures.fail, delivery.message.id, error, attempt=attempt, receive_count=delivery.receive_count
+        )
+        try:
+            with bookkeeping(before_handler=False):
+                failed = fail()
+        except DatabaseUnavailable:
+            if attempt is not None:  # counted already, but not as failed
+                self._owe(delivery.message.id, fail)
+            raise
         # What cannot be read will not be readable the next time.
         reason = Reason.MALFORMED if isinstance(error, MalformedMessage) or delivery.problem else Reason.FAILED
         last = self._max_attempts is not None and failed.attempts >= self._max_attempts

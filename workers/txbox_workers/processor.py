@@ -5,12 +5,13 @@ database that the effects are in, ``LedgerProcessor`` with leases.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from txbox import Outcome
 from txbox.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.handler_transactions import Halt
+from txbox_workers.outages import bookkeeping
 
 __all__ = ["Processor"]
 
@@ -21,6 +22,7 @@ class Processor(ABC):
     def __init__(self, stopping: Halt) -> None:
         """Take what says that nothing more is to be begun."""
         self._stopping = stopping
+        self._owed: dict[Callable[[], object], str] = {}
 
     @abstractmethod
     def check(self) -> None:
@@ -39,6 +41,30 @@ class Processor(ABC):
             DatabaseUnavailable, SchemaMissing, LedgerError: it could not.
         """
 
+    # --- what the database is still to be told ------------------------------------------------------------------------
+
+    def owes(self, delivery: Delivery) -> bool:
+        """Whether the database does not know yet how an attempt of this message has ended.
+
+        Its delivery is to be kept until it does: another worker would take the silence for the end of this process.
+        """
+        return delivery.message.id in tuple(self._owed.values())
+
+    def settle_owed(self) -> None:
+        """Tell the database what it is still to be told.
+
+        Raises:
+            DatabaseUnavailable: it could not be told all of it.
+        """
+        for tell in tuple(self._owed):
+            with bookkeeping():
+                tell()
+            self._owed.pop(tell, None)  # not before: another thread may ask what is owed
+
+    def _owe(self, message_id: str, tell: Callable[[], object]) -> None:
+        """Have the database told how an attempt has ended; telling it twice must do no harm."""
+        self._owed[tell] = message_id
+
     def process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
         """Process deliveries, and yield what is to be told to the broker as soon as it stands.
 
@@ -50,6 +76,7 @@ class Processor(ABC):
         Raises:
             DatabaseUnavailable: whatever was not yielded before has no known outcome.
         """
+        self.settle_owed()
         blocked: set[str] = set()
         settled_before: dict[str, Settlement] = {}
         for several in _without_repeats(deliveries):

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from sqlalchemy import Engine
@@ -56,6 +56,10 @@ OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 TRANSACTION_VISIBILITIES = 4
 TRANSACTION_SECONDS = 60.0
 """How long a handler's transaction may take: so many times the visibility of its source, and at least so long."""
+
+KEEP_SECONDS = 900.0
+"""How long a delivery is kept that was counted, while the database cannot be told how its attempt has ended. A worker
+that is cut off for longer hands it back all the same, for others to go on with it."""
 
 ACK_AFTER_SECONDS = 1.0
 """Outcomes of a batch that is processed one by one are told to the broker at least this often."""
@@ -245,13 +249,24 @@ class Worker(Service):
         except BaseException as error:  # noqa: BLE001 - hand back, say so, and go on
             log_failure("%s: processing failed in a way that was not foreseen", self.subscriber_id)
             trouble = error
-        waiting.extend(
-            Settlement(delivery, Outcome.IN_FLIGHT, trouble, OUTAGE_BACKOFF.seconds(delivery.receive_count))
-            for delivery in unsettled.values()
+        kept = self._hand_back(
+            [
+                Settlement(delivery, Outcome.IN_FLIGHT, trouble, OUTAGE_BACKOFF.seconds(delivery.receive_count))
+                for delivery in unsettled.values()
+            ],
+            after=waiting,
         )
-        self._tell(waiting)
         if trouble is not None:
-            self._await_database(trouble)
+            self._await_database(trouble, kept)
+
+    def _hand_back(self, settlements: Sequence[Settlement], after: Sequence[Settlement] = ()) -> list[Settlement]:
+        """Hand back, but keep, and return, that of which the database does not know how its attempt has ended."""
+        kept: list[Settlement] = []
+        free: list[Settlement] = []
+        for settlement in settlements:
+            (kept if self._processor.owes(settlement.delivery) else free).append(settlement)
+        self._tell([*after, *free])
+        return kept
 
     def _tell(self, settlements: Sequence[Settlement]) -> None:
         """Ack and hand back, as the outcomes say."""
@@ -295,22 +310,32 @@ class Worker(Service):
         except BaseException:  # noqa: BLE001 - a source is replaceable code, and must not take the thread with it
             log_failure("%s could not %s, in a way that was not foreseen", self.subscriber_id, what)
 
-    def _await_database(self, trouble: BaseException) -> None:
-        """Take nothing more from the broker until the database can be used again."""
-        attempt = 1
+    def _await_database(self, trouble: BaseException, kept: Sequence[Settlement]) -> None:
+        """Take nothing more from the broker until the database can be used again, and then hand back what was kept."""
+        attempt, began = 1, time.monotonic()
         while not self._stopping.is_set():
             pause = OUTAGE_BACKOFF.seconds(attempt)
             self._emit(DatabaseLost, error=trouble, pause_seconds=pause)
             if self._stopping.wait(pause):
-                return
+                break
             try:
                 self._processor.check_recording()
             except Exception as error:  # noqa: BLE001 - whatever it is, it has not recovered
                 trouble = error
                 attempt += 1
+                kept = self._hand_back(kept)
+                if time.monotonic() - began > KEEP_SECONDS:
+                    self._tell(kept)
+                    kept = []
             else:
+                self._tell(kept)
                 self._emit(DatabaseRestored)
                 return
+        if kept:
+            with suppress(Exception):
+                self._processor.settle_owed()
+            # The rest comes again when its visibility ends.
+            self._heartbeat.forget(each.delivery for each in self._hand_back(kept))
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -71,6 +71,10 @@ class Deadline(threading.local):
         """Return the seconds until the invocation ends; None: it does not."""
         return None if self._ends_at is None else self._ends_at - elapsed()
 
+    def seconds_to_margin(self) -> float | None:
+        """Return the seconds until the margin begins; None: the invocation does not end."""
+        return None if self._last_begin_at is None else self._last_begin_at - elapsed()
+
     def has_run(self, seconds: float) -> None:
         """Learn how long a handler has taken, so that the next one is not begun in vain."""
         self._has_run = True
@@ -78,15 +82,16 @@ class Deadline(threading.local):
 
     def is_set(self) -> bool:
         """Whether no handler is to be begun any more."""
-        if self._last_begin_at is None:
+        left = self.seconds_to_margin()
+        if left is None:
             return False
-        refused = self._last_begin_at - elapsed() <= (self._expected_seconds if self._has_run else 0.0)
+        refused = left <= (self._expected_seconds if self._has_run else 0.0)
         self.has_refused = self.has_refused or refused
         return refused
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait so many seconds, but not beyond the last moment to begin something; return whether it is set."""
-        left = None if self._last_begin_at is None else self._last_begin_at - elapsed()
+        left = self.seconds_to_margin()
         # Nothing signals a deadline: it comes by itself.
         time.sleep(max(min((seconds for seconds in (timeout, left) if seconds is not None), default=0.0), 0.0))
         return self.is_set()

@@ -13,7 +13,9 @@ answer goes out. One thread may be there, the one that has renewed leases: it ha
 finds that nothing is to be done, and ends.
 """
 
+import itertools
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -25,6 +27,7 @@ from txbox.backoff import Backoff
 from txbox.instrumentation import Event, Hook, Received, Settled, emit
 from txbox.instrumentation.logs import log_event
 from txbox.ledgers import LEASE_SECONDS, Ledger
+from txbox.ledgers.lease import elapsed
 from txbox_workers.aws_lambda.deadline import MARGIN_SECONDS, Deadline, seconds_left, timed, timed_batch
 from txbox_workers.aws_lambda.events import Batch, batch_item_failures, batches
 from txbox_workers.delivery import Settlement
@@ -36,6 +39,12 @@ from txbox_workers.processors import Processing
 from txbox_workers.worker import MAX_ATTEMPTS
 
 __all__ = ["sqs_handler"]
+
+OWED_SECONDS = 10.0
+"""How long an invocation goes on trying to tell the database how an attempt has ended, within its own time."""
+
+OWED_BACKOFF = Backoff(first_seconds=0.2, longest_seconds=2.0)
+"""Between those tries."""
 
 Answer = dict[str, list[dict[str, str]]]
 
@@ -161,6 +170,7 @@ class _Function:
                         settled[settlement.delivery.receipt] = settlement
             except Exception as error:  # noqa: BLE001 - what has an outcome is reported, whatever becomes of the others
                 trouble = error
+                self._settle_owed(self._processor(batch.source))
         failed = [item_id for batch in found for item_id in self._told(batch, settled, trouble)]
         if trouble is not None:
             self._raise_or_log(trouble, settled, len(failed))
@@ -204,6 +214,28 @@ class _Function:
                 limit=self._deadline.seconds_left,
             )
         return processor
+
+    def _settle_owed(self, processor: Processor) -> None:
+        """Tell the database how attempts have ended, if that could not be done at once.
+
+        Before the answer, as with it the messages go to others, and this sandbox may never be invoked again. What is
+        left then is told at its next invocation.
+        """
+        began = elapsed()
+        for tries in itertools.count(1):
+            try:
+                processor.settle_owed()
+            except DatabaseUnavailable as error:
+                margin = self._deadline.seconds_to_margin()
+                left = OWED_SECONDS - (elapsed() - began)
+                left = left if margin is None else min(left, margin)
+                if left <= 0:
+                    who = self._processing.subscriber_id
+                    _log.warning("%s could not take back an attempt that was none; it counts: %s", who, error)
+                    return
+                time.sleep(min(OWED_BACKOFF.seconds(tries), left))
+            else:
+                return
 
     def _raise_or_log(self, trouble: Exception, settled: Mapping[str, Settlement], failed: int) -> None:
         """Raise if nothing has an outcome: Lambda's metrics count it, and the whole event comes again."""
