@@ -42,7 +42,8 @@ class LeaseStatements:
         table = quoted(self.tables.message_lease)
         key = "lease.subscriber_id = %(subscriber)s AND lease.message_id = %(message)s"
         from_now = "clock_timestamp() + make_interval(secs => %(seconds)s::double precision)"
-        server_time = "extract(epoch FROM clock_timestamp())::double precision"
+        # Not in seconds: how many digits a float has hangs on the session's extra_float_digits.
+        server_time = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
         # The clock as it goes on if it was set forward lately: %(latest)s is null where nothing is known of it.
         now_at_most = "least(clock_timestamp(), to_timestamp(%(latest)s::double precision))"
 
@@ -85,9 +86,9 @@ SELECT lease.fence, NULL, NULL, {server_time}, lease.completed_at IS NOT NULL,
   lease.result, lease.fingerprint
 FROM {table} AS lease WHERE {key} AND NOT EXISTS (SELECT FROM acquired)"""
         """Ask for a lease → fence, attempts, unknown attempts and the server's time if it is ours; or else: fence, two
-        nulls, the server's time, completed, seconds left, the lease's length, result, fingerprint. That part is as old
-        as the statement's snapshot: it may know nothing of a row that the first part has just waited for, or still
-        think it free; then the answer is to ask again."""
+        nulls, the server's time, completed, seconds left, the lease's length, result, fingerprint. The server's time is
+        in microseconds. The second part is as old as the statement's snapshot: it may know nothing of a row that
+        the first part has just waited for, or still think it free; then the answer is to ask again."""
 
         self.read_timeline = f"SELECT {_TIMELINE}"
         """Read the server's timeline → number; for where an acquisition was refused."""
@@ -96,7 +97,7 @@ FROM {table} AS lease WHERE {key} AND NOT EXISTS (SELECT FROM acquired)"""
 UPDATE {table} AS lease SET expires_at = {from_now}, lease_seconds = %(seconds)s
 WHERE {key} AND lease.fence = %(fence)s AND lease.expires_at IS NOT NULL AND {_DURABLE}
 RETURNING {server_time}"""
-        """Renew a lease, if it is the newest, whether or not it has run out → the server's time."""
+        """Renew a lease, if it is the newest, whether or not it has run out → the server's time, in microseconds."""
 
         in_full = "clock_timestamp() + make_interval(secs => lease.lease_seconds)"
         self.shorten = f"""

@@ -198,9 +198,9 @@ class PostgresLedger:
             raise lease.was_lost()
         return row
 
-    def _observe(self, server_time: float, asked_at: float, seconds: float) -> None:
+    def _observe(self, microseconds: int, asked_at: float, seconds: float) -> None:
         """Hold the server's clock against ours, and say if it was set."""
-        step = self._clock.observe(server_time, sent=asked_at, received=elapsed(), hold_seconds=seconds)
+        step = self._clock.observe(microseconds / 1_000_000, sent=asked_at, received=elapsed(), hold_seconds=seconds)
         if step > 0:
             _log.warning(
                 "%s: the database's clock went forward by %.0f s (or this machine stood still): leases run out early; "

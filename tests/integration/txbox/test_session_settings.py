@@ -1,5 +1,7 @@
 """A database or a role may have settings by which the server writes and reads values in other ways."""
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,6 +12,7 @@ from support.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.ledgers import PostgresLedger
+from txbox.ledgers.lease import elapsed
 from txbox.relay import Relay
 from txbox.sent_messages import SentMessages
 from txbox.statements import statements
@@ -19,17 +22,19 @@ SETTINGS = [
     "datestyle=SQL,DMY",
     "datestyle=German",
     "datestyle=Postgres,MDY intervalstyle=postgres_verbose bytea_output=escape standard_conforming_strings=off",
-    "datestyle=ISO,YMD intervalstyle=sql_standard timezone=<+0545>-05:45 extra_float_digits=0",
+    "datestyle=ISO,YMD intervalstyle=sql_standard timezone=<+0545>-05:45 extra_float_digits=-15",
     "intervalstyle=iso_8601 lc_monetary=C escape_string_warning=off timezone=Asia/Kathmandu",
 ]
 
 
 @pytest.fixture(params=SETTINGS)
-def unusual(request: pytest.FixtureRequest, schema_url: str) -> Engine:
+def unusual(request: pytest.FixtureRequest, schema_url: str) -> Iterator[Engine]:
     """An engine whose sessions have these settings from their start, as by ALTER DATABASE or ALTER ROLE."""
     url = make_url(schema_url)
     options = " ".join([str(url.query["options"]), *(f"-c{setting}" for setting in request.param.split())])
-    return create_engine(url.update_query_dict({"options": options}))
+    engine = create_engine(url.update_query_dict({"options": options}))
+    yield engine
+    engine.dispose()
 
 
 def is_recent(moment: datetime | None) -> bool:
@@ -64,7 +69,6 @@ def test_messages_are_sent_kept_and_sent_again(unusual: Engine) -> None:
     assert is_recent(letter.parked_at)
     assert letter.redriven_at is None
     assert relay.stop()
-    unusual.dispose()
 
 
 def test_inbox_ledger_and_dead_letters_work(unusual: Engine) -> None:
@@ -86,6 +90,9 @@ def test_inbox_ledger_and_dead_letters_work(unusual: Engine) -> None:
     lease = ledger.acquire("m1").lease
     assert lease is not None
     ledger.renew(lease)
+    known = ledger._clock.latest(elapsed())
+    assert known is not None
+    assert abs(known - time.time()) < 60, "the server's time is not rounded"
     assert ledger.acquire("m1").lease is None
     ledger.complete(lease, bytes(range(256)))
     assert ledger.acquire("m1").result == bytes(range(256))
@@ -94,4 +101,3 @@ def test_inbox_ledger_and_dead_letters_work(unusual: Engine) -> None:
     assert (is_recent(line.last_processed_at), is_recent(line.oldest_dead_letter_at)) == (True, True)
     (conflict,) = status.conflicts
     assert (is_recent(conflict.first_at), is_recent(conflict.last_at)) == (True, True)
-    unusual.dispose()
