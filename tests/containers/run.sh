@@ -106,8 +106,10 @@ choose_pgbouncer() {
   program=$(PATH=$PATH:/usr/sbin command -v pgbouncer)
   version=$("$program" --version | awk 'NR == 1 {print $2}')
   if [[ $(printf '%s\n' "$PREPARES_SINCE" "$version" | sort --version-sort | head -n 1) != "$PREPARES_SINCE" ]]; then
-    program=$("$here/make-pgbouncer.sh" 8>&- 9>&- </dev/null) \
-      || fail "PgBouncer is $version here, and the tests need $PREPARES_SINCE or newer, too: set TXBOX_TEST_PGBOUNCER to one"
+    if ! program=$("$here/make-pgbouncer.sh" 8>&- 9>&- </dev/null); then
+      say "PgBouncer is $version here: tests that need $PREPARES_SINCE are SKIPPED, unless TXBOX_TEST_PGBOUNCER names one"
+      return 0
+    fi
   fi
   export TXBOX_TEST_PGBOUNCER=$program
 }
