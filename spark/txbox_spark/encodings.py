@@ -1,4 +1,4 @@
-"""Text of files: bytes that are not in the files' encoding are found and told, and never replaced.
+r"""Text of files: bytes that are not in the files' encoding are found and told, and never replaced.
 
 Java puts U+FFFD in place of bytes that it cannot decode, and so do Spark's readers: two ids become one. Afterwards that
 cannot be told from a U+FFFD that was in the file. So the lines are looked at as bytes first, in one fast pass. Files in
@@ -8,6 +8,9 @@ which every line is UTF-8 are read as ever. For others the readers are kept from
 - JSON is read as lines of bytes, and only those that can be decoded are parsed.
 
 In an encoding other than UTF-8, U+FFFD cannot be told from bytes that are not in it, so both are refused.
+
+JSON has another way to write what is not text: an escape such as ``\ud800``, one half of a surrogate pair without the
+other half. Java puts "?" for it. So such escapes are looked for in the lines, too.
 """
 
 import codecs
@@ -27,11 +30,13 @@ __all__ = [
     "LINE",
     "Charset",
     "EncodingError",
+    "all_text",
     "all_utf8",
     "charset_named",
     "csv_records",
     "json_columns",
     "json_records",
+    "judged_documents",
     "read_as_bytes",
     "with_mark",
     "with_true_names",
@@ -66,7 +71,12 @@ class Charset:
     @property
     def is_wide(self) -> bool:
         """Whether a comma, or a line break, is more than one byte."""
-        return self.name.startswith(("UTF-16", "UTF-32"))
+        return self.name.startswith("UTF-16")
+
+    @property
+    def cause(self) -> tuple[str, str]:
+        """Why a record that is not in it is malformed, and what to do."""
+        return f"not {self.name}", _REMEDY
 
     def decoded(self, data: "Column") -> "Column":
         """Return bytes as text. What is not UTF-8 stays as it is; in another encoding it becomes U+FFFD."""
@@ -92,7 +102,7 @@ def charset_named(spark: "SparkSession", name: str) -> Charset:
     """Find an encoding by any name that Python has for it.
 
     Raises:
-        EncodingError: Python or Java does not know it.
+        EncodingError: Python or Java does not know it, or Java reads it otherwise.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -101,9 +111,15 @@ def charset_named(spark: "SparkSession", name: str) -> Charset:
     try:
         codec = codecs.lookup(name).name
         "x".encode(codec)  # not all that Python looks up is for text
-        return Charset(str(jvm.java.nio.charset.Charset.forName(codec).name()), codec)
+        charset = Charset(str(jvm.java.nio.charset.Charset.forName(codec).name()), codec)
     except (LookupError, ValueError, Py4JJavaError, PySparkException) as error:
         raise EncodingError(f"encoding {name!r} is unknown; use one such as latin1, cp1252 or utf-16") from error
+    if charset.name.startswith("UTF-32"):
+        # In it, Java takes a lone surrogate for a character, and then puts "?" for it.
+        raise EncodingError(
+            f"{charset.name} cannot be read so that nothing is changed; convert the files to UTF-8 first"
+        )
+    return charset
 
 
 def all_utf8(lines: "DataFrame") -> bool:
@@ -111,6 +127,13 @@ def all_utf8(lines: "DataFrame") -> bool:
     from pyspark.sql import functions as sql
 
     return lines.where(~sql.is_valid_utf8(LINE)).select(sql.lit(1)).isEmpty()
+
+
+def all_text(lines: "DataFrame") -> bool:
+    """Return whether every line of JSON is UTF-8 and has no lone surrogate, in one pass as ``all_utf8`` does."""
+    from pyspark.sql import functions as sql
+
+    return lines.where(~sql.is_valid_utf8(LINE) | _has_lone(sql.col(LINE))).select(sql.lit(1)).isEmpty()
 
 
 # -- CSV --------------------------------------------------------------------------------------------------------------
@@ -236,7 +259,7 @@ def _decoded(
                     value = decoded(value)
             values[name] = value
         line = decoded(sql.to_csv(sql.struct(*in_file), _AS_IT_WAS))
-        cause = _not_in(charset, [(name, charset.refused(values[name])) for name in texts], line)
+        cause = _cause(charset.cause, [(f"column {name}", charset.refused(values[name])) for name in texts], line)
         # What Spark could not read is only shown.
         values[corrupt_record] = sql.coalesce(cause, sql.make_valid_utf8(decoded(values[corrupt_record])))
         return frame.select([value.alias(name) for name, value in values.items()])
@@ -253,7 +276,7 @@ def without_replaced(
     fields = [field for field in frame.schema.fields if field.name not in apart]
     texts = [field.name for field in fields if isinstance(field.dataType, StringType)]
     line = sql.to_csv(sql.struct(*[sql.col(quoted(field.name)) for field in fields]), _AS_IT_WAS)
-    cause = _not_in(charset, [(name, charset.refused(sql.col(quoted(name)))) for name in texts], line)
+    cause = _cause(charset.cause, [(f"column {name}", charset.refused(sql.col(quoted(name)))) for name in texts], line)
     return frame.withColumn(corrupt_record, sql.coalesce(cause, sql.col(corrupt_record)))
 
 
@@ -261,11 +284,12 @@ def without_replaced(
 
 
 def json_columns(lines: "DataFrame", charset: Charset, given: Mapping[str, str]) -> "StructType":
-    """Find the columns of those lines of JSON that are in their encoding."""
+    """Find the columns of those lines of JSON that are in their encoding, and have no lone surrogate."""
     from pyspark.sql import functions as sql
     from pyspark.sql.types import StructType
 
-    text = _decoded_lines(lines, charset).where(~charset.refused(sql.col(LINE))).select(LINE)
+    wrong = charset.refused(sql.col(LINE)) | _has_lone(sql.col(LINE))
+    text = _decoded_lines(lines, charset).where(~wrong).select(LINE)
     session: Any = lines.sparkSession
     # pyspark's own way from lines to columns leads through Python.
     jvm, reader = session._jvm, session._jsparkSession.read().options(dict(given))  # noqa: SLF001
@@ -276,7 +300,7 @@ def json_columns(lines: "DataFrame", charset: Charset, given: Mapping[str, str])
 def json_records(
     lines: "DataFrame", charset: Charset, given: Mapping[str, str], columns: "StructType", corrupt_record: str
 ) -> "DataFrame":
-    """Parse lines of JSON. One that is not in its encoding is not parsed; it is text in ``corrupt_record``.
+    """Parse lines of JSON. One that is not text all through is not parsed; it is text in ``corrupt_record``.
 
     Args:
         lines: of the files, as bytes, with the columns that are in names of folders.
@@ -294,18 +318,27 @@ def json_records(
     types = {field.name.lower(): field.dataType for field in columns.fields}
     fields = [field for field in columns.fields if field.name.lower() not in {name.lower() for name in folders}]
     line, parsed = sql.col(LINE), sql.col("parsed")
-    refused = charset.refused(line)
+    lone = _has_lone(line)
+    refused = charset.refused(line) | lone
     values = {field.name: parsed.getField(field.name) for field in fields}
     # A line that is refused is parsed only to say which columns are concerned; what is in them is dropped.
     suspect = [
-        (name, sql.contains(sql.to_json(sql.struct(value.alias("it"))), sql.lit(_REPLACED)))
+        (f"column {name}", sql.contains(sql.to_json(sql.struct(value.alias("it"))), sql.lit(_REPLACED)))
         for name, value in values.items()
         if name != corrupt_record
     ]
-    cause = sql.coalesce(_not_in(charset, suspect, line), _not_in(charset, [("", sql.lit(True))], line))
+    cause = sql.coalesce(
+        *[
+            sql.when(kind, _cause(said, places, line))
+            for kind, said in ((charset.refused(line), charset.cause), (lone, _LONE_CAUSE))
+            for places in (suspect, [("the line", sql.lit(True))])
+        ]
+    )
     kept = {name: sql.col(quoted(name)).cast(types.get(name.lower(), StringType())) for name in folders}
     records = _decoded_lines(lines, charset).where(sql.btrim(line, sql.lit(" \t\r\n")) != "")
-    return records.withColumn("parsed", sql.from_json(line, StructType(fields), dict(given))).select(
+    # To see which column a lone surrogate is in, U+FFFD is put for it.
+    shown = sql.when(lone, sql.regexp_replace(_with_simple_escapes(line), _LONE, r"\\ufffd")).otherwise(line)
+    return records.withColumn("parsed", sql.from_json(shown, StructType(fields), dict(given))).select(
         [
             (sql.when(refused, cause) if name == corrupt_record else sql.when(refused, None))
             .otherwise(value)
@@ -314,6 +347,52 @@ def json_records(
         ]
         + [value.alias(name) for name, value in kept.items()]
     )
+
+
+def judged_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset, corrupt_record: str) -> "DataFrame":
+    """Call all records malformed of those documents of JSON that are not text all through.
+
+    Spark reads a document from its bytes, and says of none of its records where in the file it was.
+
+    Args:
+        frame: the records.
+        lines: of the files, as bytes; of a wide encoding, the whole files.
+        charset: of the files.
+        corrupt_record: the name of the column for the text of malformed records.
+    """
+    from pyspark.sql import functions as sql
+
+    line, file = sql.col(LINE), sql.col(_FILE)
+    # Where no encoding is named, Spark takes UTF-16 for what it is; that has NUL bytes, and no JSON in UTF-8 has.
+    refused, lone = charset.refused(line) | sql.contains(line, sql.lit("\0")), _has_lone(line)
+    wrong = _decoded_lines(lines, charset).where(refused | lone)
+    found = wrong.select(file, refused).distinct().collect()
+    if not found:
+        return frame
+    record = sql.to_json(sql.struct(*[sql.col(quoted(name)) for name in frame.columns if name != corrupt_record]))
+    causes = [
+        sql.when(
+            file.isin([name for name, its in found if its == kind]),
+            _cause(said, [("the document", sql.lit(True))], record),
+        )
+        for kind, said in ((True, charset.cause), (False, _LONE_CAUSE))
+    ]
+    return frame.withColumn(corrupt_record, sql.coalesce(*causes, sql.col(corrupt_record)))
+
+
+def _has_lone(text: "Column") -> "Column":
+    """Whether JSON has an escape for half of a surrogate pair without the other half; cheap if it has no halves."""
+    from pyspark.sql import functions as sql
+
+    there = sql.contains(text, sql.lit(r"\ud")) | sql.contains(text, sql.lit(r"\uD"))
+    return there & sql.rlike(_with_simple_escapes(text), sql.lit(_LONE))
+
+
+def _with_simple_escapes(text: "Column") -> "Column":
+    r"""Return the same JSON without ``\\``, so that every backslash begins an escape."""
+    from pyspark.sql import functions as sql
+
+    return sql.replace(text, sql.lit("\\\\"), sql.lit(r"\u005c"))
 
 
 def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
@@ -326,17 +405,18 @@ def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
-def _not_in(charset: Charset, columns: "list[tuple[str, Column]]", shown: "Column") -> "Column":
-    """Return why a record is malformed, and the record; null if none of the conditions on its columns holds."""
+def _cause(said: tuple[str, str], places: "list[tuple[str, Column]]", shown: "Column") -> "Column":
+    """Return why a record is malformed, and the record; null if none of the conditions on its places holds."""
     from pyspark.sql import functions as sql
 
-    named = sql.concat_ws(", ", *[sql.when(wrong, f"column {name}" if name else "the line") for name, wrong in columns])
+    named = sql.concat_ws(", ", *[sql.when(wrong, place) for place, wrong in places])
+    what, remedy = said
     cause = sql.concat(
-        sql.lit(f"not {charset.name} in "),
+        sql.lit(f"{what} in "),
         named,
         sql.lit(" of "),
         sql.col(_FILE),
-        sql.lit(f" ({_REMEDY}): "),
+        sql.lit(f" ({remedy}): "),
         sql.make_valid_utf8(shown),
     )
     return sql.when(named != "", cause)
@@ -362,6 +442,12 @@ _REPLACED = "\ufffd"
 _MARK = codecs.BOM_UTF8.decode("latin-1")
 _FILE = "_metadata.file_path"
 _REMEDY = "in another encoding? name it: encoding, --encoding"
+_LONE = (
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+"""In JSON in which every backslash begins an escape."""
+_LONE_CAUSE = r"lone surrogate (half of a character, such as \ud800)", "no text of Postgres can hold it; mend the file"
 _OF_FILES = ("pathglobfilter", "basepath")
 _LENIENT = ("spark.sql.legacy.javaCharsets", "spark.sql.legacy.codingErrorAction")
 _AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}

@@ -10,11 +10,13 @@ from txbox_spark.csv_records import as_text, decimals_of, judged
 from txbox_spark.encodings import (
     LINE,
     Charset,
+    all_text,
     all_utf8,
     charset_named,
     csv_records,
     json_columns,
     json_records,
+    judged_documents,
     read_as_bytes,
     with_mark,
     with_true_names,
@@ -113,14 +115,15 @@ def _read_json(
     columns: "StructType | None",
     charset: Charset,
 ) -> "DataFrame":
-    lines = _lines(spark, paths, given)
-    # A file that is one document is parsed from its bytes, and not at all if they are not in its encoding.
+    # A file that is one document is parsed from its bytes, and not at all if they are not UTF-8.
     whole = _is_on(given, "multiLine")
-    if whole or (charset.is_utf8 and all_utf8(lines)):
+    lines = _lines(spark, paths, given, whole=whole and charset.is_wide)
+    if whole or (charset.is_utf8 and all_text(lines)):
         given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given
         load = partial(_load, spark, "json", paths)
         found = _inferred(lambda options: load(options, None).schema, given) if columns is None else columns
-        return _read_whole(load(given, _with_corrupt_record(found)))
+        frame = load(given, _with_corrupt_record(found))
+        return _read_whole(judged_documents(frame, lines, charset, CORRUPT_RECORD) if whole else frame)
     if columns is None:
         columns = _inferred(lambda options: json_columns(lines, charset, options), given)
     return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns), CORRUPT_RECORD))
@@ -211,10 +214,12 @@ def _folders_as_text(spark: "SparkSession") -> Iterator[None]:
             spark.conf.set(_INFERENCE_OF_FOLDERS, before)
 
 
-def _lines(spark: "SparkSession", paths: Sequence[str], given: Mapping[str, str]) -> "DataFrame":
-    """Return the lines of the files as bytes, with the columns that are in names of folders."""
+def _lines(
+    spark: "SparkSession", paths: Sequence[str], given: Mapping[str, str], *, whole: bool = False
+) -> "DataFrame":
+    """Return the lines of the files, or the whole files, as bytes, with the columns that are in names of folders."""
     choosing = {name: value for name, value in given.items() if name.lower() in _CHOOSING_LINES}
-    return _load(spark, "text", paths, choosing, None)
+    return _load(spark, "text", paths, {**choosing, "wholetext": str(whole).lower()}, None)
 
 
 def _option(given: Mapping[str, str], *names: str) -> str | None:

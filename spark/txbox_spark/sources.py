@@ -14,7 +14,8 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
 - Parquet files need not all have the same columns: there are those of every file.
 - The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
 - Folders below a path that Spark would pass over are an error.
-- Bytes that are not in the files' encoding make a record of CSV, or a line of JSON, malformed: see ``encodings``.
+- Bytes that are not in the files' encoding make a record of CSV, or a line of JSON, malformed, and so do escapes of
+  lone surrogates in JSON: see ``encodings``.
 
 What it cannot see:
 

@@ -90,6 +90,26 @@ def test_a_file_loads_exactly_in_the_encoding_that_is_named(
     assert applied(books) == sorted(f"{one}|{name}" for one in IDS)
 
 
+@pytest.mark.parametrize("writer", COPY_FIRST)
+def test_rows_with_lone_surrogates_are_rejected(
+    spark: SparkSession, books: Books, schema_url: str, write: Callable[..., str], writer: str
+) -> None:
+    """JSON can escape half of a surrogate pair, in plain ASCII. It is no character, and Java puts "?" for it."""
+    path = write(
+        "e.jsonl",
+        lines("jsonl", [(rb"a\ud800", b"1"), (rb"a\uD801", b"2"), (b"a?", b"4"), (b"b", rb"\udc00x"), (b"c", b"?")]),
+    )
+    report = load(read_events(spark, [path], schema=FIELDS), schema_url, writer, apply=KEEP)
+    assert counts(report) == {
+        "read": 5, "rejected": 3, "duplicate_in_source": 0, "already_processed": 0, "applied": 2
+    }  # fmt: skip
+    assert applied(books) == ["a?|4", "c|?"]
+    assert books.inbox() == ["a?", "c"]
+    for said in report.rejected_sample:
+        assert "malformed record: lone surrogate (half of a character, such as \\ud800) in column " in said
+        assert "e.jsonl" in said
+
+
 class TestCsv:
     def test_records_of_several_lines_names_and_other_types(
         self, spark: SparkSession, write: Callable[..., str]
@@ -162,6 +182,16 @@ class TestCsv:
         with pytest.raises(SourceError, match="not UTF-8"):
             read_events(spark, [write("e.csv", data)])
 
+    def test_lone_surrogates(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        data = "event_id,name\na\ud800,x\na?,y\nb,\udc00\nc,😀\n"
+        path = write("e.csv", data.encode("utf-32", "surrogatepass"))
+        with pytest.raises(SourceError, match="UTF-32 cannot be read so that nothing is changed; convert"):
+            read_events(spark, [path], schema=FIELDS, encoding="utf-32")
+        path = write("e.csv", data.encode("utf-16", "surrogatepass"))
+        found = rows(read_events(spark, [path], schema=FIELDS, encoding="utf-16"))
+        assert [row[:2] for row in found if row[-1] is None] == [("a?", "y"), ("c", "😀")]
+        assert len(found) == 4
+
     def test_values_in_names_of_folders(self, spark: SparkSession, write: Callable[..., str], tmp_path: Path) -> None:
         write("in/store=ä7/e.csv", b"event_id,name\na,b\nc\xff,d\n")
         for schema in (FIELDS, None):
@@ -198,6 +228,82 @@ class TestJson:
         for schema, store in ((None, "007"), ("event_id string", "007"), ("event_id string, store int", 7)):
             frame = read_events(spark, [str(tmp_path / "in")], schema=schema)
             assert rows(frame.where(f"{CORRUPT_RECORD} IS NULL").select("event_id", "store")) == [("a", store)]
+
+    @pytest.mark.parametrize("encoding", [None, "cp1252"])
+    def test_escapes_of_lone_surrogates(
+        self, spark: SparkSession, write: Callable[..., str], encoding: str | None
+    ) -> None:
+        """A pair is a character, and after an escaped backslash there is no escape."""
+        good = {
+            "g1": (r"\ud83d\ude00 \uD83D\uDE00", "😀 😀"),
+            "g2": (r"\\ud800 \\\\ud800", r"\ud800 \\ud800"),
+            "g3": (r"\\\ud83d\ude00?", "\\😀?"),
+            "g4": ("?", "?"),
+        }
+        bad = {
+            "b1": r"\ud83d\ud83d\ude00",
+            "b2": r"\ud83d\ude00\uDE00",
+            "b3": r"\\\uDBFF",
+            "b4": r"\\ud83d\ude00",
+            "b5": r"\ud83d \ude00",
+            "b6": r"\ud83d\\ude00",
+        }
+        texts = {name: text for name, (text, _) in good.items()} | bad
+        data = "".join(f'{{"event_id":"{name}","text":"{text}"}}\n' for name, text in texts.items())
+        for schema in ("event_id string, text string", None):
+            frame = read_events(spark, [write("e.jsonl", data.encode())], schema=schema, encoding=encoding)
+            found = frame.select("event_id", "text", CORRUPT_RECORD).collect()
+            assert [tuple(row) for row in found[: len(good)]] == [(name, to, None) for name, (_, to) in good.items()]
+            for row, text in zip(found[len(good) :], bad.values(), strict=True):
+                assert tuple(row[:2]) == (None, None)
+                assert row[-1].startswith(
+                    "lone surrogate (half of a character, such as \\ud800) in column text of file:/"
+                )
+                assert text in row[-1]
+
+    _NESTED = (
+        r'{"event_id":"a","in":{"x":["ok","\udfff"]}}',
+        r'{"event_id":"b","map":{"\udc00":"v"}}',
+        r'{"event_id":"c","map":{"k":"\udc00"}}',
+        r'{"event_id":"d","n\ud800me":"x"}',
+        r'{"event_id":"e","in":{"x":["😀","\ud83d\ude00"]},"map":{"k":"v"}}',
+    )
+
+    def test_lone_surrogates_in_keys_and_nested_values(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        path = write("e.jsonl", "\n".join(self._NESTED).encode())
+        for schema in ("event_id string, `in` struct<x: array<string>>, map map<string, string>", None):
+            frame = read_events(spark, [path], schema=schema)
+            found = frame.select("event_id", CORRUPT_RECORD).collect()
+            assert [row[0] for row in found] == [None, None, None, None, "e"]
+            assert "n?me" not in frame.columns
+            assert found[0][-1].startswith(
+                "lone surrogate (half of a character, such as \\ud800) in column in of file:/"
+            )
+            if schema:
+                assert " in column map of file:/" in found[1][-1]
+                assert " in column map of file:/" in found[2][-1]
+            assert " in the line of file:/" in found[3][-1]
+
+    @pytest.mark.parametrize("encoding", [None, "utf-16", "latin1"])
+    def test_documents_with_lone_surrogates_are_rejected(
+        self, spark: SparkSession, write: Callable[..., str], encoding: str | None, tmp_path: Path
+    ) -> None:
+        good = '[{"event_id":"é?"},\n{"event_id":"\\ud83d\\ude00"}]'
+        write("in/a.json", good.encode(encoding or "utf-8"))
+        write("in/b.json", r'[{"event_id":"x"},{"event_id":"a\ud800"}]'.encode(encoding or "utf-8"))
+        write("in/c.json", r'{"event_id":"y","n\udc00":"x"}'.encode(encoding or "utf-8"))
+        bad = {"b.json": "lone surrogate", "c.json": "lone surrogate"}
+        if encoding != "latin1":  # latin1 has no bytes for it; the others have, though they should not
+            write("in/d.json", '[{"event_id":"b\ud800"}]'.encode("utf-16", "surrogatepass"))
+            bad["d.json"] = "not UTF-16" if encoding else "not UTF-8"
+        for schema in ("event_id string", None):
+            frame = read_events(
+                spark, [str(tmp_path / "in")], schema=schema, encoding=encoding, options={"multiLine": "true"}
+            )
+            found = frame.select("event_id", CORRUPT_RECORD).collect()
+            assert sorted(row[0] for row in found if row[-1] is None) == ["é?", "😀"]
+            for name, said in bad.items():
+                assert any(row[-1] and row[-1].startswith(said) and f"/in/{name} (" in row[-1] for row in found)
 
     def test_a_document_that_is_not_utf8(self, spark: SparkSession, write: Callable[..., str]) -> None:
         path = write("e.json", b'[{"event_id":"\xff"}]')
