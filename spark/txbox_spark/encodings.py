@@ -15,6 +15,7 @@ other half. Java puts "?" for it. So such escapes are looked for in the lines, t
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LINE",
+    "OF_DOCUMENTS",
     "Charset",
     "EncodingError",
     "all_text",
@@ -45,6 +47,10 @@ __all__ = [
 
 LINE = "value"
 """What Spark calls the column with a line of a text file."""
+
+
+OF_DOCUMENTS = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
+"""The encodings, as Java calls them, in which Spark reads a document of JSON."""
 
 
 class EncodingError(ValueError):
@@ -99,7 +105,7 @@ class Charset:
 
 
 def charset_named(spark: "SparkSession", name: str) -> Charset:
-    """Find an encoding by any name that Python has for it.
+    """Find an encoding by a name that Python has for it, if Java has the same encoding.
 
     Raises:
         EncodingError: Python or Java does not know it, or Java reads it otherwise.
@@ -109,11 +115,19 @@ def charset_named(spark: "SparkSession", name: str) -> Charset:
 
     jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to ask for its JVM
     try:
-        codec = codecs.lookup(name).name
-        "x".encode(codec)  # not all that Python looks up is for text
-        charset = Charset(str(jvm.java.nio.charset.Charset.forName(codec).name()), codec)
-    except (LookupError, ValueError, Py4JJavaError, PySparkException) as error:
+        codec = codecs.lookup(name).name.removesuffix("-sig")
+        plain = _ASCII.encode(codec).decode("latin-1")  # not all that Python looks up is for text
+        called = next(
+            one
+            for pattern, to in _IN_JAVA
+            if jvm.java.nio.charset.Charset.isSupported(one := re.sub(pattern, to, codec))
+        )
+    except (LookupError, ValueError, StopIteration, Py4JJavaError, PySparkException) as error:
         raise EncodingError(f"encoding {name!r} is unknown; use one such as latin1, cp1252 or utf-16") from error
+    charset = Charset(str(jvm.java.nio.charset.Charset.forName(called).name()), codec)
+    if plain != _ASCII and not charset.is_wide and not charset.name.startswith("UTF-32"):
+        # Line breaks, commas and braces are looked for as what they are in ASCII.
+        raise EncodingError(f"in {charset.name}, ASCII has other bytes; convert the files to UTF-8 first")
     if charset.name.startswith("UTF-32"):
         # In it, Java takes a lone surrogate for a character, and then puts "?" for it.
         raise EncodingError(
@@ -438,6 +452,15 @@ def _every_charset(spark: "SparkSession") -> Iterator[None]:
                 spark.conf.set(name, value)
 
 
+_ASCII = "".join(map(chr, range(128)))
+_IN_JAVA = (
+    # cp932 is Windows' to Python, and one of IBM's to Java, with other characters.
+    (r"^cp(?=9\d\d$)", "windows-"),
+    (r"^", ""),
+    (r"-(?=[lb]e$)", ""),
+    (r"^mac-", "x-mac"),
+)
+"""How to get from Python's name of an encoding to one that Java may know: what is replaced by what."""
 _REPLACED = "\ufffd"
 _MARK = codecs.BOM_UTF8.decode("latin-1")
 _FILE = "_metadata.file_path"

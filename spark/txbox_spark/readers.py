@@ -9,7 +9,9 @@ from txbox_spark.columns import quoted
 from txbox_spark.csv_records import as_text, decimals_of, judged
 from txbox_spark.encodings import (
     LINE,
+    OF_DOCUMENTS,
     Charset,
+    EncodingError,
     all_text,
     all_utf8,
     charset_named,
@@ -117,6 +119,10 @@ def _read_json(
 ) -> "DataFrame":
     # A file that is one document is parsed from its bytes, and not at all if they are not UTF-8.
     whole = _is_on(given, "multiLine")
+    if whole and charset.name not in OF_DOCUMENTS:
+        raise EncodingError(
+            f"with multiLine, JSON can be in {', '.join(OF_DOCUMENTS)}, not in {charset.name}; convert it"
+        )
     lines = _lines(spark, paths, given, whole=whole and charset.is_wide)
     if whole or (charset.is_utf8 and all_text(lines)):
         given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given

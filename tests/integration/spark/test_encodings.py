@@ -316,7 +316,36 @@ class TestJson:
             read_events(spark, [write("e.json", b"{}")], schema=FIELDS, encoding="utf-16")
 
 
-@pytest.mark.parametrize("encoding", ["klingon", "rot13", "base64", "", "idna"])
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [
+        *((name, "é 🎉".encode("utf-16-le")) for name in ("UTF-16LE", "utf-16-le")),
+        *((name, "é 🎉".encode("utf-16-be")) for name in ("UTF-16BE", "utf_16_be")),
+        ("utf-8-sig", "é 🎉".encode()),
+        ("mac_roman", "é ∞".encode("mac_roman")),
+        ("cp932", "①~\uff5e".encode("cp932")),
+    ],
+)
+def test_names_that_python_and_java_spell_differently(
+    spark: SparkSession, write: Callable[..., str], encoding: str, data: bytes
+) -> None:
+    bare = encoding.removesuffix("-sig")
+    path = write("e.csv", "event_id\n".encode(encoding) + data + "\n".encode(bare))
+    for schema in ("event_id string", None):
+        assert rows(read_events(spark, [path], schema=schema, encoding=encoding)) == [(data.decode(bare), None)]
+
+
+def test_encodings_that_cannot_be_read(spark: SparkSession, write: Callable[..., str]) -> None:
+    path = write("e.csv", "event_id\na\n".encode("cp500"))
+    for format_ in ("csv", "json"):
+        with pytest.raises(SourceError, match="in IBM500, ASCII has other bytes; convert the files to UTF-8 first"):
+            read_events(spark, [path], encoding="cp500", format=format_)
+    path = write("e.json", b'{"event_id":"a"}')
+    with pytest.raises(SourceError, match=r"with multiLine, JSON can be in UTF-8, UTF-16, .* not in windows-1252"):
+        read_events(spark, [path], encoding="cp1252", options={"multiLine": "true"})
+
+
+@pytest.mark.parametrize("encoding", ["klingon", "rot13", "base64", "", "idna", "iso2022_jp", "hz", "utf-7"])
 def test_encodings_that_are_none(spark: SparkSession, write: Callable[..., str], encoding: str) -> None:
     with pytest.raises(SourceError, match=r"encoding .* is unknown; use one such as latin1"):
         read_events(spark, [write("e.csv", b"event_id\na\n")], encoding=encoding)
