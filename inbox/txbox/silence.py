@@ -119,12 +119,13 @@ def _watched(kind: Any) -> type[Any]:
 class _Wait:
     """One wait for an answer."""
 
-    __slots__ = ("answer_seconds", "asked", "began", "doubted", "driver", "seconds", "since", "verdict")
+    __slots__ = ("answer_seconds", "asked", "began", "doubted", "driver", "has_less", "seconds", "since", "verdict")
 
     def __init__(self, driver: Any, seconds: float) -> None:
         self.driver = driver
         self.seconds = min(seconds, bound())
         self.answer_seconds = min(ANSWER_SECONDS, bound())
+        self.has_less = bound() < inf
         self.began = self.since = time.monotonic()
         # The question itself is not asked about.
         self.doubted = _ASKS in driver.__dict__
@@ -135,6 +136,16 @@ class _Wait:
     def pooled(self) -> bool:
         """Whether a pooler is known to be between here and the server."""
         return _POOLED in self.driver.__dict__
+
+    def unknown_seconds(self, *, pooler_answered: bool) -> float:
+        """How long it goes on while the server does not say; what has less time than others may be tried again.
+
+        Args:
+            pooler_answered: a pooler had a server free for the question, so it keeps nobody waiting for one.
+        """
+        if pooler_answered and self.has_less:
+            return self.seconds + self.answer_seconds
+        return max(UNKNOWN_SECONDS, self.seconds)
 
     @property
     def server(self) -> int | None:
@@ -231,7 +242,9 @@ class _Watchdog:
             known = at_work is not None and wait.server is not None
             if known and wait.server not in (at_work or ()):
                 self._cut(wait, "and says that it is not at work for this session")
-            elif not known and now - wait.began > max(UNKNOWN_SECONDS, wait.seconds):
+            elif not known and now - wait.began > wait.unknown_seconds(
+                pooler_answered=wait.pooled and at_work is not None
+            ):
                 self._cut(wait, "and does not say whether it is at work for this session")
             else:
                 wait.since, wait.asked = now, None

@@ -24,6 +24,7 @@ from txbox.connections import KEEPALIVES, adopt, open_engine
 from txbox.ledgers import LeaseState, PostgresLedger
 from txbox.ledgers.keeper import LeaseKeeper
 from txbox.relay import Relay
+from txbox.schema import tables
 from txbox_workers.memory import MemorySource
 
 SILENCE = 0.6
@@ -216,6 +217,24 @@ def test_behind_a_pooler_a_long_statement_is_left_alone_and_a_lost_commit_is_not
             proxy.hush()
             with pytest.raises(OperationalError, match="has not answered for"):
                 connection.execute(text("SELECT 2"))
+        engine.dispose()
+
+
+def test_behind_a_pooler_one_silent_connection_does_not_lose_a_lease(
+    make_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "UNKNOWN_SECONDS", 30.0)
+    with transaction_pooler(make_database(), size=4) as (pooler, url), TcpProxy("127.0.0.1", pooler.port) as proxy:
+        engine = open_engine(make_url(url).set(port=proxy.port))
+        with engine.begin() as connection:
+            tables().metadata.create_all(connection)
+        ledger = PostgresLedger(engine, "mailing")
+        lease = ledger.acquire("m1", seconds=SHORT_LEASE).lease
+        assert lease is not None
+        assert proxy.hush()
+        begun = time.monotonic()
+        ledger.renew(lease)
+        assert time.monotonic() - begun < SHORT_LEASE * 2 / 3
         engine.dispose()
 
 
