@@ -25,6 +25,7 @@ from txbox.errors import (
     ResultNotStored,
     RightsMissing,
     SchemaMissing,
+    StatementLeftOpen,
     TransactionAborted,
     TransactionEnded,
     TransactionTimedOut,
@@ -51,10 +52,18 @@ EXAMPLES = [
     RightsMissing("outbox_message", "UPDATE, DELETE"),
     SchemaMissing('"Odd schema-%".processed_message'),
     SchemaMissing("processed_message", 'column "dead_letter_id" does not exist'),
+    StatementLeftOpen(),
     TransactionAborted(),
     TransactionEnded(),
     TransactionTimedOut(),
 ]
+
+
+ABOVE = {
+    "MessageTooLarge": NotSendable,
+    "StatementLeftOpen": TransactionEnded,
+    "TransactionAborted": TransactionEnded,
+}
 
 
 def all_below(kind: type[Exception]) -> set[type[Exception]]:
@@ -69,7 +78,7 @@ def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
     assert sorted(drawn) == sorted(ours)
     assert sorted([*drawn, "TxboxError"]) == sorted(errors.__all__)
     for name in drawn:
-        above = {"TransactionAborted": TransactionEnded, "MessageTooLarge": NotSendable}.get(name, TxboxError)
+        above = ABOVE.get(name, TxboxError)
         also = (ValueError,) if name == "MalformedMessage" else ()
         assert getattr(errors, name).__bases__ == (above, *also), "where the tree draws it"
 
