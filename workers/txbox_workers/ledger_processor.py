@@ -13,7 +13,8 @@ decides whether its effects in the database stand, and the lease keeps two worke
 
 Attempts are counted by the ledger, when they begin. So a message that takes its process down is known by its attempts,
 and when it has had them all, it is parked instead of run. One that an outage of the database has ended is taken out of
-the count again, and the next owner is told of it, as the handler may have had its effect. The ledger's count goes on
+the count again, and the next owner is told of it, as the handler may have had its effect. While the ledger cannot be
+told how an attempt has ended, the delivery is kept (``Processor.owes``). The ledger's count goes on
 when a message is parked: so its next lease, of a copy or of the letter that was redriven, is not its first, and has its
 owner look for letters.
 
@@ -26,6 +27,7 @@ the owner of the lease parks, and renews it before: if it was taken over, nothin
               C takes it up ── there is a letter ── acks
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,7 +88,14 @@ class LedgerProcessor(Processor):
         """
         super().__init__(stopping)
         self._ledger = ledger
-        self._leased = Leased(ledger, seconds=lease_seconds, on_renewal_failure=renewal_failed)
+        self._leased = Leased(
+            ledger,
+            seconds=lease_seconds,
+            on_renewal_failure=renewal_failed,
+            on_release_failure=lambda lease, ending: self._owe(
+                lease.message_id, lambda: self._release_late(lease, ending)
+            ),
+        )
         self._handler: Callable[..., object] = handler
         self._wants_lease = takes_lease(handler)
         self._transactions = transactions
@@ -107,6 +116,7 @@ class LedgerProcessor(Processor):
 
     def check_recording(self) -> None:
         """See that a lease could be acquired, and a message recorded."""
+        self.settle_owed()
         self._ledger.check()
         if self._transactions is not None:
             self._transactions.check_recording()
@@ -125,6 +135,8 @@ class LedgerProcessor(Processor):
             )
         except BaseException as error:
             if attempt.settlement is not None:
+                if not attempt.settlement.outcome.acked and self.owes(delivery):
+                    raise DatabaseUnavailable(f"the ledger could not be told of: {describe(error)}") from error
                 return attempt.settlement
             if isinstance(error, DatabaseUnavailable) or error is attempt.error:
                 raise
@@ -133,6 +145,17 @@ class LedgerProcessor(Processor):
         if self._transactions is None:
             self._completed(first, time.monotonic() - begun)
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
+
+    def _release_late(self, lease: Lease, ending: Ending) -> None:
+        """Tell the ledger how an attempt has ended, unless another owner has the message, or has done it."""
+        try:
+            self._ledger.release(lease, ending.ended, forget_attempts=ending.forget_attempts)
+        except LeaseLost:
+            pass
+        except LedgerError as error:
+            if not error.permanent:
+                raise
+            _log.warning("%r could not be released: %s", lease, error)
 
     def _work(self, attempt: "_Attempt", lease: Lease) -> bool:
         """Do the work of a message; return whether it was done now, and not before.
@@ -250,3 +273,6 @@ class _Attempt:
 
 class _Spent(Exception):
     """The message has had all of its attempts."""
+
+
+_log = logging.getLogger("txbox")

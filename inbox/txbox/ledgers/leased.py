@@ -94,8 +94,12 @@ class Leased:
         encode: Callable[[Any], bytes | str] | None = None,
         decode: Callable[[bytes], Any] = json.loads,
         on_renewal_failure: Callable[[Lease, Exception], None] | None = None,
+        on_release_failure: Callable[[Lease, Ending], None] | None = None,
     ) -> None:
-        """Take the ledger; the arguments are those of ``idempotent``, under longer names."""
+        """Take the ledger; the arguments are those of ``idempotent``, under longer names.
+
+        ``on_release_failure`` is told of an ending that the ledger could not be told, as its store is away.
+        """
         require_ledger(ledger, "ledger")
         if not wait_seconds >= 0:
             raise InvalidConfiguration(f"wait must be at least 0 seconds, not {wait_seconds!r}")
@@ -106,6 +110,7 @@ class Leased:
         self._encode = encode or _as_json
         self._decode = decode
         self._keeper = LeaseKeeper(ledger, on_renewal_failure)
+        self._on_release_failure = on_release_failure
 
     def run(
         self,
@@ -258,6 +263,8 @@ class Leased:
             yield _Call(lambda: self._ledger.release(lease, ending.ended, forget_attempts=ending.forget_attempts))
         except Exception as error:  # noqa: BLE001 - see above
             _log.warning("%r could not be released: %s", lease, error)
+            if self._on_release_failure and isinstance(error, LedgerError) and not error.permanent:
+                self._on_release_failure(lease, ending)
 
     def _complete(self, lease: Lease, encoded: bytes | None, until: float | None) -> Generator["_Step", Any, None]:
         """Complete the message; the work is done, so while the lease lasts, this is worth any number of tries."""

@@ -231,7 +231,11 @@ class _Function:
                 left = left if margin is None else min(left, margin)
                 if left <= 0:
                     who = self._processing.subscriber_id
-                    _log.warning("%s could not take back an attempt that was none; it counts: %s", who, error)
+                    _log.warning(
+                        "%s: how an attempt has ended is still to be told to the database, and counts until then: %s",
+                        who,
+                        error,
+                    )
                     return
                 time.sleep(min(OWED_BACKOFF.seconds(tries), left))
             else:

@@ -82,7 +82,7 @@ def test_what_could_not_be_taken_back_in_time_is_taken_back_by_the_next_invocati
     with pytest.raises(TxboxError, match="cannot be used"):
         handle(of("a"), Context(seconds))
     assert time.monotonic() - began < 10
-    assert "could not take back an attempt that was none" in caplog.text
+    assert "how an attempt has ended is still to be told" in caplog.text
     assert business.failing() == {"a": 1}
     proxy.accept()
     assert handle(of("a", receives=2), Context(30)) == NOTHING
