@@ -135,7 +135,9 @@ class LedgerProcessor(Processor):
             )
         except BaseException as error:
             if attempt.settlement is not None:
-                if not attempt.settlement.outcome.acked and self.owes(delivery):
+                if attempt.settlement.outcome.acked:  # it is parked, and its letter says so
+                    self._drop_owed(message.id)
+                elif self.owes(delivery):
                     raise DatabaseUnavailable(f"the ledger could not be told of: {describe(error)}") from error
                 return attempt.settlement
             if isinstance(error, DatabaseUnavailable) or error is attempt.error:

@@ -65,6 +65,12 @@ class Processor(ABC):
         """Have the database told how an attempt has ended; telling it twice must do no harm."""
         self._owed[tell] = message_id
 
+    def _drop_owed(self, message_id: str) -> None:
+        """Owe nothing for a message any more, as what is counted of it decides nothing."""
+        for tell, owed_for in tuple(self._owed.items()):
+            if owed_for == message_id:
+                self._owed.pop(tell, None)
+
     def process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
         """Process deliveries, and yield what is to be told to the broker as soon as it stands.
 

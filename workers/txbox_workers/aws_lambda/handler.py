@@ -230,12 +230,8 @@ class _Function:
                 left = OWED_SECONDS - (elapsed() - began)
                 left = left if margin is None else min(left, margin)
                 if left <= 0:
-                    who = self._processing.subscriber_id
-                    _log.warning(
-                        "%s: how an attempt has ended is still to be told to the database, and counts until then: %s",
-                        who,
-                        error,
-                    )
+                    said = "%s: how an attempt has ended is still to be told, and it counts until then: %s"
+                    _log.warning(said, self._processing.subscriber_id, error)
                     return
                 time.sleep(min(OWED_BACKOFF.seconds(tries), left))
             else:
