@@ -3,7 +3,7 @@
 An attempt counts if the handler has failed, or if the process died in it. The second is known from what is missing: the
 attempt of a message that was delivered before is written down before it is made. The process that makes it says how it
 has ended, or takes it back because it was none (the connection was lost, or the message was in flight). So what stays
-without an outcome is an attempt whose process ended::
+without an outcome is an attempt whose process ended, or was cut off for good::
 
     begin_attempt ─┬─ fail ──────── counts: what the handler has raised
                    ├─ take_back ─── counts no more; before that, nothing may decide on the message by what is counted
@@ -236,7 +236,7 @@ def _oldest_first(history: History) -> History:
     return tuple({name: value for name, value in entry.items() if name != "attempt"} for entry in reversed(history))
 
 
-NO_OUTCOME = "no outcome was recorded: the process ended while it handled this message"
+NO_OUTCOME = "no outcome was recorded: the process ended while it handled this message, or lost the database and could not say so"
 
 
 def describe(error: BaseException) -> str:
