@@ -236,7 +236,7 @@ def _oldest_first(history: History) -> History:
     return tuple({name: value for name, value in entry.items() if name != "attempt"} for entry in reversed(history))
 
 
-NO_OUTCOME = "no outcome was recorded: the process ended while it handled this message, or lost the database and could not say so"
+NO_OUTCOME = "no outcome was recorded: the process ended while it handled this message, or lost the database for good"
 
 
 def describe(error: BaseException) -> str:
