@@ -15,12 +15,10 @@ other half. Java puts "?" for it. So such escapes are looked for in the lines, t
 
 import codecs
 import json
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from txbox_spark.charsets import REMEDY, REPLACED, Charset, EncodingError, every_charset
 from txbox_spark.columns import quoted
 
 if TYPE_CHECKING:
@@ -30,11 +28,8 @@ if TYPE_CHECKING:
 __all__ = [
     "LINE",
     "OF_DOCUMENTS",
-    "Charset",
-    "EncodingError",
     "all_text",
     "all_utf8",
-    "charset_named",
     "csv_records",
     "json_columns",
     "json_records",
@@ -51,89 +46,6 @@ LINE = "value"
 
 OF_DOCUMENTS = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
 """The encodings, as Java calls them, in which Spark reads a document of JSON."""
-
-
-class EncodingError(ValueError):
-    """What is asked for cannot be had in this encoding; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Charset:
-    """An encoding.
-
-    Attributes:
-        name: as Java calls it.
-        codec: as Python calls it.
-    """
-
-    name: str
-    codec: str
-
-    @property
-    def is_utf8(self) -> bool:
-        """Whether Spark can check the bytes as they are."""
-        return self.name == "UTF-8"
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether a comma, or a line break, is more than one byte."""
-        return self.name.startswith("UTF-16")
-
-    @property
-    def cause(self) -> tuple[str, str]:
-        """Why a record that is not in it is malformed, and what to do."""
-        return f"not {self.name}", _REMEDY
-
-    def decoded(self, data: "Column") -> "Column":
-        """Return bytes as text. What is not UTF-8 stays as it is; in another encoding it becomes U+FFFD."""
-        from pyspark.sql import functions as sql
-
-        return data.cast("string") if self.is_utf8 else sql.decode(data, self.name)
-
-    def refused(self, text: "Column") -> "Column":
-        """Whether a text from ``decoded`` has something that is not in this encoding."""
-        from pyspark.sql import functions as sql
-
-        return ~sql.is_valid_utf8(text) if self.is_utf8 else sql.contains(text, sql.lit(_REPLACED))
-
-    def in_latin1(self, text: str) -> str:
-        """Return a text as it looks where each of its bytes is read as one character."""
-        try:
-            return text.encode(self.codec).decode("latin-1")
-        except UnicodeError as error:
-            raise EncodingError(f"{text!r} cannot be written in {self.name}") from error
-
-
-def charset_named(spark: "SparkSession", name: str) -> Charset:
-    """Find an encoding by a name that Python has for it, if Java has the same encoding.
-
-    Raises:
-        EncodingError: Python or Java does not know it, or Java reads it otherwise.
-    """
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
-    jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to ask for its JVM
-    try:
-        codec = codecs.lookup(name).name.removesuffix("-sig")
-        plain = _ASCII.encode(codec).decode("latin-1")  # not all that Python looks up is for text
-        called = next(
-            one
-            for pattern, to in _IN_JAVA
-            if jvm.java.nio.charset.Charset.isSupported(one := re.sub(pattern, to, codec))
-        )
-    except (LookupError, ValueError, StopIteration, Py4JJavaError, PySparkException) as error:
-        raise EncodingError(f"encoding {name!r} is unknown; use one such as latin1, cp1252 or utf-16") from error
-    charset = Charset(str(jvm.java.nio.charset.Charset.forName(called).name()), codec)
-    if plain != _ASCII and not charset.is_wide and not charset.name.startswith("UTF-32"):
-        # Line breaks, commas and braces are looked for as what they are in ASCII.
-        raise EncodingError(f"in {charset.name}, ASCII has other bytes; convert the files to UTF-8 first")
-    if charset.name.startswith("UTF-32"):
-        # In it, Java takes a lone surrogate for a character, and then puts "?" for it.
-        raise EncodingError(
-            f"{charset.name} cannot be read so that nothing is changed; convert the files to UTF-8 first"
-        )
-    return charset
 
 
 def all_utf8(lines: "DataFrame") -> bool:
@@ -180,10 +92,10 @@ def with_true_names(
         try:
             name = field.name.removeprefix(_MARK).encode("latin-1").decode(charset.codec) if as_bytes else field.name
         except UnicodeError:
-            name = _REPLACED
-        if _REPLACED in name:
+            name = REPLACED
+        if REPLACED in name:
             shown = field.name.encode("latin-1", "replace").decode("ascii", "backslashreplace")
-            raise EncodingError(f"the column name {shown} in the header is not {charset.name} ({_REMEDY})")
+            raise EncodingError(f"the column name {shown} in the header is not {charset.name} ({REMEDY})")
         fields.append(StructField(name, field.dataType))
     return StructType(fields)
 
@@ -263,7 +175,7 @@ def _decoded(
         return charset.decoded(sql.encode(value, "ISO-8859-1"))
 
     values, texts, in_file = {}, [], []
-    with _every_charset(frame.sparkSession):
+    with every_charset(frame.sparkSession):
         for field in frame.schema.fields:
             name, value = true_names.get(field.name, field.name), sql.col(quoted(field.name))
             if name.lower() not in apart:
@@ -337,7 +249,7 @@ def json_records(
     values = {field.name: parsed.getField(field.name) for field in fields}
     # A line that is refused is parsed only to say which columns are concerned; what is in them is dropped.
     suspect = [
-        (f"column {name}", sql.contains(sql.to_json(sql.struct(value.alias("it"))), sql.lit(_REPLACED)))
+        (f"column {name}", sql.contains(sql.to_json(sql.struct(value.alias("it"))), sql.lit(REPLACED)))
         for name, value in values.items()
         if name != corrupt_record
     ]
@@ -412,7 +324,7 @@ def _with_simple_escapes(text: "Column") -> "Column":
 def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
     from pyspark.sql import functions as sql
 
-    with _every_charset(lines.sparkSession):
+    with every_charset(lines.sparkSession):
         return lines.withColumn(LINE, charset.decoded(sql.col(LINE).cast("binary")))
 
 
@@ -436,35 +348,8 @@ def _cause(said: tuple[str, str], places: "list[tuple[str, Column]]", shown: "Co
     return sql.when(named != "", cause)
 
 
-@contextmanager
-def _every_charset(spark: "SparkSession") -> Iterator[None]:
-    """Have Spark take every charset of Java's and replace what is not in it; expressions made here keep to that."""
-    before = {name: spark.conf.get(name, None) for name in _LENIENT}
-    for name in _LENIENT:
-        spark.conf.set(name, "true")
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
-
-
-_ASCII = "".join(map(chr, range(128)))
-_IN_JAVA = (
-    # cp932 is Windows' to Python, and one of IBM's to Java, with other characters.
-    (r"^cp(?=9\d\d$)", "windows-"),
-    (r"^", ""),
-    (r"-(?=[lb]e$)", ""),
-    (r"^mac-", "x-mac"),
-)
-"""How to get from Python's name of an encoding to one that Java may know: what is replaced by what."""
-_REPLACED = "\ufffd"
 _MARK = codecs.BOM_UTF8.decode("latin-1")
 _FILE = "_metadata.file_path"
-_REMEDY = "in another encoding? name it: encoding, --encoding"
 _LONE = (
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -472,5 +357,4 @@ _LONE = (
 """In JSON in which every backslash begins an escape."""
 _LONE_CAUSE = r"lone surrogate (half of a character, such as \ud800)", "no text of Postgres can hold it; mend the file"
 _OF_FILES = ("pathglobfilter", "basepath")
-_LENIENT = ("spark.sql.legacy.javaCharsets", "spark.sql.legacy.codingErrorAction")
 _AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}

@@ -5,16 +5,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from txbox_spark.charsets import Charset, EncodingError, charset_named
 from txbox_spark.columns import quoted
 from txbox_spark.csv_records import as_text, decimals_of, judged
 from txbox_spark.encodings import (
     LINE,
     OF_DOCUMENTS,
-    Charset,
-    EncodingError,
     all_text,
     all_utf8,
-    charset_named,
     csv_records,
     json_columns,
     json_records,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from txbox import TxboxError
-from txbox_spark.encodings import EncodingError
+from txbox_spark.charsets import EncodingError
 from txbox_spark.explanations import said_by_spark
 
 __all__ = ["InvalidFields", "SourceError", "explained"]

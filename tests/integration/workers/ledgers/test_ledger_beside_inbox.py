@@ -94,6 +94,10 @@ def test_beside_an_inbox_a_handler_that_was_done_and_not_committed_may_have_had_
     assert seen == [(1, 0), (2, 1)]
 
 
+def has_to_run_again(session: Session) -> None:
+    session.connection().exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+
+
 def test_beside_an_inbox_a_transaction_that_is_run_again_is_told_of_its_first_run(
     engine: Engine, ledger: PostgresLedger, business: Business
 ) -> None:
@@ -103,7 +107,7 @@ def test_beside_an_inbox_a_transaction_that_is_run_again_is_told_of_its_first_ru
         seen.append((lease.attempt, lease.unknown_attempts))
         apply(session, message)
         if len(seen) == 1:
-            session.connection().exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+            has_to_run_again(session)
 
     assert process(beside(engine, ledger, handle), delivery("a")) == [("a-1", Outcome.PROCESSED)]
     assert seen == [(1, 0), (1, 1)]
@@ -119,7 +123,7 @@ def test_beside_an_inbox_a_failure_of_the_second_run_tells_the_next_attempt_of_t
         seen.append((lease.attempt, lease.unknown_attempts))
         apply(session, message)
         if len(seen) == 1:
-            session.connection().exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+            has_to_run_again(session)
         if len(seen) == 2:
             raise ValueError("no")
 
