@@ -10,7 +10,7 @@ from bulk_events import SUBSCRIBER, BulkEvents
 from sqlalchemy import make_url
 
 from txbox_spark import BulkLoadReport, bulk_load
-from txbox_spark.jdbc import jdbc_options
+from txbox_spark.runtime.jdbc import jdbc_options
 
 __all__ = ["APPLY", "by_hand", "naive", "ours", "serial", "two_sessions"]
 

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from supply import Supply, make_deliveries
 
 from txbox import Inbox, Message
-from txbox.sqlstates import is_retryable
+from txbox.postgres.sqlstates import is_retryable
 from txbox_workers.delivery import Delivery
 from txbox_workers.worker import Worker
 

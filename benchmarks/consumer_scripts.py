@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from business import ACCOUNTS, AMOUNT, SCHEMA, SUBSCRIBER, update_many
 from supply import REPEAT_EVERY
 
-from txbox.statements import statements
+from txbox.postgres.statements import statements
 
 __all__ = ["Script", "batch_script", "one_statement_script", "single_script"]
 

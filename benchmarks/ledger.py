@@ -24,8 +24,8 @@ from running import add_options, chosen, embedded, kept, measured, positive
 from sqlalchemy import create_engine
 
 from txbox import idempotent
-from txbox.lease_statements import lease_statements
-from txbox.ledgers import LeaseState, Ledger, PostgresLedger
+from txbox.leases import LeaseState, Ledger, PostgresLedger
+from txbox.leases.statements import lease_statements
 
 DESCRIPTION = """\
 Acquire and complete leases, by several roads:
@@ -168,8 +168,8 @@ class Bench:
         """Measure ``DynamoDBLedger`` against a local server, which is started now."""
         import boto3
 
-        from txbox.ledgers.dynamodb import DynamoDBLedger, create_lease_table
-        from txbox_workers.embedded import LocalAws
+        from txbox_aws.dynamodb import DynamoDBLedger, create_lease_table
+        from txbox_local import LocalAws
 
         made: list[Any] = []
 

@@ -163,7 +163,7 @@ class Bench:
     @cached_property
     def queue(self) -> LocalQueue:
         """A server that runs to the end of the benchmark."""
-        from txbox_workers.embedded import LocalAws
+        from txbox_local import LocalAws
 
         return LocalQueue(self.stack.enter_context(LocalAws()))
 

@@ -7,8 +7,8 @@ import psycopg
 from business import ACCOUNTS, SCHEMA, Business, WrongResult, conninfo
 from sqlalchemy import create_engine
 
-from txbox.bell import CHANNEL
 from txbox.outbox import Outbox, Outgoing
+from txbox.outbox.notifier import CHANNEL
 
 __all__ = ["BARE_CLAIM", "BODY", "COLUMNS", "DESTINATION", "RAW_CLAIM", "OutboxPlace"]
 

@@ -18,7 +18,7 @@ from relay_place import BARE_CLAIM, RAW_CLAIM
 from sqlalchemy import create_engine
 
 from txbox.relay import OutboxMessage, Publisher, Refused, Relay
-from txbox.relay.watching import LOOK_SECONDS
+from txbox.relay.poller import LOOK_SECONDS
 
 __all__ = ["RelayOrder", "Relays", "drain_raw", "relays"]
 
@@ -205,7 +205,7 @@ def _run_relay(order: RelayOrder, ready: Any, stop: Any, sent: Any, results: Any
     timing = _Timing(sent)
     publishers: dict[str, Publisher]
     if order.publisher == "aws":
-        from txbox_workers.publishers import aws_publishers
+        from txbox_aws.publishers import aws_publishers
 
         publishers = {name: _Counting(publisher, sent) for name, publisher in aws_publishers().items()}
     else:

@@ -14,7 +14,7 @@ import boto3
 from relay_place import BODY
 
 from txbox.message import HEADER_MESSAGE_ID
-from txbox_workers.embedded import LocalAws
+from txbox_local import LocalAws
 
 __all__ = ["LocalQueue", "send_bare"]
 

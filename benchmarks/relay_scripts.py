@@ -4,9 +4,9 @@ from business import ACCOUNTS, AMOUNT, SCHEMA
 from consumer_scripts import Script
 from relay_place import BODY, COLUMNS, DESTINATION
 
-from txbox.bell import CHANNEL
-from txbox.lanes import LANES_PER_DESTINATION, lane_of
-from txbox.outbox_statements import outbox_statements
+from txbox.outbox.lanes import LANES_PER_DESTINATION, lane_of
+from txbox.outbox.notifier import CHANNEL
+from txbox.outbox.statements import outbox_statements
 
 __all__ = ["business_script"]
 

@@ -61,7 +61,7 @@ def kept(options: argparse.Namespace) -> dict[str, object]:
 
 def embedded(stack: ExitStack, **settings: str) -> str:
     """Start a server for the run; return its URL."""
-    from txbox_workers.embedded import EmbeddedPostgres
+    from txbox_local import EmbeddedPostgres
 
     return stack.enter_context(EmbeddedPostgres(settings=settings)).url
 

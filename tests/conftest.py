@@ -26,7 +26,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropSchema
 
 from support.tcp_proxy import TcpProxy
 from txbox.schema import tables
-from txbox_workers.embedded import EmbeddedPostgres, LocalAws
+from txbox_local import EmbeddedPostgres, LocalAws
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

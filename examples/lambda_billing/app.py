@@ -9,7 +9,7 @@ from sqlalchemy import URL, create_engine, event, text
 from sqlalchemy.orm import Session
 
 from txbox import Inbox, Message
-from txbox_workers.aws_lambda import sqs_handler
+from txbox_aws.lambda_ import sqs_handler
 
 ADD_PURCHASE = text(
     "INSERT INTO account (account_id, purchases, cents) VALUES (:account_id, 1, :cents) "

@@ -18,7 +18,8 @@
         outbox.publish(session, queue_url, order.as_json(), key=order.customer)
 """
 
-from txbox.dead_letters import DeadLetter, DeadLetters, Reason
+from txbox.dead_letters.dead_letters import DeadLetter, DeadLetters, Reason
+from txbox.dead_letters.failures import Failures
 from txbox.errors import (
     BrokerError,
     EffectUnknown,
@@ -43,11 +44,10 @@ from txbox.errors import (
     TransactionTimedOut,
     TxboxError,
 )
-from txbox.failures import Failures
-from txbox.idempotency import idempotent
-from txbox.inbox import Inbox, Recorded
+from txbox.inbox.inbox import Inbox, Recorded
+from txbox.leases.idempotency import idempotent
 from txbox.message import Identify, Message, identify
-from txbox.outbox import Outbox, Outgoing
+from txbox.outbox.outbox import Outbox, Outgoing
 from txbox.outcome import Outcome
 
 __version__ = "0.1.0"

@@ -29,7 +29,7 @@ In the packages around it: ``MigrationError``, ``EmbeddedServerError``, and of S
 ``SourceError``, ``BulkLoadFailed``, ``BatchFailed``, ``ApplyFailed``, ``RunNotFound``.
 
 Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not
-wrapped: they pass through as SQLAlchemy raises them. ``txbox.sqlstates`` tells which of them to retry.
+wrapped: they pass through as SQLAlchemy raises them. ``txbox.postgres.sqlstates`` tells which of them to retry.
 """
 
 from collections.abc import Iterable

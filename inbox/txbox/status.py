@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from txbox.blocked_loads import BlockedLoad, find_blocked_loads
-from txbox.lease_status import LeaseStatus, read_lease_status
-from txbox.outbox import RELAY_SUBSCRIBER
-from txbox.outbox_status import OutboxStatus, read_outbox_status
-from txbox.statements import moment, statements, with_moments
-from txbox.transactions import check_table
+from txbox.leases.status import LeaseStatus, read_lease_status
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
+from txbox.outbox.status import OutboxStatus, read_outbox_status
+from txbox.postgres.blocked_loads import BlockedLoad, find_blocked_loads
+from txbox.postgres.statements import moment, statements, with_moments
+from txbox.postgres.transactions import check_table
 
 __all__ = ["EXACT_UP_TO_ROWS", "HandlerConflict", "Status", "SubscriberStatus", "read_status"]
 
@@ -98,7 +98,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
         exact: count inbox and leases even if they have more than ``EXACT_UP_TO_ROWS`` rows. The outbox is never counted
-            beyond ``txbox.outbox_status.COUNTED_MESSAGES``.
+            beyond ``txbox.outbox.status.COUNTED_MESSAGES``.
 
     Raises:
         SchemaMissing: the tables do not exist.

@@ -13,7 +13,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy.engine import URL, Connection, Engine
 
-from txbox.connections import open_engine
+from txbox.postgres.engines import open_engine
 from txbox_migrations.environment import VersionChange
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST

@@ -14,9 +14,9 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from txbox.connections import refuse_other_encodings
+from txbox.postgres.engines import refuse_other_encodings
+from txbox.postgres.transactions import refuse_autocommit
 from txbox.schema import TABLE_NAMES, tables
-from txbox.transactions import refuse_autocommit
 
 __all__ = ["Difference", "Severity", "find_drift"]
 

@@ -13,7 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateSchema, DropTable
 
-from txbox.connections import refuse_other_encodings
+from txbox.postgres.engines import refuse_other_encodings
 from txbox.schema import TABLE_NAMES
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST

@@ -5,7 +5,7 @@ from typing import Protocol
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 
-from txbox.connections import refuse_other_encodings
+from txbox.postgres.engines import refuse_other_encodings
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST, STEPS
 from txbox_migrations.version_mark import current_version, require_version, write_version

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL
 
 from txbox import Inbox, InvalidConfiguration
-from txbox.connections import open_engine
-from txbox.lent import guard
-from txbox_spark.effects import Apply
-from txbox_spark.events import prepare
-from txbox_spark.executors import COPY, JDBC
-from txbox_spark.load import AUTO, Load
-from txbox_spark.merge import EFFECTS_SECONDS, STALLED_SECONDS, Limits
-from txbox_spark.place import database_url
-from txbox_spark.progress import Reporter
+from txbox.postgres.engines import open_engine
+from txbox.postgres.transaction_guard import guard
+from txbox_spark.database import database_url
+from txbox_spark.loading.effects import Apply
+from txbox_spark.loading.jdbc_writer import sweep_staging
+from txbox_spark.loading.loader import AUTO, Load
+from txbox_spark.loading.merge import EFFECTS_SECONDS, STALLED_SECONDS, Limits
+from txbox_spark.reading.events import prepare
+from txbox_spark.reading.sources import Source
 from txbox_spark.report import BulkLoadReport, OnProgress
-from txbox_spark.sources import Source
-from txbox_spark.staging import sweep_staging
+from txbox_spark.runtime.executors import COPY, JDBC
+from txbox_spark.runtime.progress import Reporter
 from txbox_spark.subscribers import warn_of_a_new_name
 
 if TYPE_CHECKING:

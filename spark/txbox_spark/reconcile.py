@@ -20,17 +20,17 @@ from psycopg.sql import Literal
 from sqlalchemy import URL, Connection, NullPool
 
 from txbox import Inbox, InvalidConfiguration
-from txbox.connections import open_engine
-from txbox.statements import statements
-from txbox.transactions import check_table
-from txbox_spark.events import prepare
-from txbox_spark.jdbc import jdbc_options
-from txbox_spark.jobs import job_group, small_plans
-from txbox_spark.place import database_url
-from txbox_spark.progress import Reporter
+from txbox.postgres.engines import open_engine
+from txbox.postgres.statements import statements
+from txbox.postgres.transactions import check_table
+from txbox_spark.database import database_url
+from txbox_spark.loading.statements import statements as bulk_statements
+from txbox_spark.reading.errors import explained
+from txbox_spark.reading.events import prepare
 from txbox_spark.report import OnProgress
-from txbox_spark.source_errors import explained
-from txbox_spark.statements import statements as bulk_statements
+from txbox_spark.runtime.jdbc import jdbc_options
+from txbox_spark.runtime.jobs import job_group, small_plans
+from txbox_spark.runtime.progress import Reporter
 from txbox_spark.subscribers import warn_of_a_new_name
 
 if TYPE_CHECKING:

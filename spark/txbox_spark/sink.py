@@ -37,16 +37,16 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL, NullPool
 
 from txbox import TxboxError
-from txbox.connections import open_engine
+from txbox.postgres.engines import open_engine
 from txbox_spark.bulk_load import ABANDONED_SECONDS, CHUNK_ROWS, bulk_load, check_arguments
-from txbox_spark.effects import Apply
-from txbox_spark.executors import Choice
-from txbox_spark.ledger import Ledger
-from txbox_spark.load import AUTO, BulkLoadFailed
-from txbox_spark.merge import EFFECTS_SECONDS, STALLED_SECONDS
+from txbox_spark.loading.effects import Apply
+from txbox_spark.loading.ledger import Ledger
+from txbox_spark.loading.loader import AUTO, BulkLoadFailed
+from txbox_spark.loading.merge import EFFECTS_SECONDS, STALLED_SECONDS
+from txbox_spark.loading.statements import statements
+from txbox_spark.reading.sources import Source
 from txbox_spark.report import BulkLoadReport
-from txbox_spark.sources import Source
-from txbox_spark.statements import statements
+from txbox_spark.runtime.executors import Choice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -4,9 +4,9 @@ import logging
 
 from sqlalchemy import Engine
 
-from txbox.transactions import short_transaction
-from txbox_spark.patience import patient
-from txbox_spark.statements import Statements
+from txbox.postgres.transactions import short_transaction
+from txbox_spark.loading.statements import Statements
+from txbox_spark.runtime.retries import patient
 
 __all__ = ["warn_of_a_new_name"]
 

@@ -18,20 +18,20 @@ from support.program import Ended, Running
 from support.program import txbox as run_process
 from support.waiting import wait_until
 from txbox import TxboxError
-from txbox_workers.cli.app import run as run_here
-from txbox_workers.demo import fork_server, plan, worker_process
-from txbox_workers.demo import place as demo_place
-from txbox_workers.demo import run as demo_run
-from txbox_workers.demo.crew import NOTIFICATION, ROLES
-from txbox_workers.demo.place import Place
-from txbox_workers.demo.plan import Plan
-from txbox_workers.demo.run import run_demo
-from txbox_workers.demo.standing import Standing, read_standing
+from txbox_cli.app import run as run_here
+from txbox_demo import fork_server, plan, worker_process
+from txbox_demo import place as demo_place
+from txbox_demo import run as demo_run
+from txbox_demo.crew import NOTIFICATION, ROLES
+from txbox_demo.place import Place
+from txbox_demo.plan import Plan
+from txbox_demo.run import run_demo
+from txbox_demo.standing import Standing, read_standing
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-    from txbox_workers.embedded import LocalAws
+    from txbox_local import LocalAws
 
 pytestmark = pytest.mark.chaos
 
@@ -72,7 +72,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Break the services, in their own processes: broken(script), which is run before anything is forked."""
 
     def break_it(script: str) -> None:
-        whole = f"from txbox_workers.demo import fork_server_process\n{script}\nfork_server_process.main()"
+        whole = f"from txbox_demo import fork_server_process\n{script}\nfork_server_process.main()"
         monkeypatch.setattr(fork_server, "COMMAND", (sys.executable, "-c", whole))
 
     return break_it
@@ -272,7 +272,7 @@ def test_only_a_worker_killed_between_mail_and_completion_has_a_mail_come_twice(
 
 
 EAGER = """
-from txbox_workers.demo import notification
+from txbox_demo import notification
 
 class Eager(notification.Notification):
     def __call__(self, message, lease):
@@ -285,7 +285,7 @@ notification.Notification = Eager
 
 FORGETFUL = """
 from sqlalchemy import text
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger
 
 acquire = PostgresLedger.acquire
 
@@ -330,7 +330,7 @@ def test_a_ledger_that_forgets_what_a_killed_worker_had_completed_has_no_excuse(
     database_url: str, aws: "LocalAws", broken: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "NOTIFICATION", replace(NOTIFICATION, moments=(worker_process.COMMITTED,)))
-    broken(f"from txbox_workers.demo import worker_process\nworker_process.LOST_ACK_SHARE = 0.0\n{FORGETFUL}")
+    broken(f"from txbox_demo import worker_process\nworker_process.LOST_ACK_SHARE = 0.0\n{FORGETFUL}")
     report = run_demo(Plan(purchases=100, workers=2, kills=8, seed=1, database_url=database_url, own_broker=False))
     assert report.kills["notification"][worker_process.COMMITTED] >= 1
     assert not report.exact
@@ -339,7 +339,7 @@ def test_a_ledger_that_forgets_what_a_killed_worker_had_completed_has_no_excuse(
 
 
 LAZY = """
-from txbox_workers.demo import notification
+from txbox_demo import notification
 
 class Lazy(notification.Notification):
     def __call__(self, message, lease):
@@ -350,7 +350,7 @@ notification.Notification = Lazy
 """
 
 BELIEVING = """
-from txbox_workers.demo import notification
+from txbox_demo import notification
 
 class Believing(notification.Notification):
     def _send(self, email):
@@ -416,7 +416,7 @@ def test_without_the_inboxs_key_accounts_and_notifications_are_wrong_and_it_says
 
 PUBLISHED_OUTSIDE = """
 import json
-from txbox_workers.demo import billing, shop_process, worker_process
+from txbox_demo import billing, shop_process, worker_process
 
 class Careless:
     def publish(self, session, *arguments, **options):
@@ -456,7 +456,7 @@ def test_what_is_published_outside_of_the_transaction_is_seen(
 
 
 FORGOTTEN_BEFORE_SENT = """
-from txbox_workers.demo import relay_process
+from txbox_demo import relay_process
 
 class Hasty:
     def __init__(self, publisher):

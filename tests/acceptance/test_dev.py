@@ -206,7 +206,7 @@ def test_a_directory_that_is_in_use_is_refused(dev: Callable[..., Running], reac
 
 def test_an_ordinary_user(dev: Callable[..., Running], reachable: Path) -> None:
     options = as_nobody(reachable)
-    running = dev(command=[options.pop("python"), "-m", "txbox_workers"], **options)
+    running = dev(command=[options.pop("python"), "-m", "txbox_cli"], **options)
     processes = family(running)
     assert {process.uids().real for process in processes} == {options["user"]}
     assert query(exports(running), "SELECT count(*) FROM processed_message") == [(0,)]

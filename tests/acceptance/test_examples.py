@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from support.waiting import wait_until
-from txbox_workers.embedded import LocalAws
+from txbox_local import LocalAws
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

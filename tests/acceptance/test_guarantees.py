@@ -12,8 +12,8 @@ from support.business import Business, apply
 from support.waiting import wait_until
 from txbox import Inbox, Message
 from txbox.backoff import Backoff
+from txbox_aws.sqs import SqsWorker
 from txbox_workers.memory import MemorySource
-from txbox_workers.sqs import SqsWorker
 from txbox_workers.worker import Worker
 
 if TYPE_CHECKING:

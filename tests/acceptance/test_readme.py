@@ -20,9 +20,9 @@ from support.leases import acquired
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.backoff import Backoff
-from txbox.ledgers import PostgresLedger
-from txbox.watermark import Advance, advance, advance_many
-from txbox_workers.embedded import LocalAws
+from txbox.leases import PostgresLedger
+from txbox.watermarks import Advance, advance, advance_many
+from txbox_local import LocalAws
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
 

@@ -16,7 +16,7 @@ from support import relay_process
 from support.publishers import first_arrivals
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
-from txbox.outbox_status import read_outbox_status, relays_at_work
+from txbox.outbox.status import read_outbox_status, relays_at_work
 
 pytestmark = pytest.mark.chaos
 

@@ -21,9 +21,9 @@ from support.soak.broker import Broker
 from support.soak.campaign import BUSINESS, SETTLE_SECONDS, Campaign
 from support.soak.processes import Setting
 from txbox.schema import tables
-from txbox_workers.embedded import EmbeddedPostgres, LocalAws
-from txbox_workers.embedded.directory import temporary_directory
-from txbox_workers.embedded.installation import find_installation
+from txbox_local import EmbeddedPostgres, LocalAws
+from txbox_local.postgres.directory import temporary_directory
+from txbox_local.postgres.installation import find_installation
 
 SHORT_SECONDS = 40.0
 LONG_MINUTES = float(os.environ.get("TXBOX_SOAK_MINUTES", "30"))

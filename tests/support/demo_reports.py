@@ -1,9 +1,9 @@
 """A run of the demo in which all was well, for one purchase."""
 
-from txbox_workers.demo.accounting import Comparison, Deliveries, Notices, Sends
-from txbox_workers.demo.plan import Plan
-from txbox_workers.demo.report import Report, Shop
-from txbox_workers.demo.standing import Standing
+from txbox_demo.accounting import Comparison, Deliveries, Notices, Sends
+from txbox_demo.plan import Plan
+from txbox_demo.report import Report, Shop
+from txbox_demo.standing import Standing
 
 COMPLETE = Deliveries(received=2, processed=1, duplicates=1, failed=0, in_flight=0, contradictions=())
 NOTICES = Notices(

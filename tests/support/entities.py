@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from sqlalchemy import Engine, ForeignKey, String, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from txbox.entity import HighestEventIds, RecentMessageIds, update_if_newer, update_once
+from txbox.entities import HighestEventIds, RecentMessageIds, update_if_newer, update_once
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 

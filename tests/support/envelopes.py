@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from support.queues import QUEUE
 from txbox import Message
+from txbox_aws.envelopes import Envelope, open_envelope
 from txbox_workers.delivery import Delivery
-from txbox_workers.envelopes import Envelope, open_envelope
 
 BROKER_ID = "059f36b4-87a3-44ab-83d2-661975830a7d"
 PURCHASE = '{"account": "a-1", "amount": 10}'

@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from txbox import Message
-from txbox.idempotency import idempotent
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger, idempotent
 
 MESSAGE = Message("m", b'{"to": "ann"}')
 

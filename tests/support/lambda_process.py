@@ -20,9 +20,9 @@ from support.business import ADD, apply
 from support.lambda_events import Context
 from support.worker_process import COUNT, NOTE
 from txbox import Inbox, Message
-from txbox.ledgers import PostgresLedger
-from txbox_workers import transaction_limits
-from txbox_workers.aws_lambda import sqs_handler
+from txbox.leases import PostgresLedger
+from txbox_aws.lambda_ import sqs_handler
+from txbox_workers.processing import transaction_limits
 
 
 class Sandbox:

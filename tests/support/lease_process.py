@@ -18,8 +18,7 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from txbox import InFlight, LeaseLost
-from txbox.idempotency import idempotent
-from txbox.ledgers import LEASE_SECONDS, Acquisition, Lease, Ledger, PostgresLedger
+from txbox.leases import LEASE_SECONDS, Acquisition, Lease, Ledger, PostgresLedger, idempotent
 
 EFFECT, COMPLETED, LOST = "effect", "completed", "lost"
 READY, REFUSED, ALLOWED = "ready", "refused", "allowed"
@@ -114,7 +113,7 @@ def make_ledger(settings: dict[str, Any]) -> Ledger:
     """Make the ledger of the store that the settings name."""
     if settings["store"] == "postgres":
         return PostgresLedger(create_engine(settings["url"], pool_size=2), "mailing")
-    from txbox.ledgers.dynamodb import DynamoDBLedger
+    from txbox_aws.dynamodb import DynamoDBLedger
 
     return DynamoDBLedger("mailing", table=settings["table"])
 

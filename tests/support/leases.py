@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from txbox.ledgers import Lease, LeaseState, Ledger, PostgresLedger
+from txbox.leases import Lease, LeaseState, Ledger, PostgresLedger
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def postgres_store(engine: Engine, schema_url: str) -> Store:
 
 
 def dynamodb_store(client: Any) -> Store:
-    from txbox.ledgers.dynamodb import DynamoDBLedger, create_lease_table
+    from txbox_aws.dynamodb import DynamoDBLedger, create_lease_table
 
     table = f"lease_{uuid.uuid4().hex[:8]}"
     create_lease_table(table, client=client)

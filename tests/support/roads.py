@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from txbox import Message
-from txbox_workers.envelopes import open_envelope
+from txbox_aws.envelopes import open_envelope
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

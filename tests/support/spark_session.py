@@ -32,7 +32,7 @@ def spark(note_server: Callable[[str], None]) -> Iterator[SparkSession]:
 def pytest_configure() -> None:
     """On a machine without Java, have the programs that tests start find the one of txbox[embedded]."""
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
-        from txbox_spark.java import java_environment
+        from txbox_spark.runtime.java import java_environment
 
         os.environ.update({name: value for name, value in java_environment().items() if value is not None})
 

@@ -21,7 +21,7 @@ from txbox import Inbox, Message
 from txbox import instrumentation as events
 from txbox.backoff import Backoff
 from txbox.testing import kill_at
-from txbox_workers.sqs import SqsWorker
+from txbox_aws.sqs import SqsWorker
 
 NOTE = text("INSERT INTO run (message_id, pid) VALUES (:id, :pid)")
 COUNT = text("SELECT count(*) FROM run WHERE message_id = :id")

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
 from txbox import DeadLetter, DeadLetters, Inbox, Message, Mismatch, Outcome, Recorded, identify
-from txbox.idempotency import idempotent
+from txbox.leases import idempotent
 from txbox.instrumentation import Event, Settled
-from txbox.ledgers import Acquisition, Ledger, PostgresLedger
+from txbox.leases import Acquisition, Ledger, PostgresLedger
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
 
@@ -92,8 +92,8 @@ REFUSED = """
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from txbox import Inbox, Message
-from txbox.idempotency import idempotent
-from txbox.ledgers import Ledger
+from txbox.leases import idempotent
+from txbox.leases import Ledger
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
 

@@ -33,8 +33,8 @@ from txbox.instrumentation import (
 from txbox.instrumentation.opentelemetry import OpenTelemetryHook
 from txbox.instrumentation.prometheus import PrometheusHook
 from txbox.schema import TABLE_NAMES
-from txbox_workers.cli.app import app
-from txbox_workers.envelopes import Envelope
+from txbox_aws.envelopes import Envelope
+from txbox_cli.app import app
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from txbox import Message, Outcome
-from txbox.failures import History
+from txbox.dead_letters.failures import History
 
 __all__ = ["Delivery", "Settlement", "Source"]
 

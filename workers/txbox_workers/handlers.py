@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from txbox import InvalidConfiguration, Message
-from txbox.ledgers import Lease
-from txbox.ledgers.leased import takes_lease
+from txbox.leases import Lease
+from txbox.leases.runner import takes_lease
 
 __all__ = ["BatchHandler", "Handler", "HandlerWithLease", "LedgerHandlerWithLease", "refuse_unfit"]
 

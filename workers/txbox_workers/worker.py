@@ -35,15 +35,15 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
-from txbox.ledgers import LEASE_SECONDS, Ledger
+from txbox.leases import LEASE_SECONDS, Ledger
 from txbox.service import Service
 from txbox.threads import log_failure, text_of
 from txbox_workers.delivery import Delivery, Settlement, Source
-from txbox_workers.handler_transactions import SessionFactory
 from txbox_workers.handlers import BatchHandler, Handler
-from txbox_workers.heartbeat import Heartbeat
-from txbox_workers.outages import DatabaseUnavailable
-from txbox_workers.processors import Processing
+from txbox_workers.processing.factory import Processing
+from txbox_workers.processing.handler_transactions import SessionFactory
+from txbox_workers.processing.outages import DatabaseUnavailable
+from txbox_workers.visibility_heartbeat import Heartbeat
 
 __all__ = ["Worker"]
 

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine
 from billing_service import settings
 from billing_service.accounts import add_purchase, find_account
 from txbox import Inbox
-from txbox_workers.sqs import SqsWorker
+from txbox_aws.sqs import SqsWorker
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

@@ -21,7 +21,7 @@ from txbox.instrumentation.events import (
     Stopped,
 )
 from txbox.outcome import Outcome
-from txbox.sqlstates import CONFLICTS
+from txbox.postgres.sqlstates import CONFLICTS
 from txbox.threads import text_of
 
 __all__ = ["log_event"]

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from txbox.lanes import LANES_PER_DESTINATION, destination_of
-from txbox.relay.recent import MOST_DESTINATIONS, Recent
+from txbox.bounded_memory import MOST_DESTINATIONS, Recent
+from txbox.outbox.lanes import LANES_PER_DESTINATION, destination_of
 
 __all__ = ["Claim", "Pending"]
 

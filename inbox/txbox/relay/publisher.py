@@ -6,8 +6,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Protocol
 
+from txbox.dead_letters.failures import describe
 from txbox.errors import BrokerError
-from txbox.failures import describe
 from txbox.threads import text_of
 
 __all__ = ["FunctionPublisher", "OutboxMessage", "PartlySent", "Publisher", "Refused"]

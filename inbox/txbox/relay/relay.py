@@ -5,14 +5,14 @@ One thread looks for messages, and a few send them::
     watcher ──── lanes with messages ────→ board ──── claims ────→ senders: claim, read, send, settle
 
 Destinations that hang have senders of their own, more of them as they are needed, up to a limit
-(``txbox.relay.shares``).
+(``txbox.relay.fair_share``).
 
 Any number of relays may work on one outbox, and none knows of another: the database says who has which lane, for as
 long as a transaction. A message is sent at least once, and those of one key in the order in which they were published.
 It is forgotten after the broker has confirmed it; what dies between the two has it sent again, under the same id.
 
-How often it looks: every few milliseconds for a second after it last found something or was rung for (``txbox.bell``),
-about a hundred times a minute otherwise.
+How often it looks: every few milliseconds for a second after it last found something or was notified
+(``outbox.notifier``), about a hundred times a minute otherwise.
 """
 
 import threading
@@ -22,10 +22,8 @@ from datetime import timedelta
 from sqlalchemy import Connection, Engine, QueuePool
 
 from txbox.backoff import Backoff
-from txbox.connections import adopt, refuse_other_encodings
-from txbox.dead_letters import DeadLetters
+from txbox.dead_letters.dead_letters import DeadLetters
 from txbox.errors import InvalidConfiguration, RightsMissing
-from txbox.identifiers import new_message_id
 from txbox.instrumentation import (
     BrokerLost,
     BrokerRestored,
@@ -38,18 +36,20 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
-from txbox.outbox import RELAY_SUBSCRIBER
-from txbox.outbox_statements import outbox_statements
-from txbox.relay.board import Board
-from txbox.relay.handover import Handover
+from txbox.outbox.identifiers import new_message_id
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
+from txbox.outbox.statements import outbox_statements
+from txbox.postgres.engines import adopt, refuse_other_encodings
+from txbox.postgres.transactions import check_table, short_transaction
+from txbox.relay.dispatcher import Handover
+from txbox.relay.poller import Watcher
 from txbox.relay.publisher import Publisher
-from txbox.relay.reporting import Reporter
-from txbox.relay.sending import Done, Sender
+from txbox.relay.reporter import Reporter
+from txbox.relay.scheduler import Board
+from txbox.relay.sender import Done, Sender
 from txbox.relay.settlement import Settlement
-from txbox.relay.watching import Watcher
 from txbox.service import Service
 from txbox.threads import text_of
-from txbox.transactions import check_table, short_transaction
 
 __all__ = ["Relay"]
 
@@ -103,7 +103,7 @@ class Relay(Service):
             engine: the database of the outbox. Its pool lends up to ``senders`` connections, and two more for looking
                 and listening; up to ``max_senders`` and two while there are destinations that hang.
             publishers: who sends to which kind of destination: ``sqs``, ``sns``, ``eventbridge``, or the scheme of
-                your own. ``txbox_workers.publishers.aws_publishers()`` has the first three.
+                your own. ``txbox_aws.publishers.aws_publishers()`` has the first three.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
             senders: threads that send, each with a transaction of its own.

@@ -126,7 +126,7 @@ def test_a_load_whose_database_stays_away_says_so_and_can_be_resumed(
     load: Callable[..., BulkLoadReport],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("txbox_spark.patience.OUTAGE_BACKOFF", Backoff(first_seconds=0.001))
+    monkeypatch.setattr("txbox_spark.runtime.retries.OUTAGE_BACKOFF", Backoff(first_seconds=0.001))
     with ThreadPoolExecutor(1) as pool:
         with a_chunk_waits(pool, load, writer, engine, books) as loading:
             proxy.refuse()

@@ -21,7 +21,7 @@ from support.purchases import APPLY, GATE, GATED, Books, Purchases, adds_up, mes
 from support.waiting import wait_until
 from txbox import Message, Outcome
 from txbox.instrumentation import Event, Settled
-from txbox.sqlstates import is_retryable
+from txbox.postgres.sqlstates import is_retryable
 from txbox_spark import BulkLoadFailed, BulkLoadReport, bulk_load, read_events
 from txbox_workers.memory import MemorySource
 

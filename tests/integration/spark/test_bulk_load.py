@@ -245,7 +245,7 @@ def test_a_driver_that_is_missing_is_told_before_anything_is_read(
     def missing(_: SparkSession) -> None:
         raise SparkSetupError("there is no driver")
 
-    monkeypatch.setattr("txbox_spark.load.require_jdbc_driver", missing)
+    monkeypatch.setattr("txbox_spark.loading.loader.require_jdbc_driver", missing)
     told: list[Progress] = []
     if writer == "jdbc":
         with pytest.raises(SparkSetupError):

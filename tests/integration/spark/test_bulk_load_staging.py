@@ -11,10 +11,10 @@ from support.bulk_loads import APPLY_ALLOWED, Books, counts, failed, frame, load
 from txbox import InvalidConfiguration
 from txbox.schema import tables
 from txbox_spark import read_events, source_of
-from txbox_spark.columns import in_words
-from txbox_spark.events import partition_keys
-from txbox_spark.staging import sweep_staging
-from txbox_spark.statements import statements
+from txbox_spark.loading.jdbc_writer import sweep_staging
+from txbox_spark.loading.statements import statements
+from txbox_spark.reading.columns import in_words
+from txbox_spark.reading.events import partition_keys
 
 
 def test_a_prefix_that_leaves_no_room(spark: SparkSession, database_url: str, engine: Engine, schema_url: str) -> None:
@@ -118,8 +118,8 @@ def test_many_partitions_are_created_and_dropped_in_many_transactions(
     spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them takes locks, for which Postgres has room for some thousands."""
-    monkeypatch.setattr("txbox_spark.staging.TABLES_AT_ONCE", 3)
-    monkeypatch.setattr("txbox_spark.load.MOST_PARTITIONS", 10)
+    monkeypatch.setattr("txbox_spark.loading.jdbc_writer.TABLES_AT_ONCE", 3)
+    monkeypatch.setattr("txbox_spark.loading.loader.MOST_PARTITIONS", 10)
     report = load(frame(spark, purchases(40)), schema_url, "jdbc", chunk_rows=1)
     assert (report.chunks, report.applied) == (10, 40)
     assert books.rows("SELECT relname FROM pg_class WHERE relname LIKE 'bulk_load_staging%%'") == []
@@ -152,7 +152,7 @@ def test_a_table_that_spark_has_made_in_place_of_ours(
             books.run(f"DROP TABLE {dropped[0]}")
         return in_words(rows)
 
-    monkeypatch.setattr("txbox_spark.staging.in_words", lose)
+    monkeypatch.setattr("txbox_spark.loading.jdbc_writer.in_words", lose)
     report = load(frame(spark, purchases(30)), schema_url, "jdbc")
     assert len(dropped) == 1
     assert (report.applied, report.attempts) == (30, 2)

@@ -14,7 +14,7 @@ from support.bulk_load_moments import database
 from support.bulk_loads import APPLY, COLUMNS, COPY_FIRST, Books, failed, frame, load, purchases
 from txbox import InvalidConfiguration
 from txbox_spark import BulkLoadFailed
-from txbox_spark.events import chunk_bounds
+from txbox_spark.reading.events import chunk_bounds
 
 pytestmark = pytest.mark.parametrize("writer", COPY_FIRST)
 
@@ -47,7 +47,7 @@ def test_a_source_that_grows_meanwhile(
         file.write_text(json.dumps(events), encoding="utf-8")
         return chunk_bounds(sample, chunks)
 
-    monkeypatch.setattr("txbox_spark.load.chunk_bounds", grow)
+    monkeypatch.setattr("txbox_spark.loading.loader.chunk_bounds", grow)
     source = spark.range(0, 1, 1, 1).mapInArrow(read, COLUMNS)
     with pytest.raises(BulkLoadFailed, match="the source must not change meanwhile: begin a new run") as raised:
         load(source, schema_url, writer)

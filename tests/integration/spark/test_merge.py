@@ -15,12 +15,12 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from support.bulk_loads import SUBSCRIBER, Books
 from support.waiting import wait_until
 from txbox import StatementLeftOpen, TransactionAborted, TransactionEnded
-from txbox.lent import guard
-from txbox.sqlstates import sqlstate
-from txbox.transactions import short_transaction
-from txbox_spark.columns import EventColumn
-from txbox_spark.effects import Apply, ApplyFailed
-from txbox_spark.merge import MERGE_ATTEMPTS, ChunkCounts, MergePlan, begin_chunk, merge_chunk
+from txbox.postgres.sqlstates import sqlstate
+from txbox.postgres.transaction_guard import guard
+from txbox.postgres.transactions import short_transaction
+from txbox_spark.loading.effects import Apply, ApplyFailed
+from txbox_spark.loading.merge import MERGE_ATTEMPTS, ChunkCounts, MergePlan, begin_chunk, merge_chunk
+from txbox_spark.reading.columns import EventColumn
 
 RUN = "0123456789ab"
 COLUMNS = (EventColumn("account_id", "c0", "integer"), EventColumn("amount", "c1", "bigint"))

@@ -10,18 +10,26 @@ from sqlalchemy.exc import DBAPIError
 
 from support.bulk_loads import Books
 from support.waiting import wait_until
-from txbox.blocked_loads import find_blocked_loads
-from txbox.lent import guard
+from txbox.postgres.blocked_loads import find_blocked_loads
+from txbox.postgres.transaction_guard import guard
+from txbox.postgres.transactions import short_transaction
 from txbox.status import read_status
-from txbox.transactions import short_transaction
-from txbox_spark import ledger as ledgers
-from txbox_spark.columns import EventColumn
-from txbox_spark.effects import Apply
-from txbox_spark.ledger import Ledger
-from txbox_spark.merge import ChunkCounts, ChunkHeld, EffectsHeld, Limits, MergePlan, begin_chunk, merge_chunk
-from txbox_spark.patience import is_passing
-from txbox_spark.statements import statements
-from txbox_workers.cli.app import run as txbox
+from txbox_cli.app import run as txbox
+from txbox_spark.loading import ledger as ledgers
+from txbox_spark.loading.effects import Apply
+from txbox_spark.loading.ledger import Ledger
+from txbox_spark.loading.merge import (
+    ChunkCounts,
+    ChunkHeld,
+    EffectsHeld,
+    Limits,
+    MergePlan,
+    begin_chunk,
+    merge_chunk,
+)
+from txbox_spark.loading.statements import statements
+from txbox_spark.reading.columns import EventColumn
+from txbox_spark.runtime.retries import is_passing
 
 FIRST, SECOND = "00000000000a", "00000000000b"
 COLUMNS = (EventColumn("account_id", "c0", "integer"), EventColumn("amount", "c1", "bigint"))

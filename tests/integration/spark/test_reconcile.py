@@ -16,9 +16,9 @@ from sqlalchemy.schema import CreateSchema
 from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason, SchemaMissing
 from txbox.schema import tables
 from txbox_spark import Progress
-from txbox_spark.jdbc import jdbc_options
+from txbox_spark.reading.sources import read_events
 from txbox_spark.reconcile import NotArchived, Reconciliation, _inbox, reconcile
-from txbox_spark.sources import read_events
+from txbox_spark.runtime.jdbc import jdbc_options
 
 MONDAY = datetime(2026, 3, 2, 12, 30, 15, 123456, tzinfo=UTC)
 

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Engine, make_url
 
 from txbox import Inbox
-from txbox_spark.session import CONTEXT_LOGGERS, quiet_pyspark, require_jdbc_driver
+from txbox_spark.runtime.session import CONTEXT_LOGGERS, quiet_pyspark, require_jdbc_driver
 
-BEGIN = "from txbox_spark.session import require_jdbc_driver, spark_session\n"
+BEGIN = "from txbox_spark.runtime.session import require_jdbc_driver, spark_session\n"
 STARTS_WITHOUT_A_NETWORK = f"""{BEGIN}
 session = spark_session(master="local[1]")
 require_jdbc_driver(session)

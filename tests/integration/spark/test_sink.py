@@ -349,10 +349,10 @@ def test_a_batch_without_rows_runs_one_job_and_leaves_nothing(stream: Stream, wr
 
 @pytest.mark.slow
 def test_the_writer_is_chosen_once(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    import txbox_spark.load
+    import txbox_spark.loading.loader
 
-    choose, asked = txbox_spark.load.choose_writer, []
-    monkeypatch.setattr(txbox_spark.load, "choose_writer", lambda *of: asked.append(of) or choose(*of))
+    choose, asked = txbox_spark.loading.loader.choose_writer, []
+    monkeypatch.setattr(txbox_spark.loading.loader, "choose_writer", lambda *of: asked.append(of) or choose(*of))
     for first in (0, 10, 20):
         stream.drop(events(range(first, first + 10)))
     stream.run(stream.sink(writer="auto"))

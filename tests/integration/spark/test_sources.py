@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from txbox_spark.readers import CORRUPT_RECORD
-from txbox_spark.source_errors import SourceError
-from txbox_spark.sources import read_events, source_of
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.readers import CORRUPT_RECORD
+from txbox_spark.reading.sources import read_events, source_of
 
 SCHEMA = "event_id string, amount decimal(12,2), units int"
 INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine
 
 from support.bulk_loads import COPY_FIRST, Books, frame, load
-from txbox.watermark import Advance, advance
+from txbox.watermarks import Advance, advance
 
 COLUMNS = "event_id string, account_id int, version int, balance bigint"
 ACCOUNTS, VERSIONS = 20, 30
@@ -36,7 +36,7 @@ def keep_newest() -> Callable[[Connection], None]:
     """Make the effect: nested, so that it is sent to the executors whole."""
 
     def apply(connection: Connection) -> None:
-        from txbox.watermark import advance_from
+        from txbox.watermarks import advance_from
 
         options: dict[str, Any] = {"aggregate_id": "account_id", "sequence": "version", "newest_only": True}
         advance_from(connection, "billing", aggregate_type="account", **options)

@@ -13,7 +13,7 @@ from sqlalchemy.schema import CreateSchema
 
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, LetterNotFound, Reason
-from txbox.failures import MAX_ERROR_CHARACTERS
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS
 from txbox.schema import tables
 
 LETTER = DeadLetter(

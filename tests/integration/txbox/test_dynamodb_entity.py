@@ -11,9 +11,10 @@ import boto3
 import pytest
 
 from txbox import EntityMissing, InvalidConfiguration, InvalidMessageId, LedgerError
-from txbox.dynamodb import dynamodb_client, plain
-from txbox.dynamodb_entity import update_if_newer, update_once
-from txbox_workers.embedded import LocalAws
+from txbox_aws.dynamodb import dynamodb_client
+from txbox_aws.dynamodb.client import plain
+from txbox_aws.dynamodb.entity import update_if_newer, update_once
+from txbox_local import LocalAws
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient

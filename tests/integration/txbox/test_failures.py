@@ -7,9 +7,9 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.schema import CreateSchema
 
 from txbox import Failures, Inbox, InFlight
-from txbox.failures import MAX_ERROR_CHARACTERS, NO_OUTCOME, Attempt, History
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, NO_OUTCOME, Attempt, History
+from txbox.postgres.statements import MAX_HISTORY
 from txbox.schema import tables
-from txbox.statements import MAX_HISTORY
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.blocking import backend_pid, wait_until_blocked
 from support.inbox import recorded
 from support.statements import statements_sent
 from txbox import Inbox
-from txbox.sqlstates import DEADLOCK_DETECTED, sqlstate
+from txbox.postgres.sqlstates import DEADLOCK_DETECTED, sqlstate
 
 
 @pytest.mark.parametrize(

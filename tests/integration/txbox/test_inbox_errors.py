@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from support.inbox import recorded
 from txbox import Inbox, NotInTransaction, SchemaMissing
-from txbox.sqlstates import sqlstate
+from txbox.postgres.sqlstates import sqlstate
 
 
 def test_a_connection_that_commits_every_statement_is_refused(engine: Engine, inbox: Inbox) -> None:

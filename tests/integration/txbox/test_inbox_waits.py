@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from support.blocking import backend_pid, wait_until_blocked
 from support.inbox import lock_timeout, recorded
 from txbox import Inbox, InFlight
-from txbox.sqlstates import SERIALIZATION_FAILURE, sqlstate
+from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
 ISOLATION_LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 WITH_ONE_SNAPSHOT = ["REPEATABLE READ", "SERIALIZABLE"]

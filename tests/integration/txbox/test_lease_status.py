@@ -7,8 +7,8 @@ from sqlalchemy import Engine
 
 from support.leases import acquired
 from txbox import SchemaMissing, status
-from txbox.lease_status import LeaseStatus, LedgerStatus, read_lease_status
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger
+from txbox.leases.status import LeaseStatus, LedgerStatus, read_lease_status
 from txbox.status import read_status
 
 

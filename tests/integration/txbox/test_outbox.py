@@ -274,7 +274,7 @@ def test_publishers_do_not_wait_for_each_other(engine: Engine) -> None:
 def test_a_handler_publishes_in_its_own_transaction(engine: Engine) -> None:
     """Consume, process, produce: one commit. What a handler published before it failed is not sent."""
     from txbox import Inbox
-    from txbox_workers.backoff import Backoff
+    from txbox.backoff import Backoff
     from txbox_workers.memory import MemorySource
     from txbox_workers.worker import Worker
 

@@ -9,9 +9,9 @@ from sqlalchemy import Engine, create_engine
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, SchemaMissing
 from txbox.outbox import Outbox, Outgoing
+from txbox.outbox.sent_messages import SentFilter, SentMessages
 from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.schema import tables
-from txbox.sent_messages import SentFilter, SentMessages
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -11,11 +11,11 @@ from support.outbox import OUTBOX, OWN, numbered, publish
 from support.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
-from txbox.ledgers import PostgresLedger
-from txbox.ledgers.lease import elapsed
+from txbox.leases import PostgresLedger
+from txbox.leases.lease import elapsed
+from txbox.outbox.sent_messages import SentMessages
+from txbox.postgres.statements import statements
 from txbox.relay import Relay
-from txbox.sent_messages import SentMessages
-from txbox.statements import statements
 from txbox.status import read_status
 
 SETTINGS = [

@@ -10,11 +10,11 @@ from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from support.blocking import backend_pid
 from support.waiting import wait_until
-from txbox import snapshot_holders
-from txbox.outbox_status import read_outbox_status
+from txbox.outbox.outbox import snapshot_holders
+from txbox.outbox.snapshot_holders import SnapshotHolder
+from txbox.outbox.status import read_outbox_status
 from txbox.schema import tables
-from txbox.snapshot_holders import SnapshotHolder
-from txbox_workers.embedded import EmbeddedPostgres
+from txbox_local import EmbeddedPostgres
 
 
 @pytest.fixture(autouse=True)

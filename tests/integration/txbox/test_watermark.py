@@ -14,9 +14,10 @@ from sqlalchemy.schema import CreateSchema
 from support.inbox import lock_timeout
 from support.statements import statements_sent
 from txbox import InvalidConfiguration, NotInTransaction, SchemaMissing
+from txbox.postgres.sqlstates import sqlstate
 from txbox.schema import tables
-from txbox.sqlstates import sqlstate
-from txbox.watermark import HIGHEST_SEQUENCE, LOWEST_SEQUENCE, Advance, advance, advance_from, advance_many
+from txbox.watermarks import Advance, advance, advance_from, advance_many
+from txbox.watermarks.watermark import HIGHEST_SEQUENCE, LOWEST_SEQUENCE
 
 APPLIED, STALE, GAP = Advance
 

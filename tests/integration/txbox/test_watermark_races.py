@@ -13,8 +13,8 @@ from sqlalchemy.exc import OperationalError
 from support.blocking import backend_pid, wait_until_blocked
 from support.inbox import lock_timeout
 from txbox import InFlight
-from txbox.sqlstates import SERIALIZATION_FAILURE, sqlstate
-from txbox.watermark import Advance, advance, advance_from, advance_many
+from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
+from txbox.watermarks import Advance, advance, advance_from, advance_many
 
 APPLIED, STALE, GAP = Advance
 

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, Engine, column
 from sqlalchemy.exc import DBAPIError
 
 from support.statements import statements_sent
-from txbox.sqlstates import sqlstate
-from txbox.watermark import advance_from, advance_many
+from txbox.postgres.sqlstates import sqlstate
+from txbox.watermarks import advance_from, advance_many
 
 Row = tuple[str, int, int]
 ROWS = st.lists(st.tuples(st.sampled_from(["account", "order"]), st.integers(1, 3), st.integers(-2, 6)))

@@ -6,8 +6,8 @@ from sqlalchemy import Engine
 from support.business import Business
 from support.memory_worker import AT_ONCE
 from txbox.backoff import Backoff
-from txbox_workers import processor as processor_module
 from txbox_workers import worker as worker_module
+from txbox_workers.processing import processor as processor_module
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import Inbox, Message, Outcome
 from txbox.backoff import Backoff
-from txbox.failures import NO_OUTCOME
+from txbox.dead_letters.failures import NO_OUTCOME
 from txbox.instrumentation import DatabaseLost
-from txbox_workers import inbox_processor
 from txbox_workers import worker as worker_module
 from txbox_workers.handlers import Handler
 from txbox_workers.memory import MemorySource
-from txbox_workers.outages import DatabaseUnavailable
+from txbox_workers.processing import inbox_processor
+from txbox_workers.processing.outages import DatabaseUnavailable
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

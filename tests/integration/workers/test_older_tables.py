@@ -16,13 +16,13 @@ from support.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import Inbox, Message, Outcome, SchemaMissing, TxboxError
 from txbox.instrumentation import DatabaseLost
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger
 from txbox.relay import Relay
 from txbox.status import read_status
+from txbox_aws.lambda_ import sqs_handler
 from txbox_migrations import LATEST, downgrade_database, upgrade_database
-from txbox_spark.ledger import Ledger
-from txbox_spark.statements import statements
-from txbox_workers.aws_lambda import sqs_handler
+from txbox_spark.loading.ledger import Ledger
+from txbox_spark.loading.statements import statements
 from txbox_workers.memory import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

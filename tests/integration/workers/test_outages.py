@@ -23,10 +23,10 @@ from txbox import Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Received, Settled
 from txbox.schema import tables
+from txbox_aws.sqs import SqsWorker
+from txbox_local import EmbeddedPostgres, LocalAws
 from txbox_workers import worker as worker_module
-from txbox_workers.embedded import EmbeddedPostgres, LocalAws
 from txbox_workers.memory import MemorySource
-from txbox_workers.sqs import SqsWorker
 from txbox_workers.worker import Worker
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from support.handlers import failing_always
 from support.memory_worker import delivery, make, process
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, InFlight, LetterNotFound, Message, Outcome, Reason
-from txbox_workers import inbox_processor
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory import MemorySource
+from txbox_workers.processing import inbox_processor
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

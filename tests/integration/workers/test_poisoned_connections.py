@@ -12,13 +12,12 @@ from support.memory_worker import at_work, make, numbered
 from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher
 from txbox import Inbox, InvalidConfiguration, Message, SchemaMissing
-from txbox.dead_letters import DeadLetters
-from txbox.failures import Failures
-from txbox.ledgers import PostgresLedger
+from txbox.dead_letters import DeadLetters, Failures
+from txbox.leases import PostgresLedger
+from txbox.postgres.urls import database_engine, database_url
 from txbox.relay import Relay
 from txbox_migrations import MigrationError, upgrade_database
 from txbox_workers.memory import MemorySource
-from txbox_workers.settings import database_engine, database_url
 
 POISONS = ["SET default_transaction_read_only = on", "SET ROLE pg_monitor", "SET search_path = nowhere"]
 CONNECTIONS = 4

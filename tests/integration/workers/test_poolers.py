@@ -15,9 +15,9 @@ from support.memory_worker import at_work, make, numbered
 from support.pgbouncer import pgbouncer
 from support.transaction_pooler import transaction_pooler
 from txbox import Inbox, Message, Outbox, Outcome, Outgoing
+from txbox.postgres.urls import database_engine, database_url
 from txbox.schema import tables
 from txbox_workers.memory import MemorySource
-from txbox_workers.settings import database_engine, database_url
 from txbox_workers.worker import Worker
 
 MESSAGES = 300

@@ -19,10 +19,11 @@ from support.publishers import RecordingPublisher
 from support.statements import statements_sent
 from support.tcp_proxy import COMMIT, TcpProxy
 from support.transaction_pooler import transaction_pooler
-from txbox import InvalidConfiguration, Message, silence
-from txbox.connections import KEEPALIVES, adopt, open_engine
-from txbox.ledgers import LeaseState, PostgresLedger
-from txbox.ledgers.keeper import LeaseKeeper
+from txbox import InvalidConfiguration, Message
+from txbox.leases import LeaseState, PostgresLedger
+from txbox.leases.renewer import LeaseKeeper
+from txbox.postgres import watchdog
+from txbox.postgres.engines import KEEPALIVES, adopt, open_engine
 from txbox.relay import Relay
 from txbox.schema import tables
 from txbox_workers.memory import MemorySource
@@ -36,7 +37,7 @@ SHORT_LEASE = 6.0
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(watchdog, "ANSWER_SECONDS", 2.0)
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def test_behind_a_pooler_a_long_statement_is_left_alone_and_a_lost_commit_is_not
         )
         with engine.connect() as connection:
             assert connection.execute(text("SELECT 1 FROM pg_sleep(3)")).scalar_one() == 1
-        monkeypatch.setattr(silence, "UNKNOWN_SECONDS", 2.0)
+        monkeypatch.setattr(watchdog, "UNKNOWN_SECONDS", 2.0)
         with engine.connect() as connection:
             connection.execute(text("SELECT 1"))
             proxy.lose_next(COMMIT, reaches_server=True)
@@ -223,7 +224,7 @@ def test_behind_a_pooler_a_long_statement_is_left_alone_and_a_lost_commit_is_not
 def test_behind_a_pooler_one_silent_connection_does_not_lose_a_lease(
     make_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "UNKNOWN_SECONDS", 30.0)
+    monkeypatch.setattr(watchdog, "UNKNOWN_SECONDS", 30.0)
     with transaction_pooler(make_database(), size=4) as (pooler, url), TcpProxy("127.0.0.1", pooler.port) as proxy:
         engine = open_engine(make_url(url).set(port=proxy.port))
         with engine.begin() as connection:

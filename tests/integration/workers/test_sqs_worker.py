@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from txbox import BrokerError, DeadLetters, Inbox, LetterNotFound, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import HeartbeatFailed, Received, Settled
-from txbox_workers.sqs import SqsWorker, redrive_to_queue
+from txbox_aws.sqs import SqsWorker, redrive_to_queue
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

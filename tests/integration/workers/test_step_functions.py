@@ -22,9 +22,9 @@ from support.queues import wait_until_empty
 from support.waiting import wait_until
 from txbox import BrokerError, DeadLetters, Inbox, InvalidConfiguration, Message, Mismatch, Outcome
 from txbox.backoff import Backoff
-from txbox_workers.embedded import LocalAws
-from txbox_workers.sqs import SqsWorker
-from txbox_workers.step_functions import Executions
+from txbox_aws.sqs import SqsWorker
+from txbox_aws.step_functions import Executions
+from txbox_local import LocalAws
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

@@ -14,12 +14,12 @@ from support.memory_worker import at_work, delivery, make, messages, process, wo
 from support.waiting import wait_until
 from txbox import DeadLetters, Failures, Inbox, Message, Outcome
 from txbox.backoff import Backoff
-from txbox.failures import NO_OUTCOME
+from txbox.dead_letters.failures import NO_OUTCOME
 from txbox.schema import tables
-from txbox_workers import processor
 from txbox_workers.handlers import Handler
 from txbox_workers.memory import MemorySource
-from txbox_workers.outages import DatabaseUnavailable
+from txbox_workers.processing import processor
+from txbox_workers.processing.outages import DatabaseUnavailable
 from txbox_workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

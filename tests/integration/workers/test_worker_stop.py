@@ -13,8 +13,8 @@ from support.waiting import wait_until
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import Retried, Settled, Stopped
-from txbox_workers import handler_transactions
 from txbox_workers.memory import MemorySource
+from txbox_workers.processing import handler_transactions
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

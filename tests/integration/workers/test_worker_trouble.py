@@ -16,7 +16,7 @@ from txbox import Message, Outcome
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event, Received
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory import MemorySource
-from txbox_workers.outages import DatabaseUnavailable
+from txbox_workers.processing.outages import DatabaseUnavailable
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

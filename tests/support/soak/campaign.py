@@ -22,7 +22,7 @@ from support.soak.broker import REFUSED, Broker
 from support.soak.processes import ACCOUNTS, AT_WORK, BILLING, MAILING, RELAY, Setting, fork
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
-from txbox_workers.embedded import EmbeddedPostgres
+from txbox_local import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

@@ -26,10 +26,10 @@ from sqlalchemy.orm import Session
 from support.lease_process import COMPLETED, note
 from txbox import EffectUnknown, Inbox, Message, Outbox
 from txbox.backoff import Backoff
-from txbox.ledgers import Lease, PostgresLedger
+from txbox.leases import Lease, PostgresLedger
 from txbox.relay import Relay
-from txbox_workers.publishers import SqsPublisher
-from txbox_workers.sqs import SqsWorker
+from txbox_aws.publishers import SqsPublisher
+from txbox_aws.sqs import SqsWorker
 
 __all__ = ["ACCOUNTS", "AT_WORK", "BILLING", "MAILING", "MAX_ATTEMPTS", "RELAY", "Setting", "begun", "fork"]
 

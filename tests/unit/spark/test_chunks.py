@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txbox_spark.chunks import ChunkStream, Distinct
+from txbox_spark.loading.chunks import ChunkStream, Distinct
 
 SCHEMA = pyarrow.schema(
     {"message_id": pyarrow.string(), "rejected": pyarrow.string(), "number": pyarrow.int64(), "chunk": pyarrow.int32()}

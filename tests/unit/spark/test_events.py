@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txbox_spark.events import chunk_bounds, partition_keys
-from txbox_spark.ledger import span
+from txbox_spark.loading.ledger import span
+from txbox_spark.reading.events import chunk_bounds, partition_keys
 
 ids = some.lists(some.text(min_size=1), unique=True, max_size=40).map(sorted)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox_spark.explanations import said_by_spark, without_values
+from txbox_spark.runtime.explanations import said_by_spark, without_values
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from txbox_spark.effects import ApplyFailed
-from txbox_spark.failed_chunk import FailedChunk
+from txbox_spark.loading.effects import ApplyFailed
+from txbox_spark.loading.failed_chunk import FailedChunk
 
 
 def test_it_is_said_in_one_line() -> None:

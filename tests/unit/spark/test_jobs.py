@@ -3,7 +3,7 @@
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from txbox_spark.jobs import CALL_ATTEMPTS, _insist
+from txbox_spark.runtime.jobs import CALL_ATTEMPTS, _insist
 
 
 class Java:

@@ -3,7 +3,7 @@
 import threading
 
 from support.waiting import wait_until
-from txbox_spark.periodic import every
+from txbox_spark.runtime.periodic import every
 
 
 def test_what_raises_is_done_again() -> None:

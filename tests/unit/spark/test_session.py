@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from txbox_spark import SparkSetupError
-from txbox_spark.session import JDBC_DRIVER, _driver_settings, _reason, _settings
+from txbox_spark.runtime.session import JDBC_DRIVER, _driver_settings, _reason, _settings
 
 
 def test_the_driver_comes_from_maven_without_what_only_its_compiler_needs(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from txbox_spark.listing import refuse_overlooked
-from txbox_spark.readers import _has_floats, _without_floats
-from txbox_spark.source_errors import SourceError
-from txbox_spark.sources import _format
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.listing import refuse_overlooked
+from txbox_spark.reading.readers import _has_floats, _without_floats
+from txbox_spark.reading.sources import _format
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from psycopg import sql
 
-from txbox_spark.statements import Statements, in_one_statement, quote, statements
+from txbox_spark.loading.statements import Statements, in_one_statement, quote, statements
 
 
 @pytest.mark.parametrize(

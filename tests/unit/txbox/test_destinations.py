@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from txbox import MessageTooLarge, NotSendable
-from txbox.destinations import (
+from txbox.wire.destinations import (
     MAX_EVENTBRIDGE_BYTES,
     MAX_SNS_BYTES,
     MAX_SQS_BYTES,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from support.boto3_settings import without_a_configuration
 from txbox import LedgerError
-from txbox.dynamodb import dynamodb_client, plain, translated, typed
+from txbox_aws.dynamodb import dynamodb_client
+from txbox_aws.dynamodb.client import plain, translated, typed
 
 
 def refused(code: str, operation: str = "UpdateItem") -> ClientError:
@@ -105,7 +106,7 @@ def test_the_client_gives_up_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_without_boto3_the_remedy_is_named() -> None:
-    program = "import sys; sys.modules['boto3'] = None\nimport txbox.dynamodb"
+    program = "import sys; sys.modules['boto3'] = None\nimport txbox_aws.dynamodb.client"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "ImportError: boto3 is missing; install it: pip install 'txbox[aws]'" in ended.stderr

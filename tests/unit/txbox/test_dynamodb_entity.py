@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox.dynamodb_entity import _enclosed, _with_action
+from txbox_aws.dynamodb.entity import _enclosed, _with_action
 
 
 @pytest.mark.parametrize(

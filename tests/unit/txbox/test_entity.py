@@ -9,7 +9,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_colu
 from sqlalchemy.schema import CreateTable
 
 from txbox import InvalidConfiguration, InvalidMessageId
-from txbox.entity import MAX_KEPT, HighestEventIds, RecentMessageIds, update_if_newer, update_once
+from txbox.entities import MAX_KEPT, HighestEventIds, RecentMessageIds, update_if_newer, update_once
 
 NOWHERE: Any = create_mock_engine("postgresql+psycopg://", lambda *_: None)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from txbox import InvalidConfiguration
-from txbox.event_ids import check_kind, valid_event_id, valid_source
+from txbox.entities.event_ids import check_kind, valid_event_id, valid_source
 
 
 @pytest.mark.parametrize("event_id", [True, 1.5, None, b"1"])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
-from txbox.failures import MAX_ERROR_CHARACTERS, describe, storable
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, describe, storable
 
 
 def chained(*errors: Exception) -> Exception:

@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from txbox import InvalidConfiguration, Message
-from txbox.idempotency import idempotent
-from txbox.ledgers import Lease, PostgresLedger
+from txbox.leases import Lease, PostgresLedger, idempotent
 
 # Nothing here gets as far as connecting.
 LEDGER = PostgresLedger(create_engine("postgresql+psycopg://127.0.0.1:1/none"), "mailing")

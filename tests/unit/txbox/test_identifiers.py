@@ -7,9 +7,9 @@ import uuid
 
 import pytest
 
-from txbox import identifiers
-from txbox.identifiers import new_message_id
 from txbox.message import valid_message_id
+from txbox.outbox import identifiers
+from txbox.outbox.identifiers import new_message_id
 
 
 def test_an_id_is_a_uuid_of_version_7_with_the_time_in_front() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txbox.lanes import LANES_PER_DESTINATION, destination_of, lane_of
+from txbox.outbox.lanes import LANES_PER_DESTINATION, destination_of, lane_of
 
 
 def test_lanes_are_what_they_always_were() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support.waiting import wait_until
-from txbox import silence
+from txbox.postgres import watchdog
 
 
 class Driver:
@@ -14,19 +14,19 @@ class Driver:
 
 
 def test_the_thread_looks_while_something_waits_and_sleeps_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
     looks: list[set[Any]] = []
-    watchdog = silence._Watchdog()
-    monkeypatch.setattr(watchdog, "_look", lambda: looks.append(set(watchdog._waits)))
+    watching = watchdog._Watchdog()
+    monkeypatch.setattr(watching, "_look", lambda: looks.append(set(watching._waits)))
     for _ in range(2):
-        wait = silence._Wait(Driver(), 5)
-        watchdog.begin(wait)
+        wait = watchdog._Wait(Driver(), 5)
+        watching.begin(wait)
         before = len(looks)
         wait_until(lambda before=before: len(looks) > before + 2)
         assert {wait} in looks
-        watchdog.end(wait)
+        watching.end(wait)
         # One look may be under way, and one more may have been due.
-        wait_until(lambda: looks[-1] == set() or not watchdog._some.is_set())
+        wait_until(lambda: looks[-1] == set() or not watching._some.is_set())
         seen = len(looks)
-        time.sleep(20 * silence.TICK_SECONDS)
+        time.sleep(20 * watchdog.TICK_SECONDS)
         assert len(looks) <= seen + 2

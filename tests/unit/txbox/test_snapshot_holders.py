@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txbox.snapshot_holders import without_values
+from txbox.outbox.snapshot_holders import without_values
 
 
 @pytest.mark.parametrize(

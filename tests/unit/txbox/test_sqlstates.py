@@ -7,7 +7,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from txbox import MalformedMessage
-from txbox.sqlstates import DEADLOCK_DETECTED, SERIALIZATION_FAILURE, is_outage, is_retryable, sqlstate
+from txbox.postgres.sqlstates import DEADLOCK_DETECTED, SERIALIZATION_FAILURE, is_outage, is_retryable, sqlstate
 
 
 def wrapped(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txbox
+from txbox.postgres.statements import Statements, statements, text_array
 from txbox.schema import TABLE_NAMES, tables
-from txbox.statements import Statements, statements, text_array
 
 SQL_VERB = re.compile(r"\s*(SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|SET LOCAL)\s")
 

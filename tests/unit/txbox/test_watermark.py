@@ -11,8 +11,9 @@ from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration
 from txbox.schema import TABLE_NAMES
-from txbox.watermark import Advance, advance, advance_from, advance_many, decide
-from txbox.watermark_statements import watermark_statements
+from txbox.watermarks import Advance, advance, advance_from, advance_many
+from txbox.watermarks.statements import watermark_statements
+from txbox.watermarks.watermark import decide
 
 APPLIED, STALE, GAP = Advance
 

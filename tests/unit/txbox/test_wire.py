@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from txbox import MalformedMessage
-from txbox.wire import BodyEncoding, attributes, decoded, encoded, is_wire_text, wire_bytes
+from txbox.wire.attributes import BodyEncoding, attributes, decoded, encoded, is_wire_text, wire_bytes
 
 
 @given(st.binary() | st.text().map(str.encode))

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from txbox import MalformedMessage
-from txbox.wire_events import as_body, entry_bytes, event_entry, is_event_detail, labels
+from txbox.wire.eventbridge import as_body, entry_bytes, event_entry, is_event_detail, labels
 
 json_values = st.recursive(
     st.none()

@@ -14,13 +14,13 @@ from sqlalchemy import create_engine
 from support.envelopes import CLOUDEVENT, CLOUDEVENT_ID, EVENTBRIDGE_EVENT, EVENTBRIDGE_ID, SNS_ID, SNS_NOTIFICATION
 from support.lambda_events import FIFO_ARN, FIFO_EVENT, STANDARD_EVENT, STANDARD_URL, Context, event, of, record
 from txbox import Inbox, InvalidConfiguration, MalformedMessage
-from txbox.ledgers import PostgresLedger
-from txbox.ledgers.leased import takes_lease
-from txbox_workers.aws_lambda import deadline as deadlines
-from txbox_workers.aws_lambda import sqs_handler
-from txbox_workers.aws_lambda.deadline import Deadline, seconds_left, timed, timed_batch
-from txbox_workers.aws_lambda.events import batch_item_failures, batches, queue_url
-from txbox_workers.envelopes import Envelope
+from txbox.leases import PostgresLedger
+from txbox.leases.runner import takes_lease
+from txbox_aws.envelopes import Envelope
+from txbox_aws.lambda_ import deadline as deadlines
+from txbox_aws.lambda_ import sqs_handler
+from txbox_aws.lambda_.deadline import Deadline, seconds_left, timed, timed_batch
+from txbox_aws.lambda_.event_source import batch_item_failures, batches, queue_url
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ def test_a_handler_that_is_measured_still_gets_its_lease() -> None:
 
 def test_a_function_with_an_inbox_needs_no_boto3() -> None:
     """Importing it takes longer than everything else in a cold start."""
-    code = "import sys, txbox_workers.aws_lambda; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
+    code = "import sys, txbox_aws.lambda_; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
     paths = os.pathsep.join(path for path in sys.path if path)
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": paths}, check=False).returncode == 0
 

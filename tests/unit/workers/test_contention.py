@@ -1,6 +1,13 @@
 """What a worker does about conflicts: another way when they cost too much, and back when it is time."""
 
-from txbox_workers.contention import HOLD_SECONDS, LONGEST_HOLD_SECONDS, TELL_EVERY_SECONDS, Contention, Report, Way
+from txbox_workers.processing.contention import (
+    HOLD_SECONDS,
+    LONGEST_HOLD_SECONDS,
+    TELL_EVERY_SECONDS,
+    Contention,
+    Report,
+    Way,
+)
 
 DEADLOCK = "40P01"
 

@@ -7,7 +7,7 @@ import pytest
 from support.envelopes import BROKER_ID, PURCHASE, SNS_NOTIFICATION, opened, readable, received
 from support.queues import QUEUE, attribute
 from txbox import InvalidMessageId, MalformedMessage, Message
-from txbox_workers.envelopes import open_envelope
+from txbox_aws.envelopes import open_envelope
 
 
 def test_identify_is_given_the_message_without_its_wrappers() -> None:

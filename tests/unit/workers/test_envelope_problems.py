@@ -19,7 +19,7 @@ from support.envelopes import (
 )
 from support.queues import QUEUE
 from txbox import MalformedMessage
-from txbox_workers.envelopes import Envelope, open_envelope
+from txbox_aws.envelopes import Envelope, open_envelope
 
 TOO_DEEP = "is nested too deeply to be read"
 UNREADABLE = ["", " ", "purchase 1", "{", "[]", "[1]", "null", "12", '"text"', "{}", '{"a":' * 100_000, "9" * 10_000]

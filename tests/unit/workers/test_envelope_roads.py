@@ -12,10 +12,10 @@ from support.envelopes import CLOUDEVENT, EVENTBRIDGE_EVENT, PURCHASE, SNS_NOTIF
 from support.outgoing import BUS, QUEUE, TOPIC
 from support.queues import attribute
 from txbox import MalformedMessage, Message, NotSendable
-from txbox.destinations import require_sendable
 from txbox.relay import OutboxMessage
-from txbox_workers.envelopes import Envelope
-from txbox_workers.publishers import EventBridgePublisher, SnsPublisher, SqsPublisher
+from txbox.wire.destinations import require_sendable
+from txbox_aws.envelopes import Envelope
+from txbox_aws.publishers import EventBridgePublisher, SnsPublisher, SqsPublisher
 
 SQS, SNS, EVENTBRIDGE = SqsPublisher(), SnsPublisher(), EventBridgePublisher()
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -24,7 +24,7 @@ from support.envelopes import (
 )
 from support.queues import QUEUE, attribute
 from txbox import Message
-from txbox_workers.envelopes import Envelope, _sendable, open_envelope, restored_attributes
+from txbox_aws.envelopes import Envelope, _sendable, open_envelope, restored_attributes
 
 # --- no wrapper ------------------------------------------------------------------------------------------------------
 

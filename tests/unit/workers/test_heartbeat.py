@@ -14,7 +14,7 @@ import pytest
 from support.waiting import wait_until
 from txbox import BrokerError, Message
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.heartbeat import Heartbeat
+from txbox_workers.visibility_heartbeat import Heartbeat
 
 VISIBILITY_SECONDS = 6.0
 HALF_TIME = VISIBILITY_SECONDS / 2

@@ -9,13 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from txbox import InvalidConfiguration, InvalidMessageId, MalformedMessage, Message, MessageTooLarge
-from txbox_workers.step_functions import (
-    MAX_INPUT_BYTES,
-    Executions,
-    execution_name,
-    same_json,
-    was_there_before,
-)
+from txbox_aws.step_functions import MAX_INPUT_BYTES, Executions, execution_name, same_json, was_there_before
 
 ARN = "arn:aws:states:us-east-1:123456789012:stateMachine:orders"
 FORBIDDEN = set(' \t\n<>{}[]?*"#%\\^|~`$&,;:/\x00\x1f\x7f\x9f')

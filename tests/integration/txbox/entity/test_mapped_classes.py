@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 
 from support.entities import Account, Base, Guest, Member, Meter, Order, Party, row
 from txbox import EntityMissing, InvalidConfiguration
-from txbox.entity import RecentMessageIds, update_if_newer, update_once
+from txbox.entities import RecentMessageIds, update_if_newer, update_once
 
 
 @pytest.mark.parametrize("key", [("acme", 7), {"tenant": "acme", "number": 7}, {Order.number: 7, Order.tenant: "acme"}])

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from support.blocking import backend_pid, wait_until_blocked
 from support.entities import LEVELS, Account, add, replace, row
-from txbox.sqlstates import SERIALIZATION_FAILURE, sqlstate
+from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
 APPLY: dict[str, Callable[[Any], bool]] = {
     "once": lambda where: add(where, "m-1", 5),

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Connection, Engine, select
 
 from support.entities import LEVELS, Account, add, replace, row
-from txbox.entity import update_if_newer, update_once
+from txbox.entities import update_if_newer, update_once
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from support.entities import Account, add, replace, row
 from txbox import EntityMissing, NotInTransaction, TxboxError
-from txbox.entity import update_if_newer
+from txbox.entities import update_if_newer
 
 
 def test_a_row_that_is_not_there_is_no_duplicate(engine: Engine) -> None:

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.leases import postgres_store
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger
 
 
 @pytest.fixture

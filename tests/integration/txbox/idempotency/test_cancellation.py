@@ -9,9 +9,8 @@ from sqlalchemy import Engine
 from support.leases import acquired
 from support.tcp_proxy import TcpProxy
 from txbox import Message
-from txbox.idempotency import idempotent
-from txbox.ledgers import Acquisition, Lease, LeaseState, PostgresLedger
-from txbox.ledgers.lease import LEASE_SECONDS, Ended
+from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, PostgresLedger, idempotent
+from txbox.leases.lease import Ended
 
 MESSAGE = Message("m", b"")
 

@@ -9,8 +9,7 @@ import pytest
 from support.idempotent_handlers import MESSAGE
 from support.leases import acquired
 from txbox import EffectUnknown, LeaseLost, Message
-from txbox.idempotency import idempotent
-from txbox.ledgers import Lease, LeaseState, PostgresLedger
+from txbox.leases import Lease, LeaseState, PostgresLedger, idempotent
 
 FAILURES = [ValueError("no"), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError(), GeneratorExit()]
 

@@ -10,8 +10,7 @@ from sqlalchemy import Engine
 from support.idempotent_handlers import KINDS, LONG, MESSAGE, kinds, result_of
 from support.leases import acquired
 from txbox import InvalidConfiguration, Message
-from txbox.idempotency import idempotent
-from txbox.ledgers import Lease, PostgresLedger
+from txbox.leases import Lease, PostgresLedger, idempotent
 
 
 @pytest.mark.parametrize("kind", KINDS)

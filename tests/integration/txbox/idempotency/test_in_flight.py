@@ -12,9 +12,7 @@ from sqlalchemy import Engine
 from support.idempotent_handlers import LONG, MESSAGE, kinds, result_of
 from support.leases import acquired
 from txbox import InFlight, Message
-from txbox.idempotency import idempotent
-from txbox.ledgers import Acquisition, Lease, LeaseState, PostgresLedger, leased
-from txbox.ledgers.lease import LEASE_SECONDS
+from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, PostgresLedger, idempotent, runner
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
@@ -115,4 +113,4 @@ def test_of_32_tasks_with_one_message_one_runs_it_and_all_have_its_result(ledger
 
 
 def test_a_short_pause_is_enough_between_looks() -> None:
-    assert leased.WAIT_BACKOFF.longest_seconds <= 1.0
+    assert runner.WAIT_BACKOFF.longest_seconds <= 1.0

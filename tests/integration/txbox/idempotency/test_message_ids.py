@@ -8,8 +8,7 @@ import pytest
 from support.idempotent_handlers import MESSAGE
 from support.leases import acquired
 from txbox import InvalidConfiguration, Message, Mismatch
-from txbox.idempotency import idempotent
-from txbox.ledgers import LeaseState, PostgresLedger
+from txbox.leases import LeaseState, PostgresLedger, idempotent
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 
 from support.idempotent_handlers import MESSAGE
 from txbox import Message, ResultNotStored
-from txbox.idempotency import idempotent
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger, idempotent
 
 
 @pytest.mark.parametrize("result", [None, True, 0, "größe", [1, None, {"a": 1.5}], {}])

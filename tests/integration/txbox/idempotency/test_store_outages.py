@@ -8,8 +8,7 @@ from support.idempotent_handlers import MESSAGE, result_of
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import LedgerError, Message
-from txbox.idempotency import idempotent
-from txbox.ledgers import Lease, LeaseState, PostgresLedger
+from txbox.leases import Lease, LeaseState, PostgresLedger, idempotent
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

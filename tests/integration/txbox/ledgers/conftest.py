@@ -7,8 +7,8 @@ import boto3
 import pytest
 
 from support.leases import Store, dynamodb_store, postgres_store
-from txbox.ledgers import Ledger
-from txbox_workers.embedded import LocalAws
+from txbox.leases import Ledger
+from txbox_local import LocalAws
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import pytest
 
 from support.leases import Store, acquired
 from txbox import InvalidConfiguration, InvalidMessageId, LeaseLost, Mismatch
-from txbox.ledgers import LeaseState, Ledger
-from txbox.ledgers.lease import Ended
+from txbox.leases import LeaseState, Ledger
+from txbox.leases.lease import Ended
 
 LONG = 600.0
 ODD_IDS = ["a", "with blanks and 'quotes' \"%s\"", "größe/ünïcode/☃", "x" * 1_000, "#:?&=+", "🦆" * 250]

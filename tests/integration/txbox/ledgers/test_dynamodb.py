@@ -13,12 +13,13 @@ from botocore.config import Config
 
 from support.leases import Store, acquired, dynamodb_store
 from txbox import InvalidConfiguration, LeaseLost, LedgerError, Mismatch, ResultNotStored
-from txbox.dynamodb import plain, typed
-from txbox.ledgers import LeaseState, dynamodb_items
-from txbox.ledgers import dynamodb as dynamodb_module
-from txbox.ledgers import lease as lease_module
-from txbox.ledgers.dynamodb import MAX_RESULT_BYTES, RETENTION_SECONDS, DynamoDBLedger
-from txbox_workers.embedded import LocalAws
+from txbox.leases import LeaseState
+from txbox.leases import lease as lease_module
+from txbox_aws.dynamodb import DynamoDBLedger, items
+from txbox_aws.dynamodb import ledger as dynamodb_module
+from txbox_aws.dynamodb.client import plain, typed
+from txbox_aws.dynamodb.ledger import MAX_RESULT_BYTES, RETENTION_SECONDS
+from txbox_local import LocalAws
 
 DAY = 24 * 60 * 60
 
@@ -401,7 +402,7 @@ def test_a_ledger_that_was_idle_asks_for_the_time_first(
     ledger.complete(acquired(ledger, "before"))
     # Time passes, for both sides.
     real = lease_module.elapsed
-    for module in (dynamodb_module, dynamodb_items):
+    for module in (dynamodb_module, items):
         monkeypatch.setattr(module, "elapsed", lambda: real() + idle)
     dates.shift = idle
     acquired(ledger, "m", seconds=30)

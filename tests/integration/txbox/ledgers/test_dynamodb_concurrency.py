@@ -12,9 +12,9 @@ from botocore.config import Config
 
 from support.leases import Store, acquired, dynamodb_store
 from txbox import LeaseLost
-from txbox.ledgers import Acquisition, LeaseState
-from txbox.ledgers.dynamodb import DynamoDBLedger
-from txbox_workers.embedded import LocalAws
+from txbox.leases import Acquisition, LeaseState
+from txbox_aws.dynamodb import DynamoDBLedger
+from txbox_local import LocalAws
 
 THREADS = 32
 

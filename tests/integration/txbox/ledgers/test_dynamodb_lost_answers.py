@@ -11,10 +11,10 @@ import pytest
 from support.leases import Store, acquired, dynamodb_store
 from support.tcp_proxy import TcpProxy
 from txbox import LeaseLost, LedgerError
-from txbox.dynamodb import plain, typed
-from txbox.ledgers import LeaseState
-from txbox.ledgers.dynamodb import DynamoDBLedger
-from txbox_workers.embedded import LocalAws
+from txbox.leases import LeaseState
+from txbox_aws.dynamodb import DynamoDBLedger
+from txbox_aws.dynamodb.client import plain, typed
+from txbox_local import LocalAws
 
 ACQUIRE = b"if_not_exists(#fence"
 RENEW = b'"SET #expires_at = :expires_at, #asked_at'

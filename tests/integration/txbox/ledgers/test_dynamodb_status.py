@@ -6,8 +6,8 @@ import pytest
 
 from support.leases import Store, acquired, dynamodb_store
 from txbox import LedgerError
-from txbox.lease_status import LeaseStatus, LedgerStatus
-from txbox.ledgers.dynamodb_status import read_lease_table
+from txbox.leases.status import LeaseStatus, LedgerStatus
+from txbox_aws.dynamodb.status import read_lease_table
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from support.leases import acquired
 from txbox import LedgerError
-from txbox.ledgers.dynamodb import DynamoDBLedger, create_lease_table
+from txbox_aws.dynamodb import DynamoDBLedger, create_lease_table
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from support.leases import Store, acquired, dynamodb_store
-from txbox.dynamodb import plain, typed
-from txbox.ledgers import LeaseState
-from txbox.ledgers.dynamodb import RETENTION_SECONDS
+from txbox.leases import LeaseState
+from txbox_aws.dynamodb.client import plain, typed
+from txbox_aws.dynamodb.ledger import RETENTION_SECONDS
 
 PROGRAM = """
 import datetime, json, sys, time
@@ -25,7 +25,7 @@ import time_machine
 shift, table, steps = float(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 wrong = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=shift)
 with time_machine.travel(wrong, tick=True):
-    from txbox.ledgers.dynamodb import DynamoDBLedger
+    from txbox_aws.dynamodb import DynamoDBLedger
     ledger, leases, said = DynamoDBLedger("mailing", table=table), {}, []
     for step, message_id in steps:
         if step == "acquire":

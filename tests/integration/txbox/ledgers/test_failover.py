@@ -16,11 +16,11 @@ from sqlalchemy import Engine, create_engine, make_url
 from support.leases import acquired
 from support.waiting import wait_until
 from txbox import LeaseLost
-from txbox.ledgers import LeaseState, PostgresLedger
+from txbox.leases import LeaseState, PostgresLedger
 from txbox.schema import tables
-from txbox_workers.embedded import EmbeddedPostgres
-from txbox_workers.embedded.installation import find_installation
-from txbox_workers.embedded.process import process_exists
+from txbox_local import EmbeddedPostgres
+from txbox_local.postgres.installation import find_installation
+from txbox_local.process import process_exists
 
 LATE = {"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off", "checkpoint_timeout": "1h"}
 LONG = 600.0

@@ -13,10 +13,9 @@ from support.statements import statements_sent
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import LeaseLost, LedgerError
-from txbox.idempotency import idempotent
-from txbox.ledgers import Lease, LeaseState, PostgresLedger, keeper
-from txbox.ledgers.keeper import LeaseKeeper
-from txbox.ledgers.lease import elapsed
+from txbox.leases import Lease, LeaseState, PostgresLedger, idempotent, renewer
+from txbox.leases.lease import elapsed
+from txbox.leases.renewer import LeaseKeeper
 
 LONG = 600.0
 LEASE = 1.5
@@ -93,14 +92,14 @@ def test_a_lease_for_which_no_thread_can_be_started_is_not_kept_for_ever(
     def no_threads(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(keeper, "_rounds", keeper._Rounds())
+    monkeypatch.setattr(renewer, "_rounds", renewer._Rounds())
     lease = acquired(ledger, "m", seconds=LEASE)
     keeping = LeaseKeeper(ledger).keep(lease)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_threads)
         with pytest.raises(RuntimeError):
             keeping.__enter__()
-    assert not keeper._rounds._kept
+    assert not renewer._rounds._kept
 
 
 def test_a_handler_slower_than_its_lease_runs_once_and_keeps_others_out(engine: Engine, ledger: PostgresLedger) -> None:
@@ -205,7 +204,7 @@ def test_an_end_that_is_nearer_than_the_lease_renews_nothing(engine: Engine, led
 def test_the_thread_goes_when_it_is_idle_and_comes_back(
     ledger: PostgresLedger, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(renewer, "IDLE_SECONDS", 0.2)
     wait_until(lambda: not threads(), "that of other tests, not idle for long enough yet, has gone", timeout=30)
     one = LeaseKeeper(ledger)
     for number in range(3):
@@ -277,7 +276,7 @@ def test_a_fork_has_a_thread_of_its_own_and_does_not_keep_its_parents_leases(
         before = moment_of_end(engine, "child's")
         with one.keep(lease):
             wait_until(lambda: moment_of_end(engine, "child's") > before)  # type: ignore[operator]
-            pipe.send([kept.lease.message_id for kept in keeper._rounds._kept])
+            pipe.send([kept.lease.message_id for kept in renewer._rounds._kept])
             pipe.recv()
 
     with one.keep(parents):

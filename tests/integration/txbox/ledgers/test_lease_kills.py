@@ -17,7 +17,7 @@ import pytest
 from support.lease_process import ALLOWED, COMPLETED, EFFECT, LOST, READY, REFUSED, notes, start
 from support.leases import Store, acquired
 from support.waiting import wait_until
-from txbox.ledgers import LeaseState
+from txbox.leases import LeaseState
 
 pytestmark = pytest.mark.chaos
 

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 
 from support.leases import Store
 from txbox import LeaseLost, Mismatch
-from txbox.ledgers import Lease, LeaseState
-from txbox.ledgers.lease import Ended
+from txbox.leases import Lease, LeaseState
+from txbox.leases.lease import Ended
 
 LONG = 3_600.0
 EXAMPLES = {"postgres": 40, "dynamodb": 8}

@@ -14,8 +14,8 @@ from support.statements import statements_sent
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, LeaseLost, LedgerError, SchemaMissing
-from txbox.lease_statements import lease_statements
-from txbox.ledgers import LeaseState, PostgresLedger
+from txbox.leases import LeaseState, PostgresLedger
+from txbox.leases.statements import lease_statements
 from txbox.schema import tables
 
 LONG = 600.0

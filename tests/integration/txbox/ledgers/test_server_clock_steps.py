@@ -8,7 +8,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from support.leases import acquired
 from support.waiting import wait_until
 from txbox import LeaseLost
-from txbox.ledgers import LeaseState, PostgresLedger
+from txbox.leases import LeaseState, PostgresLedger
 
 HOUR = 3600.0
 

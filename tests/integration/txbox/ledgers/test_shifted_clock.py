@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.leases import Store, acquired, postgres_store
-from txbox.ledgers import LeaseState
+from txbox.leases import LeaseState
 
 pytestmark = pytest.mark.chaos
 
@@ -24,8 +24,8 @@ PROGRAM = """
 import datetime, json, sys, time
 import time_machine
 from sqlalchemy import create_engine
-from txbox.idempotency import idempotent
-from txbox.ledgers import PostgresLedger
+from txbox.leases import idempotent
+from txbox.leases import PostgresLedger
 
 url, shift, script = json.loads(sys.argv[1])
 real = time.time()

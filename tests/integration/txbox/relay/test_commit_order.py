@@ -14,8 +14,8 @@ from integration.txbox.relay.conftest import StartRelay
 from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
-from txbox.outbox_statements import outbox_statements
-from txbox.relay.looking import MAX_FRESH, Look
+from txbox.outbox.statements import outbox_statements
+from txbox.relay.visible import MAX_FRESH, Look
 
 
 def positions(connection: Connection) -> list[int]:

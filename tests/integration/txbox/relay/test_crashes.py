@@ -19,7 +19,7 @@ from txbox import Outgoing
 from txbox.backoff import Backoff
 from txbox.relay import OutboxMessage
 from txbox.schema import tables
-from txbox_workers.embedded import EmbeddedPostgres
+from txbox_local import EmbeddedPostgres
 
 pytestmark = pytest.mark.chaos
 

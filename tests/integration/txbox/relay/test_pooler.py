@@ -11,7 +11,7 @@ from support.publishers import RecordingPublisher, first_arrivals
 from support.transaction_pooler import TransactionPooler, transaction_pooler
 from support.waiting import wait_until
 from txbox import Outgoing
-from txbox.outbox_status import read_outbox_status
+from txbox.outbox.status import read_outbox_status
 from txbox.schema import tables
 
 

@@ -19,10 +19,10 @@ from support.waiting import wait_until
 from txbox import Outbox, Outgoing
 from txbox.errors import RightsMissing, SchemaMissing
 from txbox.instrumentation import DatabaseLost, Event, PublisherOverdue
-from txbox.outbox_statements import outbox_statements
-from txbox.outbox_status import read_outbox_status
-from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, looking
-from txbox.relay.looking import Look, Snapshot
+from txbox.outbox.statements import outbox_statements
+from txbox.outbox.status import read_outbox_status
+from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, visible
+from txbox.relay.visible import Look, Snapshot
 from txbox.schema import tables
 
 RESTORE = (
@@ -43,8 +43,8 @@ def run(engine: Engine, statement: str, parameters: tuple[Any, ...] = ()) -> Non
 def test_rows_that_are_restored_while_a_relay_runs_are_sent(
     engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(looking, "EVERYTHING_SECONDS", 0.2)
-    monkeypatch.setattr(looking, "EVERYTHING_SHARE", 1.0)
+    monkeypatch.setattr(visible, "EVERYTHING_SECONDS", 0.2)
+    monkeypatch.setattr(visible, "EVERYTHING_SHARE", 1.0)
     broker = RecordingPublisher()
     start_relay(broker)
     publish(engine, Outgoing(OWN, "before"))

@@ -12,16 +12,17 @@ from integration.txbox.relay.conftest import StartRelay
 from support.outbox import OWN
 from support.publishers import RecordingPublisher
 from support.waiting import wait_until
-from txbox import Outbox, bell
-from txbox.bell import CHANNEL
-from txbox.relay import watching
+from txbox import Outbox
+from txbox.outbox.notifier import CHANNEL
+from txbox.outbox.outbox import notifier
+from txbox.relay import poller
 
 
 @pytest.fixture
 def sleepy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays that look by themselves once in an hour, and never stay awake."""
-    monkeypatch.setattr(watching, "IDLE_SECONDS", 3_600.0)
-    monkeypatch.setattr(watching, "AWAKE_SECONDS", 0.0)
+    monkeypatch.setattr(poller, "IDLE_SECONDS", 3_600.0)
+    monkeypatch.setattr(poller, "AWAKE_SECONDS", 0.0)
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def test_the_bell_is_rung_after_the_business_transaction_and_not_in_it(engine: E
 
 
 def test_many_transactions_ring_a_few_times(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bell, "RING_SECONDS", 3_600.0)
+    monkeypatch.setattr(notifier, "RING_SECONDS", 3_600.0)
     own = create_engine(engine.url)
     with listening(engine) as rings:
         for _ in range(20):

@@ -29,9 +29,9 @@ from support.lambda_functions import NOTHING, failing_for
 from support.queues import held, send
 from txbox import DeadLetters, Inbox, Message, Outcome, TxboxError
 from txbox.instrumentation import Received, Settled
-from txbox_workers.aws_lambda import sqs_handler
-from txbox_workers.aws_lambda.events import queue_url
-from txbox_workers.sqs import redrive_to_queue
+from txbox_aws.lambda_ import sqs_handler
+from txbox_aws.lambda_.event_source import queue_url
+from txbox_aws.sqs import redrive_to_queue
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

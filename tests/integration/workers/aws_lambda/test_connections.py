@@ -13,8 +13,8 @@ from support.lambda_events import Context, failing, of
 from support.lambda_functions import NOTHING, failing_for
 from txbox import Inbox, Message, Outcome, TxboxError
 from txbox.instrumentation import Settled
-from txbox.ledgers import PostgresLedger
-from txbox_workers.aws_lambda import sqs_handler
+from txbox.leases import PostgresLedger
+from txbox_aws.lambda_ import sqs_handler
 
 
 def backend(seen: list[int]) -> Callable[[Session, Message], None]:
@@ -161,7 +161,7 @@ def test_an_unforeseen_error_does_not_undo_outcomes(
         return recorded(self, *arguments)
 
     monkeypatch.setattr(Inbox, "record", breaks)
-    monkeypatch.setattr("txbox_workers.outages.is_retryable", lambda error: isinstance(error, MemoryError))
-    monkeypatch.setattr("txbox_workers.inbox_processor.InboxProcessor._failed", breaks)
+    monkeypatch.setattr("txbox_workers.processing.outages.is_retryable", lambda error: isinstance(error, MemoryError))
+    monkeypatch.setattr("txbox_workers.processing.inbox_processor.InboxProcessor._failed", breaks)
     assert handle(of("abcd"), Context(30)) == failing("cd")
     assert "2 deliveries come again, because of an unforeseen error" in caplog.text

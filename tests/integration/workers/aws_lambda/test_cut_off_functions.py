@@ -14,8 +14,8 @@ from support.lambda_functions import NOTHING
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import Inbox, Message, TxboxError
-from txbox_workers.aws_lambda import handler as function_module
-from txbox_workers.aws_lambda import sqs_handler
+from txbox_aws.lambda_ import handler as function_module
+from txbox_aws.lambda_ import sqs_handler
 
 
 @pytest.fixture

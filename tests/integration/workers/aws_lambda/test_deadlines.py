@@ -12,9 +12,9 @@ from support.business import Business, apply, once
 from support.lambda_events import Context, again, failing, of
 from support.lambda_functions import NOTHING
 from txbox import Inbox, Message
-from txbox.ledgers import PostgresLedger
-from txbox.ledgers.lease import elapsed
-from txbox_workers.aws_lambda import sqs_handler
+from txbox.leases import PostgresLedger
+from txbox.leases.lease import elapsed
+from txbox_aws.lambda_ import sqs_handler
 
 
 class Slow:
@@ -24,7 +24,7 @@ class Slow:
         self.now = elapsed()
         self.seconds = seconds
         self.runs: list[str] = []
-        monkeypatch.setattr("txbox_workers.aws_lambda.deadline.elapsed", lambda: self.now)
+        monkeypatch.setattr("txbox_aws.lambda_.deadline.elapsed", lambda: self.now)
 
     def __call__(self, session: Session, message: Message) -> None:
         self.runs.append(message.id)

@@ -10,8 +10,8 @@ from support.lambda_events import Context, again, failing, of, record
 from support.lambda_events import event as event_of
 from support.lambda_functions import NOTHING, failing_for
 from txbox import Inbox, Message
-from txbox.ledgers import PostgresLedger
-from txbox_workers.aws_lambda import sqs_handler
+from txbox.leases import PostgresLedger
+from txbox_aws.lambda_ import sqs_handler
 
 
 @pytest.mark.parametrize("transactions", ["batch", "message"])

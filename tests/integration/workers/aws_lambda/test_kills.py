@@ -19,7 +19,7 @@ from support.lambda_process import Sandbox
 from support.queues import held, send
 from support.waiting import wait_until
 from txbox import Inbox, InFlight
-from txbox.ledgers.lease import elapsed
+from txbox.leases.lease import elapsed
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

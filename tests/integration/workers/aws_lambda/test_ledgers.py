@@ -12,9 +12,9 @@ from support.lambda_events import Context, again, failing, of
 from support.lambda_functions import NOTHING, failing_for
 from support.leases import dynamodb_store
 from txbox import Inbox, Message, TxboxError
-from txbox.ledgers import LeaseState, Ledger, PostgresLedger
-from txbox_workers.aws_lambda import sqs_handler
-from txbox_workers.embedded import LocalAws
+from txbox.leases import LeaseState, Ledger, PostgresLedger
+from txbox_aws.lambda_ import sqs_handler
+from txbox_local import LocalAws
 
 
 @pytest.fixture(params=["postgres", "dynamodb"])
@@ -72,7 +72,7 @@ def test_with_a_ledger_alone_dead_letters_are_kept_where_the_engine_says(pool: E
 
 
 def test_a_ledger_that_is_away_fails_the_function_as_a_whole(aws: LocalAws) -> None:
-    from txbox.ledgers.dynamodb import DynamoDBLedger
+    from txbox_aws.dynamodb import DynamoDBLedger
 
     client = boto3.client("dynamodb")
     handle = sqs_handler(DynamoDBLedger("billing", table="no_such_table", client=client), None, lambda message: None)

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from support.business import Business
 from support.lambda_events import Context, of
 from txbox import Inbox
-from txbox_workers.aws_lambda import sqs_handler
+from txbox_aws.lambda_ import sqs_handler
 
 
 def settings(session: Session) -> dict[str, str]:

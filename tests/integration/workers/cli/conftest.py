@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from support.program import Ended
-from txbox_workers.cli.app import run
+from txbox_cli.app import run
 
 
 @pytest.fixture

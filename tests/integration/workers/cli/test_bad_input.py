@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import URL, Engine, make_url
 
 from support.program import PASSWORD, Ended
-from txbox_workers import settings
+from txbox.postgres import urls
 
 Txbox = Callable[..., Ended]
 
@@ -72,7 +72,7 @@ def silent_server() -> Iterator[int]:
 def test_a_database_that_never_answers(
     txbox: Txbox, place: URL, silent_server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr(urls, "CONNECT_SECONDS", 1)
     txbox("status", "--url", url(place, port=silent_server)).failed_in_one_line(
         1, "timeout expired", "is the server reachable from here?"
     )

@@ -13,11 +13,12 @@ from sqlalchemy import Engine, create_engine
 from support.blocking import backend_pid
 from support.program import PASSWORD, Ended
 from support.waiting import wait_until
-from txbox import DeadLetters, outbox_status, snapshot_holders
+from txbox import DeadLetters
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox, Outgoing
+from txbox.outbox.outbox import snapshot_holders, status
+from txbox.outbox.sent_messages import SentMessages
 from txbox.relay import OutboxMessage, Refused, Relay
-from txbox.sent_messages import SentMessages
 
 Txbox = Callable[..., Ended]
 
@@ -133,7 +134,7 @@ def test_status_says_why_a_destination_gets_nothing(txbox: Txbox, engine: Engine
 
 
 def test_status_says_what_it_has_not_counted(txbox: Txbox, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_status, "COUNTED_MESSAGES", 10)
+    monkeypatch.setattr(status, "COUNTED_MESSAGES", 10)
     publish(engine, *(Outgoing("own:a", "1", key="k") for _ in range(100)))
     change(
         engine, "INSERT INTO outbox_sent SELECT n::text, n, 'a', NULL, '{}', '', now() FROM generate_series(1, 20) AS n"

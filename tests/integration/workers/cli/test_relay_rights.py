@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from txbox import DeadLetters
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox
-from txbox.outbox_status import read_outbox_status
+from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
 
 OPERATING = Path(__file__).parents[4] / "docs" / "operating.md"

@@ -14,7 +14,7 @@ from support.leases import acquired, dynamodb_store
 from support.program import COMMAND, Ended
 from support.program import txbox as run_process
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger
 from txbox_migrations import LATEST
 
 if TYPE_CHECKING:

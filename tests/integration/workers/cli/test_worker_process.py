@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from support.program import PASSWORD, Running
 from support.program import txbox as run_process
 from support.waiting import wait_until
-from txbox_workers.sqs import queue_backlog
+from txbox_aws.sqs import queue_backlog
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -21,7 +21,7 @@ import logging, os
 from pathlib import Path
 from sqlalchemy import create_engine
 from txbox import Inbox
-from txbox_workers.sqs import SqsWorker
+from txbox_aws.sqs import SqsWorker
 
 engine = create_engine(os.environ["TXBOX_DATABASE_URL"])
 gate = Path(__file__).with_name("gate")

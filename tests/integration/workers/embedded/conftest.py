@@ -19,7 +19,7 @@ GONE_TIMEOUT_S = 20
 START = """
 import json, sys
 from pathlib import Path
-from txbox_workers.embedded import EmbeddedPostgres, LocalAws
+from txbox_local import EmbeddedPostgres, LocalAws
 
 directory = Path(sys.argv[1]) if sys.argv[1] != "-" else None
 kinds = sys.argv[2].split(",")

@@ -11,7 +11,7 @@ import psutil
 import psycopg
 import pytest
 
-from txbox_workers.embedded import keeper
+from txbox_local import keeper
 
 pytestmark = pytest.mark.chaos
 

@@ -12,9 +12,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from txbox_workers.embedded import EmbeddedPostgres, EmbeddedServerError, postgres
-from txbox_workers.embedded.installation import service_user
-from txbox_workers.embedded.keeper import STOP_TIMEOUT_S
+from txbox_local import EmbeddedPostgres, EmbeddedServerError
+from txbox_local.keeper import STOP_TIMEOUT_S
+from txbox_local.postgres import postgres
+from txbox_local.postgres.installation import service_user
 
 
 def query(url: str, statement: str) -> object:

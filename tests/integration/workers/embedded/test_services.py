@@ -1,8 +1,8 @@
 import psutil
 import pytest
 
-from txbox_workers.embedded import EmbeddedServerError, LocalAws
-from txbox_workers.embedded.services import DevServices
+from txbox_local import EmbeddedServerError, LocalAws
+from txbox_local.services import DevServices
 
 
 def test_both_start_and_stop_together() -> None:

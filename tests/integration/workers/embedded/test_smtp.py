@@ -10,7 +10,7 @@ from email.mime.text import MIMEText
 import pytest
 
 from support.waiting import wait_until
-from txbox_workers.embedded import AcceptedMail, LocalSmtp
+from txbox_local import AcceptedMail, LocalSmtp
 
 SENDER, RECIPIENT = "shop@cdnow.example", "00001@customers.example"
 

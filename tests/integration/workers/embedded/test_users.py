@@ -9,8 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from txbox_workers.embedded import EmbeddedPostgres, EmbeddedServerError, installation
-from txbox_workers.embedded.installation import bin_directory, find_installation, service_user
+from txbox_local import EmbeddedPostgres, EmbeddedServerError
+from txbox_local.postgres import installation
+from txbox_local.postgres.installation import bin_directory, find_installation, service_user
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="what root does differently")
 

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import Engine
 
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message
 from txbox.instrumentation import DatabaseLost
-from txbox.ledgers import Lease, PostgresLedger
+from txbox.leases import Lease, PostgresLedger
 from txbox_workers.memory import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

@@ -12,8 +12,8 @@ from support.ledger_worker import beside, expire
 from support.memory_worker import delivery, process
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
-from txbox.ledgers import Lease, LeaseState, PostgresLedger
-from txbox_workers.outages import DatabaseUnavailable
+from txbox.leases import Lease, LeaseState, PostgresLedger
+from txbox_workers.processing.outages import DatabaseUnavailable
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -10,8 +10,8 @@ from support.leases import acquired
 from support.ledger_worker import expire, make
 from support.memory_worker import at_work, delivery, messages, process
 from txbox import DeadLetters, EffectUnknown, LedgerError, MalformedMessage, Message, Outcome
-from txbox.failures import NO_OUTCOME
-from txbox.ledgers import Lease, PostgresLedger
+from txbox.dead_letters.failures import NO_OUTCOME
+from txbox.leases import Lease, PostgresLedger
 from txbox.message import fingerprint
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory import MemorySource

@@ -12,9 +12,9 @@ from support.ledger_worker import make
 from support.memory_worker import AT_ONCE, at_work, delivery, messages, process
 from txbox import DeadLetters, Inbox, InFlight, LeaseLost, LedgerError, Message, Outcome, SchemaMissing, idempotent
 from txbox.instrumentation import Event
-from txbox.ledgers import Lease, PostgresLedger
+from txbox.leases import Lease, PostgresLedger
 from txbox_workers.memory import MemorySource
-from txbox_workers.outages import DatabaseUnavailable
+from txbox_workers.processing.outages import DatabaseUnavailable
 from txbox_workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

@@ -15,9 +15,9 @@ from support.memory_worker import AT_ONCE, at_work, delivery, messages, numbered
 from support.waiting import wait_until
 from txbox import Message, Outcome
 from txbox.instrumentation import Committed, Event, HeartbeatFailed, Settled
-from txbox.ledgers import Lease, LeaseState, PostgresLedger
+from txbox.leases import Lease, LeaseState, PostgresLedger
+from txbox_aws.sqs import SqsWorker
 from txbox_workers.memory import MemorySource
-from txbox_workers.sqs import SqsWorker
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -45,7 +45,7 @@ def test_what_another_owner_works_on_is_handed_back_for_no_longer_than_its_lease
     engine: Engine, ledger: PostgresLedger, mails: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from txbox.backoff import Backoff
-    from txbox_workers import processor
+    from txbox_workers.processing import processor
 
     monkeypatch.setattr(processor, "IN_FLIGHT_BACKOFF", Backoff(3_600, 3_600))
     lease = acquired(PostgresLedger(engine, "mailing"), "m", seconds=20)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from support.memory_worker import delivery, process
 from txbox import DeadLetters, Inbox, InvalidConfiguration, Message, Outcome
-from txbox.ledgers import PostgresLedger
+from txbox.leases import PostgresLedger
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
 

@@ -9,8 +9,8 @@ import boto3
 import pytest
 
 from support.roads import Road
-from txbox_workers.embedded import LocalAws
-from txbox_workers.publishers import AwsPublisher, aws_publishers
+from txbox_aws.publishers import AwsPublisher, aws_publishers
+from txbox_local import LocalAws
 
 if TYPE_CHECKING:
     from types_boto3_events import EventBridgeClient

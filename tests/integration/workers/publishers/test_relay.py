@@ -27,8 +27,8 @@ from support.scripted_aws import (
 from support.waiting import wait_until
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox, Outgoing
-from txbox.relay import Relay, board
-from txbox_workers.publishers import AwsPublisher, aws_publishers, clients
+from txbox.relay import Relay, scheduler
+from txbox_aws.publishers import AwsPublisher, aws_publishers, clients
 
 SHORT = Backoff(first_seconds=0.01, longest_seconds=0.05)
 
@@ -40,7 +40,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedAws]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setattr(clients, "ATTEMPTS", 1)
-    monkeypatch.setattr(board, "OUTAGE_BACKOFF", SHORT)
+    monkeypatch.setattr(scheduler, "OUTAGE_BACKOFF", SHORT)
     yield broker
     broker.close()
 

@@ -9,7 +9,7 @@ import pytest
 from support.outgoing import outgoing, sent
 from support.roads import Road
 from txbox.relay import OutboxMessage
-from txbox_workers.publishers import AwsPublisher
+from txbox_aws.publishers import AwsPublisher
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

@@ -12,8 +12,8 @@ from support.waiting import wait_until
 from txbox import Inbox, Message, Outbox
 from txbox.instrumentation import Event, Relayed
 from txbox.relay import Relay
-from txbox_workers.publishers import AwsPublisher
-from txbox_workers.sqs import SqsWorker
+from txbox_aws.publishers import AwsPublisher
+from txbox_aws.sqs import SqsWorker
 
 OUTBOX = Outbox()
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txbox import InvalidConfiguration, LeaseLost, Mismatch
-from txbox.ledgers import Acquisition, Lease, LeaseState
-from txbox.ledgers.lease import MAX_LEASE_SECONDS, Record, elapsed, judged, owner, valid_lease_seconds
+from txbox.leases import Acquisition, Lease, LeaseState
+from txbox.leases.lease import MAX_LEASE_SECONDS, Record, elapsed, judged, owner, valid_lease_seconds
 
 
 def lease(*, seconds: float = 60, ago: float = 0) -> Lease:

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from txbox import EffectUnknown, InFlight, InvalidConfiguration, LeaseLost, LedgerError, Outcome, ResultNotStored
-from txbox.ledgers import LEASE_SECONDS, Acquisition, Lease, LeaseState, leased
-from txbox.ledgers.lease import Ended, elapsed
-from txbox.ledgers.leased import Done, Ending, Leased, _Call, _Pause, _Work, known_ending, takes_lease
+from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, runner
+from txbox.leases.lease import Ended, elapsed
+from txbox.leases.runner import Done, Ending, Leased, _Call, _Pause, _Work, known_ending, takes_lease
 
 
 class Untouched:
@@ -85,7 +85,7 @@ def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, pauses = 1000.0, 0
-    monkeypatch.setattr(leased, "elapsed", lambda: now)
+    monkeypatch.setattr(runner, "elapsed", lambda: now)
     steps = begin(Leased(Untouched(), wait_seconds=0.2))
     in_flight = Acquisition(LeaseState.IN_FLIGHT, seconds=1)
     while now < 1000.2 - 1e-6:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox.ledgers.server_clock import TOLERANCE_SECONDS, ServerClock
+from txbox.leases.server_clock import TOLERANCE_SECONDS, ServerClock
 
 HOUR = 3600.0
 LEASE = 30.0

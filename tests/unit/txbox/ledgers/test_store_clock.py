@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txbox.ledgers.store_clock import DRIFT, SKEW_SECONDS, StoreClock, http_date
+from txbox.leases.store_clock import DRIFT, SKEW_SECONDS, StoreClock, http_date
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import pytest
 from support.waiting import wait_until
 from txbox.errors import BrokerError
 from txbox.relay import OutboxMessage
-from txbox.relay.board import Board
 from txbox.relay.pending import Claim
-from txbox.relay.sending import Done
+from txbox.relay.scheduler import Board
+from txbox.relay.sender import Done
 from txbox.relay.settlement import Row, Settlement
 
 THREADS = 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox.relay.looking import Found, Snapshot
+from txbox.relay.visible import Found, Snapshot
 
 
 @pytest.mark.parametrize(

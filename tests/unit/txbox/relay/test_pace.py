@@ -2,8 +2,8 @@
 
 import pytest
 
-from txbox.relay import pace as module
-from txbox.relay.pace import FIRST_SIZE, MOST_SIZE, Pace
+from txbox.relay import batch_size as module
+from txbox.relay.batch_size import FIRST_SIZE, MOST_SIZE, Pace
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 import math
 
-from txbox.lanes import LANES_PER_DESTINATION
+from txbox.outbox.lanes import LANES_PER_DESTINATION
 from txbox.relay.pending import ELSEWHERE_SECONDS, FEW_LANES, LONGEST_ELSEWHERE_SECONDS, Claim, Pending
 
 OTHER = LANES_PER_DESTINATION * 5

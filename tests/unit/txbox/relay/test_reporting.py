@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from txbox.outbox_statements import outbox_statements
-from txbox.relay import reporting
-from txbox.relay.reporting import OUTAGE_CHARACTERS, OUTAGE_SECONDS, OUTAGES, Reporter
+from txbox.outbox.statements import outbox_statements
+from txbox.relay import reporter as reporter_module
+from txbox.relay.reporter import OUTAGE_CHARACTERS, OUTAGE_SECONDS, OUTAGES, Reporter
 
 
 class Connection:
@@ -32,7 +32,7 @@ class Connection:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1_000.0]
-    monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(reporter_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

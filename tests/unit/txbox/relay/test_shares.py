@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from txbox.relay.recent import Recent
-from txbox.relay.shares import SLOW_SECONDS, Shares, Standing, Work
+from txbox.bounded_memory import Recent
+from txbox.relay.fair_share import SLOW_SECONDS, Shares, Standing, Work
 
 SENDERS, MOST = 4, 16
 

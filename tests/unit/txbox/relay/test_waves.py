@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txbox.relay.waves import Waves
+from txbox.relay.key_order import Waves
 
 
 def test_a_wave_has_the_next_message_of_every_key_and_the_first_has_all_without_one() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from support.program import Ended
-from txbox_workers.cli.app import run
+from txbox_cli.app import run
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ import typer
 
 import txbox as library
 from support.program import Ended
-from txbox_workers.cli import app, status
-from txbox_workers.cli.app import run
-from txbox_workers.settings import Settings
+from txbox_cli import app
+from txbox_cli.app import run
+from txbox_cli.commands import status
+from txbox_cli.settings import Settings
 
 Txbox = Callable[..., Ended]
 
@@ -222,22 +223,20 @@ def test_an_interrupt_is_told_as_shells_do(
 
 def test_the_script_and_the_module_are_the_same_program() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "txbox_workers", "--version"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "txbox_cli", "--version"], capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout == f"txbox {library.__version__}\n"
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich", "pydantic_settings", "pydantic"])
 def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; from txbox_workers.cli import main; main()"
+    program = f"import sys; sys.modules[{missing!r}] = None; from txbox_cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     Ended(ended.returncode, ended.stdout, ended.stderr).failed_in_one_line(1, "pip install 'txbox[cli]'")
 
 
 def test_the_programs_own_click_is_not_needed() -> None:
-    program = (
-        "import sys; sys.modules['click'] = None; from txbox_workers.cli.app import run; sys.exit(run(['nosuch']))"
-    )
+    program = "import sys; sys.modules['click'] = None; from txbox_cli.app import run; sys.exit(run(['nosuch']))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     Ended(ended.returncode, ended.stdout, ended.stderr).failed_in_one_line(2, "No such command")
 

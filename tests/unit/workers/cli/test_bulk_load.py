@@ -14,11 +14,11 @@ from rich.console import Console
 
 import txbox_spark
 from support.program import Ended
+from txbox_cli import event_lines, spark_progress
+from txbox_cli.commands import bulk_load as load_command
+from txbox_cli.commands import reconcile as reconcile_command
 from txbox_spark import BulkLoadReport, Progress, Reconciliation
-from txbox_spark.source_errors import InvalidFields
-from txbox_workers.cli import bulk_load as load_command
-from txbox_workers.cli import events, spark_progress
-from txbox_workers.cli import reconcile as reconcile_command
+from txbox_spark.reading.errors import InvalidFields
 
 Txbox = Callable[..., Ended]
 
@@ -301,6 +301,6 @@ def test_a_reconciliation_that_is_not_complete_has_exit_status_1(txbox: Txbox, s
 
 
 def test_the_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch, spark: Spark) -> None:
-    with pytest.raises(ZeroDivisionError), events.session("name", None, None, None):
+    with pytest.raises(ZeroDivisionError), event_lines.session("name", None, None, None):
         raise ZeroDivisionError
     assert spark.stopped == 1

@@ -14,14 +14,14 @@ from rich.console import Console
 from support.demo_reports import COMPLETE, NOTICES, RIGHT
 from support.program import Ended
 from txbox import TxboxError
-from txbox_spark import java as spark_java
-from txbox_workers.cli import demo as command
-from txbox_workers.demo import run as demo_run
-from txbox_workers.demo.accounting import Sends
-from txbox_workers.demo.crew import ROLES
-from txbox_workers.demo.plan import Plan, Progress
-from txbox_workers.demo.report import Report
-from txbox_workers.demo.standing import Standing
+from txbox_cli.commands import demo as command
+from txbox_demo import run as demo_run
+from txbox_demo.accounting import Sends
+from txbox_demo.crew import ROLES
+from txbox_demo.plan import Plan, Progress
+from txbox_demo.report import Report
+from txbox_demo.standing import Standing
+from txbox_spark.runtime import java as spark_java
 
 Txbox = Callable[..., Ended]
 OnProgress = Callable[[Progress], None]

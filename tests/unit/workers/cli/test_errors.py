@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from txbox import BrokerError, TxboxError
-from txbox_workers.cli.app import _MaskingFormatter
-from txbox_workers.cli.errors import explain, mask, masked_traceback
+from txbox_cli.app import _MaskingFormatter
+from txbox_cli.errors import explain, mask, masked_traceback
 
 
 @pytest.mark.parametrize(

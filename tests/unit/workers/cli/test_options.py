@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from txbox_workers.cli.errors import UsageError
-from txbox_workers.cli.options import read_moment, read_span
+from txbox_cli.errors import UsageError
+from txbox_cli.options import read_moment, read_span
 
 
 @pytest.mark.parametrize(

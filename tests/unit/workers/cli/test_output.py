@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from txbox_workers.cli.output import print_json, print_table, printable
+from txbox_cli.output import print_json, print_table, printable
 
 
 def test_a_row_is_a_line_however_long(capsys: pytest.CaptureFixture[str]) -> None:

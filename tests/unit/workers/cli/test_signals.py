@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from txbox_workers.cli.signals import hangup_terminates, interrupted_plainly, seen_as_interrupt, terminated_as_interrupt
+from txbox_cli.signals import hangup_terminates, interrupted_plainly, seen_as_interrupt, terminated_as_interrupt
 
 
 @pytest.fixture(autouse=True)

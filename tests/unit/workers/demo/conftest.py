@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from txbox_workers.demo.orders import Orders
-from txbox_workers.demo.place import create_tables
+from txbox_demo.orders import Orders
+from txbox_demo.place import create_tables
 
 PURCHASES_URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/purchases"
 NOTIFICATIONS_URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/notifications"

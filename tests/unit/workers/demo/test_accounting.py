@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from txbox import Outcome
-from txbox_workers.demo.accounting import account_for, account_for_sends, compare, compare_mails
-from txbox_workers.demo.journal import Diary, Sightings
-from txbox_workers.demo.notification import SENDING, SENT, UNSURE, Mail
-from txbox_workers.demo.purchases import Account, Purchase
-from txbox_workers.demo.worker_process import COMPLETED
+from txbox_demo.accounting import account_for, account_for_sends, compare, compare_mails
+from txbox_demo.journal import Diary, Sightings
+from txbox_demo.notification import SENDING, SENT, UNSURE, Mail
+from txbox_demo.purchases import Account, Purchase
+from txbox_demo.worker_process import COMPLETED
 
 HONEST = Sightings(
     received={"d1": "a", "d2": "a", "d3": "b", "d4": "c", "d5": "c", "d6": "d"},

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from txbox import TxboxError
-from txbox_workers.demo.crew import ANYWHERE, BILLING, SHOP, Crew, Role, Team
-from txbox_workers.demo.orders import Orders
+from txbox_demo.crew import ANYWHERE, BILLING, SHOP, Crew, Role, Team
+from txbox_demo.orders import Orders
 
 MakeOrders = Callable[..., Orders]
 

@@ -10,15 +10,15 @@ import pytest
 
 from support.waiting import wait_until
 from txbox import TxboxError
-from txbox_workers.demo import fork_server
-from txbox_workers.demo.fork_server import ForkServer
-from txbox_workers.demo.orders import Orders
+from txbox_demo import fork_server
+from txbox_demo.fork_server import ForkServer
+from txbox_demo.orders import Orders
 
 MakeOrders = Callable[..., Orders]
 
 STAND_INS = """
 import os, sys, time
-from txbox_workers.demo import fork_server_process as server
+from txbox_demo import fork_server_process as server
 
 def sleep(orders):
     print("asleep", orders.number, os.environ["WHERE"], flush=True)

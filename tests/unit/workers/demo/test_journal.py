@@ -7,7 +7,7 @@ import pytest
 
 from txbox import Outcome
 from txbox.instrumentation import Committed, Received, Settled
-from txbox_workers.demo.journal import Journal, read_diaries, read_journals, read_notes
+from txbox_demo.journal import Journal, read_diaries, read_journals, read_notes
 
 WHO = ("billing", "queue")
 RECEIVED = Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2"))

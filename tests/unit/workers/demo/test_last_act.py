@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from txbox_workers.demo.accounting import Comparison
-from txbox_workers.demo.last_act import LastAct, _parts
-from txbox_workers.demo.purchases import TOTAL_PURCHASES, read_purchases
+from txbox_demo.accounting import Comparison
+from txbox_demo.last_act import LastAct, _parts
+from txbox_demo.purchases import TOTAL_PURCHASES, read_purchases
 
 RIGHT = Comparison(customers=2, wrong=(), expected_cents=5, found_cents=5, difference_cents=0)
 WRONG = Comparison(customers=2, wrong=("00001",), expected_cents=5, found_cents=6, difference_cents=1)

@@ -12,10 +12,10 @@ from sqlalchemy import Engine
 
 from support.waiting import wait_until
 from txbox import EffectUnknown, LeaseLost, Message
-from txbox.ledgers import Lease, LeaseState, PostgresLedger
-from txbox_workers.demo.journal import Diary, Journal, read_diaries
-from txbox_workers.demo.notification import SENDING, SENT, SUBSCRIBER, UNSURE, Mail, Notification, read_mail
-from txbox_workers.embedded import LocalSmtp
+from txbox.leases import Lease, LeaseState, PostgresLedger
+from txbox_demo.journal import Diary, Journal, read_diaries
+from txbox_demo.notification import SENDING, SENT, SUBSCRIBER, UNSURE, Mail, Notification, read_mail
+from txbox_local import LocalSmtp
 
 WORKER = "notification-001"
 MESSAGE = Message("m-1", b'{"purchase_id": "cdnow-00001", "customer_id": "00001", "cents": 117700}')

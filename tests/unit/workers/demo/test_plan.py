@@ -2,8 +2,8 @@
 
 import pytest
 
-from txbox_workers.demo.plan import Plan
-from txbox_workers.demo.standing import Standing
+from txbox_demo.plan import Plan
+from txbox_demo.standing import Standing
 
 
 @pytest.mark.parametrize("kills", range(40))

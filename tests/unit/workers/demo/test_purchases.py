@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 
-from txbox_workers.demo.purchases import TOTAL_PURCHASES, Account, Purchase, read_purchases, totals
+from txbox_demo.purchases import TOTAL_PURCHASES, Account, Purchase, read_purchases, totals
 
 
 @pytest.fixture(scope="module")
@@ -45,5 +45,5 @@ def test_an_account_adds_up_purchases() -> None:
 
 
 def test_the_file_is_the_one_that_was_released() -> None:
-    packed = resources.files("txbox_workers.demo").joinpath("data", "cdnow_master.txt.gz").read_bytes()
+    packed = resources.files("txbox_demo").joinpath("data", "cdnow_master.txt.gz").read_bytes()
     assert hashlib.sha256(packed).hexdigest() == "550275156104d6ba6bdf3b5a2d1a379682168f83734fdc6e3fd0392565f82231"

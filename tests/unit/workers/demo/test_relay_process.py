@@ -11,9 +11,9 @@ import pytest
 
 from txbox import BrokerError
 from txbox.relay import OutboxMessage, Refused
-from txbox_workers.demo import relay_process
-from txbox_workers.demo.journal import Journal, read_notes
-from txbox_workers.demo.relay_process import CLAIMED, CONFIRMED, HANDED, LOST_ANSWER_SHARE, SENT, Unlucky
+from txbox_demo import relay_process
+from txbox_demo.journal import Journal, read_notes
+from txbox_demo.relay_process import CLAIMED, CONFIRMED, HANDED, LOST_ANSWER_SHARE, SENT, Unlucky
 
 MESSAGES = [OutboxMessage(f"m-{number}", "own:x", b"") for number in range(5)]
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from support.demo_reports import COMPLETE, NOTICES, RIGHT
-from txbox_workers.demo.accounting import Sends
-from txbox_workers.demo.report import Shop
-from txbox_workers.demo.standing import Standing
+from txbox_demo.accounting import Sends
+from txbox_demo.report import Shop
+from txbox_demo.standing import Standing
 
 
 def test_a_run_in_which_all_is_well_is_exact() -> None:

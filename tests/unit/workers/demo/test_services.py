@@ -8,9 +8,9 @@ from sqlalchemy.orm import Session
 
 from txbox import Message
 from txbox.outbox import Outbox
-from txbox_workers.demo.billing import Billing, read_accounts
-from txbox_workers.demo.purchases import Account, Purchase
-from txbox_workers.demo.shop import place_order, read_orders
+from txbox_demo.billing import Billing, read_accounts
+from txbox_demo.purchases import Account, Purchase
+from txbox_demo.shop import place_order, read_orders
 
 QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/notifications"
 PURCHASE = Purchase("cdnow-00001", "00001", "19970101", 2, 1177)

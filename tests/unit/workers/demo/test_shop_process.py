@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import Engine, text
 
-from txbox_workers.demo import shop_process
-from txbox_workers.demo.fork_server import ForkServer
-from txbox_workers.demo.journal import read_notes
-from txbox_workers.demo.orders import Orders
-from txbox_workers.demo.purchases import read_purchases
-from txbox_workers.demo.shop import read_orders
-from txbox_workers.demo.shop_process import DECLINED, INSERTED, PLACED, run_shop, share_of
+from txbox_demo import shop_process
+from txbox_demo.fork_server import ForkServer
+from txbox_demo.journal import read_notes
+from txbox_demo.orders import Orders
+from txbox_demo.purchases import read_purchases
+from txbox_demo.shop import read_orders
+from txbox_demo.shop_process import DECLINED, INSERTED, PLACED, run_shop, share_of
 
 MakeOrders = Callable[..., Orders]
 

@@ -12,9 +12,9 @@ import pytest
 from support.queues import QUEUE
 from support.scripted_sqs import ScriptedSqs, receipts, refusing
 from txbox.instrumentation import Committed, Received
-from txbox_workers.demo import worker_process
-from txbox_workers.demo.orders import Orders
-from txbox_workers.demo.worker_process import COMMITTED, HANDLING, LOST_ACK_SHARE, RECEIVED, SENDING, SENT, lose_acks
+from txbox_demo import worker_process
+from txbox_demo.orders import Orders
+from txbox_demo.worker_process import COMMITTED, HANDLING, LOST_ACK_SHARE, RECEIVED, SENDING, SENT, lose_acks
 
 RECEIPTS = [f"r-{number}" for number in range(10)]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from txbox_workers.embedded.aws_server import Dispatcher
-from txbox_workers.embedded.queues import LOCK
+from txbox_local.aws.aws_server import Dispatcher
+from txbox_local.aws.queues import LOCK
 
 
 class Application:

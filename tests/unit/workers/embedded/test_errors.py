@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from txbox_workers.embedded.errors import no_space, server_failed
+from txbox_local.errors import no_space, server_failed
 
 LOGS = {
     "a port below 1024": (

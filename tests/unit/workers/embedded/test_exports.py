@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-import txbox_workers.embedded as embedded
+import txbox_local as embedded
 from txbox.errors import TxboxError
 
 WITHOUT_EXTRA = """
@@ -17,7 +17,7 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 from txbox.errors import TxboxError
 try:
-    from txbox_workers.embedded import NAME
+    from txbox_local import NAME
     NAME().start()
 except TxboxError as error:
     print(type(error).__name__, error)
@@ -41,6 +41,6 @@ def test_without_the_extra_the_error_says_what_to_install(name: str) -> None:
 
 
 def test_the_programs_start_without_boto3_or_sqlalchemy_of_ours() -> None:
-    program = "import sys, txbox_workers.embedded; print('boto3' in sys.modules, 'sqlalchemy' in sys.modules)"
+    program = "import sys, txbox_local; print('boto3' in sys.modules, 'sqlalchemy' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from moto.core import DEFAULT_ACCOUNT_ID
 
-from txbox_workers.embedded import fanout, queues
+from txbox_local.aws import fanout, queues
 
 
 def received(queue: Any) -> list[Any]:

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from txbox_workers.embedded import keeper
+from txbox_local import keeper
 
 
 def test_what_follows_the_dashes_is_the_program() -> None:

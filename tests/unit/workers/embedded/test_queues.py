@@ -5,8 +5,8 @@ import pytest
 from moto.sqs import models
 from moto.sqs.exceptions import ReceiptHandleIsInvalid
 
-from txbox_workers.embedded import queues
-from txbox_workers.embedded.queues import LocalQueue, LocalSqsBackend
+from txbox_local.aws import queues
+from txbox_local.aws.queues import LocalQueue, LocalSqsBackend
 
 
 @pytest.fixture

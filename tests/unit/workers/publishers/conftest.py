@@ -9,7 +9,7 @@ import pytest
 
 from support.boto3_settings import without_a_configuration
 from support.scripted_aws import ScriptedAws
-from txbox_workers.publishers import AwsPublisher, aws_publishers, clients
+from txbox_aws.publishers import AwsPublisher, aws_publishers, clients
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from support.scripted_aws import (
     each,
 )
 from support.waiting import wait_until
-from txbox_workers.publishers import AwsPublisher, clients
+from txbox_aws.publishers import AwsPublisher, clients
 
 # --- entries ---------------------------------------------------------------------------------------------------------
 

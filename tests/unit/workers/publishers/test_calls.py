@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from support.outgoing import QUEUE, outgoing
 from txbox.relay import OutboxMessage
-from txbox_workers.publishers.calls import Call, Entry, calls
+from txbox_aws.publishers.calls import Call, Entry, calls
 
 
 def entry(size: int, destination: str = QUEUE) -> Entry:

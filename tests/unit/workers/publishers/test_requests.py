@@ -13,7 +13,7 @@ from support.scripted_aws import Answer, ScriptedAws, Sent, confirm
 from support.waiting import wait_until
 from txbox import InvalidConfiguration
 from txbox.relay import OutboxMessage
-from txbox_workers.publishers import AwsPublisher, SqsPublisher, aws_publishers
+from txbox_aws.publishers import AwsPublisher, SqsPublisher, aws_publishers
 
 
 def string(value: str) -> dict[str, str]:

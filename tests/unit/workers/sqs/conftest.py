@@ -12,8 +12,8 @@ from support.boto3_settings import without_a_configuration
 from support.queues import QUEUE
 from support.scripted_sqs import ScriptedSqs
 from txbox.backoff import Backoff
-from txbox_workers.sqs import SqsSource
-from txbox_workers.sqs import source as source_module
+from txbox_aws.sqs import SqsSource
+from txbox_aws.sqs import source as source_module
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import pytest
 from support.queues import QUEUE
 from support.scripted_sqs import Answer, ScriptedSqs, error, receipts, refusing, succeed, timeouts
 from txbox import BrokerError, Message, Outcome
+from txbox_aws.sqs import SqsSource
+from txbox_aws.sqs.limits import MAX_VISIBILITY_SECONDS
+from txbox_aws.sqs.source import ENTRY_RUNS
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.sqs import SqsSource
-from txbox_workers.sqs.limits import MAX_VISIBILITY_SECONDS
-from txbox_workers.sqs.source import ENTRY_RUNS
 
 
 def deliveries(count: int) -> list[Delivery]:

@@ -7,7 +7,7 @@ import pytest
 from support.queues import QUEUE
 from support.scripted_sqs import ScriptedSqs, error
 from txbox import BrokerError
-from txbox_workers.sqs import SqsSource, sqs_client
+from txbox_aws.sqs import SqsSource, sqs_client
 
 
 @pytest.mark.parametrize(

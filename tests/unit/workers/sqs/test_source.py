@@ -7,10 +7,10 @@ import pytest
 from support.queues import QUEUE
 from support.scripted_sqs import ScriptedSqs, error, receipts, succeed, timeouts
 from txbox import BrokerError, InvalidConfiguration, Outcome
+from txbox_aws.sqs import SqsSource
+from txbox_aws.sqs import source as source_module
+from txbox_aws.sqs.limits import MAX_VISIBILITY_SECONDS
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.sqs import SqsSource
-from txbox_workers.sqs import source as source_module
-from txbox_workers.sqs.limits import MAX_VISIBILITY_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,270 @@
+"""Failed attempts: how often a message was tried, kept where a rollback of its handler cannot reach.
+
+An attempt counts if the handler has failed, or if the process died in it. The second is known from what is missing: the
+attempt of a message that was delivered before is written down before it is made. The process that makes it says how it
+has ended, or takes it back because it was none (the connection was lost, or the message was in flight). So what stays
+without an outcome is an attempt whose process ended, or was cut off for good::
+
+    begin_attempt ─┬─ fail ──────── counts: what the handler has raised
+                   ├─ take_back ─── counts no more; before that, nothing may decide on the message by what is counted
+                   ├─ (processed) ─ all of it is deleted in the transaction that processes the message
+                   └─ (silence) ─── counts: the process died in it
+
+Each method is a short transaction of its own. The broker's receive count is not good enough for this: it also
+counts deliveries that were handed back, or that died beside another message's fault.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, StatementError
+
+from txbox.errors import InFlight
+from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from txbox.postgres.statements import statements
+from txbox.postgres.transactions import check_table, short_transaction
+
+__all__ = ["Attempt", "Failed", "Failures"]
+
+MAX_ERROR_CHARACTERS = 4_000
+"""What is kept of an error's text; the rest is in the log."""
+
+HISTORY_ERROR_CHARACTERS = 500
+"""What is kept of the error of each attempt; of the last one, there is more."""
+
+WAIT_SECONDS = 1.0
+"""How long to wait for another transaction that has the row of the same message."""
+
+History = Sequence[Mapping[str, Any]]
+"""Attempts that counted: ``at`` (when, by the database's clock), ``delivery`` (the receive count), ``error`` (why)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that was counted before it was made.
+
+    Attributes:
+        message_id: of what.
+        attempt_id: names it.
+        number: how many attempts there were, this one included.
+        before: those before it, oldest first, as far as they are kept.
+        error_before: how the attempt before it ended, as far as that was counted; None if none was.
+        seconds_before: how long ago that one was begun; None if none was.
+    """
+
+    message_id: str
+    attempt_id: str
+    number: int
+    before: History
+    error_before: str | None
+    seconds_before: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempts of a message that has failed.
+
+    Attributes:
+        attempts: how many counted.
+        history: those, oldest first, as far as they are kept.
+    """
+
+    attempts: int
+    history: History
+
+
+class Failures:
+    """The failed attempts of one subscriber's messages."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        subscriber_id: str,
+        *,
+        schema: str | None = None,
+        prefix: str = "",
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """Name the subscriber and the place of the table.
+
+        Args:
+            engine: where to open the short transactions.
+            subscriber_id: whose messages.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            wait_seconds: how long to wait for another transaction that is processing the same message.
+        """
+        self._engine = engine
+        self._subscriber_id = subscriber_id
+        self._statements = statements(schema, prefix)
+        self._lock_timeout = f"{round(wait_seconds * 1000)}ms"
+
+    @property
+    def subscriber_id(self) -> str:
+        """Whose messages."""
+        return self._subscriber_id
+
+    def begin_attempt(
+        self, message_id: str, *, receive_count: int = 1, counting: Callable[[Attempt], object] = lambda _: None
+    ) -> Attempt | None:
+        """Count an attempt before it is made, for a message that may take the whole process down.
+
+        Args:
+            message_id: of what.
+            receive_count: of its delivery.
+            counting: told of the attempt before it is committed: whether it was, an error after that does not say.
+
+        Returns:
+            The attempt; None if the message is already processed, or parked.
+
+        Raises:
+            InFlight: another transaction is processing the message, and has failed with it before.
+        """
+        attempt_id = uuid.uuid4().hex
+        entry = _entry(NO_OUTCOME, receive_count, attempt_id)
+        with self._bounded(message_id) as connection:
+            row = connection.exec_driver_sql(
+                self._statements.begin_attempt, (self._subscriber_id, message_id, NO_OUTCOME, entry)
+            ).fetchone()
+            if row is None:
+                return None
+            number, history, seconds = row
+            before = _oldest_first(history[1:])
+            last = before[-1]["error"] if before else None
+            attempt = Attempt(message_id, attempt_id, number, before, last, seconds)
+            counting(attempt)
+        return attempt
+
+    def fail(
+        self, message_id: str, error: BaseException, *, attempt: Attempt | None = None, receive_count: int = 1
+    ) -> Failed:
+        """Keep a failure.
+
+        Args:
+            message_id: the message that failed.
+            error: why.
+            attempt: what ``begin_attempt`` has counted already; None: nothing.
+            receive_count: of the delivery.
+
+        Returns:
+            The attempts so far.
+        """
+        text = describe(error)
+        entry = _entry(text, receive_count, None if attempt is None else attempt.attempt_id)
+        key = (self._subscriber_id, message_id)
+        with short_transaction(self._engine) as connection:
+            row = None if attempt is None else connection.exec_driver_sql(self._statements.lock_failure, key).fetchone()
+            position = None if row is None or attempt is None else _position(row.history, attempt)
+            if row is None or position is None:
+                row = connection.exec_driver_sql(self._statements.count_failure, (*key, text, entry)).one()
+                return Failed(row.attempts, _oldest_first(row.history))
+            history = list(row.history)
+            history[position] = {**history[position], **json.loads(entry)}
+            last = text if position == 0 else row.error
+            self._write(connection, row.attempts, last, history, key)
+        return Failed(row.attempts, _oldest_first(history))
+
+    def take_back(self, attempt: Attempt) -> None:
+        """Take back an attempt that ``begin_attempt`` counted, but that was not made after all.
+
+        Taking it back twice is taking it back once.
+        """
+        key = (self._subscriber_id, attempt.message_id)
+        with short_transaction(self._engine) as connection:
+            row = connection.exec_driver_sql(self._statements.lock_failure, key).fetchone()
+            position = None if row is None else _position(row.history, attempt)
+            if row is None or position is None:
+                return
+            history = [entry for number, entry in enumerate(row.history) if number != position]
+            if row.attempts <= 1:
+                self.forget(connection, [attempt.message_id])
+                return
+            last = row.error if position or not history else history[0]["error"]
+            self._write(connection, row.attempts - 1, last, history, key)
+
+    def attempts(self, message_id: str) -> int:
+        """Return the number of attempts so far."""
+        with self._engine.connect() as connection:
+            row = connection.exec_driver_sql(self._statements.attempts, (self._subscriber_id, message_id)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def check(self, connection: Connection) -> None:
+        """See that the table is there.
+
+        Raises:
+            SchemaMissing: it is not.
+        """
+        check_table(connection, self._statements.tables.message_failure)
+
+    def forget(self, connection: Connection, message_ids: Iterable[str]) -> None:
+        """Forget the failures of messages, in the caller's transaction."""
+        connection.exec_driver_sql(self._statements.forget_failures, (self._subscriber_id, sorted(message_ids)))
+
+    def _write(self, connection: Connection, attempts: int, error: str, history: History, key: tuple[str, str]) -> None:
+        connection.exec_driver_sql(self._statements.write_failure, (attempts, error, json.dumps(list(history)), *key))
+
+    @contextmanager
+    def _bounded(self, message_id: str) -> Iterator[Connection]:
+        """A transaction that waits no longer than is allowed for one that processes the message."""
+        try:
+            with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(self._statements.bound_wait, (self._lock_timeout,))
+                yield connection
+        except DBAPIError as error:
+            if sqlstate(error) == LOCK_NOT_AVAILABLE:
+                raise InFlight(self._subscriber_id, [message_id]) from error
+            raise
+
+
+def _entry(error: str, receive_count: int, attempt_id: str | None) -> str:
+    named = {} if attempt_id is None else {"attempt": attempt_id}
+    return json.dumps({**named, "delivery": receive_count, "error": error[:HISTORY_ERROR_CHARACTERS]})
+
+
+def _position(history: History, attempt: Attempt) -> int | None:
+    """Where an attempt is in what is kept; None: nowhere."""
+    return next((n for n, entry in enumerate(history) if entry.get("attempt") == attempt.attempt_id), None)
+
+
+def _oldest_first(history: History) -> History:
+    """Return attempts as they are told, in their order and without our own names for them."""
+    return tuple({name: value for name, value in entry.items() if name != "attempt"} for entry in reversed(history))
+
+
+NO_OUTCOME = "no outcome was recorded: the process ended while it handled this message, or lost the database for good"
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as text that Postgres can keep: its type, its message, its causes in short."""
+    parts: list[str] = []
+    current: BaseException | None = error
+    while current is not None and len(parts) < _MAX_CAUSES:
+        parts.append(f"{type(current).__name__}: {_message(current)}".strip())
+        # What SQLAlchemy wraps is in its text already.
+        current = None if isinstance(current, StatementError) else current.__cause__
+    return storable("\ncaused by ".join(parts))[:MAX_ERROR_CHARACTERS]
+
+
+def _message(error: BaseException) -> str:
+    try:
+        if isinstance(error, StatementError):
+            # Without the statement's parameters: they are the message's content, and may be personal.
+            return " ".join(
+                filter(None, (str(error.orig or error.args[0]), error.statement and f"[SQL: {error.statement}]"))
+            )
+        return str(error)
+    except BaseException as broken:  # noqa: BLE001 - an error that cannot be printed has still failed its message
+        return f"(str() of it raised {type(broken).__name__})"
+
+
+def storable(text: str) -> str:
+    """Return text without what Postgres's text and jsonb cannot hold."""
+    return text.replace("\0", "�").encode("utf-8", "replace").decode()
+
+
+_MAX_CAUSES = 4

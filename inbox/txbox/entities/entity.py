@@ -1,0 +1,373 @@
+"""Ids in business entities: the row that a message changes remembers the message itself.
+
+The pattern is Idempotent Consumer without a table of messages (C. Richardson, "Microservices Patterns", 2018, section
+3.3.6: message ids in application tables). One UPDATE changes the row and its memory under a condition, so
+a message costs no row and no statement of its own. It fits where a message changes one row.
+
+Two memories, each a mixin for the host's mapped class, each with its own update:
+
+``RecentMessageIds`` and ``update_once``
+    the ids of the last messages, newest first. Messages may come in any order. **The memory is bounded**: a duplicate
+    that comes after ``recent_message_ids_kept`` or more other messages of the same row is applied again. Keep more
+    than can come to one row while a message is still being redelivered: its queue's retention, redrives included.
+    Where that cannot be said, use an ``Inbox``.
+
+``HighestEventIds`` and ``update_if_newer``
+    the highest id of each source. It never forgets, however late a duplicate comes, but **drops what comes late**: an
+    event that is overtaken by a later one of its source is not applied at all. It fits where an event carries the whole
+    new state (the later one makes up for the earlier), or where each source's events come to a row in order.
+
+What happens when two transactions, A and B, apply the same message to one row::
+
+    A updates ──────────────── A commits       B: duplicate     (at READ COMMITTED: B's condition is evaluated again
+         B updates … waits for A ┘                               on the row that A has left)
+                                               B: 40001, retry  (at REPEATABLE READ and SERIALIZABLE,
+                                                                 if B's snapshot is older than A's commit)
+    A updates ──────────────── A rolls back    B: first; A's id is gone with A's change
+         B updates … waits for A ┘
+
+The wait is not bounded: it is that of every UPDATE for another one of the same row. A serialization failure is never
+read as "duplicate": it passes through, and the transaction is to be run again.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Label,
+    Numeric,
+    Table,
+    Text,
+    and_,
+    case,
+    cast,
+    collate,
+    false,
+    func,
+    inspect,
+    literal,
+    null,
+    select,
+    true,
+    update,
+)
+from sqlalchemy import text as sql_text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.exc import NoInspectionAvailable
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, Mapper, Session, mapped_column, scoped_session
+
+from txbox.entities.event_ids import EventId, check_kind, valid_event_id, valid_source
+from txbox.errors import EntityMissing, InvalidConfiguration, TxboxError
+from txbox.message import valid_message_id
+from txbox.postgres.transactions import ConnectionOrSession, in_transaction, refuse_autocommit
+
+__all__ = ["MAX_KEPT", "HighestEventIds", "RecentMessageIds", "update_if_newer", "update_once"]
+
+MAX_KEPT = 10_000
+"""Ids of a row at most. Every update writes all of them anew; some hundreds are cheap."""
+
+_TRIES = 10
+
+
+class RecentMessageIds:
+    """Mixin: the row keeps the ids of the last messages that changed it, for ``update_once``.
+
+    ::
+
+        class Account(RecentMessageIds, Base):
+            __tablename__ = "account"
+            recent_message_ids_kept = 200
+
+            account_id: Mapped[str] = mapped_column(primary_key=True)
+            cents: Mapped[int]
+
+    The column is one of the host's table, and is added by the host's own migration (``alembic revision
+    --autogenerate`` sees it). A mapped dataclass, which SQLAlchemy lets inherit from dataclasses only, declares an
+    attribute of this name and type by itself, with ``init=False``; it needs no mixin.
+
+    Attributes:
+        recent_message_ids_kept: how many ids a row keeps, 1 to 10,000. A duplicate that comes after so many other
+            messages of the same row, or more, is applied again. Fewer than before: the next update of a row cuts it.
+        recent_message_ids: the ids, newest first.
+    """
+
+    recent_message_ids_kept: ClassVar[int] = 50
+
+    recent_message_ids: Mapped[list[str]] = mapped_column(ARRAY(Text), nullable=False, server_default=sql_text("'{}'"))
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Refuse a bound that cannot work."""
+        _kept(cls)
+        super().__init_subclass__(**keywords)
+
+
+class HighestEventIds:
+    """Mixin: the row keeps the highest id of each source whose events change it, for ``update_if_newer``.
+
+    The column is one of the host's table, and is added by the host's own migration. A mapped dataclass declares it as
+    for ``RecentMessageIds``.
+
+    Attributes:
+        highest_event_ids: by source, the highest id applied.
+    """
+
+    highest_event_ids: Mapped[dict[str, EventId]] = mapped_column(
+        JSONB, nullable=False, server_default=sql_text("'{}'")
+    )
+
+
+def update_once(
+    connection_or_session: ConnectionOrSession, entity: type[Any], key: Any, message_id: str, values: Mapping[Any, Any]
+) -> bool:
+    """Update one row unless the message has done so before; one UPDATE in the caller's transaction.
+
+    ::
+
+        update_once(session, Account, "ann", message.id, {Account.cents: Account.cents + 500})
+
+    The transaction is never begun, committed or rolled back here; a rollback takes the id back. A session's objects are
+    flushed before if it flushes by itself, and the row's object in it reads the new values when it is next asked;
+    objects that an ORM event or a version counter should notice are not looked at: raise a version counter in
+    ``values``.
+
+    Args:
+        connection_or_session: the caller's transaction.
+        entity: a mapped class with ``RecentMessageIds``.
+        key: the row's primary key: its value; a tuple for several columns; or a mapping by attribute.
+        message_id: the id of the message.
+        values: what to set, by attribute (``Account.cents``, or its name): values or SQL expressions. May be empty.
+
+    Returns:
+        True: applied. False: a duplicate, the row keeps this id. A duplicate is recognised until
+        ``recent_message_ids_kept`` other messages have changed the row; after that it is applied again.
+
+    Raises:
+        EntityMissing: there is no such row.
+        NotInTransaction: the connection is in autocommit mode.
+        InvalidMessageId: the id cannot be kept.
+        InvalidConfiguration: the entity has not got the mixin, or ``key`` or ``values`` do not fit it.
+        sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
+    """
+    row = _Row(entity, RecentMessageIds, "recent_message_ids", key)
+    identifier = cast(literal(valid_message_id(message_id), Text), Text)
+    # Unlike NOT id = ANY(ids), array_position is at ease with a null among the ids.
+    known: ColumnElement[bool] = func.array_position(row.memory, identifier).is_not(None)
+    ids = func.array_prepend(identifier, row.memory, type_=ARRAY(Text))[1 : _kept(entity)]
+    return row.update(connection_or_session, values, ids, ~known, case((known, true())).label("known")) is None
+
+
+def update_if_newer(
+    connection_or_session: ConnectionOrSession,
+    entity: type[Any],
+    key: Any,
+    source: str,
+    event_id: EventId,
+    values: Mapping[Any, Any],
+) -> bool:
+    """Update one row if the event is higher than all of its source before; one UPDATE in the caller's transaction.
+
+    ::
+
+        update_if_newer(session, Product, 17, "catalogue", event["sequence"], {Product.price: event["price"]})
+
+    An event that comes late, after one with a higher id, is dropped, not applied afterwards: see the module. The ids
+    have to be given out in order by their source for this row. Numbers are: a sequence per aggregate, a position in a
+    log. Texts are if their bytes grow, as those of UUIDs of version 7 and ULIDs do, made by one process and in one
+    spelling; random ids (UUIDs of version 4) are not.
+
+    Args:
+        connection_or_session: the caller's transaction; as for ``update_once``.
+        entity: a mapped class with ``HighestEventIds``.
+        key: the row's primary key; as for ``update_once``.
+        source: who gives out the ids; 1 to 200 bytes. Ids of different sources are not compared.
+        event_id: a number of up to 38 digits, compared as a number, or a text, compared byte by byte.
+        values: what to set; as for ``update_once``.
+
+    Returns:
+        True: applied. False: a duplicate, or overtaken.
+
+    Raises:
+        EntityMissing, NotInTransaction, sqlalchemy.exc.OperationalError: as ``update_once``.
+        InvalidMessageId: a text that cannot be kept.
+        InvalidConfiguration: as ``update_once``; or a number came after a text of the same source, or a text after
+            a number.
+    """
+    row = _Row(entity, HighestEventIds, "highest_event_ids", key)
+    name = cast(literal(valid_source(source), Text), Text)
+    before = func.coalesce(row.memory, cast(sql_text("'{}'"), JSONB))
+    highest = before.op("->", return_type=JSONB())(name)
+    highest_text = before.op("->>", return_type=Text())(name)
+    # The casts are within the branches of a CASE: only what is a number is read as one.
+    identifier: ColumnElement[Any]
+    if isinstance(valid_event_id(event_id), str):
+        identifier = cast(literal(event_id, Text), Text)
+        newer = case((func.jsonb_typeof(highest) == "string", collate(highest_text, "C") < identifier), else_=false())
+    else:
+        identifier = cast(literal(str(event_id), Text), Numeric)
+        newer = case((func.jsonb_typeof(highest) == "number", cast(highest_text, Numeric) < identifier), else_=false())
+    first = func.coalesce(func.jsonb_typeof(highest), "null") == "null"
+    applies = case((first, true()), else_=newer)
+    ids = before.op("||", return_type=JSONB())(func.jsonb_build_object(name, identifier, type_=JSONB))
+    settled = case((applies, null()), else_=highest)
+    found = row.update(connection_or_session, values, ids, applies, settled.label("highest"))
+    if found is None:
+        return True
+    check_kind(source, event_id, found)
+    return False
+
+
+class _Row:
+    """One row of an entity, and the table that holds its memory; of several tables if classes inherit by joins."""
+
+    def __init__(self, entity: type[Any], mixin: type[Any], memory: str, key: Any) -> None:
+        try:
+            mapper = inspect(entity)
+        except NoInspectionAvailable:
+            mapper = None
+        if not isinstance(mapper, Mapper) or memory not in mapper.column_attrs:
+            raise InvalidConfiguration(f"entity must be a mapped class with {mixin.__name__}, not {entity!r}")
+        self._mapper = mapper
+        self.memory: ColumnElement[Any] = mapper.column_attrs[memory].columns[0]
+        self._table = _table_of(self.memory)
+        self._key = self._key_values(key)
+        self._where = and_(*(self._column(name) == value for name, value in self._key.items()), self._kind())
+
+    def update(
+        self,
+        connection_or_session: ConnectionOrSession,
+        values: Mapping[Any, Any],
+        memory: ColumnElement[Any],
+        applies: ColumnElement[bool],
+        settled: Label[Any],
+    ) -> Any:
+        """Update under the condition, and say why if nothing was.
+
+        Args:
+            connection_or_session: the caller's transaction.
+            values: what to set.
+            memory: what the row remembers from now on.
+            applies: the condition.
+            settled: what says that the condition is not met; null while it is.
+
+        Returns:
+            None if it was updated, otherwise ``settled``.
+        """
+        statement = update(self._table).where(self._where, applies).values(self._assignments(values, memory))
+        connection = self._connection(connection_or_session)
+        # Nothing updated is no duplicate yet, at READ COMMITTED: the row may have come in between.
+        #
+        #     UPDATE: no row ──────────────────────────────── SELECT: a row ── which does not know the message
+        #          another inserts the row, and commits ┘
+        #
+        # So the second statement looks at the memory, not at the row's mere existence.
+        for _ in range(_TRIES):
+            if connection.execute(statement).rowcount:
+                self._forget_values(connection_or_session)
+                return None
+            found = connection.execute(select(settled).where(self._where).select_from(self._table)).first()
+            if found is None:
+                raise EntityMissing(self._table.fullname, ", ".join(f"{n}={v!r}" for n, v in self._key.items()))
+            if found[0] is not None:
+                return found[0]
+        raise TxboxError(
+            f"an UPDATE of {self._table.fullname} changes nothing, although the row is there: a trigger or a policy of "
+            "row level security keeps it from this user"
+        )
+
+    def _connection(self, connection_or_session: ConnectionOrSession) -> Connection:
+        if not isinstance(connection_or_session, Session | scoped_session):
+            return in_transaction(connection_or_session)
+        if connection_or_session.autoflush:  # as the session does before an UPDATE of its own
+            connection_or_session.flush()
+        connection = connection_or_session.connection(bind_arguments={"mapper": self._mapper})
+        refuse_autocommit(connection)
+        return connection
+
+    def _forget_values(self, connection_or_session: ConnectionOrSession) -> None:
+        """Have the session's object of this row read it again.
+
+        synchronize_session would compute ``cents + 500`` from what the object holds, which is not what the row held if
+        another transaction has committed since it was read.
+        """
+        if isinstance(connection_or_session, Session | scoped_session):
+            identity = self._mapper.identity_key_from_primary_key(tuple(self._key.values()))
+            instance = connection_or_session.identity_map.get(identity)
+            if instance is not None and (unchanged := inspect(instance).unmodified):
+                connection_or_session.expire(instance, unchanged)
+
+    def _kind(self) -> ColumnElement[bool]:
+        """Rows of other classes in the same table are other entities."""
+        discriminator = self._mapper.polymorphic_on
+        if self._mapper.inherits is None or discriminator is None or discriminator not in self._table.c.values():
+            return true()
+        kinds = [
+            each.polymorphic_identity for each in self._mapper.self_and_descendants if not each.polymorphic_abstract
+        ]
+        return discriminator.in_(kinds)
+
+    def _key_values(self, key: Any) -> dict[str, Any]:
+        """Return the values by attribute, in the order of the primary key."""
+        names = [self._mapper.get_property_by_column(column).key for column in self._mapper.primary_key]
+        if isinstance(key, Mapping):
+            given = {self._name(name, "key"): value for name, value in key.items()}
+            fits = given.keys() == set(names)
+        else:
+            row = key if isinstance(key, tuple) else (key,)
+            given = dict(zip(names, row, strict=False))
+            fits = len(row) == len(names)
+        if not fits:
+            raise InvalidConfiguration(f"key must have the values of the primary key, {', '.join(names)}, not {key!r}")
+        return {name: given[name] for name in names}
+
+    def _assignments(self, values: Mapping[Any, Any], memory: ColumnElement[Any]) -> dict[ColumnElement[Any], Any]:
+        assignments = {}
+        for attribute, value in values.items():
+            name = self._name(attribute, "values")
+            column = self._column(name)
+            if column is self.memory or name in self._key:
+                raise InvalidConfiguration(f"values must not set {name}: the key stays, and the memory is kept here")
+            assignments[column] = value
+        return assignments | {self.memory: memory}
+
+    def _name(self, attribute: Any, argument: str) -> str:
+        """Return an attribute's name, whether it was given by name, as an attribute or as a column."""
+        if isinstance(attribute, str):
+            name = attribute
+        elif isinstance(attribute, InstrumentedAttribute):
+            name = attribute.key
+        elif isinstance(attribute, ColumnElement) and attribute in self._mapper.columns.values():
+            name = self._mapper.get_property_by_column(attribute).key
+        else:
+            name = ""
+        if name not in self._mapper.column_attrs:
+            raise InvalidConfiguration(
+                f"{argument} must name columns of {self._mapper.class_.__name__}, not {attribute!s:.100}"
+            )
+        return name
+
+    def _column(self, name: str) -> ColumnElement[Any]:
+        """Return an attribute's column in the table that is updated."""
+        for column in self._mapper.column_attrs[name].columns:
+            if getattr(column, "table", None) is self._table:
+                return column
+        raise InvalidConfiguration(
+            f"{name} is not in {self._table.fullname}, the table that one UPDATE of {self._mapper.class_.__name__} "
+            "can change: inherit the mixin where the changing columns are"
+        )
+
+
+def _kept(entity: type[Any]) -> int:
+    """Return how many ids a row keeps."""
+    kept = getattr(entity, "recent_message_ids_kept", RecentMessageIds.recent_message_ids_kept)
+    if not isinstance(kept, int) or isinstance(kept, bool) or not 1 <= kept <= MAX_KEPT:
+        raise InvalidConfiguration(
+            f"{entity.__name__}.recent_message_ids_kept must be from 1 to {MAX_KEPT}, not {kept!r}"
+        )
+    return kept
+
+
+def _table_of(column: Any) -> Table:
+    table: Table = column.table
+    return table

@@ -1,0 +1,265 @@
+"""The inbox: record a message in the transaction that applies it, and the primary key rejects duplicates.
+
+The pattern is Idempotent Consumer (C. Richardson, "Microservices Patterns", 2018, section 3.3.6): insert
+(subscriber, message id) into PROCESSED_MESSAGE in the same transaction as the business update. Whatever is
+redelivered, only one of the transactions can commit that row.
+
+What happens when two transactions, A and B, record the same id::
+
+    A records ──────────────── A commits       B: duplicate     (at READ COMMITTED)
+         B records … waits for A ┘             B: 40001, retry  (at REPEATABLE READ and SERIALIZABLE,
+                                                                 if B's snapshot is older than A's commit)
+    A records ──────────────── A rolls back    B: first
+         B records … waits for A ┘
+    A records ─────────────────────────────…   B: InFlight, after ``wait_seconds``
+         B records … waits ┘
+
+A serialization failure is never read as "duplicate": it passes through, and the transaction is to be run again.
+
+A message that is parked as a dead letter has a row here, too, with the letter's number. So the same key decides between
+processed and parked (see ``txbox.dead_letters``).
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox.errors import InFlight, InvalidConfiguration, Mismatch
+from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
+from txbox.postgres.engines import note_server, refuse_other_encodings
+from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from txbox.postgres.statements import statements, text_array
+from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
+
+__all__ = ["WAIT_SECONDS", "Inbox", "ParkedIds", "Recorded"]
+
+WAIT_SECONDS = 1.0
+"""How long to wait for another transaction that is processing the same message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a batch of ids turned out to be. An id in neither set is a duplicate, or parked.
+
+    Attributes:
+        first: ids recorded now, for the first time: go on with these.
+        mismatched: ids processed before with another body: never run these.
+    """
+
+    first: frozenset[str]
+    mismatched: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedIds:
+    """Which of some duplicates are parked.
+
+    Attributes:
+        same: ids parked with the same body: their letters stand for them.
+        mismatched: ids parked with another body: these have no letters yet.
+    """
+
+    same: frozenset[str]
+    mismatched: frozenset[str]
+
+
+class Inbox:
+    """What one subscriber has already processed."""
+
+    def __init__(
+        self,
+        subscriber_id: str,
+        *,
+        schema: str | None = None,
+        prefix: str = "",
+        fingerprint: bool = False,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """Name the subscriber and the place of its inbox; nothing is connected.
+
+        Args:
+            subscriber_id: the consumer's name; each subscriber processes a message once.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            fingerprint: keep the SHA-256 of each body, and refuse an id that comes again with another body.
+            wait_seconds: how long to wait for another transaction that is processing the same message; more than 0.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        if not 0.001 <= wait_seconds <= _MAX_WAIT_SECONDS:
+            raise InvalidConfiguration(
+                f"Inbox.wait_seconds must be from 0.001 to {_MAX_WAIT_SECONDS}, not {wait_seconds!r}"
+            )
+        self.subscriber_id = valid_subscriber_id(subscriber_id, "Inbox.subscriber_id")
+        self.schema = schema
+        self.prefix = prefix
+        self.fingerprint = fingerprint
+        self.wait_seconds = wait_seconds
+        self._lock_timeout = f"{round(wait_seconds * 1000)}ms"
+        self._statements = statements(schema, prefix)
+
+    def __repr__(self) -> str:
+        where = f", schema={self.schema!r}" if self.schema else ""
+        return f"Inbox({self.subscriber_id!r}{where})"
+
+    def record(
+        self, connection_or_session: ConnectionOrSession, message_id: str, body: bytes | str | None = None
+    ) -> bool:
+        """Record one message in the caller's transaction; one INSERT, one round trip.
+
+        The transaction is never begun, committed or rolled back here. Do the business update on the same connection
+        or session, then commit: both or neither.
+
+        Args:
+            connection_or_session: where the business update happens too.
+            message_id: the id of the message.
+            body: its payload; needed if the inbox keeps fingerprints, otherwise ignored.
+
+        Returns:
+            True: the first time, go on. False: a duplicate, its effects have committed before; or it is parked, and
+            its dead letter stands for it. Either way, ack it.
+
+        Raises:
+            NotInTransaction: the connection is in autocommit mode.
+            InFlight: another transaction is processing the message; roll back, and take it up again later.
+            Mismatch: the id was processed before with another body.
+            InvalidMessageId: the id cannot be kept.
+            SchemaMissing: the inbox's table does not exist.
+            sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
+        """
+        digest = self._digest(message_id, body) if self.fingerprint else None
+        connection = in_transaction(connection_or_session)
+        parameters = (self._lock_timeout, self.subscriber_id, valid_message_id(message_id), digest)
+        row = self._execute(connection, self._statements.record_one, parameters, (message_id,))
+        if row[0] == 1:
+            return True
+        if digest is not None and self._differing(connection, {message_id: digest}):
+            raise Mismatch(self.subscriber_id, (message_id,))
+        return False
+
+    def record_many(
+        self, connection_or_session: ConnectionOrSession, ids: Iterable[str] | Mapping[str, bytes | str]
+    ) -> set[str]:
+        """Record many messages in the caller's transaction, in one round trip.
+
+        Args:
+            connection_or_session: where the business updates happen too.
+            ids: the ids, in any order; for an inbox that keeps fingerprints, a mapping from id to body.
+
+        Returns:
+            The ids that are first: go on with these.
+
+        Raises:
+            Mismatch: some ids were processed before with other bodies. The others are recorded nevertheless; roll
+                back, or use ``sort_out``, which tells them apart.
+            TypeError: one id was given instead of many, or no body where fingerprints are kept.
+            NotInTransaction, InFlight, InvalidMessageId, SchemaMissing: as ``record``.
+        """
+        recorded = self.sort_out(connection_or_session, ids)
+        if recorded.mismatched:
+            raise Mismatch(self.subscriber_id, recorded.mismatched)
+        return set(recorded.first)
+
+    def sort_out(
+        self, connection_or_session: ConnectionOrSession, ids: Iterable[str] | Mapping[str, bytes | str]
+    ) -> Recorded:
+        """Record many messages as ``record_many`` does, and report mismatches instead of raising."""
+        if isinstance(ids, str):
+            raise TypeError(f"many ids are needed, not the characters of one: {ids!r}; record takes a single id")
+        bodies = ids if isinstance(ids, Mapping) else {}
+        # Sorted, so that two batches that overlap wait for each other in one order, never in a circle. Python compares
+        # code points, Postgres the bytes of this column (COLLATE "C"); in UTF-8 these are the same order.
+        ordered = sorted({valid_message_id(message_id) for message_id in ids})
+        # Where no fingerprints are kept, none: unnest fills the shorter array up with nulls.
+        hashed = ordered if self.fingerprint else ()
+        digests = {message_id: self._digest(message_id, bodies.get(message_id)) for message_id in hashed}
+        connection = in_transaction(connection_or_session)
+        if not ordered:
+            return Recorded(frozenset(), frozenset())
+        parameters = (self._lock_timeout, self.subscriber_id, text_array(ordered), list(digests.values()))
+        row = self._execute(connection, self._statements.record_many, parameters, ordered)
+        first = frozenset(row[0] or ())
+        known = {message_id: digest for message_id, digest in digests.items() if message_id not in first}
+        return Recorded(first, self._differing(connection, known) if known else frozenset())
+
+    def find_parked(self, connection_or_session: ConnectionOrSession, bodies: Mapping[str, bytes | str]) -> ParkedIds:
+        """Tell which of some messages are parked: of those that this transaction has found to be duplicates.
+
+        Args:
+            connection_or_session: the transaction.
+            bodies: the messages' bodies by id.
+        """
+        connection = in_transaction(connection_or_session)
+        rows = connection.exec_driver_sql(self._statements.find_parked, (self.subscriber_id, list(bodies))).fetchall()
+        # A letter of before there were such rows has left no fingerprint.
+        same = {id_ for id_, known in rows if known is None or bytes(known) == fingerprint(bodies[id_])}
+        return ParkedIds(frozenset(same), frozenset(id_ for id_, _ in rows if id_ not in same))
+
+    def unrecord(self, connection_or_session: ConnectionOrSession, ids: Iterable[str]) -> int:
+        """Take back what this very transaction has recorded, for messages that it will not apply after all.
+
+        Args:
+            connection_or_session: the transaction.
+            ids: which; those that other transactions have recorded are left alone.
+
+        Returns:
+            How many were taken back.
+
+        Raises:
+            NotInTransaction: the connection is in autocommit mode.
+        """
+        connection = in_transaction(connection_or_session)
+        parameters = (self.subscriber_id, sorted(ids))
+        return connection.exec_driver_sql(self._statements.unrecord, parameters).rowcount
+
+    def check(self, connection: Connection) -> None:
+        """See that the inbox can be used over this connection, before any message is taken.
+
+        Raises:
+            NotInTransaction: the connection is in autocommit mode.
+            SchemaMissing: the table does not exist.
+            InvalidConfiguration: the database is not UTF-8.
+        """
+        in_transaction(connection)
+        refuse_other_encodings(connection)
+        check_table(connection, self._statements.tables.processed_message)
+
+    def _digest(self, message_id: str, body: bytes | str | None) -> bytes:
+        if body is None:
+            raise TypeError(f"this inbox keeps fingerprints: the body of message {message_id!r} is needed too")
+        return fingerprint(body)
+
+    def _execute(
+        self, connection: Connection, statement: str, parameters: tuple[Any, ...], ids: Collection[str]
+    ) -> Any:
+        # The driver's SQL through SQLAlchemy's connection: 18 µs more than psycopg's own cursor, and in return the
+        # host's event hooks, its AsyncSession.run_sync and SQLAlchemy's handling of lost connections work.
+        try:
+            row = connection.exec_driver_sql(statement, parameters).fetchone()
+        except UnicodeEncodeError:
+            refuse_other_encodings(connection)
+            raise
+        except DBAPIError as error:
+            if sqlstate(error) == LOCK_NOT_AVAILABLE:
+                raise InFlight(self.subscriber_id, ids) from error
+            if (missing := missing_schema(error, self._statements.processed_message)) is not None:
+                raise missing from error
+            raise
+        assert row is not None  # noqa: S101 - for the type checker
+        note_server(connection, row[-1])
+        return row
+
+    def _differing(self, connection: Connection, digests: Mapping[str, bytes]) -> frozenset[str]:
+        # A second statement, for duplicates only: at READ COMMITTED the snapshot of the first may be older than the
+        # commit it ran into. A row without a fingerprint was recorded by someone who kept none: nothing to compare.
+        rows = connection.exec_driver_sql(self._statements.fingerprints, (self.subscriber_id, list(digests))).fetchall()
+        return frozenset(
+            message_id for message_id, known in rows if known is not None and bytes(known) != digests[message_id]
+        )
+
+
+_MAX_WAIT_SECONDS = 3600

@@ -1,0 +1,189 @@
+"""Idempotent: a handler runs once for each message, though no transaction covers what it does.
+
+::
+
+    ledger = PostgresLedger(engine, "mailing")
+
+    @idempotent(ledger=ledger)
+    def send_mail(message): ...
+
+When does the handler run again? When it has raised; and when its process was killed, or lost its store, before the
+message was completed: the next owner has the lease once it has run out, and nobody knows how far the first one came.
+``Lease.unknown_attempts`` says so. A handler that names a parameter ``lease`` is given its lease.
+
+(IETF draft-ietf-httpapi-idempotency-key-header, "The Idempotency-Key HTTP Header Field", describes the same for
+requests: first, retried, concurrent, and another payload under the same key.)
+"""
+
+import inspect
+import json
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, overload
+
+from txbox.errors import InvalidConfiguration
+from txbox.leases.lease import LEASE_SECONDS, Lease
+from txbox.leases.ledger import Ledger
+from txbox.leases.runner import Leased, takes_lease
+from txbox.message import Message
+from txbox.message import fingerprint as sha256
+
+__all__ = ["idempotent"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def idempotent(
+    handler: Callable[P, R],
+    /,
+    *,
+    ledger: Ledger,
+    identify: Callable[..., str] | None = None,
+    lease: float = LEASE_SECONDS,
+    wait: float = 0.0,
+    fingerprint: bool | Callable[..., bytes | str] = False,
+    keep_result: bool = True,
+    encode: Callable[[Any], bytes | str] | None = None,
+    decode: Callable[[bytes], Any] = json.loads,
+) -> Callable[P, R]: ...
+
+
+@overload
+def idempotent(
+    *,
+    ledger: Ledger,
+    identify: Callable[..., str] | None = None,
+    lease: float = LEASE_SECONDS,
+    wait: float = 0.0,
+    fingerprint: bool | Callable[..., bytes | str] = False,
+    keep_result: bool = True,
+    encode: Callable[[Any], bytes | str] | None = None,
+    decode: Callable[[bytes], Any] = json.loads,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def idempotent(
+    handler: Callable[..., Any] | None = None,
+    /,
+    *,
+    ledger: Ledger,
+    identify: Callable[..., str] | None = None,
+    lease: float = LEASE_SECONDS,
+    wait: float = 0.0,
+    fingerprint: bool | Callable[..., bytes | str] = False,
+    keep_result: bool = True,
+    encode: Callable[[Any], bytes | str] | None = None,
+    decode: Callable[[bytes], Any] = json.loads,
+) -> Any:
+    """Have a function or coroutine function run once for each message; as a decorator, or called with it.
+
+    The first call runs the handler and keeps its result. Once that is done, calls for the same message return the
+    result that was kept, without running it.
+
+    Args:
+        handler: what is to run once. If it names a parameter ``lease``, it is given its lease: the fencing number, how
+            long it lasts, and whether an attempt before this one ended in a way that nobody knows.
+        ledger: where leases live; one for each function, as it knows a message's id and not who was called with it.
+        identify: is given the handler's arguments, and returns the message's id; None: that of the ``Message`` among
+            them.
+        lease: seconds for which the message stays with an owner that has died. Slow handlers need no longer one: it is
+            renewed while they run.
+        wait: seconds to wait for another owner that works on the message right now.
+        fingerprint: True, with a ``Message``, or what returns the payload, given the handler's arguments: has another
+            payload under the same id refused.
+        keep_result: whether to keep what the handler returns, for repeats; else they get None.
+        encode: from a result to bytes or text; by default JSON, which makes a list of a tuple. None is kept as nothing,
+            and not encoded.
+        decode: back, from bytes.
+
+    Returns:
+        A function, or coroutine function, with the handler's arguments but ``lease``. Besides what the handler raises,
+        after which the message is free, it raises:
+
+        - ``InFlight``: another owner works on the message.
+        - ``Mismatch``: another payload came under this id before.
+        - ``LeaseLost``: the handler has run, and took so long, with its renewals failing, that another owner has begun.
+        - ``LedgerError``: the store cannot be reached. After the handler has run: it may run again.
+        - ``ResultNotStored``: the handler has run, the message is completed, and its result cannot be kept.
+
+    Raises:
+        InvalidConfiguration: an argument cannot work.
+    """
+    if handler is None:
+        return lambda decorated: idempotent(
+            decorated,
+            ledger=ledger,
+            identify=identify,
+            lease=lease,
+            wait=wait,
+            fingerprint=fingerprint,
+            keep_result=keep_result,
+            encode=encode,
+            decode=decode,
+        )
+    for name, function in (("handler", handler), ("identify", identify), ("encode", encode), ("decode", decode)):
+        if function is not None and not callable(function):
+            raise InvalidConfiguration(f"idempotent takes a function as {name}, not {function!r}")
+    parts = (handler, type(handler).__call__)
+    if any(inspect.isgeneratorfunction(part) or inspect.isasyncgenfunction(part) for part in parts):
+        raise InvalidConfiguration("idempotent takes no generators: their work is done after they have returned")
+    leased = Leased(ledger, seconds=lease, wait_seconds=wait, keep_result=keep_result, encode=encode, decode=decode)
+    run = handler
+    wants_lease = takes_lease(handler)
+
+    def about(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes | None]:
+        message_id = _message(args, kwargs).id if identify is None else identify(*args, **kwargs)
+        if fingerprint is False:
+            return message_id, None
+        payload = _message(args, kwargs).body if fingerprint is True else fingerprint(*args, **kwargs)
+        return message_id, sha256(payload)
+
+    if _is_coroutine_function(handler):
+
+        @wraps(handler)
+        async def once_async(*args: Any, **kwargs: Any) -> Any:
+            message_id, digest = about(args, kwargs)
+
+            async def work(lease: Lease) -> Any:
+                lease.begin_work()
+                return await run(*args, **kwargs, **({"lease": lease} if wants_lease else {}))
+
+            return (await leased.run_async(message_id, work, fingerprint=digest)).result
+
+        return _without_lease(once_async, handler) if wants_lease else once_async
+
+    @wraps(handler)
+    def once(*args: Any, **kwargs: Any) -> Any:
+        message_id, digest = about(args, kwargs)
+
+        def work(lease: Lease) -> Any:
+            lease.begin_work()
+            return run(*args, **kwargs, **({"lease": lease} if wants_lease else {}))
+
+        return leased.run(message_id, work, fingerprint=digest).result
+
+    return _without_lease(once, handler) if wants_lease else once
+
+
+def _without_lease(decorated: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a decorated handler not name the lease that it is given here, for whoever looks what it takes."""
+    signature = inspect.signature(handler)
+    parameters = [parameter for name, parameter in signature.parameters.items() if name != "lease"]
+    decorated.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return decorated
+
+
+def _is_coroutine_function(handler: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def _message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
+    found = [value for value in (*args, *kwargs.values()) if isinstance(value, Message)]
+    if len(found) != 1:
+        raise InvalidConfiguration(
+            f"idempotent has found {len(found)} messages among the handler's arguments, and needs one; "
+            "say with identify= what the id is, and with a function as fingerprint= what the payload is"
+        )
+    return found[0]

@@ -1,0 +1,302 @@
+"""A ledger in Postgres: a row for each message, and each step one statement that commits by itself.
+
+Whether a lease has run out, the database decides, by its own clock, in the statement that takes the lease over. The
+owner only measures how long ago it asked (see ``txbox.leases.lease``). So it does not matter what time the machines of
+the owners think it is. What if the database's own clock is set? A ledger notices what it can
+(``txbox.leases.server_clock``): set forward, it takes nothing over for one lease by the new time; set back, it has a
+lease that lasts longer than it was asked for end in its length from now.
+
+These statements are no part of anybody's transaction: others have to see a lease before the work begins, and an attempt
+counts even if the work fails. Effects that a transaction covers need no lease: use an inbox.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from txbox.backoff import Backoff
+from txbox.errors import InvalidConfiguration, LedgerError
+from txbox.leases.lease import (
+    LEASE_SECONDS,
+    Acquisition,
+    Ended,
+    Lease,
+    LeaseState,
+    Record,
+    elapsed,
+    judged,
+    owner,
+    valid_lease_seconds,
+)
+from txbox.leases.server_clock import TOLERANCE_SECONDS, ServerClock
+from txbox.leases.statements import lease_statements
+from txbox.message import valid_message_id, valid_subscriber_id
+from txbox.postgres.engines import adopt, refuse_other_encodings, with_sound_connection
+from txbox.postgres.sqlstates import PREPARED_REMEDY, is_foreign_statement, is_outage, is_retryable, sqlstate
+from txbox.postgres.transactions import missing_schema
+from txbox.postgres.watchdog import bounded
+
+__all__ = ["PostgresLedger"]
+
+SILENT_PART = 1 / 6
+"""Of a lease's length: so long may the database be silent before it is asked, and so long may it be silent to the
+question. A renewal that one silent connection holds up is tried again on others while the lease lasts."""
+
+STATEMENT_RUNS = 6
+"""How often a statement is run that Postgres gave up for the sake of another, before that counts as an error."""
+
+STATEMENT_BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
+"""Between those runs. They are few: a server whose default is REPEATABLE READ or higher makes them necessary."""
+
+
+T = TypeVar("T")
+
+
+class PostgresLedger:
+    """The leases of one subscriber's messages, in the table ``message_lease``. Implements ``Ledger``."""
+
+    def __init__(self, engine: Engine, subscriber_id: str, *, schema: str | None = None, prefix: str = "") -> None:
+        """Name the subscriber and the place of the table; nothing is connected.
+
+        Args:
+            engine: the database; each step takes one of its connections for one round trip.
+            subscriber_id: the consumer's name; each subscriber processes a message once.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        if not isinstance(engine, Engine):
+            raise InvalidConfiguration(
+                f"PostgresLedger.engine must be an SQLAlchemy Engine, not {type(engine).__name__}; "
+                "create_engine(url) makes one"
+            )
+        self._subscriber_id = valid_subscriber_id(subscriber_id, "PostgresLedger.subscriber_id")
+        self.schema = schema
+        self.prefix = prefix
+        self._engine = adopt(engine)
+        self._statements = lease_statements(schema, prefix)
+        self._clock = ServerClock()
+
+    def __repr__(self) -> str:
+        return f"PostgresLedger({self._subscriber_id!r})"
+
+    @property
+    def subscriber_id(self) -> str:
+        """The consumer's name."""
+        return self._subscriber_id
+
+    def check(self) -> None:
+        """See that a lease could be acquired, by acquiring one and rolling back; see ``Ledger``."""
+        parameters = self._asking(f"check {uuid.uuid4()}", LEASE_SECONDS, None)
+
+        def begin(connection: Connection) -> None:
+            refuse_other_encodings(connection)
+            connection.execution_options(isolation_level="READ COMMITTED")
+            connection.exec_driver_sql(self._statements.acquire, parameters)
+            connection.rollback()
+
+        def ask() -> None:
+            with self._translated():
+                with_sound_connection(self._engine, begin)
+
+        self._with_or_without_timeline(ask)
+
+    def acquire(
+        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+    ) -> Acquisition:
+        """Ask for the lease of a message; see ``Ledger``. One round trip."""
+        parameters = self._asking(valid_message_id(message_id), valid_lease_seconds(seconds, "the lease"), fingerprint)
+        for run in range(1, STATEMENT_RUNS + 1):
+            asked_at = elapsed()
+            parameters["latest"] = self._clock.latest(asked_at)
+            with bounded(seconds * SILENT_PART):
+                _, row = self._with_or_without_timeline(lambda: self._run(self._statements.acquire, parameters))
+            if row is not None:
+                self._observe(row[3], asked_at, seconds)
+            if row is not None and row[1] is not None:
+                fence, attempts, unknown = row[:3]
+                lease = Lease(
+                    self._subscriber_id,
+                    message_id,
+                    fence=fence,
+                    attempt=attempts,
+                    unknown_attempts=unknown,
+                    seconds=seconds,
+                    asked_at=asked_at,
+                )
+                return Acquisition(LeaseState.ACQUIRED, lease)
+            if row is not None and (acquisition := judged(_record(row), self._subscriber_id, message_id, fingerprint)):
+                length = row[6]
+                if length is not None and acquisition.seconds > length + TOLERANCE_SECONDS:
+                    return self._shortened(message_id, row[0], length, acquisition.seconds)
+                return acquisition
+            # The snapshot was older than what the statement ran into; seldom, and hardly ever twice.
+            time.sleep(STATEMENT_BACKOFF.seconds(run))
+        return Acquisition(LeaseState.IN_FLIGHT)
+
+    def renew(self, lease: Lease, *, seconds: float | None = None) -> None:
+        """Have a lease last from now on; see ``Ledger``. One round trip."""
+        seconds = valid_lease_seconds(lease.seconds if seconds is None else seconds, "the lease")
+        asked_at = elapsed()
+        row = self._settle(self._statements.renew, lease, seconds=seconds)
+        self._observe(row[0], asked_at, seconds)
+        lease.renewed(seconds, asked_at)
+
+    def complete(self, lease: Lease, result: bytes | None = None) -> None:
+        """Say that the work is done, for good; see ``Ledger``. One round trip."""
+        self._settle(self._statements.complete, lease, result=result)
+        lease.given_up()
+
+    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
+        """Say that the attempt has completed nothing; see ``Ledger``. One round trip."""
+        self._settle(
+            self._statements.release,
+            lease,
+            attempts=-int(ended in (Ended.NOT_MADE, Ended.NOT_COUNTED)),
+            failures=int(ended is Ended.FAILED),
+            uncounted=int(ended is Ended.NOT_COUNTED),
+            forget=forget_attempts,
+            unknown_now=lease.unknown_attempts + (ended in (Ended.UNKNOWN, Ended.NOT_COUNTED)),
+        )
+        lease.given_up()
+
+    def _with_or_without_timeline(self, ask: Callable[[], T]) -> T:
+        """Ask for a lease; on a server that does not tell its timeline, ask again, and always then, without it."""
+        try:
+            return ask()
+        except LedgerError as error:
+            if not error.permanent or not self._statements.timeline or self._tells_timeline():
+                raise
+        _log.warning(
+            "%s: the server does not tell its timeline, so fences rest on its clock alone, and a promoted server whose "
+            "clock is behind may repeat some; grant EXECUTE on pg_current_wal_lsn() and pg_walfile_name(pg_lsn)",
+            self._subscriber_id,
+        )
+        self._statements = lease_statements(self.schema, self.prefix, timeline=False)
+        return ask()
+
+    def _tells_timeline(self) -> bool:
+        """Whether the server tells its timeline; True also where the question itself fails for another reason."""
+        try:
+            self._run(self._statements.read_timeline, {})
+        except LedgerError as error:
+            return not error.permanent
+        return True
+
+    def _settle(self, statement: str, lease: Lease, **parameters: object) -> Any:
+        with bounded(lease.seconds * SILENT_PART):
+            updated, row = self._run(statement, {**self._key(lease.message_id), "fence": lease.fence, **parameters})
+        if not updated:
+            raise lease.was_lost()
+        return row
+
+    def _observe(self, microseconds: int, asked_at: float, seconds: float) -> None:
+        """Hold the server's clock against ours, and say if it was set."""
+        step = self._clock.observe(microseconds / 1_000_000, sent=asked_at, received=elapsed(), hold_seconds=seconds)
+        if step > 0:
+            _log.warning(
+                "%s: the database's clock went forward by %.0f s (or this machine stood still): leases run out early; "
+                "for %.1f s, none is taken over here that is not over by the clock before",
+                self._subscriber_id,
+                step,
+                seconds,
+            )
+        elif step < 0:
+            _log.warning(
+                "%s: the database's clock was set back by %.0f s: messages of owners that died before it are free one "
+                "more length of their lease after they were asked for",
+                self._subscriber_id,
+                -step,
+            )
+
+    def _shortened(self, message_id: str, fence: int, length: float, seconds_left: float) -> Acquisition:
+        """Have a lease end in time that was given before the database's clock was set back; it is still another's."""
+        _log.warning(
+            "%s: the lease of %s would last %.0f s, and was asked for %.1f s: the database's clock was set back; it "
+            "ends in %.1f s unless its owner renews it",
+            self._subscriber_id,
+            message_id,
+            seconds_left,
+            length,
+            length,
+        )
+        self._run(self._statements.shorten, {**self._key(message_id), "fence": fence})
+        return Acquisition(LeaseState.IN_FLIGHT, seconds=length)
+
+    def _asking(self, message_id: str, seconds: float, fingerprint: bytes | None) -> dict[str, Any]:
+        asked = {"owner": owner(), "fingerprint": fingerprint, "seconds": seconds, "latest": None}
+        return {**self._key(message_id), **asked}
+
+    def _key(self, message_id: str) -> dict[str, Any]:
+        return {"subscriber": self._subscriber_id, "message": message_id}
+
+    def _run(self, statement: str, parameters: Mapping[str, Any]) -> tuple[int, Any]:
+        """Run a statement in a transaction of its own; return how many rows it changed or found, and the first.
+
+        It is run again when Postgres gave it up, and once more, over another connection, when the connection is gone:
+        one that lay in the pool for long often is. If that was after the statement had committed, then the second run
+        of a renewal, completion or release changes nothing, and that of an acquisition finds the message in flight:
+        until the lease has run out, which nobody knows of.
+        """
+
+        def run(connection: Connection) -> tuple[int, Any]:
+            refuse_other_encodings(connection)
+            # On the connection: an engine's own level would win over one that is set on the engine.
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            result = connection.exec_driver_sql(statement, dict(parameters))
+            return result.rowcount, result.fetchone() if result.returns_rows else None
+
+        failures = lost = 0
+        with self._translated():
+            while True:
+                try:
+                    return with_sound_connection(self._engine, run)
+                except DBAPIError as error:
+                    failures += 1
+                    lost += error.connection_invalidated
+                    if not (lost == 1 == failures) and not (is_retryable(error) and failures < STATEMENT_RUNS):
+                        raise
+                time.sleep(STATEMENT_BACKOFF.seconds(failures))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            orig = error.orig if isinstance(error, DBAPIError) else None  # its text has no values, which are results
+            if isinstance(error, DBAPIError) and (missing := missing_schema(error, self._statements.message_lease)):
+                raise missing from orig
+            permanent = not is_outage(error) and (sqlstate(error) or "").startswith(_PERMANENT)
+            raise LedgerError(f"the ledger's database failed: {_said(error)}", permanent=permanent) from (orig or error)
+
+
+def _record(row: Any) -> Record:
+    _, _, _, _, completed, seconds_left, _, result, fingerprint = row
+    return Record(
+        completed=completed,
+        seconds_left=seconds_left,
+        result=None if result is None else bytes(result),
+        fingerprint=None if fingerprint is None else bytes(fingerprint),
+    )
+
+
+def _said(error: SQLAlchemyError) -> str:
+    """Return what was said, without the statement and its values."""
+    orig = error.orig if isinstance(error, DBAPIError) else error
+    said = " ".join(str(orig).split())
+    return f"{said}; {PREPARED_REMEDY}" if is_foreign_statement(error) else said
+
+
+_log = logging.getLogger("txbox")
+
+_PERMANENT = ("0A", "22", "23", "28", "3D", "3F", "42")
+"""Classes of errors that do not pass: no such column, no permission, no such database. A full disk, a lock that is held
+and a server that is no primary any more may."""

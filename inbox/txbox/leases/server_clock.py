@@ -1,0 +1,86 @@
+"""The clock of a database server, held against ours, which only measures intervals: was it set? Pure: no I/O.
+
+Each answer of the server bears its time. From one answer to the next, its clock and ours go on by the same, as far as
+the round trips let us tell::
+
+    server       D0                              D1
+    our clock    s0 ──── r0          s1 ──── r1             (sent, received)
+    expected:    D0 + (s1 - r0)  ≤  D1  ≤  D0 + (r1 - s0)
+
+A clock that was set *forward* makes leases look run out whose owners are at work. So a ledger that notices it goes on
+by the time before, for as long as a lease lasts: owners that live renew theirs within that, by the clock as it is now.
+What a process asks first it cannot hold against anything.
+"""
+
+import threading
+from dataclasses import dataclass
+
+from txbox.leases.store_clock import DRIFT
+
+__all__ = ["TOLERANCE_SECONDS", "ServerClock"]
+
+TOLERANCE_SECONDS = 1.0
+"""What is no step: a leap second, an adjustment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    server: float
+    sent: float
+    received: float
+
+
+class ServerClock:
+    """What is known of a server's clock. May be used by several threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: _Answer | None = None
+        self._held_until: float | None = None
+
+    def latest(self, at: float) -> float | None:
+        """Return what the server's time is at most, in seconds since 1970, unless its clock was set forward.
+
+        Args:
+            at: a reading of our clock.
+
+        Returns:
+            None: there was no answer yet.
+        """
+        known = self._known
+        return None if known is None else known.server + (at - known.sent) * (1 + DRIFT) + TOLERANCE_SECONDS
+
+    def observe(self, server: float, *, sent: float, received: float, hold_seconds: float) -> float:
+        """Learn from an answer.
+
+        Args:
+            server: the time in it, in seconds since 1970.
+            sent, received: readings of our clock, before the question and after the answer.
+            hold_seconds: for how long to go on by the time before, if the clock was set forward.
+
+        Returns:
+            By how many seconds the clock was set since the answer before, less than 0 if back; 0 if it was not, or if
+            that has been told.
+        """
+        answer = _Answer(server, sent, received)
+        with self._lock:
+            known = self._known
+            if known is None:
+                self._known = answer
+                return 0.0
+            slack = TOLERANCE_SECONDS + DRIFT * abs(sent - known.sent)
+            lowest = known.server + (sent - known.received) - slack
+            highest = known.server + (received - known.sent) + slack
+            if lowest <= server <= highest:
+                if sent >= known.sent:
+                    self._known = answer
+                self._held_until = None
+                return 0.0
+            if self._held_until is not None and received < self._held_until and server > highest:
+                return 0.0
+            news = self._held_until is None or server < lowest
+            if server > highest and self._held_until is None:
+                self._held_until = received + hold_seconds
+            else:
+                self._known, self._held_until = answer, None
+            return server - known.server - (sent - known.sent) if news else 0.0

@@ -1,0 +1,72 @@
+"""How the leases in a Postgres stand: who is at work, who died, what has failed and waits."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+
+from txbox.leases.statements import lease_statements
+from txbox.postgres.transactions import check_table
+
+__all__ = ["LeaseStatus", "LedgerStatus", "read_lease_status"]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStatus:
+    """How one subscriber's leases stand.
+
+    Attributes:
+        subscriber_id: its name.
+        completed: messages that are done.
+        in_flight: messages that an owner works on.
+        run_out: messages whose owner has not renewed its lease, and that nobody has taken over yet: it died, most
+            likely, and the broker will deliver them again.
+        failed: messages whose last attempt has failed, and that are free.
+        longest_seconds: how long ago the longest attempt of those in flight or run out began; None if there is none.
+    """
+
+    subscriber_id: str
+    completed: int = 0
+    in_flight: int = 0
+    run_out: int = 0
+    failed: int = 0
+    longest_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """How the leases of all subscribers stand.
+
+    Attributes:
+        rows: of the table.
+        exact: they were counted; otherwise they are the planner's estimate, and ``ledgers`` is empty.
+        ledgers: one for each subscriber that has leases, by name.
+    """
+
+    rows: int = 0
+    exact: bool = True
+    ledgers: tuple[LedgerStatus, ...] = ()
+
+
+def read_lease_status(
+    engine: Engine, *, schema: str | None = None, prefix: str = "", exact_up_to_rows: float
+) -> LeaseStatus:
+    """Read how leases stand.
+
+    Args:
+        engine: the database.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+        exact_up_to_rows: count, which reads every row, only a table that has no more of them by the planner's figures.
+
+    Raises:
+        SchemaMissing: the table does not exist.
+    """
+    sql = lease_statements(schema, prefix)
+    with engine.connect() as connection:
+        check_table(connection, sql.tables.message_lease)
+        rows = int(connection.exec_driver_sql(sql.estimate, (sql.message_lease,)).scalar_one())
+        if rows > exact_up_to_rows:
+            return LeaseStatus(rows, exact=False)
+        ledgers = tuple(LedgerStatus(*row) for row in connection.exec_driver_sql(sql.counts))
+    counted = sum(one.completed + one.in_flight + one.run_out + one.failed for one in ledgers)
+    return LeaseStatus(counted, ledgers=ledgers)

@@ -1,0 +1,5 @@
+"""The outbox: publish a message in the transaction that makes it true; a relay sends it after the commit."""
+
+from txbox.outbox.outbox import RELAY_SUBSCRIBER, Outbox, Outgoing
+
+__all__ = ["RELAY_SUBSCRIBER", "Outbox", "Outgoing"]

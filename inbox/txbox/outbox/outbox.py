@@ -1,0 +1,233 @@
+"""The outbox: publish a message in the transaction that makes it true; a relay sends it after the commit.
+
+The pattern is Transactional Outbox (C. Richardson, "Microservices Patterns", 2018, section 3.3.7). What is published
+commits with the business update or not at all::
+
+    BEGIN
+      UPDATE account …
+      INSERT INTO outbox_message …        publish: one statement, in the transaction that was there anyway
+    COMMIT
+                                          a relay, in transactions of its own: claim, send, delete
+
+A message's id is made here, once. It travels as ``message-id`` with every send, so that the inbox of whoever receives
+it knows a second one.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox.errors import InvalidConfiguration, NotSendable
+from txbox.message import HEADER_MESSAGE_ID, valid_message_id
+from txbox.outbox.identifiers import new_message_id
+from txbox.outbox.lanes import lane_of
+from txbox.outbox.notifier import ring_when_returned
+from txbox.outbox.statements import outbox_statements
+from txbox.outbox.trace_context import with_trace_context
+from txbox.postgres.engines import note_server, refuse_other_encodings
+from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
+from txbox.wire.destinations import require_sendable
+
+__all__ = ["RELAY_SUBSCRIBER", "Outbox", "Outgoing"]
+
+RELAY_SUBSCRIBER = "txbox:outbox"
+"""The subscriber that events of relays name, and with ``:`` and the destination, their dead letters: nobody has
+received those."""
+
+MAX_NAME_BYTES = 1_024
+"""Of a destination, and of a key: both are parts of indexes."""
+
+MAX_DELAY = timedelta(days=36_500)
+"""Whoever gives a longer one has mistaken the unit."""
+
+Delay = float | timedelta | datetime
+"""Seconds, a time span, or a moment with its zone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to be published.
+
+    Attributes:
+        destination: a queue's URL, a topic's or an event bus's ARN, or ``scheme:rest``; see ``txbox.wire``.
+        body: the payload; text is sent as UTF-8.
+        key: messages of one key and destination are sent in the order in which they were published.
+        headers: what travels beside the payload.
+        message_id: what makes it the same message when it is sent again; None has one made.
+        delay: do not send it before: seconds or a time span from now, by the database's clock, or a moment with its
+            zone. A delayed message takes its place in its key's order when its time has come.
+    """
+
+    destination: str
+    body: bytes | str
+    key: str | None = None
+    headers: Mapping[str, str] | None = None
+    message_id: str | None = None
+    delay: Delay | None = None
+
+
+class Outbox:
+    """What this service still has to send."""
+
+    def __init__(self, *, schema: str | None = None, prefix: str = "", ring: bool = True) -> None:
+        """Name the place of the outbox; nothing is connected.
+
+        Args:
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            ring: wake idle relays at once. A NOTIFY is sent when the connection goes back to its pool, so outside of
+                the business transaction, and at most four times a second by a process. Without it, or with a connection
+                that cannot (asyncio's), an idle relay finds the message within 0.6 seconds.
+        """
+        self.schema = schema
+        self.prefix = prefix
+        self._ring = ring
+        self._statements = outbox_statements(schema, prefix)
+
+    def __repr__(self) -> str:
+        return f"Outbox(schema={self.schema!r})" if self.schema else "Outbox()"
+
+    def publish(
+        self,
+        connection_or_session: ConnectionOrSession,
+        destination: str,
+        body: bytes | str,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        delay: Delay | None = None,
+    ) -> str:
+        """Publish one message in the caller's transaction; one INSERT, one round trip.
+
+        The transaction is never begun, committed or rolled back here.
+
+        Args:
+            connection_or_session: where the business update happens too.
+            destination: a queue's URL, a topic's or an event bus's ARN, or ``scheme:rest``.
+            body: the payload; text is sent as UTF-8.
+            key: messages of one key and destination are sent in the order in which they were published.
+            headers: what travels beside the payload.
+            message_id: what makes it the same message when it is sent again; None has one made.
+            delay: do not send it before; see ``Outgoing``.
+
+        Returns:
+            The message's id.
+
+        Raises:
+            NotInTransaction: the connection is in autocommit mode.
+            NotSendable: the destination cannot take this message. ``MessageTooLarge``: it has too many bytes.
+            InvalidMessageId: the id cannot be kept.
+            SchemaMissing: the outbox's table does not exist.
+        """
+        row = _row(Outgoing(destination, body, key, headers, message_id, delay))
+        self._insert(connection_or_session, self._statements.publish_one, row)
+        return str(row[1])
+
+    def publish_many(self, connection_or_session: ConnectionOrSession, messages: Iterable[Outgoing]) -> list[str]:
+        """Publish many messages in the caller's transaction, in their order, in one round trip.
+
+        Args:
+            connection_or_session: where the business updates happen too.
+            messages: what is to be sent.
+
+        Returns:
+            Their ids, in the same order.
+
+        Raises:
+            NotInTransaction, NotSendable, InvalidMessageId, SchemaMissing: as ``publish``; nothing was published.
+        """
+        rows = [_row(message) for message in messages]
+        columns = tuple(map(list, zip(*rows, strict=True))) if rows else ()
+        if columns:
+            self._insert(connection_or_session, self._statements.publish_many, columns)
+        else:
+            in_transaction(connection_or_session)
+        return [str(row[1]) for row in rows]
+
+    def check(self, connection: Connection) -> None:
+        """See that the outbox can be used over this connection.
+
+        Raises:
+            NotInTransaction: the connection is in autocommit mode.
+            SchemaMissing: the table does not exist.
+        """
+        in_transaction(connection)
+        refuse_other_encodings(connection)
+        check_table(connection, self._statements.tables.outbox_message)
+
+    def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: tuple[Any, ...]) -> None:
+        connection = in_transaction(connection_or_session)
+        try:
+            pid = connection.exec_driver_sql(statement, parameters).scalar_one()
+        except UnicodeEncodeError:
+            refuse_other_encodings(connection)
+            raise
+        except DBAPIError as error:
+            if (missing := missing_schema(error, self._statements.outbox_message)) is not None:
+                raise missing from error
+            raise
+        note_server(connection, pid)
+        if self._ring:
+            ring_when_returned(connection)
+
+
+def _row(message: Outgoing) -> tuple[Any, ...]:
+    """Return a message as the row that is inserted, or refuse it."""
+    if not isinstance(message, Outgoing):
+        raise TypeError(f"a message to publish is an Outgoing, not {type(message).__name__}")
+    destination, key = message.destination, message.key
+    if not isinstance(destination, str):
+        raise TypeError(f"a destination is text, not {type(destination).__name__}")
+    if key is not None and not isinstance(key, str):
+        raise TypeError(f"a key is text, not {type(key).__name__}: {key!r}")
+    if isinstance(message.body, str):
+        body = message.body.encode()
+    elif isinstance(message.body, bytes | bytearray | memoryview):
+        body = bytes(message.body)
+    else:
+        raise TypeError(f"a body is bytes or text, not {type(message.body).__name__}; json.dumps makes text of most")
+    if not isinstance(message.headers, Mapping | None):
+        raise TypeError(f"headers are text by name, not {type(message.headers).__name__}")
+    headers = with_trace_context(message.headers or {})
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"headers are text: {name!r}: {value!r}")
+        if not name or "\0" in name or "\0" in value:
+            raise NotSendable(destination, f"cannot be sent a header that is empty or holds a NUL character: {name!r}")
+        if name.lower() == HEADER_MESSAGE_ID:
+            raise NotSendable(destination, f"cannot be sent a header {name!r}: it carries our id; give message_id")
+    if key is not None and (not key or "\0" in key):
+        raise NotSendable(destination, "takes no key that is empty or holds a NUL character; None is no key")
+    for what, name in (("a destination", destination), ("a key", key or "")):
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise NotSendable(f"{destination[:80]}…", f"cannot be used: {what} has at most {MAX_NAME_BYTES:,} bytes")
+    message_id = new_message_id() if message.message_id is None else valid_message_id(message.message_id)
+    require_sendable(destination, body, key=key, headers=headers, message_id=message_id)
+    seconds, moment = _delay(message.delay)
+    lane = lane_of(destination, key, message_id)
+    return lane, message_id, destination, key, json.dumps(headers), body, seconds, moment
+
+
+def _delay(delay: object) -> tuple[timedelta | None, datetime | None]:
+    """Return a delay as a time span, or as a moment."""
+    match delay:
+        case None:
+            return None, None
+        case datetime():
+            if delay.tzinfo is None:
+                raise InvalidConfiguration(f"delay needs a zone: {delay!r} is a different moment in each of them")
+            return None, delay
+        case timedelta():
+            seconds = delay.total_seconds()
+        case int() | float() if not isinstance(delay, bool):
+            seconds = float(delay)
+        case _:
+            raise TypeError(f"delay is seconds, a timedelta or a datetime, not {delay!r}")
+    if not 0 <= seconds <= MAX_DELAY.total_seconds():
+        raise InvalidConfiguration(f"delay must be 0 seconds to {MAX_DELAY.days:,} days, not {delay!r}")
+    return timedelta(seconds=seconds), None

@@ -1,0 +1,235 @@
+"""What was sent and is kept: to look it up, and to put it into the outbox again.
+
+A relay keeps what it has sent where it is told to (``Relay(keep_sent=…)``), in the table outbox_sent. A replay
+publishes copies under the ids that they had. So it is for receivers that have lost messages: an inbox that has
+processed an id takes its copy for the duplicate that it is.
+
+::
+
+    plan      once: which messages, in which chunks, in the order in which they were published
+    chunk     one transaction: read, publish
+    chunk     …
+
+What is sent after the plan was made is not part of it, the copies themselves among it. Nor are copies that an earlier
+replay has left: of what was sent to one destination under one id, only the first is published again. A message that is
+forgotten meanwhile, because its time is over, is left out.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, RowMapping
+
+from txbox.errors import InvalidConfiguration
+from txbox.outbox.operator_statements import operator_statements
+from txbox.outbox.outbox import Outbox, Outgoing
+from txbox.postgres.statements import with_moments
+from txbox.postgres.transactions import check_table, short_transaction
+
+__all__ = ["CHUNK_MESSAGES", "ReplayChunk", "SentFilter", "SentMessage", "SentMessages"]
+
+CHUNK_MESSAGES = 1_000
+"""Messages of one transaction of a replay."""
+
+Moment = datetime | timedelta
+"""A moment with its zone; or how long ago, by the database's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentFilter:
+    """Which of the messages that were sent; all of what is given has to hold.
+
+    Attributes:
+        destination: sent there.
+        key: of this key.
+        message_id: of this id; it may have been sent several times.
+        since: sent then or later.
+        until: sent before then.
+        after: published behind this position.
+    """
+
+    destination: str | None = None
+    key: str | None = None
+    message_id: str | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    after: int = -1
+
+    def __post_init__(self) -> None:
+        for name in ("since", "until"):
+            moment = getattr(self, name)
+            if isinstance(moment, datetime) and moment.tzinfo is None:
+                raise InvalidConfiguration(
+                    f"SentFilter.{name} needs a zone: {moment} is another moment in each of them"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    """A message that was sent.
+
+    Attributes:
+        message_id: what it travelled under.
+        position: its place among what was published.
+        destination: where it was sent.
+        key: whose order was kept; None where there was none.
+        headers: what travelled beside the body.
+        published_at: by the database's clock.
+        sent_at: when the broker had confirmed it, about: the begin of the transaction that settled it.
+        size: of the body, in bytes.
+        body: as it was published; None if it was not asked for.
+    """
+
+    message_id: str
+    position: int
+    destination: str
+    key: str | None
+    headers: Mapping[str, str]
+    published_at: datetime
+    sent_at: datetime
+    size: int
+    body: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayChunk:
+    """A part of a replay: messages that follow each other.
+
+    Attributes:
+        messages: how many there are.
+        copies: how many later ones, of the same ids to the same destinations, are left out.
+        first, last: positions between which they lie, both included.
+        sent_from, sent_to: times between which they were sent, both included.
+        since, until: times between which everything was sent that the plan looked at, both included.
+    """
+
+    messages: int
+    copies: int
+    first: int
+    last: int
+    sent_from: datetime
+    sent_to: datetime
+    since: datetime
+    until: datetime
+
+
+class SentMessages:
+    """The messages that were sent and are kept."""
+
+    def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
+        """Name the place of the tables; nothing is connected.
+
+        Args:
+            engine: the database.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+        """
+        self._engine = engine
+        self._statements = operator_statements(schema, prefix)
+        self._outbox = Outbox(schema=schema, prefix=prefix)
+
+    def find(
+        self,
+        which: SentFilter | None = None,
+        *,
+        limit: int = 100,
+        bodies: bool = False,
+        before: tuple[datetime, int] | None = None,
+    ) -> list[SentMessage]:
+        """Return what was sent, the last first.
+
+        Args:
+            which: of them.
+            limit: how many, at most.
+            bodies: with their bodies.
+            before: time and position of the last one of the page before.
+
+        Raises:
+            SchemaMissing: the table does not exist.
+        """
+        which = which or SentFilter()
+        parameters = (bodies, *_parameters(which), which.after, *(before or (None, None)), limit)
+        with self._transaction() as connection:
+            rows = connection.exec_driver_sql(self._statements.sent, parameters).mappings()
+            return [_message(row) for row in rows]
+
+    def is_empty(self) -> bool:
+        """Whether nothing is kept at all: no relay was told to keep what it sends, or its time is over.
+
+        Raises:
+            SchemaMissing: the table does not exist.
+        """
+        with self._transaction() as connection:
+            return not connection.exec_driver_sql(self._statements.is_any_kept).scalar_one()
+
+    def plan_replay(
+        self, which: SentFilter | None = None, *, chunk_messages: int = CHUNK_MESSAGES
+    ) -> list[ReplayChunk]:
+        """Return what a replay would put into the outbox, in chunks and in order. Reads the whole table, once.
+
+        Args:
+            which: of the messages that were sent.
+            chunk_messages: how many make a chunk.
+
+        Raises:
+            SchemaMissing: the table does not exist.
+        """
+        if chunk_messages < 1:
+            raise InvalidConfiguration(f"chunk_messages must be at least 1, not {chunk_messages!r}")
+        with self._transaction() as connection:
+            which = which or SentFilter()
+            parameters = (chunk_messages, *_parameters(which), which.after)
+            rows = connection.exec_driver_sql(self._statements.replay_plan, parameters).mappings()
+            return [ReplayChunk(**with_moments(row, "sent_from", "sent_to", "since", "until")) for row in rows]
+
+    def replay(self, chunk: ReplayChunk, which: SentFilter | None = None) -> int:
+        """Put copies of a chunk's messages into the outbox, in their order, in one transaction.
+
+        They are published behind everything that their keys have now, under the ids, keys and headers that they had.
+
+        Args:
+            chunk: of ``plan_replay``.
+            which: what the plan was made for.
+
+        Returns:
+            How many there were; fewer than planned if some have been forgotten meanwhile.
+
+        Raises:
+            NotSendable: their destination cannot take one of them any more; none was published.
+            SchemaMissing: a table does not exist.
+        """
+        # Its own times are those of the plan; "an hour ago" is later by now.
+        same = replace(which or SentFilter(), since=None, until=None)
+        place = (chunk.sent_from, chunk.sent_to, chunk.first, chunk.last)
+        parameters = (*place, *_parameters(same), same.key, same.key, chunk.since, chunk.until)
+        with self._transaction() as connection:
+            rows = connection.exec_driver_sql(self._statements.replay_chunk, parameters).all()
+            copies = [Outgoing(row.destination, bytes(row.body), row.key, row.headers, row.message_id) for row in rows]
+            self._outbox.publish_many(connection, copies)
+        return len(copies)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with short_transaction(self._engine) as connection:
+            check_table(connection, self._statements.tables.outbox_sent)
+            connection.exec_driver_sql(self._statements.planned_by_values)
+            yield connection
+
+
+def _parameters(which: SentFilter) -> tuple[Any, ...]:
+    """Return the parameters of the statements' filter; some look at the position, too."""
+    twice = [value for value in (which.destination, which.key, which.message_id) for _ in range(2)]
+    return (*twice, *_span_and_moment(which.since), *_span_and_moment(which.until))
+
+
+def _span_and_moment(moment: Moment | None) -> tuple[timedelta | None, datetime | None]:
+    return (moment, None) if isinstance(moment, timedelta) else (None, moment)
+
+
+def _message(row: RowMapping) -> SentMessage:
+    # The statement's columns are named as the attributes.
+    body = None if row["body"] is None else bytes(row["body"])
+    return SentMessage(**{**with_moments(row, "published_at", "sent_at"), "body": body})

@@ -1,0 +1,92 @@
+"""Who keeps Postgres from cleaning up: the sessions and other things that hold an old snapshot.
+
+A row that was deleted stays where it is until nobody can need it any more. Relays begin to look where nobody has been,
+so an old snapshot does not slow them down; but tables and indexes grow, and everything else that reads them suffers.
+"""
+
+import re
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from txbox.outbox.operator_statements import OperatorStatements
+
+__all__ = ["SnapshotHolder", "find_snapshot_holders", "without_values"]
+
+HELD_SECONDS = 60.0
+"""A transaction is worth a line when it has been open for longer."""
+
+HELD_TRANSACTIONS = 100
+"""And when it holds back the work of so many others at least: fewer do no harm."""
+
+HELD_MANY_TRANSACTIONS = 100_000
+"""Or when it holds back the work of so many, whatever the time, which is not known of everything."""
+
+MOST_HOLDERS = 5
+QUERY_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHolder:
+    """What keeps Postgres from cleaning up.
+
+    Attributes:
+        kind: ``session``, ``prepared transaction``, ``replication slot``, or ``standby`` (by its feedback).
+        transactions: how many transactions have begun since; what they deleted is still there.
+        pid: of the server process; None where there is none.
+        owner: the user; None where there is none.
+        name: application name of a session, or what a slot or a prepared transaction is called.
+        state: of the session, such as ``idle in transaction``; None if it may not be seen.
+        seconds: how long its transaction has been open; None if it may not be seen, or has no time.
+        query: what it ran last, shortened, without its values; None if it may not be seen.
+    """
+
+    kind: str
+    transactions: int
+    pid: int | None = None
+    owner: str | None = None
+    name: str | None = None
+    state: str | None = None
+    seconds: float | None = None
+    query: str | None = None
+
+
+def find_snapshot_holders(connection: Connection, statements: OperatorStatements) -> tuple[SnapshotHolder, ...]:
+    """Return who has held a snapshot for long, the oldest first; at most ``MOST_HOLDERS``."""
+    limits = (HELD_SECONDS, HELD_TRANSACTIONS, HELD_MANY_TRANSACTIONS, MOST_HOLDERS)
+    found = []
+    for row in connection.exec_driver_sql(statements.snapshot_holders, limits).mappings():
+        hidden = row["query"] is None or row["query"] == _HIDDEN
+        query = None if hidden else without_values(row["query"])[:QUERY_CHARACTERS]
+        found.append(SnapshotHolder(**{**row, "query": query or None}))
+    return tuple(found)
+
+
+def without_values(query: str) -> str:
+    """Return a statement on one line, without its comments and with ``?`` in place of every value in it.
+
+    A statement that the server has cut off may end within a value, which then goes to the end.
+    """
+    return " ".join(_PART.sub(_shown, query).split())
+
+
+def _shown(found: re.Match[str]) -> str:
+    if found["comment"]:
+        return " "
+    return found[0] if found["name"] else "?"
+
+
+_HIDDEN = "<insufficient privilege>"
+
+# https://www.postgresql.org/docs/current/sql-syntax-lexical.html; a comment is taken to its first end.
+_PART = re.compile(
+    r"""
+    (?P<comment> --[^\n]* | /\*.*?(?:\*/|\Z) )
+    | (?P<name> "(?:[^"]|"")*(?:"|\Z) | \$\d+ | [^\W\d][\w$]*(?![\w$'&]) )
+    | \b[eE]'(?:[^'\\]|\\.|'')*(?:'|\Z|\\\Z)
+    | (?:\b(?:[bBxXnN]|[uU]&))?'(?:[^']|'')*(?:'|\Z)
+    | \$(?P<tag>(?:[^\W\d]\w*)?)\$.*?(?:\$(?P=tag)\$|\Z)
+    | \d[\w.]*
+    """,
+    re.VERBOSE | re.DOTALL,
+)

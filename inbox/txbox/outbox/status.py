@@ -1,0 +1,283 @@
+"""How the outbox stands: what waits for which destination, which relays are at work, what holds the database back.
+
+Reading this must do no harm to a database in trouble, so everything is bounded: at most ``COUNTED_MESSAGES`` messages
+are looked at, each statement has ``STATEMENT_SECONDS``, and is a transaction of its own. What is beyond is estimated
+from Postgres's statistics, and said to be.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, RowMapping, Table
+from sqlalchemy.exc import DBAPIError
+
+from txbox.outbox.operator_statements import OperatorStatements, operator_statements
+from txbox.outbox.snapshot_holders import SnapshotHolder, find_snapshot_holders
+from txbox.postgres.sqlstates import sqlstate
+from txbox.postgres.statements import moment, with_moments
+from txbox.postgres.transactions import check_table, short_transaction
+
+__all__ = [
+    "COUNTED_MESSAGES",
+    "DestinationStatus",
+    "OutboxStatus",
+    "RelayStatus",
+    "read_outbox_status",
+    "relays_at_work",
+]
+
+COUNTED_MESSAGES = 100_000
+"""So many messages are looked at, at most."""
+
+COUNTED_LANES = 10_000
+"""Of so many lanes; a destination has 64."""
+
+STATEMENT_SECONDS = 5.0
+"""How long one statement may take. What an old snapshot keeps from being cleaned up has to be read, and takes time."""
+
+STALE_SECONDS = 12.0
+"""A relay reports every 10 seconds; one that is late is not counted: it stands still, or cannot reach the database.
+One that was killed is known by its session, which is gone, unless a pooler is in between."""
+
+_STALE = timedelta(seconds=STALE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationStatus:
+    """What waits to be sent to one destination.
+
+    Attributes:
+        destination: where to.
+        waiting: messages to be sent now.
+        delayed: messages whose time has not come.
+        retrying: messages that were refused, or that wait behind one of their key that was.
+        exact: they were counted; otherwise there are at least so many.
+        oldest_seconds: how long the oldest one that is not delayed has waited since it was published; None if there is
+            none.
+        most_attempts: how often the one that was refused most often was.
+        error: why it was refused the last time.
+        dead_letters: messages that were parked, and wait for a person.
+        away: why relays cannot send there at all, in the words of one of them; None if none says so, or nothing waits.
+        away_relays: how many of the relays at work say so.
+    """
+
+    destination: str
+    waiting: int = 0
+    delayed: int = 0
+    retrying: int = 0
+    exact: bool = True
+    oldest_seconds: float | None = None
+    most_attempts: int = 0
+    error: str | None = None
+    dead_letters: int = 0
+    away: str | None = None
+    away_relays: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """A relay, by its own report.
+
+    Attributes:
+        relay_id: made anew with each relay.
+        host: where its process runs.
+        pid: of its process.
+        sent: messages sent since it was made.
+        failed: refusals since it was made.
+        sent_per_second: between its last two reports; None after its first one.
+        started_at: its first report.
+        seen_seconds_ago: its last report.
+        outages: destinations that it could not send to when it last tried, and why; at most 20.
+        stale: its session is gone, or it has missed its last report: it was killed, stands still, or cannot reach the
+            database.
+    """
+
+    relay_id: str
+    host: str
+    pid: int
+    sent: int
+    failed: int
+    sent_per_second: float | None
+    started_at: datetime
+    seen_seconds_ago: float
+    outages: Mapping[str, str]
+    stale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """How the outbox stands.
+
+    Attributes:
+        messages: in the outbox; None if that could not be found out in time, nor estimated.
+        exact: they were counted; otherwise they are estimated.
+        removed_rows: rows of sent messages that Postgres has not cleaned up, by its own estimate.
+        destinations: one for each that has messages or dead letters, by name.
+        in_time: each of them could be looked at; otherwise some may be missing, and their oldest messages.
+        relays: those that have not signed off, by host.
+        sent_per_second: by all relays that are not stale.
+        kept_messages: sent messages that are kept; None if that could not be found out in time.
+        kept_exact: they were counted; otherwise they are estimated.
+        kept_since: when the oldest of them was sent.
+        snapshot_holders: who has kept Postgres from cleaning up for long, the oldest first.
+        sees_all_sessions: this user may see what others run (role pg_read_all_stats).
+    """
+
+    messages: int | None = 0
+    exact: bool = True
+    removed_rows: int = 0
+    destinations: tuple[DestinationStatus, ...] = ()
+    in_time: bool = True
+    relays: tuple[RelayStatus, ...] = ()
+    sent_per_second: float = 0.0
+    kept_messages: int | None = 0
+    kept_exact: bool = True
+    kept_since: datetime | None = None
+    snapshot_holders: tuple[SnapshotHolder, ...] = ()
+    sees_all_sessions: bool = True
+
+
+def read_outbox_status(
+    engine: Engine, *, schema: str | None = None, prefix: str = "", dead_letters: dict[str, int] | None = None
+) -> OutboxStatus:
+    """Read how the outbox stands.
+
+    Args:
+        engine: the database.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+        dead_letters: how many wait for each destination.
+
+    Raises:
+        SchemaMissing: the tables do not exist.
+    """
+    sql = operator_statements(schema, prefix)
+    _check(engine, sql, sql.tables.outbox_message)
+    _check(engine, sql, sql.tables.outbox_sent)
+    _check(engine, sql, sql.tables.outbox_relay)
+    with short_transaction(engine) as connection:  # of Postgres's own tables, which nobody locks
+        live, removed = connection.exec_driver_sql(sql.row_estimates, (sql.outbox_message,)).one()
+        kept_estimate = connection.exec_driver_sql(sql.row_estimates, (sql.outbox_sent,)).one().live
+        sees_all = bool(connection.exec_driver_sql(sql.sees_all_sessions).scalar_one())
+        holders = find_snapshot_holders(connection, sql)
+    relays = tuple(
+        RelayStatus(**with_moments(row, "started_at")) for row in _in_time(engine, sql, sql.relays, (_STALE,)) or ()
+    )
+    found, exact, in_time = _destinations(engine, sql)
+    counted = sum(one.waiting + one.delayed + one.retrying for one in found)
+    kept = _in_time(engine, sql, sql.kept, (COUNTED_MESSAGES + 1,))
+    kept_exact = kept is not None and kept[0]["messages"] <= COUNTED_MESSAGES
+    return OutboxStatus(
+        messages=counted if exact else max(live, counted) or None,
+        exact=exact,
+        removed_rows=removed,
+        destinations=_with_outages(_with_letters(found, dead_letters or {}), relays),
+        in_time=in_time,
+        relays=relays,
+        sent_per_second=sum((relay.sent_per_second or 0.0 for relay in relays if not relay.stale), 0.0),
+        kept_messages=kept[0]["messages"] if kept and kept_exact else kept_estimate or None,
+        kept_exact=kept_exact,
+        kept_since=moment(kept[0]["since"]) if kept else None,
+        snapshot_holders=holders,
+        sees_all_sessions=sees_all,
+    )
+
+
+def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "") -> int | None:
+    """Return how many relays are at work, by their reports; None if this user may not know.
+
+    Args:
+        engine: the database.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+    """
+    sql = operator_statements(schema, prefix)
+    try:
+        found = _in_time(engine, sql, sql.relays_at_work, (_STALE,))
+    except DBAPIError as error:
+        if sqlstate(error) == _INSUFFICIENT_PRIVILEGE:
+            return None
+        raise
+    return None if found is None else int(found[0]["count"])
+
+
+def _check(engine: Engine, sql: OperatorStatements, table: Table) -> None:
+    """See that a table is there; one that somebody has locked for long is."""
+    try:
+        with _bounded(engine, sql) as connection:
+            check_table(connection, table)
+    except DBAPIError as error:
+        if sqlstate(error) != _QUERY_CANCELED:
+            raise
+
+
+def _destinations(engine: Engine, sql: OperatorStatements) -> tuple[list[DestinationStatus], bool, bool]:
+    """Return what waits; whether that is everything; and whether every destination could be looked at in time."""
+    first = _in_time(engine, sql, sql.backlog, (COUNTED_MESSAGES + 1,))
+    if first is not None and sum(map(_messages, first)) <= COUNTED_MESSAGES:
+        return [DestinationStatus(**row) for row in first], True, True
+    each = _in_time(engine, sql, sql.backlog_by_lane, (COUNTED_LANES, COUNTED_MESSAGES), sql.by_index)
+    # Better some of the messages, wherever they stand, than none.
+    rows = each if each is not None else first or ()
+    return [DestinationStatus(**row, exact=False) for row in rows], False, each is not None
+
+
+def _messages(row: RowMapping) -> int:
+    return int(row["waiting"] + row["delayed"] + row["retrying"])
+
+
+def _in_time(
+    engine: Engine,
+    sql: OperatorStatements,
+    statement: str,
+    parameters: tuple[Any, ...] = (),
+    setting: str | None = None,
+) -> Sequence[RowMapping] | None:
+    """Run one statement in a transaction of its own; None if it takes too long."""
+    try:
+        with _bounded(engine, sql) as connection:
+            if setting is not None:
+                connection.exec_driver_sql(setting)
+            return connection.exec_driver_sql(statement, parameters).mappings().all()
+    except DBAPIError as error:
+        if sqlstate(error) == _QUERY_CANCELED:
+            return None
+        raise
+
+
+@contextmanager
+def _bounded(engine: Engine, sql: OperatorStatements) -> Iterator[Connection]:
+    with short_transaction(engine) as connection:
+        connection.exec_driver_sql(sql.bounded, (str(int(STATEMENT_SECONDS * 1000)),))
+        yield connection
+
+
+def _with_letters(found: Sequence[DestinationStatus], letters: dict[str, int]) -> tuple[DestinationStatus, ...]:
+    known = {one.destination: one for one in found}
+    for destination, count in letters.items():
+        known[destination] = replace(known.get(destination, DestinationStatus(destination)), dead_letters=count)
+    return tuple(known[destination] for destination in sorted(known))
+
+
+def _with_outages(
+    destinations: tuple[DestinationStatus, ...], relays: Sequence[RelayStatus]
+) -> tuple[DestinationStatus, ...]:
+    """Say of each destination for which messages wait why relays cannot send there."""
+
+    def known(one: DestinationStatus) -> DestinationStatus:
+        said = [relay.outages[one.destination] for relay in relays if one.destination in relay.outages]
+        return replace(one, away=said[0], away_relays=len(said)) if said and _waits(one) else one
+
+    relays = [relay for relay in relays if not relay.stale]
+    return tuple(known(one) for one in destinations)
+
+
+def _waits(one: DestinationStatus) -> bool:
+    return one.waiting + one.retrying > 0
+
+
+_QUERY_CANCELED = "57014"
+_INSUFFICIENT_PRIVILEGE = "42501"

@@ -1,0 +1,86 @@
+"""Which bulk loads wait for a lock, and who holds it.
+
+Each transaction of a bulk load takes one more advisory lock, shared, whose number is the run's. It keeps nobody out;
+by it, any session can tell from ``pg_locks`` to which run a server process belongs, whatever its role may see.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from txbox.postgres.statements import BLOCKED_LOADS
+
+__all__ = ["BlockedLoad", "find_blocked_loads", "run_lock"]
+
+_TAG = 0x7478
+"""The upper 16 bits of such a lock's number; a run is the other 48."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedLoad:
+    """A transaction of a bulk load that waits for a lock.
+
+    Attributes:
+        run_id: of the load.
+        pid: its server process.
+        seconds: how long it has waited; None if this role may not see it.
+        blocker_pid: the server process that it waits for; 0 is a prepared transaction.
+        blocker_run_id: the bulk load to which that one belongs; None if it is something else.
+        blocker_owner: its user; None if there is none.
+        blocker_state: of its session, such as ``idle in transaction``; None if this role may not see it.
+        blocker_seconds: how long its transaction has been open; None if this role may not see it.
+    """
+
+    run_id: str
+    pid: int
+    seconds: float | None
+    blocker_pid: int
+    blocker_run_id: str | None
+    blocker_owner: str | None
+    blocker_state: str | None
+    blocker_seconds: float | None
+
+    @property
+    def usual(self) -> bool:
+        """Whether it waits for its turn: another chunk of the same run is applying its events."""
+        return self.run_id == self.blocker_run_id and not (self.blocker_state or "").startswith("idle")
+
+    def __str__(self) -> str:
+        known = [
+            f"bulk load {self.blocker_run_id}" if self.blocker_run_id else None,
+            f"of {self.blocker_owner}" if self.blocker_owner else None,
+            self.blocker_state,
+            None if self.blocker_seconds is None else f"its transaction open for {self.blocker_seconds:.0f} s",
+        ]
+        details = ", ".join(one for one in known if one)
+        waited = "" if self.seconds is None else f" for {self.seconds:.0f} s"
+        blocker = f"server process {self.blocker_pid}" if self.blocker_pid else "a prepared transaction"
+        remedy = (
+            f"to end it: SELECT pg_terminate_backend({self.blocker_pid})"
+            if self.blocker_pid
+            else "to end it: COMMIT PREPARED or ROLLBACK PREPARED (pg_prepared_xacts has its name)"
+        )
+        return (
+            f"bulk load {self.run_id} (server process {self.pid}) has waited{waited} for {blocker}"
+            f"{f' ({details})' if details else ''}; {remedy}"
+        )
+
+
+def run_lock(run_id: str) -> int:
+    """Return the number of the lock that a run's transactions share.
+
+    Args:
+        run_id: 12 hexadecimal digits.
+    """
+    return _TAG << 48 | int(run_id, 16)
+
+
+def find_blocked_loads(connection: Connection, run_id: str | None = None) -> tuple[BlockedLoad, ...]:
+    """Return the transactions of bulk loads in this database that wait for a lock, each with those it waits for.
+
+    Args:
+        connection: to the database.
+        run_id: of one load; None: of all.
+    """
+    rows = connection.exec_driver_sql(BLOCKED_LOADS, (_TAG, run_id, run_id)).mappings()
+    return tuple(BlockedLoad(**row) for row in rows)

@@ -1,0 +1,282 @@
+"""The engines that we open or are given: how their connections are made, and what is seen to when one is new.
+
+A pooler in transaction mode (PgBouncer) lends a client another server from one transaction to the next. A prepared
+statement stays at the server that prepared it, under a name that psycopg counts up in each client: ``_pg3_0`` may be
+another client's statement there, and Postgres would run it without an error. So a pooler has to be noticed before
+anything is prepared: the process id that a connection was told at its start is not the one that ``pg_backend_pid()``
+says. Then nothing is prepared on that connection any more.
+
+A pooler could tell a process id that is right by chance. PgBouncer draws 32 bits, and a server is asked again in
+every transaction that records or publishes, while psycopg prepares at the sixth run of a statement.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import psycopg
+from psycopg.pq import Conninfo, TransactionStatus
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.exc import DisconnectionError
+
+from txbox.errors import InvalidConfiguration
+from txbox.postgres.sqlstates import is_of_the_session
+from txbox.postgres.statements import BACKEND_PID
+from txbox.postgres.watchdog import SILENCE_SECONDS, bound, note_pooler, watch
+
+__all__ = [
+    "CONNECT_SECONDS",
+    "KEEPALIVES",
+    "adopt",
+    "discard_if_poisoned",
+    "note_server",
+    "open_engine",
+    "refuse_other_encodings",
+    "stop_preparing",
+    "with_sound_connection",
+]
+
+T = TypeVar("T")
+
+KEEPALIVES: dict[str, object] = {
+    "keepalives": 1,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""Parameters of libpq, for connections over TCP: a peer that is gone is noticed within 30 seconds. In seconds, the last
+one in milliseconds. https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-KEEPALIVES"""
+
+
+CONNECT_SECONDS = 10
+"""How long one host may take to let a connection in, where neither parameters nor environment say otherwise."""
+
+
+def open_engine(url: str | URL, **options: Any) -> Engine:
+    """Make an engine, and adopt it.
+
+    Args:
+        url: the database; ``prepare_threshold`` in its query may be a number, or ``None``;
+            or it is ``prepareThreshold``, as for the JDBC driver.
+        options: those of ``create_engine``.
+
+    Returns:
+        The engine.
+    """
+    return adopt(create_engine(url, **options))
+
+
+def adopt(engine: Engine) -> Engine:
+    """See to the connections of an engine, from now on; once for an engine, however often it is asked for.
+
+    Its new connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, where their parameters do not say otherwise. One
+    through which a pooler answers prepares no statements. A wait for an answer that does not come is ended, see
+    ``watchdog``; the parameter ``txbox_silence_seconds``, in the URL's query or in ``connect_args``, says after
+    how many seconds the server is asked. One to a database that is not UTF-8 is closed again, and raises
+    ``InvalidConfiguration``.
+
+    Args:
+        engine: ours, or one that a caller has given us; other drivers than psycopg are left alone.
+
+    Returns:
+        The same engine.
+    """
+    dialect = engine.dialect
+    if dialect.driver != "psycopg" or dialect.is_async:
+        return engine
+    with _adopting:
+        if dialect in _adopted:
+            return engine
+        _adopted.add(dialect)
+        event.listen(engine, "do_connect", _complete)
+        # Before SQLAlchemy's own first look at a server, which may wait for an answer, and cannot read SQL_ASCII.
+        event.listen(engine, "connect", _meet, insert=True)
+        event.listen(engine, "checkout", _count)
+    return engine
+
+
+def discard_if_poisoned(connection: Connection, error: BaseException) -> bool:
+    """Keep a connection from going back to its pool, if a statement of ours has failed by the state of its session.
+
+    Args:
+        connection: where it failed; of an adopted engine, or nothing is known of its past.
+        error: what was raised.
+
+    Returns:
+        Whether another connection may do better: this one is discarded, and was not new.
+    """
+    if connection.closed or connection.invalidated or not is_of_the_session(error):
+        return False
+    was_used = bool(connection.info.get(_TIMES_LENT, 0) > 1)
+    connection.invalidate()
+    return was_used
+
+
+def with_sound_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """Run statements of ours that may be run again, over one connection after the other until a new one has failed.
+
+    Args:
+        engine: an adopted one.
+        work: is given each connection, and commits or rolls back by itself; what it returns is returned.
+    """
+    while True:
+        with engine.connect() as connection:
+            try:
+                return work(connection)
+            except Exception as error:
+                if not discard_if_poisoned(connection, error):
+                    raise
+
+
+def refuse_other_encodings(connection: Connection) -> None:
+    """Refuse a database whose text is not UTF-8; the server has said so at the connection's start, so it is read once.
+
+    Raises:
+        InvalidConfiguration: it cannot keep every id and every error.
+    """
+    known = connection.info
+    if _UTF8 not in known:
+        _require_utf8(connection.connection.driver_connection)
+        known[_UTF8] = True
+
+
+def note_server(connection: Connection, pid: int) -> None:
+    """Take in which server has answered a statement of ours; see whether a pooler has chosen it.
+
+    Args:
+        connection: where the statement was executed.
+        pid: what ``pg_backend_pid()`` has said in it.
+    """
+    _compare(connection.connection.driver_connection, pid)
+
+
+def stop_preparing(connection: Connection) -> None:
+    """Have a connection go that a pooler has led to another client's statements, and prepare nothing on new ones."""
+    _unprepared.add(connection.dialect)
+    connection.invalidate()
+
+
+def _require_utf8(driver: Any) -> None:
+    info: Any = getattr(driver, "info", None)  # psycopg's
+    encoding = None if info is None else info.parameter_status("server_encoding")
+    if encoding not in (None, "UTF8"):
+        raise InvalidConfiguration(
+            f"the database {info.dbname} has the encoding {encoding}, which cannot keep every message id; create one "
+            "with UTF-8: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        )
+
+
+def _compare(driver: Any, pid: int) -> None:
+    pgconn = getattr(driver, "pgconn", None)  # other drivers than psycopg prepare nothing by themselves
+    if pgconn is None or pgconn.backend_pid == pid:
+        return
+    note_pooler(driver, pid)
+    if driver.prepare_threshold is None:
+        return
+    driver.prepare_threshold = None
+    _log.info("a pooler is between here and the database: this connection prepares no statements")
+
+
+def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
+    """Complete the parameters of a connection that is to be made."""
+    if "service" not in parameters:  # its file may say otherwise
+        for name, value in KEEPALIVES.items():
+            parameters.setdefault(name, value)
+        if not any(known.keyword == b"connect_timeout" and known.val for known in Conninfo.get_defaults()):
+            seconds = math.ceil(min(CONNECT_SECONDS, bound()))
+            parameters.setdefault("connect_timeout", seconds)  # PGCONNECT_TIMEOUT does not say otherwise
+    record.info[_SILENCE] = _read_seconds(parameters.pop(_SILENCE, SILENCE_SECONDS))
+    # As the JDBC driver has it, for which the same URL may be meant: there, 0 is to prepare nothing.
+    if (as_jdbc_has_it := parameters.pop("prepareThreshold", None)) is not None:
+        parameters.setdefault("prepare_threshold", "None" if str(as_jdbc_has_it) == "0" else as_jdbc_has_it)
+    threshold = parameters.get("prepare_threshold")
+    if dialect in _unprepared:
+        parameters["prepare_threshold"] = None
+    elif isinstance(threshold, str):
+        parameters["prepare_threshold"] = _read_threshold(threshold)
+
+
+def _read_threshold(text: str) -> int | None:
+    """Read psycopg's ``prepare_threshold``, as a URL has it: a number, or None.
+
+    Raises:
+        InvalidConfiguration: it is neither.
+    """
+    if text.strip().lower() in ("none", ""):
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"prepare_threshold must be a number, or None for no prepared statements, not {text!r}"
+        ) from error
+
+
+def _read_seconds(given: Any) -> float:
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise InvalidConfiguration(f"{_SILENCE} must be a number of seconds, or 0 to switch it off, not {given!r}")
+    return seconds
+
+
+def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
+    """Look at a connection that was made just now."""
+    record.info[_MET] = True
+    try:
+        _require_utf8(driver)
+    except InvalidConfiguration:
+        driver.close()
+        raise
+    watch(driver, record.info.get(_SILENCE, SILENCE_SECONDS))
+    if driver.info.transaction_status != TransactionStatus.IDLE:
+        driver.rollback()
+    by_itself = driver.autocommit
+    driver.autocommit = True  # one round trip instead of three
+    with driver.cursor() as cursor:
+        row = cursor.execute(BACKEND_PID, prepare=False).fetchone()
+    driver.autocommit = by_itself
+    if row is not None:
+        _compare(driver, int(row[0]))
+
+
+def _count(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
+    """Count how often a connection was lent; look at one that its pool had before the engine was adopted.
+
+    One that was left in another encoding goes: text that this encoding lacks would fail in the driver, message after
+    message, and no error of the server would tell.
+
+    Raises:
+        DisconnectionError: the pool lends another connection instead.
+    """
+    if not driver.closed:
+        encoding = driver.pgconn.parameter_status(b"client_encoding")
+        if record.info.setdefault(_CLIENT_ENCODING, encoding) != encoding:
+            raise DisconnectionError("its client_encoding was changed")
+    times = record.info.get(_TIMES_LENT, 0)
+    record.info[_TIMES_LENT] = min(times + 1, 2)
+    if _MET not in record.info:
+        record.info[_TIMES_LENT] = 2
+        try:
+            _meet(driver, record)
+        except psycopg.Error:  # one that is lost is for its user to find, as ever
+            _log.debug("a connection of the pool could not be looked at", exc_info=True)
+
+
+_CLIENT_ENCODING = "txbox_client_encoding"
+_MET = "txbox_met"
+_SILENCE = "txbox_silence_seconds"
+_TIMES_LENT = "txbox_times_lent"
+_UTF8 = "txbox_utf8"
+_adopted: "WeakSet[Dialect]" = WeakSet()
+_unprepared: "WeakSet[Dialect]" = WeakSet()
+_adopting = threading.Lock()
+
+_log = logging.getLogger("txbox")

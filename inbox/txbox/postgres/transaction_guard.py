@@ -1,0 +1,150 @@
+"""Lending a transaction to somebody else's code, and keeping the end of it for oneself.
+
+Whoever records messages in a transaction and then runs the caller's code in it must be the only one to commit it: that
+code would commit records whose effects have not happened yet, and those messages would be lost. What can be refused is
+refused before it happens (``commit`` and ``COMMIT`` through SQLAlchemy), what can be seen afterwards is seen before the
+lender commits (a swallowed error). What is done to the driver's own connection behind SQLAlchemy's back, the server
+refuses: see ``txbox.postgres.commit_guard``.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine, event
+
+from txbox.errors import StatementLeftOpen, TransactionAborted, TransactionEnded
+
+__all__ = ["ends_transaction", "guard", "left_in_use", "lent", "refuse_aborted"]
+
+
+def guard(engine: Engine) -> Engine:
+    """Return a copy of an engine, with the same pool, whose connections can be lent.
+
+    A copy, because the host's other connections must not hear our event listeners.
+    """
+    guarded = engine.execution_options()
+    event.listen(guarded, "commit", _refuse_foreign_commit)
+    event.listen(guarded, "before_cursor_execute", _refuse_commit_as_sql)
+    return guarded
+
+
+@contextmanager
+def lent(connection: Connection) -> Iterator[None]:
+    """While the block runs, refuse to end the transaction of a connection of a guarded engine.
+
+    Raises:
+        TransactionEnded: on the attempt to.
+    """
+    connection.execution_options(**{_LENT: True})
+    try:
+        yield
+    finally:
+        connection.execution_options(**{_LENT: False})
+
+
+def refuse_aborted(connection: Connection) -> None:
+    """Refuse to commit a transaction in which a statement has failed, or which SQL has ended.
+
+    Postgres answers COMMIT in an aborted transaction with ROLLBACK, and drivers take that for success: a handler that
+    swallows the error of a statement would have its message acked with nothing done. The driver knows the state from
+    the last answer, so asking it costs no round trip.
+
+    Raises:
+        StatementLeftOpen, TransactionAborted, TransactionEnded: it cannot be committed.
+    """
+    if left_in_use(connection):
+        raise StatementLeftOpen
+    match _transaction_status(connection):
+        case TransactionStatus.INERROR:
+            raise TransactionAborted
+        case TransactionStatus.IDLE:
+            raise TransactionEnded
+
+
+def left_in_use(connection: Connection) -> bool:
+    """Whether the one who borrowed a connection has left a statement unfinished on it: a stream, a copy, a pipeline.
+
+    psycopg locks a connection for as long as its statement lasts, and a traceback keeps a generator alive: who asked
+    such a connection for a ROLLBACK would wait for ever. It can only be closed.
+    """
+    if connection.closed or connection.invalidated:
+        return False
+    driver = connection.connection.dbapi_connection
+    lock, pgconn = getattr(driver, "lock", None), getattr(driver, "pgconn", None)  # psycopg's
+    locked = getattr(lock, "locked", None)
+    return (locked is not None and bool(locked())) or bool(getattr(pgconn, "pipeline_status", 0))
+
+
+def _refuse_foreign_commit(connection: Connection) -> None:
+    """Stop a handler that commits the worker's transaction, before it happens.
+
+    In a batch, it would commit the records of messages whose handlers have not run yet: they would be lost.
+    """
+    if _is_lent(connection):
+        raise TransactionEnded
+
+
+def _refuse_commit_as_sql(
+    connection: Connection, _cursor: object, statement: str, _parameters: object, _context: object, _many: bool
+) -> None:
+    """Stop a handler that ends the worker's transaction by SQL, for the same reason."""
+    if _is_lent(connection) and ends_transaction(statement):
+        raise TransactionEnded
+
+
+def _is_lent(connection: Connection) -> bool:
+    """Whether it is the lent connection itself; a handler may open others on the same engine, and commit them."""
+    return bool(connection.get_execution_options().get(_LENT))
+
+
+def ends_transaction(sql: str) -> bool:
+    """Whether one of the statements in a text of SQL ends the transaction it is run in, or takes its seal away.
+
+    A commit may hide behind a comment, an empty statement or another one (``SELECT 1; COMMIT``). What stands in quotes
+    or in a function's body is no statement of its own, and ``ROLLBACK TO`` goes back to a savepoint only.
+    """
+    # The same few texts come for every message, and searching one of ours takes 9 us; long ones hold values perhaps.
+    return _known(sql) if len(sql) <= _KNOWN_CHARACTERS else _search(sql)
+
+
+def _search(sql: str) -> bool:
+    if not _MAY_END.search(sql):
+        return False
+    bare, before = sql, ""
+    while bare != before:  # comments nest: the innermost go first
+        before, bare = bare, _NO_STATEMENT.sub(" ", bare)
+    return any(_ENDS.match(statement) for statement in bare.split(";"))
+
+
+_KNOWN_CHARACTERS = 4_000
+_known = lru_cache(maxsize=256)(_search)
+
+_LENT = "txbox_lent"
+
+_MAY_END = re.compile(r"\b(?:COMMIT|END|ABORT|ROLLBACK|PREPARE|CLOSE)\b", re.IGNORECASE)
+_ENDS = re.compile(
+    r"\s*(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|CLOSE\s+(?:ALL|txbox_seal)"
+    r"|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b",
+    re.IGNORECASE,
+)
+_NO_STATEMENT = re.compile(
+    r"""
+    '(?:[^']|'')*'                     # a string
+    | "(?:[^"]|"")*"                   # a quoted name
+    | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$  # a dollar-quoted body
+    | --[^\n]*
+    | /\*(?:(?!/\*|\*/).)*\*/          # a comment without a comment in it
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _transaction_status(connection: Connection) -> int:
+    """Return libpq's transaction status of a connection; psycopg 3 and psycopg2 spell it alike."""
+    dbapi_connection = connection.connection.dbapi_connection
+    # psycopg 3 makes an object for each look at ``info``; ``pgconn`` is what that object asks.
+    info = getattr(dbapi_connection, "pgconn", None) or getattr(dbapi_connection, "info", None)
+    return int(getattr(info, "transaction_status", TransactionStatus.INTRANS))

@@ -1,0 +1,48 @@
+"""URLs of databases, as people write them."""
+
+from sqlalchemy import URL, Engine, make_url
+from sqlalchemy.exc import ArgumentError
+
+from txbox.errors import InvalidConfiguration
+from txbox.postgres.engines import open_engine
+
+__all__ = ["DATABASE_URL_VARIABLE", "database_engine", "database_url"]
+
+DATABASE_URL_VARIABLE = "TXBOX_DATABASE_URL"
+"""The environment variable in which programs of ours look for one."""
+
+CONNECT_SECONDS = 5
+"""How long a program waits for a database to answer."""
+
+
+def database_url(text: str) -> URL:
+    """Read a database URL; ``postgres://`` and ``postgresql://`` mean psycopg 3.
+
+    Raises:
+        InvalidConfiguration: it is not the URL of a Postgres database.
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise InvalidConfiguration(f"this is not a database URL; {_URL_FORM}") from error
+    if url.drivername in ("postgres", "postgresql"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.drivername != "postgresql+psycopg":
+        raise InvalidConfiguration(f"a database of kind {url.drivername} cannot be used; {_URL_FORM}")
+    if "@" in (url.host or ""):
+        raise InvalidConfiguration("the host in the database URL has an @; in a password, write it as %40")
+    return url
+
+
+def database_engine(url: URL, **options: object) -> Engine:
+    """Make an engine that gives up on an unreachable server after ``CONNECT_SECONDS``."""
+    query = dict(url.query)
+    query.setdefault("connect_timeout", str(CONNECT_SECONDS))
+    query.setdefault("application_name", "txbox")
+    try:
+        return open_engine(url.set(query=query), **options)
+    except ValueError as error:
+        raise InvalidConfiguration(f"the database URL cannot be used: {error}; {_URL_FORM}") from error
+
+
+_URL_FORM = "give postgresql://user:password@host:5432/database"

@@ -1,0 +1,295 @@
+"""Connections that have gone quiet: who waits for an answer on one is freed within a stated time.
+
+The kernel notices a peer that is gone (see ``engines.KEEPALIVES``), but not a proxy that acknowledges packets
+and passes nothing on, nor a server that is frozen. So one thread of the process watches the waits of psycopg's
+connections. A wait that takes long may be a long statement; a second connection to the same server asks::
+
+    wait ── silence seconds ── ask the server what the session does ──┬── it works: wait on
+                                                                      ├── it does not: shut the socket
+                                                                      └── no answer in time: shut the socket
+
+A pooler that lets the second connection in may have no server free for the question, nor for who waits: then nothing is
+known, and the wait goes on for UNKNOWN_SECONDS.
+
+What has less time than that, such as a lease that runs, says so: see ``bounded``.
+
+The waiting thread then gets ``psycopg.OperationalError``, as for every lost connection.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache
+from math import inf
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from txbox.postgres.statements import SESSIONS_AT_WORK
+from txbox.threads import log_failure
+
+__all__ = ["ANSWER_SECONDS", "SILENCE_SECONDS", "bound", "bounded", "note_pooler", "watch"]
+
+SILENCE_SECONDS = 20.0
+"""So long may an answer take before the server is asked whether it works on it."""
+
+ANSWER_SECONDS = 10.0
+"""So long may that question take."""
+
+UNKNOWN_SECONDS = 600.0
+"""So long is waited where the server can be reached and does not say: behind a pooler, or when it refuses to tell."""
+
+SHORTEST_SECONDS = 0.5
+"""No wait is asked about earlier: a server that is slow has no use for more connections."""
+
+TICK_SECONDS = 0.25
+
+
+def watch(driver: psycopg.Connection[Any], seconds: float = SILENCE_SECONDS) -> None:
+    """Watch every wait of a connection from now on.
+
+    Args:
+        driver: the connection.
+        seconds: how long an answer may take before the server is asked; 0: do not watch.
+    """
+    if seconds > 0 and _SECONDS not in driver.__dict__:
+        kind: Any = type(driver)
+        driver.__class__ = _watched(kind)
+        driver.__dict__[_SECONDS] = seconds
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Have the waits of this block, on connections that are watched, ask the server earlier than others do.
+
+    Args:
+        seconds: after so long the server is asked, and so long the question may take; SHORTEST_SECONDS at least, and
+            never more than outside of the block.
+    """
+    before = _bound.set(max(seconds, SHORTEST_SECONDS))
+    try:
+        yield
+    finally:
+        _bound.reset(before)
+
+
+def bound() -> float:
+    """Return the seconds of the block that runs in this thread; ``math.inf`` outside of any."""
+    return _bound.get()
+
+
+def note_pooler(driver: Any, server: int) -> None:
+    """Take in that a pooler answers on a connection, and for which server in this transaction.
+
+    Args:
+        driver: the connection.
+        server: the process id.
+    """
+    in_transaction = driver.pgconn.transaction_status != TransactionStatus.IDLE
+    driver.__dict__.update({_POOLED: True, _SERVER: server if in_transaction else None})
+
+
+@cache
+def _watched(kind: Any) -> type[Any]:
+    """Return a connection's class, with waits that are known while they last."""
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mine = _Wait(self, self.__dict__.get(_SECONDS, ANSWER_SECONDS))
+        _watchdog.begin(mine)
+        try:
+            return kind.wait(self, *args, **kwargs)
+        except psycopg.Error as error:
+            if mine.verdict is not None:
+                raise psycopg.OperationalError(mine.verdict) from error
+            raise
+        finally:
+            _watchdog.end(mine)
+            if _POOLED in self.__dict__ and self.pgconn.transaction_status == TransactionStatus.IDLE:
+                self.__dict__[_SERVER] = None
+
+    return type(kind.__name__, (kind,), {"wait": wait, "__module__": kind.__module__})
+
+
+class _Wait:
+    """One wait for an answer."""
+
+    __slots__ = ("answer_seconds", "asked", "began", "doubted", "driver", "has_less", "seconds", "since", "verdict")
+
+    def __init__(self, driver: Any, seconds: float) -> None:
+        self.driver = driver
+        self.seconds = min(seconds, bound())
+        self.answer_seconds = min(ANSWER_SECONDS, bound())
+        self.has_less = bound() < inf
+        self.began = self.since = time.monotonic()
+        # The question itself is not asked about.
+        self.doubted = _ASKS in driver.__dict__
+        self.asked: float | None = self.since if self.doubted else None
+        self.verdict: str | None = None
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a pooler is known to be between here and the server."""
+        return _POOLED in self.driver.__dict__
+
+    def unknown_seconds(self, *, pooler_answered: bool) -> float:
+        """How long it goes on while the server does not say; what has less time than others may be tried again.
+
+        Args:
+            pooler_answered: a pooler had a server free for the question, so it keeps nobody waiting for one.
+        """
+        if pooler_answered and self.has_less:
+            return self.seconds + self.answer_seconds
+        return max(UNKNOWN_SECONDS, self.seconds)
+
+    @property
+    def server(self) -> int | None:
+        """The process id of the server that should answer; None: a pooler knows."""
+        return self.driver.__dict__.get(_SERVER) if self.pooled else int(self.driver.pgconn.backend_pid)
+
+
+class _Watchdog:
+    """Knows the waits of this process, and looks at them from a thread.
+
+    Every statement of every connection begins and ends a wait, so both are without a lock: adding to a set and taking
+    out of it are atomic. Only a wait that the server was asked about may be cut, and its end waits for the cut::
+
+        the thread    doubted ── ask the server ── lock: still among the waits? shut its socket
+        who waits     take it out of the waits ── doubted? lock and unlock ── use the connection, or close it
+    """
+
+    def __init__(self) -> None:
+        self._cutting = threading.Lock()
+        self._starting = threading.Lock()
+        self._waits: set[_Wait] = set()
+        self._some = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, wait: _Wait) -> None:
+        self._waits.add(wait)
+        if not self._some.is_set():
+            self._start()
+            self._some.set()
+
+    def end(self, wait: _Wait) -> None:
+        self._waits.discard(wait)
+        if wait.doubted:
+            with self._cutting:
+                pass
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="txbox-silence", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _run(self) -> None:
+        while True:
+            self._some.clear()
+            if not self._waits:  # a wait that begins after this look sets it again
+                self._some.wait()
+            time.sleep(TICK_SECONDS)
+            try:
+                self._look()
+            except BaseException:  # noqa: BLE001 - it has to go on
+                log_failure("the waits for the database could not be looked at")
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        began = self._waits.copy()  # in one step, while others come and go
+        waits = [wait for wait in began if now - wait.since >= wait.seconds or wait.asked is not None]
+        due: dict[tuple[Any, ...], list[_Wait]] = {}
+        for wait in waits:
+            if wait.driver.pgconn.transaction_status != TransactionStatus.ACTIVE:
+                continue  # it waits for a notification, or is over
+            if wait.asked is None:
+                wait.doubted = True
+                wait.asked = now
+                info = wait.driver.info
+                server = (info.host, info.hostaddr, info.port, info.dbname, info.user)
+                due.setdefault((*server, wait.answer_seconds), []).append(wait)
+            elif now - wait.asked > wait.answer_seconds:
+                self._cut(wait, "and a new connection to it had no answer either")
+        for together in due.values():
+            threading.Thread(target=self._ask, args=(together,), name="txbox-silence-ask", daemon=True).start()
+
+    def _ask(self, waits: list[_Wait]) -> None:
+        """Ask the server of these waits what their sessions do; wait on, or shut their sockets."""
+        at_work: set[int] | None = None
+        answered = False
+        try:
+            with bounded(waits[0].answer_seconds), _connection_beside(waits[0].driver) as asking:
+                for wait in waits:
+                    # The pooler is there, and may have no server free; what has less time than others does not wait.
+                    if wait.pooled and wait.answer_seconds == ANSWER_SECONDS:
+                        wait.asked = inf
+                servers = [wait.server for wait in waits if wait.server is not None]
+                idle_seconds = min(wait.seconds for wait in waits) / 4
+                at_work = {row[0] for row in asking.execute(SESSIONS_AT_WORK, (servers, idle_seconds)).fetchall()}
+                answered = True
+        except Exception as error:  # noqa: BLE001 - a driver or a network may raise anything
+            answered = answered or getattr(error, "sqlstate", None) is not None  # the server is there, and refuses
+        now = time.monotonic()
+        for wait in waits:
+            if not answered and wait.asked != inf:
+                continue  # its answer_seconds will tell
+            known = at_work is not None and wait.server is not None
+            if known and wait.server not in (at_work or ()):
+                self._cut(wait, "and says that it is not at work for this session")
+            elif not known and now - wait.began > wait.unknown_seconds(
+                pooler_answered=wait.pooled and at_work is not None
+            ):
+                self._cut(wait, "and does not say whether it is at work for this session")
+            else:
+                wait.since, wait.asked = now, None
+
+    def _cut(self, wait: _Wait, why: str) -> None:
+        seconds = time.monotonic() - wait.began
+        with self._cutting:  # so that the connection is not closed meanwhile, and its number another one's
+            if wait not in self._waits:
+                return
+            wait.verdict = (
+                f"the database has not answered for {seconds:.0f} s, {why}; it is not known whether what was asked "
+                "has been done"
+            )
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(wait.driver.pgconn.socket)) as end:
+                end.shutdown(socket.SHUT_RDWR)
+        _log.warning("a connection is given up: %s", wait.verdict)
+
+
+def _connection_beside(driver: Any) -> Any:
+    """Make a new connection to the same server; it waits for an answer for ``bound()`` at most."""
+    info = driver.info
+    parameters = info.get_parameters()
+    for name in ("service", "hostaddr"):
+        parameters.pop(name, None)
+    parameters |= {"host": info.host, "port": info.port, "connect_timeout": str(max(round(bound() / 2), 1))}
+    if info.hostaddr and not info.host.startswith("/"):
+        parameters["hostaddr"] = info.hostaddr
+    if info.password:
+        parameters["password"] = info.password
+    asking = _watched(psycopg.Connection).connect(**parameters, autocommit=True, prepare_threshold=None)
+    asking.__dict__.update({_SECONDS: ANSWER_SECONDS, _ASKS: True})
+    return asking
+
+
+def _begin_anew() -> None:
+    global _watchdog
+    _watchdog = _Watchdog()
+
+
+_bound: ContextVar[float] = ContextVar("txbox_silence_bound", default=inf)
+_SECONDS = "txbox_silence_seconds"
+_POOLED = "txbox_pooled"
+_SERVER = "txbox_server"
+_ASKS = "txbox_asks"
+
+_log = logging.getLogger("txbox")
+_watchdog = _Watchdog()
+os.register_at_fork(after_in_child=_begin_anew)

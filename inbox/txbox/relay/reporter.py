@@ -1,0 +1,123 @@
+"""What a relay does beside sending: report that it is at work, and forget what was sent and kept long enough."""
+
+import json
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+
+from sqlalchemy import Connection
+
+from txbox.dead_letters.failures import storable
+from txbox.outbox.statements import OutboxStatements
+
+__all__ = ["Reporter"]
+
+REPORT_SECONDS = 10.0
+"""Between reports that this relay is at work."""
+
+SOON_SECONDS = 1.0
+"""Between the first report and the second, which has a rate; and between two of which the later one has news."""
+
+PURGE_ROWS = 5_000
+"""Kept messages that are forgotten in one transaction. While there are more, the next one comes soon."""
+
+PURGE_SECONDS = 0.1
+"""Until then."""
+
+OUTAGES = 20
+"""Destinations that a report tells of, at most: those that were lost last."""
+
+OUTAGE_CHARACTERS = 500
+"""Of what was said about each."""
+
+OUTAGE_SECONDS = 300.0
+"""A destination for which messages wait is tried at least twice a minute: of one that was not, nothing is known."""
+
+
+class Reporter:
+    """Keeps a relay's row in the table of relays. Only the report of the status rests on it.
+
+    Senders tell it what they could not reach, and the thread that looks writes it down.
+    """
+
+    def __init__(self, relay_id: str, statements: OutboxStatements, keep_sent: timedelta | None) -> None:
+        """Begin with a report that is due.
+
+        Args:
+            relay_id: names the relay.
+            statements: those of the outbox.
+            keep_sent: for how long sent messages are kept; None: they are not.
+        """
+        self._relay_id = relay_id
+        self._statements = statements
+        self._keep_sent = keep_sent
+        self._sent_before: int | None = None
+        self._reported_at = time.monotonic()
+        self._report_at = self._purge_at = self._reported_at
+        self._outages: dict[str, tuple[str, float]] = {}
+        self._changes = self._changes_reported = 0
+        self._backend_pid: int | None = None
+        self._lock = threading.Lock()
+
+    def lost(self, destination: str, error: str) -> None:
+        """Remember that a destination could not be reached. May be called by any thread.
+
+        Args:
+            destination: where messages wait to be sent.
+            error: what was said.
+        """
+        error = " ".join(storable(error).split())[:OUTAGE_CHARACTERS]
+        with self._lock:
+            before = self._outages.pop(destination, None)
+            if before is None or before[0] != error:
+                self._changes += 1
+            self._outages[destination] = error, time.monotonic()
+            if len(self._outages) > OUTAGES:
+                del self._outages[next(iter(self._outages))]
+
+    def restored(self, destination: str) -> None:
+        """Forget that a destination could not be reached; it need not have been so. May be called by any thread."""
+        if destination in self._outages:  # without the lock, as it mostly is not, and this is asked for every batch
+            with self._lock:
+                self._changes += self._outages.pop(destination, None) is not None
+
+    def work(self, connection: Connection, sent: int, failed: int) -> None:
+        """Do what is due.
+
+        Args:
+            connection: the one that looks.
+            sent, failed: how many messages since the relay was started.
+        """
+        now = time.monotonic()
+        # By its session, the status knows that a relay lives: another one is told at once.
+        pid = getattr(getattr(connection.connection.driver_connection, "pgconn", None), "backend_pid", None)
+        if now >= self._report_at or self._is_news(now) or pid != self._backend_pid:
+            self._report(connection, sent, failed, now, pid)
+        if self._keep_sent is not None and now >= self._purge_at:
+            purged = connection.exec_driver_sql(self._statements.purge_sent, (self._keep_sent, PURGE_ROWS)).rowcount
+            self._purge_at = now + (PURGE_SECONDS if purged == PURGE_ROWS else REPORT_SECONDS)
+        connection.commit()
+
+    def sign_off(self, connection: Connection) -> None:
+        """Remove the relay's row, and rows of relays that have died."""
+        connection.exec_driver_sql(self._statements.sign_off, (self._relay_id,))
+
+    def _is_news(self, now: float) -> bool:
+        return self._changes != self._changes_reported and now >= self._reported_at + SOON_SECONDS
+
+    def _report(self, connection: Connection, sent: int, failed: int, now: float, pid: int | None) -> None:
+        is_first = self._sent_before is None
+        rate = (sent - (self._sent_before or 0)) / max(now - self._reported_at, SOON_SECONDS)
+        with self._lock:
+            changes = self._changes
+            for destination, (_, at) in list(self._outages.items()):
+                if at < now - OUTAGE_SECONDS:
+                    del self._outages[destination]
+            outages = json.dumps({destination: error for destination, (error, _) in self._outages.items()})
+        figures = (self._relay_id, socket.gethostname(), os.getpid(), sent, failed, rate, outages, pid)
+        connection.exec_driver_sql(self._statements.report, figures)
+        self._sent_before, self._reported_at, self._changes_reported = sent, now, changes
+        self._backend_pid = pid
+        self._report_at = now + (SOON_SECONDS if is_first else REPORT_SECONDS)

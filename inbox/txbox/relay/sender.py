@@ -1,0 +1,308 @@
+"""Sending the messages of some lanes: one transaction that claims them, sends, and settles.
+
+::
+
+    BEGIN
+      claim     try-lock each lane, for this transaction; who else wants it passes on
+      read      what is in the lanes, in a statement of its own: the locks are older than its snapshot, so what the
+                last owner of a lane has settled is seen as settled
+                ···· here the messages go to the broker; the transaction holds no snapshot and has no number ····
+      settle    delete what was sent, postpone what was refused
+    COMMIT      and the lanes are free
+
+Whatever ends the transaction before its commit (a crash, a lost connection, a failover) leaves the messages as they
+were, for the next relay, which sends them again under the same ids. A relay that stands still (stopped, swapped out,
+cut off) has its transaction ended by the server, after a time; when it wakes, it asks before it sends on.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from txbox.backoff import Backoff
+from txbox.bounded_memory import Recent
+from txbox.dead_letters.dead_letters import DeadLetter, DeadLetters, Reason
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, storable
+from txbox.errors import BrokerError
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
+from txbox.outbox.statements import OutboxStatements
+from txbox.postgres.statements import moment
+from txbox.postgres.transactions import driver_cursor, short_transaction
+from txbox.relay.batch_size import Pace
+from txbox.relay.dispatcher import Handover
+from txbox.relay.key_order import Waves
+from txbox.relay.pending import Claim
+from txbox.relay.publisher import OutboxMessage, Refused
+from txbox.relay.settlement import HeldKey, Row, Settlement, settle
+
+__all__ = ["Done", "Sender"]
+
+TIMED_SINCE = (17,)
+"""The version of PostgreSQL that brought transaction_timeout."""
+
+
+@dataclass(slots=True)
+class Done:
+    """What came of a claim.
+
+    Attributes:
+        settlement: what became of the messages.
+        fresh: lanes in which more is to be sent, from these positions on.
+        due: lanes with held keys to be tried again at once.
+        elsewhere: those of these lanes that another relay works on.
+        outage: why the broker cannot be reached; None if it can.
+        destination: where the messages went; None if there were none.
+        slowest: how long the slowest call of a publisher took, in seconds.
+    """
+
+    settlement: Settlement = field(default_factory=Settlement)
+    fresh: dict[int, int] = field(default_factory=dict)
+    due: set[int] = field(default_factory=set)
+    elsewhere: frozenset[int] = frozenset()
+    outage: BrokerError | None = None
+    destination: str | None = None
+    slowest: float = 0.0
+
+
+class Sender:
+    """Sends what a claim names. Used by several threads at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        statements: OutboxStatements,
+        handover: Handover,
+        *,
+        letters: DeadLetters,
+        batch_size: int,
+        batch_bytes: int,
+        max_attempts: int | None,
+        backoff: Backoff,
+        keep_sent: bool,
+        patience_seconds: float,
+        stopping: Callable[[], bool],
+    ) -> None:
+        """Take what the relay was given; see there.
+
+        Args:
+            stopping: whether to begin nothing more.
+        """
+        self._engine = engine
+        self._statements = statements
+        self._handover = handover
+        self._letters = letters
+        self._batch_size = batch_size
+        self._batch_bytes = batch_bytes
+        self._max_attempts = max_attempts
+        self._backoff = backoff
+        self._keep_sent = keep_sent
+        self._patience_seconds = patience_seconds
+        self._stopping = stopping
+        self._paces: Recent[str, Pace] = Recent()
+
+    def work(self, claim: Claim) -> Done:
+        """Send the messages of these lanes, as many as one batch takes.
+
+        Raises:
+            Exception: whatever the driver says. The database cannot be worked with; everything is as it was.
+        """
+        sql, done = self._statements, Done()
+        with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
+            claimed = self._claim(connection, cursor, claim)
+            done.elsewhere = claim.lanes - claimed
+            done.fresh = {lane: position for lane, position in claim.fresh.items() if lane in done.elsewhere}
+            done.due = set(claim.due & done.elsewhere)
+            if not claimed:
+                return done
+            due, held = self._read_due(cursor, claim.due & claimed, done)
+            wanted = {lane: position for lane, position in claim.fresh.items() if lane in claimed}
+            fresh, any_held = self._read_fresh(cursor, wanted, self._batch_size - len(due), done)
+            if any_held and (keys := {key for row in fresh if (key := row.ordered) is not None}):
+                cursor.execute(sql.held_keys, _columns(keys))
+                held |= {HeldKey(*row) for row in cursor.fetchall()}
+            # The server keeps the snapshot of an answer until the next statement, for a cursor that nobody will use; a
+            # statement without parameters leaves none behind. A broker that hangs shall not keep vacuum from its work.
+            cursor.execute(sql.still_there)
+            if rows := due + fresh:
+                done.destination = rows[0].message.destination
+                self._send(cursor, rows, held, done)
+                self._settle(connection, cursor, done)
+        return done
+
+    def _claim(self, connection: Connection, cursor: Any, claim: Claim) -> set[int]:
+        timed = (connection.dialect.server_version_info or ()) >= TIMED_SINCE
+        milliseconds = str(round(self._patience_seconds * 1000))
+        statement = self._statements.claim_timed if timed else self._statements.claim
+        cursor.execute(statement, (milliseconds, sorted(claim.lanes)))
+        *_, server, read_only, lanes = cursor.fetchone()
+        if read_only:
+            # What is sent could not be settled. Another connection may lead to another server.
+            connection.invalidate()
+            raise BrokerError("the database can only be read; nothing is sent that could not be settled")
+        if server != claim.server:
+            # A pool may have replaced a lost connection without a word.
+            raise BrokerError("the database was started anew since it was looked at, or is another one; looking again")
+        return set(lanes)
+
+    def _read_due(self, cursor: Any, lanes: Set[int], done: Done) -> tuple[list[Row], set[HeldKey]]:
+        """Read messages of held keys whose time has come; return them, and the keys."""
+        if not lanes:
+            return [], set()
+        cursor.execute(self._statements.due_keys, (sorted(lanes), self._batch_size))
+        keys = {HeldKey(*row) for row in cursor.fetchall()}
+        if not keys:
+            return [], set()
+        if len(keys) >= self._batch_size:
+            done.due |= lanes  # there may be more
+        each = max(self._batch_size // len(keys), 1)
+        cursor.execute(self._statements.due, (*_columns(keys), each, self._batch_bytes))
+        return [_row(found) for found in cursor.fetchall()], keys
+
+    def _read_fresh(self, cursor: Any, wanted: Mapping[int, int], limit: int, done: Done) -> tuple[list[Row], bool]:
+        """Read new messages, up to a limit; return them, and whether any key of their lanes is held."""
+        if limit < len(wanted):
+            done.fresh |= wanted
+            return [], False
+        if not wanted:
+            return [], False
+        each = limit // len(wanted)
+        lanes = list(wanted)
+        cursor.execute(self._statements.fresh, (lanes, lanes, list(wanted.values()), each, self._batch_bytes))
+        answer = cursor.fetchall()
+        if not answer:
+            return [], False
+        read = [_row(found) for found in answer]
+        *_, bytes_before, any_held = answer[-1]
+        # Cut off by its bytes, perhaps: at worst, the lanes are read once more in vain.
+        cut = bytes_before + len(read[-1].message.body) >= self._batch_bytes
+        last: dict[int, list[int]] = {}
+        for row in read:
+            last.setdefault(row.lane, []).append(row.position)
+        for lane, position in wanted.items():
+            positions = last.get(lane, [])
+            if cut or len(positions) == each:
+                done.fresh[lane] = positions[-1] + 1 if positions else position
+        return read, any_held
+
+    def _send(self, cursor: Any, rows: Sequence[Row], held: Set[HeldKey], done: Done) -> None:
+        """Send rows wave by wave, each in pieces, and decide what becomes of each."""
+        waves = Waves((row.ordered, row) for row in rows if row.held or row.ordered not in held)
+        sent: set[int] = set()
+        refused: dict[int, Refused] = {}
+        asked_at = time.monotonic()
+        # Of each destination by itself: one that hangs shall not have the others sent to in small pieces.
+        destination = rows[0].message.destination
+        if (pace := self._paces.get(destination)) is None:
+            pace = self._paces[destination] = Pace(self._patience_seconds / _ASKS)
+        for wave in waves:
+            left = wave
+            while left and done.outage is None and not self._stopping():
+                # A claim that was lost meanwhile is another relay's: what comes next may be sent already, and more.
+                if time.monotonic() - asked_at > self._patience_seconds / _ASKS:
+                    cursor.execute(self._statements.still_there)
+                    asked_at = time.monotonic()
+                size = pace.size
+                piece, left = left[:size], left[size:]
+                began = time.monotonic()
+                with pace.of(len(piece)):
+                    answer = self._handover.send(piece)
+                done.slowest = max(done.slowest, time.monotonic() - began)
+                done.outage = answer.outage
+                refused |= answer.refused
+                failed = answer.refused.keys() | answer.unsent
+                sent.update(row.position for row in piece if row.position not in failed)
+                if failed:
+                    for row in piece:
+                        if row.position in failed and (key := row.ordered) is not None:
+                            waves.stop(key)
+            if left or done.outage is not None:
+                break
+        done.settlement = settle(rows, sent, refused, held=held, max_attempts=self._max_attempts)
+        for row in done.settlement.left:
+            if row.held:
+                done.due.add(row.lane)
+            else:
+                done.fresh[row.lane] = min(row.position, done.fresh.get(row.lane, row.position))
+
+    def _settle(self, connection: Connection, cursor: Any, done: Done) -> None:
+        sql, settlement = self._statements, done.settlement
+        if settlement.sent:
+            cursor.execute(sql.keep if self._keep_sent else sql.forget, _places(settlement.sent))
+        if settlement.dead or settlement.again or settlement.behind:
+            # Before the rest of its key goes on, the end of a message, or its place before the others, is on the disk.
+            cursor.execute(sql.durable)
+        if settlement.dead:
+            for row, refusal in settlement.dead:
+                self._letters.park_in(connection, _letter(row, refusal))
+            cursor.execute(sql.forget, _places([row for row, _ in settlement.dead]))
+        if settlement.again:
+            pauses = [timedelta(seconds=self._backoff.seconds(row.message.attempts + 1)) for row, _ in settlement.again]
+            places = _places([row for row, _ in settlement.again])
+            errors = [_text(refusal.error) for _, refusal in settlement.again]
+            counted = [refusal.counted for _, refusal in settlement.again]
+            cursor.execute(sql.again, (*places, errors, pauses, counted))
+        if settlement.behind:
+            cursor.execute(sql.hold, _places(settlement.behind))
+        if settlement.moved:
+            cursor.execute(sql.move_on, _columns(settlement.moved))
+            done.due.update(row[0] for row in cursor.fetchall())
+
+
+def _row(found: Any) -> Row:
+    lane, position, held, message_id, destination, body, key, headers, attempts, published_at, age, *_ = found
+    named, flaw = _headers(headers)
+    message = OutboxMessage(message_id, destination, body, key, named, attempts, moment(published_at))
+    return Row(lane, position, held, message, age, flaw)
+
+
+def _headers(text: str) -> tuple[Mapping[str, str], str | None]:
+    """Return headers; or none, and what is wrong: ``publish`` writes what can be read, others write what they like."""
+    if text == "{}":
+        return {}, None
+    try:
+        named = json.loads(text)
+    except ValueError:  # a number of thousands of digits
+        named = None
+    if isinstance(named, dict) and all(isinstance(value, str) for value in named.values()):
+        return named, None
+    return {}, "takes headers that are text by name, and no others"
+
+
+def _columns(keys: Set[HeldKey]) -> tuple[list[Any], ...]:
+    return tuple(map(list, zip(*sorted(keys), strict=True)))
+
+
+def _places(rows: Sequence[Row]) -> tuple[str, str]:
+    """Return lanes and positions as Postgres writes arrays."""
+    lanes = ",".join([str(row.lane) for row in rows])
+    positions = ",".join([str(row.position) for row in rows])
+    return f"{{{lanes}}}", f"{{{positions}}}"
+
+
+def _text(error: str) -> str:
+    return storable(error)[:MAX_ERROR_CHARACTERS]
+
+
+def _letter(row: Row, refusal: Refused) -> DeadLetter:
+    message = row.message
+    return DeadLetter(
+        # A message may be sent to several destinations under one id: a letter for each.
+        subscriber_id=f"{RELAY_SUBSCRIBER}:{message.destination}",
+        message_id=message.id,
+        reason=Reason.FAILED,
+        error=refusal.error,
+        attempts=message.attempts + 1,
+        source=message.destination,
+        body=message.body,
+        headers=message.headers,
+        envelope={"outbox": {"key": message.key}},
+    )
+
+
+_ASKS = 4
+"""How often, within the time after which the server takes a claim away, a sender asks whether it still has it."""

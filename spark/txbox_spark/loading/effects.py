@@ -1,0 +1,82 @@
+"""The effect of a bulk load: what the caller does with the events that are first, in the chunk's transaction."""
+
+from collections.abc import Callable
+
+import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox import TransactionEnded, TxboxError
+from txbox.postgres.commit_guard import close_seal, is_refused_commit, seal
+from txbox.postgres.transaction_guard import left_in_use, lent, refuse_aborted
+from txbox_spark.loading.statements import in_one_statement
+from txbox_spark.runtime.explanations import said_by_postgres
+from txbox_spark.runtime.retries import is_passing
+
+__all__ = ["Apply", "ApplyFailed", "apply_effects"]
+
+Apply = str | Callable[[Connection], object]
+"""Statements over the relation ``fresh_event``, or a callable that is given the transaction's connection.
+
+A callable is sent to the executors, so it has to be picklable, and what it imports has to be there.
+"""
+
+
+FEATURE_NOT_SUPPORTED = "0A000"
+
+
+class ApplyFailed(TxboxError):
+    """The caller's statements, or callable, failed; nothing of the chunk is committed.
+
+    Its cause may be an error of the database that may pass, around which a callable has put one of its own.
+    """
+
+
+def apply_effects(connection: Connection, apply: Apply) -> None:
+    """Apply the events in ``fresh_event``.
+
+    Raises:
+        ApplyFailed: it failed.
+        TransactionEnded, TransactionAborted: a callable has ended the transaction, or swallowed a statement's error.
+        sqlalchemy.exc.DBAPIError: a deadlock, a serialization failure, or the connection is gone.
+    """
+    try:
+        if isinstance(apply, str):
+            connection.exec_driver_sql(in_one_statement(apply).replace("%", "%%"))
+            return
+        seal(connection)
+        with lent(connection):
+            apply(connection)
+        refuse_aborted(connection)
+        close_seal(connection)
+    except TransactionEnded:
+        # SQLAlchemy takes the transaction for ended, and would give the connection back without rolling it back.
+        connection.invalidate()
+        raise
+    except TxboxError:
+        raise
+    except Exception as error:
+        if left_in_use(connection):
+            connection.invalidate()  # it would wait for a ROLLBACK for ever
+        if is_refused_commit(error):
+            connection.invalidate()
+            raise TransactionEnded from error
+        if is_passing(error) and isinstance(error, DBAPIError | psycopg.Error):
+            raise
+        orig = error.orig if isinstance(error, DBAPIError) else error
+        said = _said(orig, apply) if isinstance(orig, psycopg.Error) else f"{type(error).__name__}: {error}"
+        raise ApplyFailed(f"applying the events failed: {said}") from error
+
+
+def _said(error: psycopg.Error, apply: Apply) -> str:
+    """Return what Postgres says of the caller's statements, without the statement of ours around them."""
+    diagnostic = error.diag
+    if diagnostic.message_primary is None:
+        return str(error)
+    if diagnostic.sqlstate == FEATURE_NOT_SUPPORTED and "EXECUTE of transaction" in diagnostic.message_primary:
+        return "the chunk is the transaction: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"
+    where = ""
+    if isinstance(apply, str) and diagnostic.internal_query == apply and diagnostic.internal_position is not None:
+        line = apply[: int(diagnostic.internal_position) - 1].count("\n") + 1
+        where = f" (line {line} of the statements)"
+    return said_by_postgres(error, where)

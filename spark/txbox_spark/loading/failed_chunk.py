@@ -1,0 +1,35 @@
+"""A chunk that is not merged, and why: as plain values, so that it comes back from an executor."""
+
+from dataclasses import dataclass
+
+import psycopg
+
+from txbox_spark.runtime.explanations import said_by_postgres
+from txbox_spark.runtime.retries import is_passing
+
+__all__ = ["FailedChunk"]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedChunk:
+    """A chunk that is not merged.
+
+    Attributes:
+        chunk: its number.
+        error: why, in one line.
+        passing: trying again may well help: a lost connection, a deadlock.
+    """
+
+    chunk: int
+    error: str
+    passing: bool
+
+    @classmethod
+    def of(cls, chunk: int, error: Exception) -> "FailedChunk":
+        """Describe an error."""
+        orig = getattr(error, "orig", None) or error
+        said = said_by_postgres(orig) if isinstance(orig, psycopg.Error) else " ".join(str(orig).split())
+        # psycopg's own errors come from COPY, which SQLAlchemy does not see; without a code, the connection is gone.
+        lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+        passing = lost or is_passing(error)
+        return cls(chunk, said, passing)

@@ -1,0 +1,278 @@
+"""The ledger of bulk loads: which run loads what, and which of its chunks are done.
+
+::
+
+    begin ──▶ running ──▶ finished
+                │  ▲
+          error │  │ take up (resume, or the next try of the same call)
+                ▼  │
+              given up, or killed
+
+Invariants: a chunk has a row if, and only if, the transaction that applied it has committed, for both are in one
+transaction; a run is finished if, and only if, every chunk has a row. A heartbeat, by the database's clock, says that a
+run is being worked on; staging tables of runs without one are swept.
+"""
+
+import json
+import logging
+import math
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from txbox import TxboxError
+from txbox.postgres.blocked_loads import BlockedLoad, find_blocked_loads
+from txbox.postgres.transactions import check_table, short_transaction
+from txbox_spark.loading.statements import Statements
+from txbox_spark.reading.events import Survey
+from txbox_spark.runtime.periodic import every
+from txbox_spark.runtime.retries import patient
+
+__all__ = ["HEARTBEAT_SECONDS", "Ledger", "Run", "RunNotFound", "Totals", "heartbeat", "span"]
+
+HEARTBEAT_SECONDS = 10.0
+"""How often a run says that it is being worked on."""
+
+BLOCKED_SECONDS = 5.0
+"""A wait for a lock is worth a line of the log when it has lasted for so long,"""
+
+TOLD_SECONDS = 60.0
+"""and another one after so long."""
+
+SHOWN_REJECTED = 10
+"""How many rejected rows are shown."""
+
+
+class RunNotFound(TxboxError):
+    """There is no such bulk load to resume."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One bulk load, as the ledger has it.
+
+    Attributes:
+        run_id: 12 hexadecimal digits; people type it.
+        subscriber_id: who processes the events.
+        source: what is loaded, in words.
+        digest: SHA-256 of what another attempt must find again.
+        content: digest of the ids that another attempt must find again; None: an older txbox has begun the run.
+        writer: "copy" or "jdbc".
+        bounds: between its chunks.
+        attempt: the number of this attempt, from 1.
+        staging_table: the complete staging table, if there is one.
+        rows: how many rows the source has.
+        rejected: how many of them were rejected; None as long as only the chunks know.
+        rejected_sample: some of those.
+        finished: whether every chunk is merged.
+    """
+
+    run_id: str
+    subscriber_id: str
+    source: str
+    digest: bytes
+    content: bytes | None
+    writer: str
+    bounds: tuple[str, ...]
+    attempt: int = 1
+    staging_table: str | None = None
+    rows: int = 0
+    rejected: int | None = None
+    rejected_sample: tuple[str, ...] = ()
+    finished: bool = False
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return len(self.bounds) + 1
+
+
+def span(bounds: Sequence[str], chunk: int) -> tuple[str, str | None]:
+    """Return a chunk's first possible id, and the first one beyond it (None: there is none)."""
+    return ("", *bounds)[chunk], (*bounds, None)[chunk]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the merged chunks of a run add up to; what is parked is among what is already processed."""
+
+    chunks: int
+    read: int
+    rejected: int
+    already_processed: int
+    applied: int
+    parked: int
+
+
+class Ledger:
+    """The ledger in one database. Every method is a short transaction of its own.
+
+    What a load cannot do without is tried again while the database is away. Done twice, it does no harm: at worst an
+    attempt is counted that nobody made, or a run is begun that nobody knows of.
+    """
+
+    def __init__(self, engine: Engine, statements: Statements) -> None:
+        self._engine = engine
+        self._sql = statements
+
+    def check(self) -> None:
+        """See that the ledger can be used.
+
+        Raises:
+            SchemaMissing: its tables do not exist.
+        """
+        with self._engine.connect() as connection:
+            check_table(connection, self._sql.tables.processed_message)
+            check_table(connection, self._sql.tables.bulk_load)
+            check_table(connection, self._sql.tables.bulk_load_chunk)
+
+    @patient
+    def begin(
+        self, *, subscriber_id: str, source: str, digest: bytes, writer: str, bounds: Sequence[str], found: Survey
+    ) -> Run:
+        """Write down a new run."""
+        run_id = secrets.token_hex(6)
+        plan = (run_id, subscriber_id, source, digest, found.content, writer, len(bounds) + 1, json.dumps(bounds))
+        rows = (found.rows, found.rejected, json.dumps(found.rejected_sample))
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(self._sql.begin_run, (*plan, *rows))
+        return self.read(run_id)
+
+    @patient
+    def read(self, run_id: str) -> Run:
+        """Read a run.
+
+        Raises:
+            RunNotFound: there is none of that name.
+        """
+        with short_transaction(self._engine) as connection:
+            row = connection.exec_driver_sql(self._sql.read_run, (run_id,)).one_or_none()
+        if row is None:
+            raise RunNotFound(f"there is no bulk load {run_id!r} in this database")
+        subscriber, source, digest, content, writer, bounds, attempt, staging, rows, rejected, sample, finished = row
+        return Run(
+            run_id,
+            subscriber,
+            source,
+            bytes(digest),
+            None if content is None else bytes(content),
+            writer,
+            tuple(bounds),
+            attempt,
+            staging,
+            rows or 0,
+            rejected,
+            tuple(sample or ()),
+            finished,
+        )
+
+    @patient
+    def take_up(self, run_id: str) -> Run:
+        """Begin another attempt at a run, and return the run."""
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(self._sql.take_up_run, (run_id,))
+        return self.read(run_id)
+
+    @patient
+    def staged(self, run_id: str, table: str | None) -> Run:
+        """Write down that a run's staging table is complete (or, with None, that it is lost), and return the run."""
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(self._sql.staged, (table, run_id))
+        return self.read(run_id)
+
+    @patient
+    def give_up(self, run_id: str, error: str) -> None:
+        """Write down why an attempt has ended."""
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(self._sql.fail_run, (error, run_id))
+
+    def given_up(self, run_id: str) -> str | None:
+        """Return why an attempt has ended, if it has and no other has begun."""
+        with short_transaction(self._engine) as connection:
+            error: str | None = connection.exec_driver_sql(self._sql.given_up, (run_id,)).scalar_one_or_none()
+            return error
+
+    @patient
+    def finish(self, run_id: str, *, rejected: int, sample: Sequence[str]) -> None:
+        """Write down that every chunk is merged."""
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(self._sql.finish_run, (rejected, json.dumps(list(sample)), run_id))
+
+    @patient
+    def forget(self, run_id: str) -> None:
+        """Forget a run and its chunks."""
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(self._sql.forget_run, (run_id, run_id))
+
+    def sweep(self, subscriber_id: str, mine: str, others: str, abandoned_seconds: float) -> tuple[str, ...]:
+        """Forget runs of a subscriber that were left behind, and chunks whose run is forgotten; return the runs.
+
+        Args:
+            subscriber_id: of the runs.
+            mine: a regular expression: sources that nobody else loads, so that none is being worked on.
+            others: a regular expression: sources that someone may be loading.
+            abandoned_seconds: how long these must have given no sign of life.
+        """
+        values = (subscriber_id, mine, others, abandoned_seconds)
+        with short_transaction(self._engine) as connection:
+            return tuple(connection.exec_driver_sql(self._sql.sweep_runs, values).scalars())
+
+    @patient
+    def done(self, run_id: str) -> tuple[int, ...]:
+        """Return the chunks that are merged."""
+        with short_transaction(self._engine) as connection:
+            return tuple(connection.exec_driver_sql(self._sql.done_chunks, (run_id,)).scalars())
+
+    @patient
+    def totals(self, run_id: str) -> Totals:
+        """Add the merged chunks up."""
+        with short_transaction(self._engine) as connection:
+            return Totals(*connection.exec_driver_sql(self._sql.totals, (run_id,)).one())
+
+    @patient
+    def rejected_sample(self, run_id: str) -> tuple[str, ...]:
+        """Return some of the rejected rows that the chunks have met."""
+        with short_transaction(self._engine) as connection:
+            return tuple(connection.exec_driver_sql(self._sql.rejected_samples, (run_id, SHOWN_REJECTED)).scalars())
+
+    def blocked(self, run_id: str) -> tuple[BlockedLoad, ...]:
+        """Return the chunks of a run that wait for a lock, each with those it waits for."""
+        with short_transaction(self._engine) as connection:
+            return find_blocked_loads(connection, run_id)
+
+    def beat(self, run_id: str) -> None:
+        """Say that a run is being worked on."""
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(self._sql.heartbeat, (run_id,))
+
+
+@contextmanager
+def heartbeat(ledger: Ledger, run_id: str) -> Iterator[None]:
+    """Say every ``HEARTBEAT_SECONDS`` that a run is being worked on, until the block ends; log whom it waits for."""
+
+    told: dict[int, float] = {}
+
+    def beat() -> None:
+        try:
+            ledger.beat(run_id)
+            now = time.monotonic()
+            for one in ledger.blocked(run_id):
+                lately = now - told.get(one.blocker_pid, -math.inf) < TOLD_SECONDS
+                if one.usual or lately or (one.seconds is not None and one.seconds < BLOCKED_SECONDS):
+                    continue
+                told[one.blocker_pid] = now
+                _log.warning("%s", one)
+        except DBAPIError as error:
+            # The work itself will notice what is wrong; a missed beat costs nothing but hours of patience.
+            _log.warning("bulk load %s: no heartbeat: %s", run_id, error.orig)
+
+    with every(HEARTBEAT_SECONDS, beat, name=f"txbox-bulk-load-{run_id}"):
+        yield
+
+
+_log = logging.getLogger("txbox")

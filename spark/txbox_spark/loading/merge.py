@@ -1,0 +1,361 @@
+"""Merging one chunk: the events that are first are recorded and applied, in one transaction.
+
+::
+
+    claim the chunk ── events in place ── SAVEPOINT ─┬─ fresh_event: what is not in the inbox, one of each id, sorted
+                                            ▲        ├─ plain sorted INSERT into the inbox
+                                            │        ├─ the caller's statements over fresh_event
+                                            │        └─ counts into the ledger ── COMMIT
+                              23505, 40001, 40P01, 55P03: back to the savepoint
+
+Why so: the primary key and its order dominate the cost. Finding the known ids first, by a join, and inserting the rest
+sorted and without ON CONFLICT took a third of the time of INSERT … ON CONFLICT … RETURNING. A live worker that records
+one of the ids in between turns into 23505, a unique violation; then the chunk is merged once more with ON CONFLICT.
+
+What is waited for, and why nothing waits in a circle:
+
+- inbox rows: inserted in sorted order, by us and by the workers, before any other row is locked;
+- the caller's rows: chunks of one subscriber apply their effects one at a time, behind an advisory lock of the
+  transaction, since nobody knows in which order the caller's statements lock; two chunks cannot wait for each other;
+- a live worker, or a load of another subscriber, that locks the caller's rows in another order may meet a chunk in a
+  deadlock. Postgres ends one of the two; it is run again.
+
+Chunks run at READ COMMITTED, whatever the role's default. There each statement sees what has committed before it, so
+going back to the savepoint is enough, and the events need not be read again.
+
+How long a chunk can keep others waiting, whatever becomes of its executor:
+
+- frozen, or cut off, between two statements: Postgres ends its session after ``Limits.stalled_seconds``;
+- killed while a statement runs: Postgres notices within ten seconds that the client is gone;
+- behind a row that someone else has locked: it gives up after ``Limits.stalled_seconds``, lets go of what it holds, and
+  tries again;
+- a server process that stands still cannot be ended from here. Those who wait for one and the same chunk give up after
+  ``Limits.effects_seconds``, and say which process it is.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox import TxboxError
+from txbox.backoff import Backoff
+from txbox.postgres.blocked_loads import run_lock
+from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
+from txbox_spark.loading.effects import Apply, ApplyFailed, apply_effects
+from txbox_spark.loading.statements import FRESH, Statements, statements
+from txbox_spark.reading.columns import EventColumn
+
+__all__ = [
+    "EFFECTS_SECONDS",
+    "MERGE_ATTEMPTS",
+    "SORT_MEMORY",
+    "STALLED_SECONDS",
+    "ChunkCounts",
+    "ChunkHeld",
+    "EffectsHeld",
+    "Limits",
+    "MergePlan",
+    "begin_chunk",
+    "merge_chunk",
+    "settle_known_chunk",
+]
+
+MERGE_ATTEMPTS = 10
+"""How often a chunk is merged that meets a deadlock or a serialization failure each time."""
+
+MERGE_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=2.0)
+"""The pauses between."""
+
+SORT_MEMORY = "128MB"
+"""The work_mem of a chunk's transaction: enough to sort a million events of a usual width without the disk."""
+
+STALLED_SECONDS = 120.0
+"""How long a chunk's transaction may do nothing, and how long it waits for a row that someone else has locked."""
+
+EFFECTS_SECONDS = 3600.0
+"""How long a chunk waits for one and the same other chunk to apply its events."""
+
+LOOK_SECONDS = 10.0
+"""How often it looks whether that is still the same one."""
+
+
+class ChunkHeld(TxboxError):
+    """Another transaction has claimed the chunk, and does not end. It may pass."""
+
+
+class EffectsHeld(TxboxError):
+    """Another chunk of the subscriber applies its events for longer than ``Limits.effects_seconds``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a chunk may keep others waiting, and wait itself, in seconds.
+
+    Attributes:
+        stalled_seconds: how long its transaction may do nothing, between two statements of a callable, say, before
+            Postgres ends it; and how long it waits for a lock.
+        effects_seconds: how long it waits for one and the same other chunk to apply its events.
+    """
+
+    stalled_seconds: float = STALLED_SECONDS
+    effects_seconds: float = EFFECTS_SECONDS
+
+    @property
+    def stalled(self) -> str:
+        """The first one as Postgres takes it."""
+        return f"{max(1, round(self.stalled_seconds * 1000))}ms"
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """What all chunks of a run have in common. It travels to the executors.
+
+    Attributes:
+        run_id: of the ledger.
+        subscriber_id: who processes the events.
+        columns: of ``fresh_event``.
+        apply: the effect.
+        schema: of the tables; None leaves it to the search path.
+        prefix: of their names.
+        limits: how long a chunk may keep others waiting.
+    """
+
+    run_id: str
+    subscriber_id: str
+    columns: tuple[EventColumn, ...]
+    apply: Apply
+    schema: str | None
+    prefix: str
+    limits: Limits = Limits()
+
+    @property
+    def sql(self) -> Statements:
+        """The statements."""
+        return statements(self.schema, self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCounts:
+    """What a chunk's rows were, before any of them was merged.
+
+    Attributes:
+        read: rows of the source.
+        rejected: rows that cannot be loaded.
+        distinct: different message ids.
+        rejected_sample: some of the rejected rows.
+    """
+
+    read: int
+    rejected: int
+    distinct: int
+    rejected_sample: tuple[str, ...] = ()
+
+
+def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
+    """Begin a chunk's transaction by claiming the chunk.
+
+    Returns:
+        False: the chunk is done, and nothing is left to do but to roll back.
+
+    Raises:
+        ChunkHeld: another transaction has claimed it, and does not end.
+    """
+    stalled = plan.limits.stalled
+    connection.exec_driver_sql(plan.sql.prepare_session, (SORT_MEMORY, stalled, stalled, run_lock(plan.run_id)))
+    try:
+        return connection.exec_driver_sql(plan.sql.claim_chunk, (plan.run_id, chunk)).rowcount == 1
+    except DBAPIError as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        raise ChunkHeld(
+            f"another attempt at chunk {chunk} has held it for {plan.limits.stalled_seconds:.0f} s; while "
+            "one waits for it, `txbox status` names its server process; SELECT pg_terminate_backend(PID) ends it"
+        ) from error
+
+
+def merge_chunk(
+    connection: Connection,
+    plan: MergePlan,
+    chunk: int,
+    span: tuple[str, str | None],
+    counts: ChunkCounts,
+    *,
+    staged: str | None = None,
+    pause: Callable[[float], object] = time.sleep,
+) -> int:
+    """Record and apply the events of a chunk that are first; everything but the COMMIT.
+
+    Args:
+        connection: in the transaction that has claimed the chunk.
+        plan: of the run.
+        chunk: its number.
+        span: its first possible id, and the first one beyond it.
+        counts: of its rows.
+        staged: the table that holds its events, quoted; None: ``fresh_event`` does, one of each id and sorted.
+        pause: waits for so many seconds between two attempts.
+
+    Returns:
+        How many events were first, and are applied.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
+    """
+    parked = _count_parked(connection, plan, staged or FRESH)
+    raced = False
+    failures = 0
+    while True:
+        savepoint = connection.begin_nested()
+        try:
+            applied = _merge(connection, plan, span, counts.distinct, staged, raced=raced)
+        except _Raced:
+            savepoint.rollback()
+            raced = True
+            _log.info("bulk load %s, chunk %d: someone else was faster with some events", plan.run_id, chunk)
+        except (DBAPIError, ApplyFailed) as error:
+            failures += 1
+            again = is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
+            lost = isinstance(error, DBAPIError) and error.connection_invalidated
+            if lost or not again or failures == MERGE_ATTEMPTS:
+                raise
+            savepoint.rollback()
+            _log.info("bulk load %s, chunk %d: %s; once more", plan.run_id, chunk, sqlstate(error))
+            pause(MERGE_BACKOFF.seconds(failures))
+        else:
+            savepoint.commit()
+            break
+    _settle(connection, plan, chunk, counts, applied, parked)
+    return applied
+
+
+def settle_known_chunk(
+    connection: Connection, plan: MergePlan, chunk: int, span: tuple[str, str | None], counts: ChunkCounts
+) -> bool:
+    """Settle a chunk of which every id is in the inbox: nothing is to be done but to write it down.
+
+    Args:
+        connection: in the transaction that has claimed the chunk, with its distinct ids in ``fresh_event``.
+        plan: of the run.
+        chunk: its number.
+        span: its first possible id, and the first one beyond it.
+        counts: of its rows.
+
+    Returns:
+        False: some id is not there; roll back.
+    """
+    if connection.exec_driver_sql(plan.sql.count_unknown, _here(plan, span)).scalar_one():
+        return False
+    _settle(connection, plan, chunk, counts, applied=0, parked=_count_parked(connection, plan, FRESH))
+    return True
+
+
+def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
+    """Count a chunk's events that wait as dead letters; mostly there are none, and one look says so."""
+    if connection.exec_driver_sql(plan.sql.any_parked, (plan.subscriber_id,)).fetchone() is None:
+        return 0
+    return int(connection.exec_driver_sql(plan.sql.count_parked(events), (plan.subscriber_id,)).scalar_one())
+
+
+def _settle(
+    connection: Connection, plan: MergePlan, chunk: int, counts: ChunkCounts, applied: int, parked: int
+) -> None:
+    sample = json.dumps(counts.rejected_sample) if counts.rejected_sample else None
+    settled = (counts.read, counts.rejected, counts.distinct - applied, applied, parked, sample, plan.run_id, chunk)
+    connection.exec_driver_sql(plan.sql.settle_chunk, settled)
+
+
+def _here(plan: MergePlan, span: tuple[str, str | None]) -> tuple[str | None, ...]:
+    """The values of the statements that look at a chunk's stretch of the inbox."""
+    first, beyond = span
+    return plan.subscriber_id, first, beyond, beyond
+
+
+class _Raced(Exception):
+    """Someone else has recorded one of the ids since we looked."""
+
+
+def _merge(
+    connection: Connection,
+    plan: MergePlan,
+    span: tuple[str, str | None],
+    distinct: int,
+    staged: str | None,
+    *,
+    raced: bool,
+) -> int:
+    """Record and apply what is first, once; return how many events that were."""
+    sql = plan.sql
+    if staged is None:
+        fresh = distinct - connection.exec_driver_sql(sql.drop_known, _here(plan, span)).rowcount
+    else:
+        connection.exec_driver_sql(sql.create_fresh(plan.columns))
+        fresh = connection.exec_driver_sql(sql.find_fresh(plan.columns, staged), _here(plan, span)).rowcount
+    if fresh and raced:
+        connection.exec_driver_sql(sql.create_recorded)
+        connection.exec_driver_sql(sql.record_raced, (plan.subscriber_id,))
+        fresh -= connection.exec_driver_sql(sql.drop_unrecorded).rowcount
+    elif fresh:
+        try:
+            connection.exec_driver_sql(sql.record, (plan.subscriber_id,))
+        except DBAPIError as error:
+            if sqlstate(error) == UNIQUE_VIOLATION:
+                raise _Raced from error
+            raise
+    if fresh:
+        connection.exec_driver_sql(sql.analyze_fresh)
+        role, path, seen = _lock_effects(connection, plan)
+        if not seen:
+            raise ApplyFailed(
+                "another relation named fresh_event comes before the events, for the search path names pg_temp late; "
+                "rename it, or take pg_temp out of the search path"
+            )
+        apply_effects(connection, plan.apply)
+        connection.exec_driver_sql(sql.set_back, (role, path))
+    return fresh
+
+
+def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bool]:
+    """Wait until no other chunk of the subscriber applies its events.
+
+    Returns:
+        Role and search path; and whether the caller's statements see the events.
+
+    Raises:
+        EffectsHeld: it is the same one for longer than ``Limits.effects_seconds``.
+    """
+    sql, limits = plan.sql, plan.limits
+    which = (plan.subscriber_id, sql.processed_message)
+    look_seconds = min(LOOK_SECONDS, limits.effects_seconds)
+    held: tuple[int, str] | None = None
+    since = time.monotonic()
+    while True:
+        savepoint = connection.begin_nested()
+        try:
+            connection.exec_driver_sql(sql.bound_wait, (f"{max(1, round(look_seconds * 1000))}ms",))
+            _, role, path, seen = connection.exec_driver_sql(sql.lock_effects, which).one()
+            connection.exec_driver_sql(sql.bound_wait, (limits.stalled,))
+        except DBAPIError as error:
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            savepoint.rollback()
+            holder = connection.exec_driver_sql(sql.effects_holder, which).first()
+            if holder is None or (holder.pid, holder.virtualtransaction) != held:
+                held = None if holder is None else (holder.pid, holder.virtualtransaction)
+                since = time.monotonic() - look_seconds
+            elif (waited := time.monotonic() - since) >= limits.effects_seconds:
+                state = f" ({holder.state})" if holder.state else ""
+                raise EffectsHeld(
+                    f"another chunk of {plan.subscriber_id} has applied its events for {waited:.0f} s, in the server "
+                    f"process {holder.pid}{state}; if it stands still, end it: "
+                    f"SELECT pg_terminate_backend({holder.pid})"
+                ) from None
+        else:
+            savepoint.commit()
+            return role, path, bool(seen)
+
+
+_log = logging.getLogger("txbox")

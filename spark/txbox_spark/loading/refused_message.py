@@ -1,0 +1,112 @@
+"""Which message Postgres has refused: of COPY it names a line, and quotes it; of the INSERTs of JDBC, nothing."""
+
+import re
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import psycopg
+from sqlalchemy import Engine
+
+from txbox import TxboxError
+from txbox.postgres.transactions import driver_cursor, short_transaction
+from txbox_spark.loading.csv_lines import csv_lines
+from txbox_spark.loading.statements import Statements
+from txbox_spark.reading.columns import MESSAGE_ID, in_words
+from txbox_spark.reading.events import Events
+from txbox_spark.runtime.explanations import said_by_postgres
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["SEARCH_SECONDS", "MessageRefused", "refused_message", "search_refused"]
+
+SEARCH_SECONDS = 60.0
+"""How long events are searched for the message that Postgres has refused, before the error does without."""
+
+SEARCH_ROWS = 10_000
+"""How many of them one COPY tries."""
+
+
+class MessageRefused(TxboxError):
+    """Postgres does not take a value of a message as what its column is to be."""
+
+
+def refused_message(
+    error: psycopg.Error, batches: "Sequence[pyarrow.RecordBatch]", names: Sequence[str]
+) -> MessageRefused:
+    """Name the message and the column that an error of COPY is about, and leave the value out.
+
+    Args:
+        error: of the COPY.
+        batches: the rows that it was sent.
+        names: the columns.
+    """
+    where = ""
+    # The words are in the server's language; the number comes first, and then the column, unless it is the whole line.
+    if (found := _PLACE.search(error.diag.context or "")) is not None:
+        message_id = _at_line(batches, int(found[1]))
+        columns = [name for name in names if re.match(rf", \S+ {re.escape(name)}(?::|$)", found[2])]
+        where = "" if message_id is None else f"message {message_id!r}"
+        where += f", column {max(columns, key=len)}" if columns else ""
+        where = f" of {where.removeprefix(', ')}" if where else ""
+    return MessageRefused(f"Postgres does not take a value{where}: {said_by_postgres(error)}")
+
+
+def search_refused(engine: Engine, events: Events, statements: Statements) -> None:
+    """Search for the message whose staging Postgres has refused, by copying the events from here until it is met again.
+
+    The executors' driver knows neither message nor column. Only columns that are no text are copied, for text is never
+    refused; and into a table that goes with the transaction, so that nothing stays. It ends after ``SEARCH_SECONDS``.
+
+    Args:
+        engine: the database.
+        events: those that were staged.
+        statements: for the ledger's place.
+
+    Raises:
+        MessageRefused: it is found.
+        sqlalchemy.exc.DBAPIError, psycopg.Error, pyspark.errors.PySparkException: it cannot be searched.
+    """
+    import pyarrow
+    from pyspark.sql import functions as sql
+
+    columns = [one for one in events.columns if one.staged_as != MESSAGE_ID and one.postgres_type != "text"]
+    sent = [MESSAGE_ID, *(one.staged_as for one in columns)]
+    texts = [sql.col(name).cast("string").alias(name) for name in sent]
+    rows = in_words(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).select(*sent)).select(*texts).toLocalIterator()
+    lines = pyarrow.schema([(name, pyarrow.string()) for name in sent])
+    until = time.monotonic() + SEARCH_SECONDS
+    with short_transaction(engine) as connection:
+        connection.exec_driver_sql(statements.create_fresh(columns))
+        with driver_cursor(connection) as cursor:
+            while time.monotonic() < until and (some := list(islice(rows, SEARCH_ROWS))):
+                batch = pyarrow.RecordBatch.from_pylist([row.asDict() for row in some], schema=lines)
+                try:
+                    with cursor.copy(statements.copy_fresh(columns)) as copy:
+                        copy.write(csv_lines(batch))
+                except (psycopg.DataError, psycopg.IntegrityError) as error:
+                    raise refused_message(error, [batch], [one.name for one in columns]) from error
+
+
+def _at_line(batches: "Sequence[pyarrow.RecordBatch]", line: int) -> str | None:
+    """Return the id of the message that a line belongs to; a text may have line breaks.
+
+    Until Postgres has seen the end of a first line, it takes CR for the line breaks within texts, and then LF.
+    """
+    first = bytes(csv_lines(batches[0].slice(0, 1))) if batches else b""
+    seen = 1 + first.count(b"\r") - first.count(b"\n")
+    for batch in batches:
+        in_batch = bytes(csv_lines(batch)).count(b"\n")
+        if seen + in_batch < line:
+            seen += in_batch
+            continue
+        for number in range(batch.num_rows):
+            seen += bytes(csv_lines(batch.slice(number, 1))).count(b"\n")
+            if seen >= line:
+                return str(batch.column(MESSAGE_ID)[number].as_py())
+    return None
+
+
+_PLACE = re.compile(r"COPY fresh_event\D+(\d+)(.*)", re.DOTALL)

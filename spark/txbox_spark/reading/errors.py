@@ -1,0 +1,46 @@
+"""Why events cannot be read from where they should be, in one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from txbox import TxboxError
+from txbox_spark.reading.charsets import EncodingError
+from txbox_spark.runtime.explanations import said_by_spark
+
+__all__ = ["InvalidFields", "SourceError", "explained"]
+
+
+class SourceError(TxboxError):
+    """Events cannot be read from where they should be; the message says what to do."""
+
+
+class InvalidFields(SourceError):
+    """The columns that a source is to have are not written as Spark takes them."""
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise what Spark raises as one line: what cannot be done, and why."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except EncodingError as error:
+        raise SourceError(f"{what}: {error}") from error
+    except (PySparkException, Py4JError) as error:
+        raise SourceError(f"{what}: {_why(_with_causes(error)) or type(error).__name__}") from error
+
+
+def _with_causes(error: Exception) -> str:
+    """Return what an error says; pyspark keeps Java's causes apart where it has an exception of its own for it."""
+    return "\n".join(filter(None, (str(error), getattr(error, "_stackTrace", None))))
+
+
+def _why(said: str) -> str:
+    """Return what matters of what Spark says, in one line."""
+    _, conflict, rest = said.partition("[CANNOT_MERGE_SCHEMAS]")
+    if conflict:
+        schemas = " ".join(rest.partition("SQLSTATE")[0].split())
+        return f"{schemas} Give a schema with types that hold what every file has, or read the files apart"
+    return said_by_spark(said)

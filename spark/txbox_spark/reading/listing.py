@@ -1,0 +1,62 @@
+"""The files that events are read from, as Spark lists them: whatever its readers reach, and nothing passed over."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from txbox_spark.reading.errors import SourceError, explained
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["CHOOSING_FILES", "described", "files_in", "listing", "nothing_in", "refuse_overlooked"]
+
+CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremissingfiles", "timezone")
+"""The options of Spark's readers that choose among files, in small letters."""
+
+
+def listing(spark: "SparkSession", paths: Sequence[str], options: Mapping[str, str] | None) -> "DataFrame":
+    """Return every file below the paths, without its content: Spark's own listing reaches whatever its readers do.
+
+    Raises:
+        SourceError: they cannot be looked into.
+    """
+    if isinstance(paths, str) or not paths:
+        raise SourceError("give at least one path to read events from, in a list")
+    choosing = {name: value for name, value in (options or {}).items() if name.lower() in CHOOSING_FILES}
+    with explained(f"cannot find {described(paths)}"):
+        return (
+            spark.read.format("binaryFile").options(**choosing).option("recursiveFileLookup", "true").load(list(paths))
+        )
+
+
+def files_in(spark: "SparkSession", paths: Sequence[str], options: Mapping[str, str] | None) -> list[str]:
+    """Return the names of the files below the paths.
+
+    Raises:
+        SourceError: there are none.
+    """
+    found = listing(spark, paths, options)
+    with explained(f"cannot list {described(paths)}"):
+        files = found.inputFiles()
+    if not files:
+        raise SourceError(nothing_in(paths))
+    return files
+
+
+def refuse_overlooked(there: Sequence[str], read: Sequence[str]) -> None:
+    """See that no file is passed over: Spark looks into folders below a path only if they are named key=value."""
+    if overlooked := sorted(set(there) - set(read)):
+        raise SourceError(
+            f"{len(overlooked)} of {len(there)} files would be passed over, such as {overlooked[0]}: their folders are "
+            "not named key=value; give the option recursiveFileLookup=true"
+        )
+
+
+def described(paths: Sequence[str]) -> str:
+    """Return the paths in a few words."""
+    return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def nothing_in(paths: Sequence[str]) -> str:
+    """Return, in words, that there are no files below the paths."""
+    return f"there are no files in {described(paths)}; names that begin with _ or . do not count"

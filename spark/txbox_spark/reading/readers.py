@@ -1,0 +1,272 @@
+"""How each format is read: with Spark's own reader where the files' bytes are text, and by their bytes elsewhere."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from txbox_spark.reading.charsets import Charset, EncodingError, charset_named
+from txbox_spark.reading.columns import quoted
+from txbox_spark.reading.csv_records import as_text, decimals_of, judged
+from txbox_spark.reading.encodings import (
+    LINE,
+    OF_DOCUMENTS,
+    all_text,
+    all_utf8,
+    csv_records,
+    json_columns,
+    json_records,
+    judged_documents,
+    read_as_bytes,
+    with_mark,
+    with_true_names,
+    without_replaced,
+)
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.listing import CHOOSING_FILES, described, listing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+__all__ = ["CORRUPT_OPTION", "CORRUPT_RECORD", "read"]
+
+CORRUPT_RECORD = "_corrupt_record"
+"""The column with the text of a line that could not be read; null for all other lines."""
+
+CORRUPT_OPTION = "columnNameOfCorruptRecord"
+"""What Spark calls the option that names that column; it is ours to set."""
+
+
+def read(
+    spark: "SparkSession",
+    chosen: str,
+    paths: Sequence[str],
+    columns: "StructType | None",
+    encoding: str | None,
+    options: Mapping[str, str],
+) -> "DataFrame":
+    """Read files of one format; those of JSON and CSV with the column ``CORRUPT_RECORD``.
+
+    Args:
+        spark: the session to read with.
+        chosen: the format.
+        paths: files, folders or patterns.
+        columns: None: as they are found.
+        encoding: of JSON and CSV, if it is not UTF-8.
+        options: options of Spark's reader; they win over ours.
+
+    Raises:
+        SourceError, EncodingError: they cannot be read so.
+    """
+    if chosen == "parquet":
+        if encoding is not None:
+            raise SourceError("an encoding is for CSV and JSON: texts in Parquet are UTF-8")
+        return _load(spark, chosen, paths, {**_DEFAULTS[chosen], **options}, columns)
+    if encoding is None:
+        encoding = _option(options, *_ENCODING_OPTIONS)
+    charset = charset_named(spark, "UTF-8" if encoding is None else encoding)
+    theirs = {name: value for name, value in options.items() if name.lower() not in _ENCODING_OPTIONS}
+    read_as = _read_csv if chosen == "csv" else _read_json
+    return read_as(spark, paths, {**_DEFAULTS[chosen], **theirs}, columns, charset)
+
+
+def _read_csv(
+    spark: "SparkSession",
+    paths: Sequence[str],
+    given: Mapping[str, str],
+    columns: "StructType | None",
+    charset: Charset,
+) -> "DataFrame":
+    load = partial(_load, spark, "csv", paths)
+    lines = _lines(spark, paths, given)
+    folders = [name for name in lines.columns if name != LINE]
+    as_bytes = not (charset.is_wide or (charset.is_utf8 and all_utf8(lines)))
+    if as_bytes:
+        given = read_as_bytes(charset, given)
+    elif charset.is_wide:
+        given = {**given, "encoding": charset.name}
+    if columns is None:
+        columns = with_true_names(load(given, None).schema, charset, folders, as_bytes=as_bytes)
+    columns = _with_corrupt_record(columns)
+    decimals = {} if _option(given, "locale") is not None else decimals_of(columns)
+    texts = as_text(columns, decimals)
+    if as_bytes:
+        marked = {}
+        if charset.is_utf8 and _is_on(given, "multiLine"):  # where Spark cuts lines itself, it removes the mark
+            marked = with_mark(spark, listing(spark, paths, given))
+            if any(marked.values()) and not _is_on(given, "header"):
+                raise SourceError(
+                    f"{described(paths)} begins with a byte order mark and has no header, and not all of it is UTF-8; "
+                    "remove the mark, or name the encoding"
+                )
+        frame = csv_records(partial(load, given), charset, texts, folders, marked, CORRUPT_RECORD)
+    else:
+        frame = load(given, texts)
+        if charset.is_wide:
+            frame = without_replaced(frame, charset, folders, CORRUPT_RECORD)
+    return judged(_read_whole(frame), decimals, CORRUPT_RECORD)
+
+
+def _read_json(
+    spark: "SparkSession",
+    paths: Sequence[str],
+    given: Mapping[str, str],
+    columns: "StructType | None",
+    charset: Charset,
+) -> "DataFrame":
+    # A file that is one document is parsed from its bytes, and not at all if they are not UTF-8.
+    whole = _is_on(given, "multiLine")
+    if whole and charset.name not in OF_DOCUMENTS:
+        raise EncodingError(
+            f"with multiLine, JSON can be in {', '.join(OF_DOCUMENTS)}, not in {charset.name}; convert it"
+        )
+    lines = _lines(spark, paths, given, whole=whole and charset.is_wide)
+    if whole or (charset.is_utf8 and all_text(lines)):
+        given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given
+        load = partial(_load, spark, "json", paths)
+        found = _inferred(lambda options: load(options, None).schema, given) if columns is None else columns
+        frame = load(given, _with_corrupt_record(found))
+        return _read_whole(judged_documents(frame, lines, charset, CORRUPT_RECORD) if whole else frame)
+    if columns is None:
+        columns = _inferred(lambda options: json_columns(lines, charset, options), given)
+    return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns), CORRUPT_RECORD))
+
+
+def _with_corrupt_record(columns: "StructType") -> "StructType":
+    from pyspark.sql import types
+
+    kept = [field for field in columns.fields if field.name.lower() != CORRUPT_RECORD]
+    if not kept:
+        raise SourceError(
+            "no line can be read, so there are no columns; see that the format is right, or give a schema"
+        )
+    return types.StructType([*kept, types.StructField(CORRUPT_RECORD, types.StringType())])
+
+
+def _inferred(columns: "Callable[[Mapping[str, str]], StructType]", given: Mapping[str, str]) -> "StructType":
+    """Find the columns of JSON.
+
+    Spark's ``prefersDecimal`` turns numbers into decimals, which is wanted, and quoted digits too, which would make 7
+    of the id "007". So it is asked only about what is floating-point without it.
+
+    Args:
+        columns: finds them with these options of Spark's reader.
+        given: the options.
+    """
+    plain = columns(given)
+    if not _has_floats(plain):
+        return plain
+    return cast("StructType", _without_floats(plain, columns({**given, "prefersDecimal": "true"})))
+
+
+def _has_floats(type_: "DataType") -> bool:
+    from pyspark.sql import types
+
+    match type_:
+        case types.StructType():
+            return any(_has_floats(field.dataType) for field in type_.fields)
+        case types.ArrayType():
+            return _has_floats(type_.elementType)
+    return isinstance(type_, types.DoubleType)
+
+
+def _without_floats(plain: "DataType", decimals: "DataType") -> "DataType":
+    """Replace each floating-point type by what the other type has in its place."""
+    from pyspark.sql import types
+
+    match plain, decimals:
+        case types.StructType(), types.StructType():
+            others = {field.name: field.dataType for field in decimals.fields}
+            return types.StructType(
+                [
+                    types.StructField(
+                        field.name, _without_floats(field.dataType, others.get(field.name, field.dataType))
+                    )
+                    for field in plain.fields
+                ]
+            )
+        case types.ArrayType(), types.ArrayType():
+            return types.ArrayType(_without_floats(plain.elementType, decimals.elementType))
+        case types.DoubleType(), types.DecimalType():
+            return decimals
+    return plain
+
+
+def _load(
+    spark: "SparkSession", chosen: str, paths: Sequence[str], given: Mapping[str, str], columns: "StructType | None"
+) -> "DataFrame":
+    reader = spark.read.format(chosen).options(**given)
+    with _folders_as_text(spark):
+        return (reader if columns is None else reader.schema(columns)).load(list(paths))
+
+
+@contextmanager
+def _folders_as_text(spark: "SparkSession") -> Iterator[None]:
+    """Have the values in folders' names read as text; Spark would make 7 of store=007, and has only a setting for it.
+
+    A frame keeps the types that it was loaded with, so the setting is put back as it was.
+    """
+    before = spark.conf.get(_INFERENCE_OF_FOLDERS, None)
+    spark.conf.set(_INFERENCE_OF_FOLDERS, "false")
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_INFERENCE_OF_FOLDERS)
+        else:
+            spark.conf.set(_INFERENCE_OF_FOLDERS, before)
+
+
+def _lines(
+    spark: "SparkSession", paths: Sequence[str], given: Mapping[str, str], *, whole: bool = False
+) -> "DataFrame":
+    """Return the lines of the files, or the whole files, as bytes, with the columns that are in names of folders."""
+    choosing = {name: value for name, value in given.items() if name.lower() in _CHOOSING_LINES}
+    return _load(spark, "text", paths, {**choosing, "wholetext": str(whole).lower()}, None)
+
+
+def _option(given: Mapping[str, str], *names: str) -> str | None:
+    """Return an option of Spark's reader, which may be written in capitals, by one of its names."""
+    return next((value for name, value in given.items() if name.lower() in names), None)
+
+
+def _is_on(given: Mapping[str, str], name: str) -> bool:
+    # The last one counts: theirs, however it is written, after ours.
+    values = [value for given_name, value in given.items() if given_name.lower() == name.lower()]
+    return bool(values) and values[-1].lower() == "true"
+
+
+def _read_whole(frame: "DataFrame") -> "DataFrame":
+    """Have every column parsed, whatever a query asks for, by a condition on all of them that is always true.
+
+    Otherwise a line that is malformed in one column counts as good in a query that asks for another, and Spark refuses
+    queries that ask for the corrupt records alone.
+    """
+    from pyspark.sql import functions as sql
+
+    every = sql.array(*[sql.isnull(sql.col(quoted(name))) for name in frame.columns])
+    return frame.where(sql.size(every) >= 0)
+
+
+_PERMISSIVE = {"mode": "PERMISSIVE", CORRUPT_OPTION: CORRUPT_RECORD}
+_DEFAULTS: Mapping[str, Mapping[str, str]] = {
+    "parquet": {"mergeSchema": "true"},
+    "json": _PERMISSIVE,
+    "csv": {
+        **_PERMISSIVE,
+        "header": "true",
+        "enforceSchema": "false",
+        # So one task reads a whole file: only the beginning tells which quotes open a field.
+        "multiLine": "true",
+        "escape": '"',
+        # Across lines, a quote that is never closed would end at the next field's, and the events between be its text.
+        "unescapedQuoteHandling": "RAISE_ERROR",
+        "emptyValue": "",
+        # Spark cannot tell an empty field from an empty text, unless null is a text; so one that Postgres cannot hold.
+        "nullValue": "\0null\0",
+    },
+}
+_INFERENCE_OF_FOLDERS = "spark.sql.sources.partitionColumnTypeInference.enabled"
+_ENCODING_OPTIONS = ("encoding", "charset")
+_CHOOSING_LINES = (*CHOOSING_FILES, "recursivefilelookup", "basepath", "linesep", "ignorecorruptfiles")

@@ -1,0 +1,156 @@
+"""Events from files: Parquet, JSON lines and CSV, read so that nothing is dropped and nothing changes on the way.
+
+Spark's readers are lenient by default. Where that would lose or alter an event, the defaults here differ:
+
+- A line that cannot be read stays in the result, with its text in the column ``_corrupt_record``. Spark judges a line
+  only by the columns that a query asks for, so the result always asks for all of them.
+- A CSV file whose header is not what the columns are, in their order, fails the query; a quoted ``""`` is an empty
+  text, an empty field is null; a quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write it, and
+  one that is not fails the query. A field in quotes may hold line breaks.
+- A decimal in CSV is digits, perhaps with a sign, a point and an exponent. What is written otherwise, such as 12,50,
+  or does not fit its type to the last digit, makes the record malformed. With the option ``locale``, it is Spark that
+  reads decimals, and rounds them.
+- Numbers in JSON never become floating-point numbers where a decimal can hold them, and a text in quotes stays text.
+- Parquet files need not all have the same columns: there are those of every file.
+- The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
+- Folders below a path that Spark would pass over are an error.
+- Bytes that are not in the files' encoding make a record of CSV, or a line of JSON, malformed, and so do escapes of
+  lone surrogates in JSON: see ``encodings``.
+
+What it cannot see:
+
+- JSON: text after the first value of a line is ignored by Spark's parser. A decimal with more digits after the point
+  than the schema has is rounded, and in one that is in quotes every comma is dropped: ``"12,50"`` becomes 1250.
+- CSV: where a file ends within quotes, as one that was cut off may, the last field of the last record is all that
+  there is from its quote on. If lines end with CR LF, a line break within quotes becomes a single LF.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from txbox_spark.reading.errors import InvalidFields, SourceError, explained
+from txbox_spark.reading.listing import described, files_in, listing, nothing_in, refuse_overlooked
+from txbox_spark.reading.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["FORMATS", "Source", "read_events", "source_of"]
+
+FORMATS = ("parquet", "json", "csv")
+"""What events can be read from; json means one JSON object a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What events are read from.
+
+    Attributes:
+        description: for people.
+        digest: SHA-256 of the names, sizes and times of the files: a resumed run must find the same.
+    """
+
+    description: str
+    digest: bytes
+
+
+def read_events(
+    spark: "SparkSession",
+    paths: Sequence[str],
+    *,
+    format: str | None = None,  # noqa: A002 - as Spark calls it
+    schema: str | None = None,
+    encoding: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> "DataFrame":
+    """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text.
+
+    Args:
+        spark: the session to read with.
+        paths: files, folders or patterns, on anything that Spark's Hadoop can reach.
+        format: one of ``FORMATS``; None goes by the files' names.
+        schema: the columns as Spark DDL, such as ``event_id string, amount decimal(12,2)``. Without it the columns of
+            JSON are found by reading all of it once or twice, and those of CSV are all text.
+        encoding: of JSON and CSV, if it is not UTF-8, such as ``latin1`` or ``cp1252``.
+        options: options of Spark's reader; they win over ours.
+
+    Returns:
+        The events; those of JSON and CSV with the column ``CORRUPT_RECORD``.
+
+    Raises:
+        SourceError: there is nothing there, or it cannot be read.
+    """
+    files = files_in(spark, paths, options)
+    chosen = _format(format, paths, files)
+    if any(name.lower() == CORRUPT_OPTION.lower() for name in options or {}):
+        raise SourceError(f"option {CORRUPT_OPTION} cannot be set: malformed lines are in {CORRUPT_RECORD}")
+    columns = None if schema is None else _columns(schema)
+    with explained(f"cannot read {described(paths)} as {chosen}"):
+        frame = read(spark, chosen, paths, columns, encoding, options or {})
+        refuse_overlooked(files, frame.inputFiles())
+        return frame
+
+
+def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> Source:
+    """Say what is read, and make out a digest by which to know it again.
+
+    Args:
+        spark: the session to look with.
+        paths: as for ``read_events``.
+        options: as for ``read_events``; those that choose among files matter.
+
+    Raises:
+        SourceError: there is nothing there.
+    """
+    from pyspark.sql import functions as sql
+
+    files = listing(spark, paths, options)
+    with explained(f"cannot list {described(paths)}"):
+        modified = sql.unix_micros("modificationTime")
+        found = sorted(tuple(row) for row in files.select("path", "length", modified).collect())
+    if not found:
+        raise SourceError(nothing_in(paths))
+    return Source(described(paths), hashlib.sha256(json.dumps(found).encode()).digest())
+
+
+def _format(wanted: str | None, paths: Sequence[str], files: Sequence[str]) -> str:
+    if wanted is not None:
+        if wanted not in FORMATS:
+            raise SourceError(f"format {wanted!r} is unknown; use one of {', '.join(FORMATS)}")
+        return wanted
+    names = paths if all(_format_by_name(path) for path in paths) else files
+    found = {_format_by_name(name): name for name in reversed(names)}
+    if None in found:
+        raise SourceError(f"the name of {found[None]} does not tell its format; give format: {', '.join(FORMATS)}")
+    if len(found) > 1:
+        examples = ", ".join(f"{name} ({format_})" for format_, name in sorted(found.items(), key=str))
+        raise SourceError(f"the files are of several formats: {examples}; read them one by one")
+    return str(next(iter(found)))
+
+
+def _format_by_name(path: str) -> str | None:
+    name = path.rstrip("/").lower()
+    for ending in _COMPRESSED:
+        name = name.removesuffix(ending)
+    return next((format_ for ending, format_ in _ENDINGS.items() if name.endswith(ending)), None)
+
+
+def _columns(schema: str) -> "StructType":
+    from pyspark.sql import types
+
+    try:
+        with explained(f"schema {schema!r} is not Spark DDL such as 'event_id string, amount decimal(12,2)'"):
+            parsed = types.DataType.fromDDL(schema)
+    except SourceError as error:
+        raise InvalidFields(str(error)) from error
+    if not isinstance(parsed, types.StructType) or not parsed.fields:
+        raise InvalidFields(f"schema {schema!r} names no columns; write it as 'event_id string, amount decimal(12,2)'")
+    return parsed
+
+
+_ENDINGS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
+_COMPRESSED = (".gz", ".bz2", ".zst")

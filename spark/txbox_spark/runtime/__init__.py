@@ -1,0 +1,1 @@
+"""Spark and its JVM: sessions, jobs, JDBC, and what their errors mean."""

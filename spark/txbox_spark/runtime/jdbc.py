@@ -1,0 +1,176 @@
+"""The database as Spark's JDBC reader and writer want it named.
+
+Two drivers name one database: psycopg, by libpq's parameters, and the JDBC driver, by its own. Executors are other
+machines than the one that has the URL, so nothing may come from this machine's environment: host and user must be
+in it, and files such as ``sslrootcert`` must be where the executors are.
+
+JDBC driver: https://jdbc.postgresql.org/documentation/use/#connection-parameters
+libpq: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+"""
+
+from collections.abc import Callable, Mapping
+from urllib.parse import quote
+
+from sqlalchemy import URL
+from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+from sqlalchemy.exc import ArgumentError
+
+from txbox import InvalidConfiguration
+from txbox_spark.runtime.explanations import ABOUT_DATA
+
+__all__ = ["JDBC_DRIVER_CLASS", "is_about_data", "jdbc_options"]
+
+JDBC_DRIVER_CLASS = "org.postgresql.Driver"
+
+DEFAULT_PORT = "5432"
+
+
+def jdbc_options(url: URL, *, prepare: bool = True) -> dict[str, str]:
+    """Translate a database URL into options of Spark's JDBC reader and writer.
+
+    Args:
+        url: the database, as SQLAlchemy and psycopg take it.
+        prepare: the driver may keep prepared statements, if the URL does not say that it may not.
+
+    Returns:
+        ``url``, ``driver``, ``user`` and, where there are any, ``password`` and ``sslpassword``. Secrets are never part
+        of ``url``, which Spark shows in its plans and pages.
+
+    Raises:
+        InvalidConfiguration: JDBC cannot reach it, or has no counterpart for one of its parameters. Such a parameter is
+            refused and not left out, since Spark would work on other terms than the workers: without a certificate
+            that is to be checked, say. Those that only tune libpq's socket are left out.
+    """
+    parameters = _libpq_parameters(url)
+    if "user" not in parameters:
+        raise InvalidConfiguration("the database URL names no user, and Spark's executors know of none; name one")
+    options = {"driver": JDBC_DRIVER_CLASS, "user": parameters.pop("user")}
+    options |= {name: parameters.pop(name) for name in ("password", "sslpassword") if name in parameters}
+    addresses = _addresses(parameters.pop("host", ""), parameters.pop("port", ""))
+    database = parameters.pop("dbname", options["user"])
+    if not database.strip("."):
+        raise InvalidConfiguration(f"a database named {database!r} cannot be reached over JDBC; rename it")
+    if not prepare:
+        parameters["prepare_threshold"] = "None"
+    query = "&".join(f"{name}={quote(value, safe='')}" for name, value in _translated(parameters).items())
+    options["url"] = f"jdbc:postgresql://{addresses}/{quote(database, safe='')}" + (f"?{query}" if query else "")
+    return options
+
+
+def is_about_data(error: Exception) -> bool:
+    """Return whether Postgres has refused a value, by the code that the driver has in an error of Spark's."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)  # Py4JJavaError, PySparkException
+    while java is not None:
+        if java.getClass().getName() in _WITH_A_CODE:
+            return str(java.getSQLState())[:2] in ABOUT_DATA
+        java = java.getCause()
+    return False
+
+
+def _libpq_parameters(url: URL) -> dict[str, str]:
+    """Return what psycopg would be given, so that every way to write hosts in a URL means the same here."""
+    if url.get_backend_name() not in ("postgresql", "postgres"):
+        raise InvalidConfiguration(f"a database of kind {url.drivername} cannot be used; give postgresql://…")
+    try:
+        _, given = psycopg_dialect().create_connect_args(url)  # type: ignore[no-untyped-call]
+    except (ArgumentError, ValueError) as error:
+        raise InvalidConfiguration(f"the database URL cannot be used: {error}") from error
+    parameters = {}
+    for name, value in given.items():
+        if not isinstance(value, str | int):
+            raise InvalidConfiguration(f"the database URL gives {name} more than once; give it once")
+        parameters[name] = str(value)
+    return parameters
+
+
+def _addresses(hosts: str, ports: str) -> str:
+    """Return hosts with their ports; one port alone is meant for all hosts."""
+    names = hosts.split(",")
+    numbers = ports.split(",")
+    if len(numbers) == 1:
+        numbers *= len(names)
+    if len(names) != len(numbers):
+        raise InvalidConfiguration(
+            f"the database URL has {len(names)} hosts and {len(numbers)} ports; give each a port"
+        )
+    for name in names:
+        if not name:
+            raise InvalidConfiguration(f"the database URL names no host; {_NEEDS_TCP}")
+        if name.startswith(("/", "@")):
+            raise InvalidConfiguration(f"the database URL names the Unix socket {name}; {_NEEDS_TCP}")
+        if set(name) & set("/?#&[]@ "):
+            raise InvalidConfiguration(f"the database URL names {name!r}, which is no host; {_NEEDS_TCP}")
+    bracketed = [f"[{name}]" if ":" in name else name for name in names]
+    return ",".join(f"{name}:{number or DEFAULT_PORT}" for name, number in zip(bracketed, numbers, strict=True))
+
+
+def _translated(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return libpq's parameters as those of the JDBC driver."""
+    translated = {}
+    for name, value in parameters.items():
+        if name in _LEFT_OUT:
+            continue
+        if name not in _TRANSLATIONS:
+            raise InvalidConfiguration(
+                f"the database URL has {name}, for which the JDBC driver has no counterpart; leave it out for Spark"
+            )
+        other, translate = _TRANSLATIONS[name]
+        try:
+            translated[other] = translate(value)
+        except (KeyError, ValueError) as error:
+            raise InvalidConfiguration(
+                f"the database URL has {name}={value}, for which the JDBC driver has no counterpart"
+            ) from error
+    return translated
+
+
+def _seconds(value: str) -> str:
+    # libpq waits for ever at zero and below, the driver at zero.
+    return str(max(int(value), 0))
+
+
+def _prepare_threshold(value: str) -> str:
+    # None of psycopg is 0 here. What 0 is to psycopg, to prepare at once, is meant by no one who writes it.
+    return "0" if value.strip().lower() in ("none", "") else str(int(value))
+
+
+_NEEDS_TCP = "Spark reaches Postgres over JDBC, which needs TCP: give postgresql://user:password@host:5432/database"
+
+_TRANSLATIONS: Mapping[str, tuple[str, Callable[[str], str]]] = {
+    **{name: (name, str) for name in ("options", "sslmode", "sslrootcert", "sslcert", "sslkey")},
+    "application_name": ("ApplicationName", str),
+    "channel_binding": ("channelBinding", str),
+    "connect_timeout": ("connectTimeout", _seconds),
+    "gssencmode": ("gssEncMode", str),
+    "keepalives": ("tcpKeepAlive", {"0": "false", "1": "true"}.__getitem__),
+    "prepare_threshold": ("prepareThreshold", _prepare_threshold),
+    "prepareThreshold": ("prepareThreshold", _prepare_threshold),
+    "krbsrvname": ("kerberosServerName", str),
+    "load_balance_hosts": ("loadBalanceHosts", {"disable": "false", "random": "true"}.__getitem__),
+    "sslnegotiation": ("sslNegotiation", str),
+    "target_session_attrs": (
+        "targetServerType",
+        {
+            "any": "any",
+            "primary": "primary",
+            # What the driver calls primary is a server that takes writes.
+            "read-write": "primary",
+            "standby": "secondary",
+            "read-only": "secondary",
+            "prefer-standby": "preferSecondary",
+        }.__getitem__,
+    ),
+}
+
+_LEFT_OUT = frozenset(
+    {
+        "client_encoding",
+        "fallback_application_name",
+        "keepalives_count",
+        "keepalives_idle",
+        "keepalives_interval",
+        "tcp_user_timeout",
+        "txbox_silence_seconds",
+    }
+)
+_WITH_A_CODE = ("java.sql.BatchUpdateException", "org.postgresql.util.PSQLException")

@@ -1,0 +1,91 @@
+"""The jobs that Spark runs for one stage of ours: named in its pages, and cancelled if the caller is interrupted."""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from txbox_spark.runtime.jvm import cause_of_death
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+__all__ = ["job_group", "small_plans"]
+
+CALL_ATTEMPTS = 3
+"""How often Java is called that does not answer."""
+
+
+@contextmanager
+def job_group(context: "SparkContext", description: str) -> Iterator[str]:
+    """Give the jobs of this thread a group of their own until the block ends; if it raises, they are cancelled.
+
+    Args:
+        context: of the session.
+        description: for Spark's pages.
+
+    Returns:
+        The name of the group.
+    """
+    theirs = {name: context.getLocalProperty(name) for name in _JOB_GROUP}
+    group = f"txbox-{secrets.token_hex(6)}"
+    context.setJobGroup(group, description, interruptOnCancel=True)
+    try:
+        yield group
+    except BaseException:
+        _insist(context.cancelJobGroup, group)
+        raise
+    finally:
+        # The thread is the caller's, perhaps a stream's, and so are its next jobs.
+        for name, value in theirs.items():
+            _insist(context.setLocalProperty, name, value)
+
+
+@contextmanager
+def small_plans(spark: "SparkSession") -> Iterator[None]:
+    """Keep Spark's optimizer from inferring constraints until the block ends; what is planned in it stays small.
+
+    To infer them, Spark takes every condition once for each way to name its columns. A condition over 20 columns that
+    all get another name is two to the power of 20 conditions. Ours ask for every column, and a caller's may.
+
+    The setting is the session's: what the caller's other threads plan meanwhile infers no constraints either, and gives
+    the same rows.
+    """
+    key: int = spark._jsparkSession.hashCode()  # noqa: SLF001 - each batch of a stream has another object for it
+    with _inferring:
+        users, before = _without.get(key, (0, spark.conf.get(_INFERENCE, None)))
+        _without[key] = (users + 1, before)
+        spark.conf.set(_INFERENCE, "false")
+    try:
+        yield
+    finally:
+        with _inferring:
+            users, before = _without.pop(key)
+            if users > 1:
+                _without[key] = (users - 1, before)
+            elif before is None:
+                _insist(spark.conf.unset, _INFERENCE)
+            else:
+                _insist(spark.conf.set, _INFERENCE, before)
+
+
+def _insist(call: Callable[..., object], *arguments: object) -> None:
+    """Call Java again if it does not answer: an interruption breaks the connection that it meets."""
+    from py4j.protocol import Py4JNetworkError
+
+    for _ in range(CALL_ATTEMPTS - 1):
+        with suppress(Py4JNetworkError, OSError):
+            call(*arguments)
+            return
+        if cause_of_death() is not None:  # the caller's own call says it
+            return
+    call(*arguments)
+
+
+_JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+_INFERENCE = "spark.sql.constraintPropagation.enabled"
+_inferring = threading.Lock()
+_without: dict[int, tuple[int, str | None]] = {}
+"""The sessions that infer nothing: how many blocks want it so, and what the setting was before."""

@@ -1,0 +1,286 @@
+"""Spark sessions that can reach Postgres over JDBC, and that leave a terminal readable."""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import socketserver
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txbox_spark.runtime.explanations import said_by_spark
+from txbox_spark.runtime.java import SparkSetupError, java_found
+from txbox_spark.runtime.jvm import MORE_MEMORY, OUT_OF_MEMORY, outlived_by_nothing
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "JDBC_DRIVER",
+    "quiet_pyspark",
+    "require_jdbc_driver",
+    "require_pyspark",
+    "spark_session",
+]
+
+JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
+"""Maven coordinates of the JDBC driver."""
+
+UNUSED_BY_THE_DRIVER = "org.checkerframework:checker-qual"
+"""A dependency of the driver that is needed only to compile it."""
+
+MAVEN_REPOSITORY = Path("~/.m2/repository").expanduser()
+"""Where Maven keeps what it has fetched."""
+
+CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""Where pyspark logs pages about every wrong expression, written as a column or within a statement."""
+
+
+def require_pyspark() -> None:
+    """See that pyspark is installed.
+
+    Raises:
+        SparkSetupError: it is not.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise SparkSetupError("pyspark is missing; install it: pip install 'txbox[spark]'")
+
+
+def spark_session(
+    name: str = "txbox",
+    *,
+    master: str | None = None,
+    jdbc_jar: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> "SparkSession":
+    """Start a Spark session that can reach Postgres, or return the one that runs.
+
+    Where Python starts Spark, what the JVM says on stderr until Spark is up is held back; it is a note of the error if
+    Spark does not start. From then on only errors are logged, and no progress is shown. With a local master there is no
+    web page of Spark's either, and tasks run in the Python that calls this, unless ``PYSPARK_PYTHON`` names another.
+
+    Under spark-submit, and where a session runs already, the JVM is there, and the driver cannot be added any more:
+    ``require_jdbc_driver`` says whether it is on board.
+
+    Args:
+        name: the application's name.
+        master: such as ``local[2]`` or ``spark://host:7077``; None leaves it to spark-submit, or to Spark's default.
+        jdbc_jar: the JDBC driver as a file; None takes it from the local Maven repository (``~/.m2``), and has Spark
+            fetch it from Maven Central if it is not there.
+        settings: more of Spark's own settings; they win over ours. Jars and packages are added to ours.
+
+    Raises:
+        SparkSetupError: pyspark or a JDK is missing, the JDBC driver cannot be found, or Spark does not start.
+    """
+    require_pyspark()
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    asked = _settings(name, master, _driver_settings(jdbc_jar, MAVEN_REPOSITORY), settings or {})
+    # Set by spark-submit; pyspark then joins the JVM that started this Python.
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted and SparkContext._gateway is None:  # noqa: SLF001 pyspark has no other way to ask for its JVM
+        with java_found():
+            _start(SparkConf().setAll(list(asked.items())))
+    builder = SparkSession.builder
+    for key, value in asked.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def require_jdbc_driver(spark: "SparkSession") -> None:
+    """See that a session can load the JDBC driver of Postgres; call it before the first use of JDBC.
+
+    Raises:
+        SparkSetupError: it cannot; the message says what to give to spark-submit.
+    """
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to ask for its JVM
+    # Spark itself looks the driver up in the class loader of the thread.
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        loader.loadClass(_DRIVER_CLASS)
+    except Py4JJavaError as error:
+        if error.java_exception.getClass().getSimpleName() != "ClassNotFoundException":
+            raise
+        raise SparkSetupError(
+            f"Spark runs without {_DRIVER_CLASS}, and it is too late to add it; start it with the driver: "
+            f"spark-submit --packages {JDBC_DRIVER}, or --jars and the driver's jar"
+        ) from error
+
+
+def quiet_pyspark() -> None:
+    """Keep off a terminal what pyspark logs beside the errors that it raises, which say the same in a line."""
+    from pyspark import accumulators
+    from pyspark.logger import PySparkLogger
+
+    for name in CONTEXT_LOGGERS:
+        PySparkLogger.getLogger(name).setLevel("CRITICAL")
+    # Its server of accumulators prints a traceback when the JVM has died, of which the error that is raised tells.
+    for server in vars(accumulators).values():
+        if isinstance(server, type) and issubclass(server, socketserver.BaseServer):
+            server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    # Tracebacks of py4j's about every Ctrl-C, some of which it logs by no logger of its own.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: record.msg != "KeyboardInterrupt while sending command.")
+
+
+def _driver_settings(jdbc_jar: Path | None, maven_repository: Path) -> dict[str, str]:
+    """Where Spark takes the driver from.
+
+    A jar that is in the local Maven repository is named to Spark as a file, and not left to spark.jars.packages. Ivy,
+    behind that setting, does look there too, but where the pom is missing beside the jar it asks Maven Central first:
+    it takes the jar at once on a machine without a network, and hangs for minutes behind a firewall that drops packets.
+    """
+    if jdbc_jar is None:
+        group, artifact, version = JDBC_DRIVER.split(":")
+        local = maven_repository.joinpath(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
+        if not local.is_file():
+            return {"spark.jars.packages": JDBC_DRIVER, "spark.jars.excludes": UNUSED_BY_THE_DRIVER}
+        jdbc_jar = local
+    if not jdbc_jar.is_file():
+        raise SparkSetupError(f"there is no JDBC driver at {jdbc_jar}")
+    return {"spark.jars": str(jdbc_jar)}
+
+
+def _settings(name: str, master: str | None, driver: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
+    """Everything that Spark is told: ours, and theirs over it."""
+    ours = {
+        "spark.app.name": name,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"{OUT_OF_MEMORY} -XX:+DisplayVMOutputToStderr",
+        **driver,
+    }
+    if master is not None:
+        ours["spark.master"] = master
+        if master.startswith("local"):
+            ours["spark.ui.enabled"] = "false"
+    # Lists: a jar of theirs must not push the driver out.
+    joined = {key: f"{ours[key]}{by}{theirs[key]}" for key, by in _LISTS.items() if key in ours and key in theirs}
+    return {**ours, **theirs, **joined}
+
+
+def _start(conf: "SparkConf") -> None:
+    """Start the JVM and Spark in it; pyspark's builder finds both running."""
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    said = _Said()
+    launched: Future[Any] | None = None
+    try:
+        # Not by the builder: it gives the JVM the stderr of this process, and Ivy, the JVM and log4j before its set-up
+        # write some 50 lines there that no setting turns off. In a thread of its own, where no interruption reaches it:
+        # one in the middle would leave a JVM behind that nobody knows.
+        with ThreadPoolExecutor(1) as pool:
+            launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": said.writing})
+            gateway = launched.result()
+        outlived_by_nothing(gateway.proc)
+        context = SparkContext(conf=conf, gateway=gateway)
+    except KeyboardInterrupt:
+        if launched is not None and launched.done() and launched.exception() is None:
+            launched.result().proc.kill()
+            SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 pyspark would go on to use them
+        raise
+    except PySparkRuntimeError as error:
+        text = said.until_the_end()
+        failure = SparkSetupError(f"Spark does not start: {_reason(text)}")
+        failure.add_note(text)
+        raise failure from error
+    except Py4JError as error:
+        text = str(error)  # asks the JVM
+        gateway.proc.kill()
+        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 as above
+        remedy = f"; {MORE_MEMORY}" if "INVALID_DRIVER_MEMORY" in text else ""
+        failure = SparkSetupError(f"Spark does not start: {said_by_spark(text).removesuffix('.')}{remedy}")
+        failure.add_note(text)
+        raise failure from None
+    finally:
+        said.pass_on()
+    if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        # Otherwise tasks run in the first python3 of the PATH: without our packages, where the virtual environment of
+        # this Python is not activated.
+        context.pythonExec = sys.executable
+    if str(context.master).startswith("local"):
+        _quiet_tasks(gateway.jvm)
+
+
+def _quiet_tasks(jvm: Any) -> None:
+    """Have Spark log no pages of Java about a task that fails, with the data in it; the caller is told in an error."""
+    log4j = jvm.org.apache.logging.log4j
+    for name in _LOG_TASKS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+
+
+class _Said:
+    """What the JVM says on stderr: held back at first, written to our own stderr from `pass_on` on."""
+
+    def __init__(self) -> None:
+        self._reading, self.writing = os.pipe()
+        self._held = bytearray()
+        self._holding = True
+        self._open = True
+        self._reader = threading.Thread(target=self._read, name="txbox-spark-stderr", daemon=True)
+        self._reader.start()
+
+    def pass_on(self) -> None:
+        """Hold nothing back any more."""
+        self._close()
+        self._holding = False
+
+    def until_the_end(self) -> str:
+        """All that a JVM said which has ended, or is about to."""
+        self._close()
+        self._reader.join(timeout=10)
+        return self._held.decode(errors="replace")
+
+    def _close(self) -> None:
+        # The JVM has a copy of this end; the reader sees the end when the last one is closed.
+        if self._open:
+            os.close(self.writing)
+            self._open = False
+
+    def _read(self) -> None:
+        while chunk := os.read(self._reading, 65536):
+            if self._holding:
+                self._held += chunk
+            else:
+                if _OUT_OF_MEMORY_LINE in chunk:  # the error that Python raises says it, and what to do
+                    continue
+                # Without a stderr the JVM must still not be kept waiting.
+                with contextlib.suppress(OSError):
+                    os.write(2, chunk)
+        os.close(self._reading)
+
+
+def _reason(text: str) -> str:
+    """The line that says why Spark did not start, out of all that the JVM said."""
+    if "unresolved dependency" in text:
+        return (
+            f"{JDBC_DRIVER} or another package is neither on this machine nor can it be fetched; "
+            "download the driver, and name its jar: jdbc_jar"
+        )
+    lines = [line for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith(("Exception in thread", "Error"))]
+    return (telling or lines[-1:] or ["its JVM ended without a word"])[0]
+
+
+_DRIVER_CLASS = "org.postgresql.Driver"
+_LOG_TASKS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
+_LISTS = {
+    "spark.jars": ",",
+    "spark.jars.packages": ",",
+    "spark.jars.excludes": ",",
+    "spark.driver.extraJavaOptions": " ",
+}
+"""Settings that are lists, and what stands between two of their elements."""
+_OUT_OF_MEMORY_LINE = b"Terminating due to java.lang.OutOfMemoryError"

@@ -1,0 +1,282 @@
+"""Ids in DynamoDB's items: the twins of ``txbox.entities``, for stores without transactions over several tables.
+
+One UpdateItem changes the item and its memory under a condition, which DynamoDB evaluates and applies as one. Needs
+``pip install 'txbox[aws]'``.
+
+``update_once``
+    adds the message's id to a set in the item. **The set grows**: an item holds 400 KB, about 10,000 ids of 36
+    characters, and an update is paid by the size of the whole item. It fits items that few messages
+    change: an order, a payment, a booking. Delete finished items (or have DynamoDB's TTL do it); take an id out of the
+    set (``DELETE processed_message_ids :ids``) once its message cannot come again; or use ``update_if_newer``, or a
+    ledger (``txbox.leases``), whose ids expire by themselves.
+
+``update_if_newer``
+    keeps one number or text per source, the highest so far. It never grows and never forgets, but **drops what comes
+    late**, after an event with a higher id.
+
+What happens when two clients, A and B, apply the same message to one item::
+
+    A: UpdateItem ── applied ──                A: True
+    B: UpdateItem ──────────── the condition   B: False
+                               is not met
+
+An answer may be lost after the update was applied. boto3 then repeats the call by itself, the repetition finds the id,
+and False is returned: the effect is there, once, but nobody was told True. Whatever else is to be done for a message,
+do not do it "if True"; do it for False too, under its own protection.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from txbox.entities.event_ids import EventId, check_kind, valid_event_id, valid_source
+from txbox.errors import EntityMissing, InvalidConfiguration
+from txbox.message import valid_message_id
+from txbox_aws.dynamodb.client import plain, translated, typed
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+
+__all__ = ["HIGHEST", "IDS", "update_if_newer", "update_once"]
+
+IDS = "processed_message_ids"
+"""The attribute that holds the ids of messages."""
+
+HIGHEST = "highest_event_id"
+"""What the attributes that hold the highest event ids start with; a colon and the source follow."""
+
+
+def update_once(
+    client: "DynamoDBClient",
+    table: str,
+    key: Mapping[str, Any],
+    message_id: str,
+    *,
+    update: str,
+    values: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    condition: str | None = None,
+    ids: str = IDS,
+    create: bool = False,
+) -> bool:
+    """Update one item unless the message has done so before; one UpdateItem.
+
+    ::
+
+        update_once(
+            client, "account", {"account_id": "ann"}, message.id,
+            update="SET cents = cents + :cents", values={":cents": 500},
+        )
+
+    Args:
+        client: a DynamoDB client of boto3, ``boto3.client("dynamodb")`` or ``txbox_aws.dynamodb.dynamodb_client()``.
+        table: the table's name.
+        key: the item's primary key, as Python values.
+        message_id: the id of the message.
+        update: what to do, an UpdateExpression; may be empty.
+        values: what its ``:placeholders`` stand for, as Python values (int, Decimal, str, bytes, bool, None, and
+            lists, dicts and sets of these).
+        names: what its ``#placeholders`` stand for.
+        condition: another ConditionExpression that has to be met.
+        ids: the attribute that holds the ids, a set of texts that nothing else writes to.
+        create: make the item if it is not there.
+
+    Returns:
+        True: applied. False: a duplicate, the item has this id; after a lost answer, perhaps by this very call (see
+        the module).
+
+    Raises:
+        EntityMissing: there is no such item, and none is to be created.
+        client.exceptions.ConditionalCheckFailedException: ``condition`` is not met; nothing was changed, and the id
+            is not recorded. As boto3 raises it, with the item in ``response["Item"]``.
+        InvalidMessageId: the id cannot be kept.
+        InvalidConfiguration: a placeholder begins like ours, ``#txbox`` or ``:txbox``; or the attribute ``ids`` holds
+            something else than a set of texts.
+        LedgerError: DynamoDB could not be reached, or refused the call.
+        TypeError: DynamoDB cannot keep a value.
+    """
+    identifier = valid_message_id(message_id)
+    call = _Call(client, table, key, create=create, names=names, values=values, condition=condition)
+    item = call.update(
+        _with_action(update, "ADD", "#txbox_memory :txbox_ids"),
+        "attribute_not_exists(#txbox_memory) "
+        "OR attribute_type(#txbox_memory, :txbox_type) AND NOT contains(#txbox_memory, :txbox_id)",
+        memory=ids,
+        values={":txbox_ids": {identifier}, ":txbox_id": identifier, ":txbox_type": "SS"},
+    )
+    if item is None:
+        return True
+    memory = item.get(ids)
+    if memory is not None and "SS" not in memory:
+        raise InvalidConfiguration(
+            f"ids must name a set of texts; in table {table}, {ids} is of type {next(iter(memory))}"
+        )
+    if memory is not None and identifier in memory["SS"]:
+        return False
+    raise call.refusal
+
+
+def update_if_newer(
+    client: "DynamoDBClient",
+    table: str,
+    key: Mapping[str, Any],
+    source: str,
+    event_id: EventId,
+    *,
+    update: str,
+    values: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    condition: str | None = None,
+    highest: str = HIGHEST,
+    create: bool = False,
+) -> bool:
+    """Update one item if the event is higher than all of its source before; one UpdateItem.
+
+    ::
+
+        update_if_newer(
+            client, "product", {"product_id": 17}, "catalogue", event["sequence"],
+            update="SET price = :price", values={":price": event["price"]},
+        )
+
+    An event that comes late, after one with a higher id, is dropped, not applied afterwards. What ids have to be is
+    said in ``txbox.entities.update_if_newer``.
+
+    Args:
+        client: as for ``update_once``.
+        table: as for ``update_once``.
+        key: as for ``update_once``.
+        source: who gives out the ids; 1 to 200 bytes. Ids of different sources are not compared.
+        event_id: a number of up to 38 digits, compared as a number, or a text, compared byte by byte.
+        update: as for ``update_once``.
+        values: as for ``update_once``.
+        names: as for ``update_once``.
+        condition: as for ``update_once``.
+        create: as for ``update_once``.
+        highest: what the attribute's name starts with that holds the highest id; ``:`` and the source follow.
+
+    Returns:
+        True: applied. False: a duplicate, or overtaken; after a lost answer, perhaps by this very call.
+
+    Raises:
+        EntityMissing, client.exceptions.ConditionalCheckFailedException, LedgerError, TypeError: as ``update_once``.
+        InvalidMessageId: a text that cannot be kept.
+        InvalidConfiguration: a placeholder begins like ours; or a number came after a text of the same source, or a
+            text after a number.
+    """
+    attribute = f"{highest}:{valid_source(source)}"
+    identifier = valid_event_id(event_id)
+    call = _Call(client, table, key, create=create, names=names, values=values, condition=condition)
+    item = call.update(
+        _with_action(update, "SET", "#txbox_memory = :txbox_id"),
+        # DynamoDB compares values of one type only; said here, so that nobody has to know.
+        "attribute_not_exists(#txbox_memory) "
+        "OR attribute_type(#txbox_memory, :txbox_type) AND #txbox_memory < :txbox_id",
+        memory=attribute,
+        values={":txbox_id": identifier, ":txbox_type": "S" if isinstance(identifier, str) else "N"},
+    )
+    if item is None:
+        return True
+    if attribute in item:
+        before = plain({attribute: item[attribute]})[attribute]
+        check_kind(source, identifier, before)
+        if before >= identifier:
+            return False
+    raise call.refusal
+
+
+class _Call:
+    """One UpdateItem under our condition and the caller's."""
+
+    def __init__(
+        self,
+        client: "DynamoDBClient",
+        table: str,
+        key: Mapping[str, Any],
+        *,
+        create: bool,
+        names: Mapping[str, str] | None,
+        values: Mapping[str, Any] | None,
+        condition: str | None,
+    ) -> None:
+        self._client = client
+        self._table = table
+        if not key or any(isinstance(value, dict) for value in key.values()):
+            raise InvalidConfiguration(
+                f'key must be Python values by attribute, such as {{"id": 17}}, not {key!r:.100}'
+            )
+        self._key = dict(key)
+        self._create = create
+        self._names = dict(names or {})
+        self._values = dict(values or {})
+        self._condition = condition
+        for placeholder in [*self._names, *self._values]:
+            if placeholder[1:].startswith("txbox"):
+                raise InvalidConfiguration(f"{placeholder} must not begin like the placeholders used here")
+        self.refusal: Exception = EntityMissing(table, ", ".join(f"{name}={part!r}" for name, part in key.items()))
+
+    def update(self, update: str, condition: str, *, memory: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return None if the item was updated, or else the item as it is; ``refusal`` is what to raise then.
+
+        Raises:
+            EntityMissing: there is no item, and the condition would have been met by a new one.
+        """
+        names = {**self._names, "#txbox_memory": memory}
+        conditions = [_enclosed(condition)]
+        if not self._create:
+            names["#txbox_key"] = next(iter(self._key))
+            conditions.append("attribute_exists(#txbox_key)")
+        if self._condition:
+            conditions.append(_enclosed(self._condition))
+        try:
+            with translated(self._table, _REMEDIES):
+                self._client.update_item(
+                    TableName=self._table,
+                    Key={name: typed(value) for name, value in self._key.items()},
+                    UpdateExpression=update,
+                    ConditionExpression=" AND ".join(conditions),
+                    ExpressionAttributeNames=names,
+                    ExpressionAttributeValues={
+                        name: typed(value) for name, value in {**self._values, **values}.items()
+                    },
+                    # The item as it was when the condition was evaluated: a read of our own could see a later one.
+                    ReturnValuesOnConditionCheckFailure="ALL_OLD",
+                )
+        except self._client.exceptions.ConditionalCheckFailedException as error:
+            item = cast(dict[str, Any] | None, error.response.get("Item"))
+            if item is None and not self._create:
+                raise self.refusal from error
+            self.refusal = error
+            return item or {}
+        return None
+
+
+_REMEDIES = {
+    "ValidationException": "; the table {table} is not what it should be, or a value cannot be kept; or `update`, "
+    "`condition`, `names` or `values` do not fit together"
+}
+
+
+def _with_action(update: str, clause: str, action: str) -> str:
+    """Return an UpdateExpression with one more action; each clause may be in it only once.
+
+    Args:
+        update: the caller's.
+        clause: SET or ADD.
+        action: what to add to it.
+    """
+    if found := re.search(rf"(?<![#:.\w]){clause}(?!\w)", update, re.IGNORECASE):
+        return f"{update[: found.end()]} {action},{update[found.end() :]}"
+    return f"{update} {clause} {action}".strip()
+
+
+def _enclosed(condition: str) -> str:
+    """Return a condition in one pair of parentheses; DynamoDB refuses a second one around the same as redundant."""
+    text = condition.strip()
+    if text.startswith("("):
+        depth = 0
+        for position, character in enumerate(text):
+            depth += (character == "(") - (character == ")")
+            if depth == 0:
+                return text if position == len(text) - 1 else f"({text})"
+    return f"({text})"

@@ -1,0 +1,367 @@
+"""A ledger in DynamoDB: an item for each message, and each step one conditional write.
+
+Needs ``pip install 'txbox[aws]'``. ::
+
+    create_lease_table("message_lease")          # once
+    ledger = DynamoDBLedger("mailing", table="message_lease")
+
+**Whose clock.** DynamoDB has no expression for the time, so an item says when its lease runs out in the *store's* time,
+as DynamoDB tells it in the ``Date`` header of every answer (see ``txbox.leases.store_clock``). What time a client's
+machine thinks it is does not come into it: into no lease, no fence and no time of removal. (AWS itself refuses
+signatures that are some minutes off; that is an error with a remedy, and not a lease.) A new lease ends so much later
+than what the time may be *at most*; it is taken over when the time is at *least* that, and ``SKEW_SECONDS`` more, for
+DynamoDB's hosts need not all have the same time::
+
+    asked for     ├──────── seconds ────────┤                      the owner itself takes it for no longer than this
+    in the item   ├─── up to 1 s + round trip ──┤                  expires_at = latest() + seconds
+    taken over                              ├── up to 3 s + round trips ──┤    expires_at <= earliest() - SKEW_SECONDS
+
+So for others a lease lasts up to about 3 seconds longer than it was asked for, and about 1 second where many calls have
+made the clock known well; never shorter. Assumed is that the hosts' clocks are within ``SKEW_SECONDS``, and that
+nothing between here and DynamoDB makes up a ``Date`` or keeps answers; nothing can that is not let into TLS.
+
+A machine that was suspended for more than some seconds, so that even the clock that measures intervals stood still,
+would write leases that are already over. Their answer gives that away: the lease is written anew before anybody relies
+on it. What that clock cannot know is how long a lease still lasts that was given out before.
+
+**Answers that are lost.** boto3 repeats a call that was not answered, and DynamoDB may have carried it out. So each
+acquisition leaves a mark of its own, and one that is refused looks whose mark is there::
+
+    acquire, mark m1 ── carried out ── answer lost
+    acquire, mark m1 again ── refused: in flight, by m1: that is us
+
+For completions and releases, the fence is mark enough. A renewal that was held up on its way must not undo a later one:
+the item keeps when the owner, by its own interval clock, asked, and takes only what was asked later. That is the only
+number of a client's clock in an item, and it is compared with none but that owner's.
+
+The item: ``message_id`` (hash key) and ``subscriber_id`` (range key); ``fence``, ``attempts``, ``failures``,
+``unknown_before``; ``owner``; ``mark``; ``asked_at``; ``expires_at`` (milliseconds since 1970; absent: nobody has it),
+``completed_at`` (the same);
+``result``; ``fingerprint``; and ``remove_at`` (seconds since 1970), after which DynamoDB removes the item. A new item's
+fence begins at the store's time in milliseconds, so it is greater than that of one that was removed. An item that
+should be gone and is still there counts.
+"""
+
+import math
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from txbox.errors import InvalidConfiguration, LeaseLost, LedgerError, ResultNotStored
+from txbox.leases.lease import (
+    LEASE_SECONDS,
+    Acquisition,
+    Ended,
+    Lease,
+    LeaseState,
+    Record,
+    elapsed,
+    judged,
+    owner,
+    valid_lease_seconds,
+)
+from txbox.leases.store_clock import SKEW_SECONDS
+from txbox.message import valid_message_id, valid_subscriber_id
+from txbox_aws.dynamodb.items import LeaseItems
+from txbox_aws.dynamodb.table import TABLE, create_lease_table
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+
+__all__ = ["MAX_RESULT_BYTES", "RETENTION_SECONDS", "TABLE", "DynamoDBLedger", "create_lease_table"]
+
+RETENTION_SECONDS = 15 * 24 * 60 * 60.0
+"""How long a message is remembered after its last step: a day longer than SQS can keep one."""
+
+MAX_RESULT_BYTES = 400 * 1024 - 4096
+"""What DynamoDB keeps in an item, less the largest ids, an owner and the names of all attributes."""
+
+WRITES = 3
+"""How often a lease is written anew whose end turns out to be reckoned wrongly."""
+
+
+class DynamoDBLedger:
+    """The leases of one subscriber's messages, in a table of DynamoDB. Implements ``Ledger``."""
+
+    def __init__(
+        self,
+        subscriber_id: str,
+        *,
+        table: str = TABLE,
+        client: "DynamoDBClient | None" = None,
+        retention_seconds: float = RETENTION_SECONDS,
+    ) -> None:
+        """Name the subscriber and the table; nothing is connected.
+
+        Args:
+            subscriber_id: the consumer's name; each subscriber processes a message once.
+            table: the table's name; see ``create_lease_table``.
+            client: boto3's client of DynamoDB; by default one is made with the first call, see ``dynamodb_client``.
+                One of yours should wait for an answer a sixth of the lease at most; boto3's default is 60 s.
+            retention_seconds: how long after its last step a message is remembered, and a duplicate detected; at least
+                60. DynamoDB removes what is older, some time later.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        self._subscriber_id = valid_subscriber_id(subscriber_id, "DynamoDBLedger.subscriber_id")
+        if not table or not isinstance(table, str):
+            raise InvalidConfiguration(f"DynamoDBLedger.table must be a table's name, not {table!r}")
+        if not 60 <= retention_seconds <= _MAX_RETENTION_SECONDS:
+            raise InvalidConfiguration(
+                f"DynamoDBLedger.retention_seconds must be from 60 to {_MAX_RETENTION_SECONDS:.0f}, "
+                f"not {retention_seconds!r}"
+            )
+        self._table = table
+        self._retention_seconds = retention_seconds
+        self._items = LeaseItems(table, self._subscriber_id, client)
+
+    def __repr__(self) -> str:
+        return f"DynamoDBLedger({self._subscriber_id!r}, table={self._table!r})"
+
+    @property
+    def subscriber_id(self) -> str:
+        """The consumer's name."""
+        return self._subscriber_id
+
+    def close(self) -> None:
+        """Close the connections of the client that was made here; the next call makes another one."""
+        self._items.close()
+
+    def check(self) -> None:
+        """See that DynamoDB answers, and that the table exists, has our keys, and may be read and written.
+
+        Raises:
+            LedgerError: it is not so; permanent, with the remedy, if trying again cannot help.
+        """
+        message_id = f"check {uuid.uuid4()}"
+        self._items.get(message_id)
+        # Refused, as there is no such item; or else not allowed.
+        self._items.update(message_id, "SET #owner = :owner", "attribute_exists(#fence)", {"owner": owner()}, elapsed())
+
+    def acquire(
+        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+    ) -> Acquisition:
+        """Ask for the lease of a message; see ``Ledger``. One round trip, and one more for a ledger's first call."""
+        valid_message_id(message_id)
+        seconds = valid_lease_seconds(seconds, "the lease")
+        for _ in range(WRITES):
+            acquisition, agreed = self._acquire(message_id, seconds, fingerprint)
+            if acquisition.lease is None or agreed:
+                return acquisition
+            try:
+                self.renew(acquisition.lease)
+            except LeaseLost:
+                continue  # it was over already, and somebody was quick
+            return acquisition
+        return Acquisition(LeaseState.IN_FLIGHT)
+
+    def renew(self, lease: Lease, *, seconds: float | None = None) -> None:
+        """Have a lease last from now on; see ``Ledger``. One round trip.
+
+        A lease belongs to the machine that asked for it: only there may it be renewed.
+        """
+        seconds = valid_lease_seconds(lease.seconds if seconds is None else seconds, "the lease")
+        for _ in range(WRITES):
+            asked_at, ends = self._ends(lease.message_id, seconds)
+            answer = self._items.update(
+                lease.message_id,
+                f"SET {_assigned(ends)}",
+                "#fence = :fence AND attribute_exists(#expires_at) AND #asked_at < :asked_at",
+                {**ends, "fence": lease.fence},
+                asked_at,
+            )
+            if not answer.done:
+                item = answer.item
+                if not (item.get("fence") == lease.fence and "expires_at" in item):
+                    raise lease.was_lost()
+                if item["asked_at"] > ends["asked_at"]:
+                    return  # another thread has renewed it since: let that one stand
+            if answer.agreed:
+                lease.renewed(seconds, asked_at)
+                return
+        raise LedgerError(
+            "DynamoDB's clock and that of this machine contradict each other again and again: "
+            "was the machine suspended, or do answers come from a cache?"
+        )
+
+    def complete(self, lease: Lease, result: bytes | None = None) -> None:
+        """Say that the work is done, for good; see ``Ledger``. One round trip.
+
+        Raises:
+            LeaseLost: somebody else has taken it over.
+            ResultNotStored: it is larger than ``MAX_RESULT_BYTES``; the message is completed without it.
+        """
+        if result is None or len(result) <= MAX_RESULT_BYTES:
+            try:
+                self._complete(lease, result)
+                lease.given_up()
+                return
+            except LedgerError as error:
+                if result is None or _ITEM_TOO_LARGE not in str(error):
+                    raise
+        self._complete(lease, None)
+        lease.given_up()
+        raise ResultNotStored(
+            lease.subscriber_id,
+            lease.message_id,
+            f"an item of DynamoDB holds at most {MAX_RESULT_BYTES:,} bytes beside what it is for, "
+            f"and it has {len(result):,}",
+        )
+
+    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
+        """Say that the attempt has completed nothing; see ``Ledger``. One round trip."""
+        asked_at, _, remove_at = self._now(lease.message_id)
+        values = {"fence": lease.fence, "remove_at": remove_at}
+        uncounted = int(ended is Ended.NOT_COUNTED)
+        if forget_attempts:
+            unknown_now = lease.unknown_attempts + uncounted + (ended is Ended.UNKNOWN)
+            answer = self._items.update(
+                lease.message_id,
+                "SET #remove_at = :remove_at, #attempts = :zero, #failures = :zero, #unknown_before = :unknown_now "
+                "REMOVE #expires_at",
+                "#fence = :fence AND attribute_not_exists(#completed_at)",
+                {**values, "zero": 0, "unknown_now": unknown_now},
+                asked_at,
+            )
+        else:
+            answer = self._items.update(
+                lease.message_id,
+                "SET #remove_at = :remove_at, #attempts = #attempts - :unmade, #failures = #failures + :failed, "
+                "#unknown_before = if_not_exists(#unknown_before, :zero) + :uncounted REMOVE #expires_at",
+                "#fence = :fence AND attribute_exists(#expires_at)",
+                {
+                    **values,
+                    "zero": 0,
+                    "unmade": uncounted + (ended is Ended.NOT_MADE),
+                    "failed": int(ended is Ended.FAILED),
+                    "uncounted": uncounted,
+                },
+                asked_at,
+            )
+        # The newest lease, and nobody has it: it was released before, by the call whose answer was lost perhaps.
+        if not answer.done and (answer.item.get("fence") != lease.fence or "completed_at" in answer.item):
+            raise lease.was_lost()
+        lease.given_up()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _acquire(self, message_id: str, seconds: float, fingerprint: bytes | None) -> tuple[Acquisition, bool]:
+        """Ask for a lease; return what it has come to, and whether its end was reckoned rightly."""
+        if not self._items.clock.known_at(elapsed()):
+            # To begin with, what time is it? The answer to that may be all that was to be known.
+            item = self._items.get(message_id)
+            earliest = self._items.clock.earliest(elapsed())
+            if item and (known := judged(_record(item, earliest), self._subscriber_id, message_id, fingerprint)):
+                return known, True
+
+        asked_at, ends = self._ends(message_id, seconds)
+        earliest = self._items.clock.earliest(asked_at)
+        mark = uuid.uuid4().hex
+        values: dict[str, Any] = {
+            **ends,
+            "owner": owner(),
+            "mark": mark,
+            "floor": _milliseconds(earliest),
+            "over": _milliseconds(earliest - SKEW_SECONDS),
+            "zero": 0,
+            "one": 1,
+        }
+        # The condition is looked at and the item written in one step. So of two who find an expired lease, the second
+        # one finds the first one's:
+        #
+        #   A  UpdateItem: expired: takes it
+        #   B     UpdateItem: waits for the item ─┘ expires_at is A's, later than :over: refused
+        # Nor does a call that comes twice take again what it has taken, even if that was released or ran out meanwhile.
+        condition = (
+            "attribute_not_exists(#completed_at) AND (attribute_not_exists(#expires_at) OR #expires_at <= :over) "
+            "AND (attribute_not_exists(#mark) OR #mark <> :mark)"
+        )
+        change = (
+            f"SET {_assigned(ends)}, #owner = :owner, #mark = :mark, #fence = if_not_exists(#fence, :floor) + :one, "
+            "#attempts = if_not_exists(#attempts, :zero) + :one, #failures = if_not_exists(#failures, :zero)"
+        )
+        if fingerprint is not None:
+            values["fingerprint"] = fingerprint
+            condition += " AND (attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)"
+            change += ", #fingerprint = if_not_exists(#fingerprint, :fingerprint)"
+        answer = self._items.update(message_id, change, condition, values, asked_at, returned="ALL_NEW")
+        item = answer.item
+        if answer.done and item.get("mark") != mark:
+            raise LedgerError(
+                "DynamoDB has answered somebody else's question: was a client used by two processes, as after a fork?"
+            )
+        if answer.done or (item.get("mark") == mark and "expires_at" in item):
+            lease = Lease(
+                self._subscriber_id,
+                message_id,
+                fence=item["fence"],
+                attempt=item["attempts"],
+                unknown_attempts=item["attempts"] - 1 - item["failures"] + item.get("unknown_before", 0),
+                seconds=seconds,
+                asked_at=asked_at,
+            )
+            return Acquisition(LeaseState.ACQUIRED, lease), answer.agreed
+        # By the same reading as the condition: so what was refused is never free here.
+        acquisition = judged(_record(item, earliest), self._subscriber_id, message_id, fingerprint)
+        if acquisition is None:
+            raise LedgerError(f"DynamoDB refused a lease of {message_id} that is free: {sorted(item)}")
+        return acquisition, True
+
+    def _complete(self, lease: Lease, result: bytes | None) -> None:
+        asked_at, now, remove_at = self._now(lease.message_id)
+        values: dict[str, Any] = {"fence": lease.fence, "completed_at": _milliseconds(now), "remove_at": remove_at}
+        change = "SET #completed_at = :completed_at, #remove_at = :remove_at"
+        if result is not None:
+            values["result"] = result
+            change += ", #result = :result"
+        answer = self._items.update(
+            lease.message_id,
+            f"{change} REMOVE #expires_at",
+            "#fence = :fence AND attribute_exists(#expires_at)",
+            values,
+            asked_at,
+        )
+        # Completed by the same lease: said once more, or by the call whose answer was lost.
+        if not answer.done and (answer.item.get("fence") != lease.fence or "completed_at" not in answer.item):
+            raise lease.was_lost()
+
+    def _ends(self, message_id: str, seconds: float) -> tuple[float, dict[str, Any]]:
+        """Return a reading of the interval clock, and what an item says of a lease that was asked for then."""
+        asked_at, now, remove_at = self._now(message_id, seconds)
+        return asked_at, {
+            "expires_at": math.ceil((now + seconds) * 1000),
+            "asked_at": int(asked_at * 1_000_000),
+            "remove_at": remove_at,
+        }
+
+    def _now(self, message_id: str, seconds: float = 0.0) -> tuple[float, float, int]:
+        """Return a reading of the interval clock, the store's latest time then, and when an item is to be removed."""
+        if not self._items.clock.known_at(elapsed()):
+            self._items.get(message_id)
+        at = elapsed()
+        now = self._items.clock.latest(at)
+        return at, now, math.ceil(now + seconds + self._retention_seconds)
+
+
+def _record(item: Mapping[str, Any], earliest: float) -> Record:
+    expires_at = item.get("expires_at")
+    return Record(
+        completed="completed_at" in item,
+        seconds_left=None if expires_at is None else (expires_at - _milliseconds(earliest - SKEW_SECONDS)) / 1000,
+        result=item.get("result"),
+        fingerprint=item.get("fingerprint"),
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return math.floor(seconds * 1000)
+
+
+def _assigned(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"#{name} = :{name}" for name in values)
+
+
+_ITEM_TOO_LARGE = "exceeded the maximum allowed size"
+
+_MAX_RETENTION_SECONDS = 100 * 365 * 24 * 60 * 60.0

@@ -1,0 +1,80 @@
+"""How the leases in a table of DynamoDB stand: as in Postgres, as far as the items know."""
+
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from txbox.errors import LedgerError
+from txbox.leases.status import LeaseStatus, LedgerStatus
+from txbox.leases.store_clock import http_date
+from txbox_aws.dynamodb.client import dynamodb_client, plain, translated
+from txbox_aws.dynamodb.table import TABLE
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+
+__all__ = ["EXACT_UP_TO_ITEMS", "read_lease_table"]
+
+EXACT_UP_TO_ITEMS = 100_000
+"""Counting reads every item: as many as these cost some cents, and take seconds."""
+
+
+def read_lease_table(
+    table: str = TABLE, *, client: "DynamoDBClient | None" = None, exact_up_to_rows: float = EXACT_UP_TO_ITEMS
+) -> LeaseStatus:
+    """Read how leases stand. Items do not say when an attempt began: ``longest_seconds`` is None.
+
+    Args:
+        table: the table's name.
+        client: boto3's client of DynamoDB; by default one is made.
+        exact_up_to_rows: count, which reads every item, only a table that has no more of them by DynamoDB's own figure,
+            which is up to six hours old, and stop there.
+
+    Raises:
+        LedgerError: DynamoDB cannot be asked, or there is no such table.
+    """
+    if client is None:
+        with contextlib.closing(dynamodb_client()) as own:
+            return read_lease_table(table, client=own, exact_up_to_rows=exact_up_to_rows)
+    with translated(table):
+        estimated = client.describe_table(TableName=table)["Table"].get("ItemCount", 0)
+    if estimated > exact_up_to_rows:
+        return LeaseStatus(estimated, exact=False)
+    counts: dict[str, Counter[str]] = {}
+    asking: dict[str, Any] = {
+        "TableName": table,
+        "ProjectionExpression": "subscriber_id, expires_at, completed_at",
+    }
+    rows = 0
+    while True:
+        with translated(table):
+            page = client.scan(**asking)
+        now = _milliseconds(page["ResponseMetadata"].get("HTTPHeaders", {}).get("date", ""))
+        for item in map(plain, page["Items"]):
+            rows += 1
+            counts.setdefault(item["subscriber_id"], Counter())[_state(item, now)] += 1
+        if "LastEvaluatedKey" not in page:
+            break
+        if rows > exact_up_to_rows:
+            return LeaseStatus(rows, exact=False)
+        asking["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+    return LeaseStatus(rows, ledgers=tuple(LedgerStatus(name, **counts[name]) for name in sorted(counts)))
+
+
+def _state(item: dict[str, Any], now: float) -> str:
+    if "completed_at" in item:
+        return "completed"
+    if "expires_at" not in item:
+        return "failed"
+    return "in_flight" if item["expires_at"] > now else "run_out"
+
+
+def _milliseconds(date: str) -> float:
+    try:
+        return http_date(date) * 1000
+    except ValueError as error:
+        raise LedgerError(
+            f"the answer of DynamoDB has no time in it (its Date header is {date!r}); have whatever is in between pass "
+            "the header on",
+            permanent=True,
+        ) from error

@@ -1,0 +1,92 @@
+"""The table of a ledger in DynamoDB: made, and seen to be what a ledger needs."""
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from txbox.errors import LedgerError
+from txbox_aws.dynamodb.client import dynamodb_client, translated
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+    from types_boto3_dynamodb.type_defs import KeySchemaElementTypeDef
+
+__all__ = ["TABLE", "create_lease_table"]
+
+TABLE = "message_lease"
+
+REMOVED_BY = "remove_at"
+"""The attribute that says when DynamoDB is to remove an item."""
+
+
+def create_lease_table(table: str = TABLE, *, client: "DynamoDBClient | None" = None) -> None:
+    """Create the table of a ledger, paid by request, with DynamoDB's removal of old items switched on; and wait for it.
+
+    One that exists already is left as it is, but for the removal. It may be made in any other way too: hash key
+    ``message_id`` and range key ``subscriber_id``, both strings, and ``remove_at`` as the attribute of its TTL.
+
+    Args:
+        table: its name.
+        client: boto3's client of DynamoDB; by default one is made.
+
+    Raises:
+        LedgerError: there is a table of that name with other keys, or another TTL; or DynamoDB refuses.
+    """
+    if client is None:
+        with contextlib.closing(dynamodb_client()) as own:
+            create_lease_table(table, client=own)
+        return
+    with translated(table, _REMEDIES):
+        with contextlib.suppress(client.exceptions.ResourceInUseException):  # it exists: seen to below
+            client.create_table(
+                TableName=table,
+                KeySchema=_KEYS,
+                AttributeDefinitions=[{"AttributeName": key["AttributeName"], "AttributeType": "S"} for key in _KEYS],
+                BillingMode="PAY_PER_REQUEST",
+            )
+        client.get_waiter("table_exists").wait(TableName=table, WaiterConfig={"Delay": 1, "MaxAttempts": 120})
+        _check_keys(table, client)
+        if not _is_removal_on(table, client):
+            try:
+                client.update_time_to_live(
+                    TableName=table, TimeToLiveSpecification={"Enabled": True, "AttributeName": REMOVED_BY}
+                )
+            except client.exceptions.ClientError:
+                if not _is_removal_on(table, client):  # or else another, who makes the same table, was quicker
+                    raise
+
+
+def _check_keys(table: str, client: "DynamoDBClient") -> None:
+    description = client.describe_table(TableName=table)["Table"]
+    types = {each["AttributeName"]: each["AttributeType"] for each in description["AttributeDefinitions"]}
+    keys = [(key["AttributeName"], key["KeyType"], types[key["AttributeName"]]) for key in description["KeySchema"]]
+    if keys != [(key["AttributeName"], key["KeyType"], "S") for key in _KEYS]:
+        found = ", ".join(f"{name} ({kind}, {of})" for name, kind, of in keys)
+        raise LedgerError(
+            f"the table {table} exists with other keys: {found}; a ledger needs message_id (HASH, S), "
+            "subscriber_id (RANGE, S): choose another name for it",
+            permanent=True,
+        )
+
+
+def _is_removal_on(table: str, client: "DynamoDBClient") -> bool:
+    ttl = client.describe_time_to_live(TableName=table).get("TimeToLiveDescription", {})
+    if ttl.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
+        return False
+    if (attribute := ttl.get("AttributeName")) != REMOVED_BY:
+        raise LedgerError(
+            f"the table {table} removes items by {attribute}; a ledger needs {REMOVED_BY}: switch the other off, "
+            "or choose another name for the table",
+            permanent=True,
+        )
+    return True
+
+
+_KEYS: "list[KeySchemaElementTypeDef]" = [
+    {"AttributeName": "message_id", "KeyType": "HASH"},  # first: a subscriber's load is spread over all partitions
+    {"AttributeName": "subscriber_id", "KeyType": "RANGE"},
+]
+
+_REMEDIES = {
+    "AccessDenied": "; grant dynamodb:CreateTable, dynamodb:DescribeTable, dynamodb:DescribeTimeToLive and "
+    "dynamodb:UpdateTimeToLive on {table}",
+}

@@ -1,0 +1,6 @@
+"""AWS Lambda: the function behind an SQS queue, each message processed exactly once in effect."""
+
+from txbox_aws.lambda_.deadline import MARGIN_SECONDS
+from txbox_aws.lambda_.handler import sqs_handler
+
+__all__ = ["MARGIN_SECONDS", "sqs_handler"]

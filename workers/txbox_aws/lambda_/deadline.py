@@ -1,0 +1,131 @@
+"""The deadline of an invocation: until when a handler is begun, and when everything has ended.
+
+::
+
+    begin                                                   last begin                 end
+      ├── handler ── handler ── handler ──┤ … as long as ………… │ ……………… margin …………… │ Lambda ends the process
+                                            another one fits    commit, and the answer
+
+An invocation begins at least one handler, unless nothing but the margin is left: were it to wait for one that fits, a
+handler that takes long would be handed back for ever.
+"""
+
+import functools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from txbox import Message
+from txbox.leases.lease import elapsed
+from txbox_workers.processing.handler_transactions import BatchHandler, Handler
+
+__all__ = ["MARGIN_SECONDS", "Deadline", "seconds_left", "timed", "timed_batch"]
+
+MARGIN_SECONDS = 1.0
+"""Before the end of an invocation, in which no handler is begun any more: for the commit, and for the answer."""
+
+LARGEST_MARGIN = 0.5
+"""Of the time an invocation has: a function with a time-out of a second still begins something."""
+
+FORGETTING = 0.9
+"""What is expected of the next handler, of what was expected before: one that took a minute is soon forgotten."""
+
+
+class Deadline(threading.local):
+    """When the invocation that runs in this thread has to end. Implements ``Halt``: it is set when nothing is to begin.
+
+    A thread is never in two invocations. Time is measured by a clock of intervals, from what Lambda says is left.
+
+    Attributes:
+        has_refused: whether something was not begun in this invocation for want of time.
+    """
+
+    def __init__(self, margin_seconds: float) -> None:
+        """Made once for all invocations, each of which calls ``begin``.
+
+        Args:
+            margin_seconds: before the end, in which nothing is begun any more.
+        """
+        self._margin_seconds = margin_seconds
+        self._ends_at: float | None = None
+        self._last_begin_at: float | None = None
+        self._expected_seconds = 0.0
+        self._has_run = False
+        self.has_refused = False
+
+    def begin(self, seconds: float | None) -> None:
+        """Begin an invocation that ends after so many seconds; None: it has all the time in the world."""
+        self._has_run = self.has_refused = False
+        if seconds is None:
+            self._ends_at = self._last_begin_at = None
+        else:
+            self._ends_at = elapsed() + seconds
+            self._last_begin_at = self._ends_at - min(self._margin_seconds, seconds * LARGEST_MARGIN)
+
+    def ends_at(self) -> float | None:
+        """Return the reading of ``elapsed`` at which the invocation ends; None: it does not."""
+        return self._ends_at
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the invocation ends; None: it does not."""
+        return None if self._ends_at is None else self._ends_at - elapsed()
+
+    def seconds_to_margin(self) -> float | None:
+        """Return the seconds until the margin begins; None: the invocation does not end."""
+        return None if self._last_begin_at is None else self._last_begin_at - elapsed()
+
+    def has_run(self, seconds: float) -> None:
+        """Learn how long a handler has taken, so that the next one is not begun in vain."""
+        self._has_run = True
+        self._expected_seconds = max(seconds, self._expected_seconds * FORGETTING)
+
+    def is_set(self) -> bool:
+        """Whether no handler is to be begun any more."""
+        left = self.seconds_to_margin()
+        if left is None:
+            return False
+        refused = left <= (self._expected_seconds if self._has_run else 0.0)
+        self.has_refused = self.has_refused or refused
+        return refused
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait so many seconds, but not beyond the last moment to begin something; return whether it is set."""
+        left = self.seconds_to_margin()
+        # Nothing signals a deadline: it comes by itself.
+        time.sleep(max(min((seconds for seconds in (timeout, left) if seconds is not None), default=0.0), 0.0))
+        return self.is_set()
+
+
+def seconds_left(context: Any) -> float | None:
+    """Return how long an invocation may still take, by Lambda's context; None if that does not say."""
+    ask = getattr(context, "get_remaining_time_in_millis", None)
+    return None if ask is None else max(ask() / 1000, 0.0)
+
+
+def timed(handler: Handler, deadline: Deadline) -> Handler:
+    """Return a handler that tells the deadline how long it has taken."""
+
+    @functools.wraps(handler)
+    def run(*arguments: Any, **options: Any) -> object:
+        begun = elapsed()
+        try:
+            return handler(*arguments, **options)
+        finally:
+            deadline.has_run(elapsed() - begun)
+
+    return run
+
+
+def timed_batch(handler: BatchHandler, deadline: Deadline) -> BatchHandler:
+    """Return a handler of batches that tells the deadline how long it has taken for each message."""
+
+    @functools.wraps(handler)
+    def run(session: Any, messages: Sequence[Message], **options: Any) -> object:
+        begun = elapsed()
+        try:
+            return handler(session, messages, **options)
+        finally:
+            deadline.has_run((elapsed() - begun) / len(messages))
+
+    return run

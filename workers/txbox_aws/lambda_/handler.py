@@ -1,0 +1,297 @@
+"""The handler of a Lambda function behind an SQS queue.
+
+::
+
+    event ─→ deliveries ─→ processed as a worker does, until time runs out ─→ {"batchItemFailures": [what comes again]}
+
+Lambda is the worker here: it receives, it deletes what is not in the answer, and it delivers the rest again when the
+queue's visibility timeout has passed. The answer goes out after the commits, so whatever dies in between leads to a
+redelivery, and the inbox or the ledger rejects that.
+
+Nothing runs between invocations, while Lambda keeps the process frozen: all that is done for an event is done when its
+answer goes out. One thread may be there, the one that has renewed leases: it has none then, wakes up with the process,
+finds that nothing is to be done, and ends.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from txbox import Identify, Inbox, InvalidConfiguration, Outcome, TxboxError, identify
+from txbox.backoff import Backoff
+from txbox.instrumentation import Event, Hook, Received, Settled, emit
+from txbox.instrumentation.logs import log_event
+from txbox.leases import LEASE_SECONDS, Ledger
+from txbox.leases.lease import elapsed
+from txbox_aws.envelopes import Envelope
+from txbox_aws.lambda_.deadline import MARGIN_SECONDS, Deadline, seconds_left, timed, timed_batch
+from txbox_aws.lambda_.event_source import Batch, batch_item_failures, batches
+from txbox_workers.delivery import Settlement
+from txbox_workers.processing.factory import Processing
+from txbox_workers.processing.handler_transactions import BatchHandler, Handler, SessionFactory
+from txbox_workers.processing.outages import DatabaseUnavailable
+from txbox_workers.processing.processor import Processor
+from txbox_workers.worker import MAX_ATTEMPTS
+
+__all__ = ["sqs_handler"]
+
+OWED_SECONDS = 10.0
+"""How long an invocation goes on trying to tell the database how an attempt has ended, within its own time."""
+
+OWED_BACKOFF = Backoff(first_seconds=0.2, longest_seconds=2.0)
+"""Between those tries."""
+
+Answer = dict[str, list[dict[str, str]]]
+
+
+def sqs_handler(
+    inbox_or_ledger: Inbox | Ledger,
+    engine: Engine | None = None,
+    handler: Handler | None = None,
+    *,
+    ledger: Ledger | None = None,
+    batch_handler: BatchHandler | None = None,
+    identify: Identify = identify,
+    envelope: Envelope | str = Envelope.AUTO,
+    transactions: Literal["batch", "message"] = "batch",
+    max_attempts: int | None = MAX_ATTEMPTS,
+    session_factory: SessionFactory = Session,
+    lease_seconds: float = LEASE_SECONDS,
+    fingerprint: bool = False,
+    margin_seconds: float = MARGIN_SECONDS,
+    hooks: Sequence[Hook] = (),
+) -> Callable[[Any, Any], Answer]:
+    """Make the handler of a Lambda function that is triggered by an SQS queue.
+
+    ::
+
+        engine = create_engine(os.environ["DATABASE_URL"], pool_size=1, max_overflow=0)
+
+        def on_purchase(session, message):
+            purchase = message.json()
+            session.execute(update(Account).where(...).values(...))
+
+        handler = sqs_handler(Inbox("billing"), engine, on_purchase)
+
+    Make it where the function's module is loaded: nothing is connected before the first event, and the connections stay
+    for the events after it. The trigger needs ``FunctionResponseTypes: [ReportBatchItemFailures]``: without it, Lambda
+    does not read the answer, and **deletes messages that have failed**.
+
+    Args:
+        inbox_or_ledger: what the subscriber has processed; or a ledger, for a handler whose effects no transaction
+            covers.
+        engine: the database of the inbox and of the handler's effects. With a ledger alone: where dead letters are
+            kept; without one, they are left to the queue's redrive policy.
+        handler: ``handler(session, message)``; with a ledger alone, ``handler(message)``; as for ``Worker``.
+        ledger: beside an inbox, as for ``Worker``. One in Postgres that shares the engine needs a connection more.
+        batch_handler: ``batch_handler(session, messages)``, in place of ``handler``.
+        identify: chooses a message's id; the default order is that of ``txbox.identify``.
+        envelope: how bodies are read: auto, raw, json, sns, eventbridge or cloudevents.
+        transactions: "batch": one transaction for an event; when time runs out, what was handled is committed.
+            "message": one for each message. Better for handlers of many seconds: a time-out undoes only one of them.
+        max_attempts: failed attempts after which a message is parked as a dead letter; None leaves that to the queue's
+            redrive policy, whose maxReceiveCount should be greater otherwise.
+        session_factory: makes the handler's session: ``Session``, a subclass, or a ``sessionmaker``.
+        lease_seconds: how long the ledger keeps a message for a process that has died; never beyond the invocation's
+            end.
+        fingerprint: have the ledger refuse an id that comes again with another body.
+        margin_seconds: before the invocation's end, in which no handler is begun any more; at most half of its time.
+        hooks: told of every event, within the invocation; the log is told in any case.
+
+    Returns:
+        ``handle(event, context)``, which returns the batch item failures: whatever is to be delivered again. It raises
+        ``TxboxError`` if the database or the ledger could not be used and no message has an outcome, and
+        ``InvalidConfiguration`` if the event is not one of SQS.
+
+    Raises:
+        InvalidConfiguration: an argument cannot work.
+    """
+    inbox, alone = (inbox_or_ledger, None) if isinstance(inbox_or_ledger, Inbox) else (None, inbox_or_ledger)
+    if inbox is None and not hasattr(alone, "acquire"):
+        raise InvalidConfiguration(f"sqs_handler needs an Inbox or a ledger first, not {alone!r}")
+    if alone is not None and ledger is not None:
+        raise InvalidConfiguration("sqs_handler.ledger is for a ledger beside an inbox; it was given a ledger already")
+    if not margin_seconds >= 0:
+        raise InvalidConfiguration(f"sqs_handler.margin_seconds must be at least 0, not {margin_seconds!r}")
+    try:
+        read_as = Envelope(envelope)
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"sqs_handler.envelope must be one of {', '.join(Envelope)}, not {envelope!r}"
+        ) from error
+    deadline = Deadline(margin_seconds)
+    processing = Processing(
+        of="sqs_handler",
+        inbox=inbox,
+        ledger=alone or ledger,
+        engine=engine,
+        handler=None if handler is None else timed(handler, deadline),
+        batch_handler=None if batch_handler is None else timed_batch(batch_handler, deadline),
+        transactions=transactions,
+        max_attempts=max_attempts,
+        backoff=Backoff(),  # the queue's visibility timeout is what counts: an answer holds no delays
+        session_factory=session_factory,
+        lease_seconds=lease_seconds,
+        fingerprint=fingerprint,
+    )
+    return _Function(processing, deadline, read_as, identify, hooks).handle
+
+
+class _Function:
+    """One function of Lambda, in one process. An event at a time, or several in a thread each."""
+
+    def __init__(
+        self, processing: Processing, deadline: Deadline, envelope: Envelope, identify: Identify, hooks: Sequence[Hook]
+    ) -> None:
+        self._processing = processing
+        self._deadline = deadline
+        self._envelope = envelope
+        self._identify = identify
+        self._hooks: tuple[Hook, ...] = (log_event, *hooks)
+        self._heard = bool(hooks)
+        self._processors: dict[str, Processor] = {}
+
+    def handle(self, event: Any, context: Any = None) -> Answer:
+        """Process an event; see ``sqs_handler``."""
+        self._deadline.begin(seconds_left(context))
+        found = batches(event, envelope=self._envelope, identify=self._identify)
+        settled: dict[str, Settlement] = {}
+        trouble: Exception | None = None
+        for batch in found:
+            self._emit_received(batch)
+            try:
+                if trouble is None:
+                    for settlement in self._outcomes(batch):
+                        settled[settlement.delivery.receipt] = settlement
+            except Exception as error:  # noqa: BLE001 - what has an outcome is reported, whatever becomes of the others
+                trouble = error
+                self._settle_owed(self._processor(batch.source))
+        failed = [item_id for batch in found for item_id in self._told(batch, settled, trouble)]
+        if trouble is not None:
+            self._raise_or_log(trouble, settled, len(failed))
+        elif failed and self._deadline.has_refused:
+            said = (
+                "%s ran out of time: %d of %d deliveries come again; smaller batches, or a longer time-out, would help"
+            )
+            _log.warning(said, self._processing.subscriber_id, len(failed), sum(len(b.deliveries) for b in found))
+        return batch_item_failures(failed)
+
+    def _outcomes(self, batch: Batch) -> Iterator[Settlement]:
+        """Process what a queue has delivered, and yield outcomes as soon as they stand.
+
+        Connections are often found dead by the first one to use them after a freeze: a server, or what is in between,
+        has given them up. That alone fails no event: before anything has happened, it is begun once more.
+        """
+        processor = self._processor(batch.source)
+        begun = False
+        try:
+            for settlements in processor.process(batch.deliveries):
+                begun = True
+                yield from settlements
+        except DatabaseUnavailable as error:
+            if begun or not error.before_handler:
+                raise
+            _log.info("%s begins again with a new connection: %s", self._processing.subscriber_id, error)
+            for settlements in processor.process(batch.deliveries):
+                yield from settlements
+
+    def _processor(self, source: str) -> Processor:
+        """Return the processor for a queue; a function has one queue, seldom a few."""
+        processor = self._processors.get(source)
+        if processor is None:
+            processor = self._processors[source] = self._processing.processor(
+                source_name=source,
+                hooks=self._hooks,
+                wants_details=self._wants_details,
+                stopping=self._deadline,
+                cut_short=self._deadline,
+                ends_at=self._deadline.ends_at,
+                limit=self._deadline.seconds_left,
+            )
+        return processor
+
+    def _settle_owed(self, processor: Processor) -> None:
+        """Tell the database how attempts have ended, if that could not be done at once.
+
+        Before the answer, as with it the messages go to others, and this sandbox may never be invoked again. What is
+        left then is told at its next invocation.
+        """
+        began = elapsed()
+        for tries in itertools.count(1):
+            try:
+                processor.settle_owed()
+            except DatabaseUnavailable as error:
+                margin = self._deadline.seconds_to_margin()
+                left = OWED_SECONDS - (elapsed() - began)
+                left = left if margin is None else min(left, margin)
+                if left <= 0:
+                    said = "%s: how an attempt has ended is still to be told, and it counts until then: %s"
+                    _log.warning(said, self._processing.subscriber_id, error)
+                    return
+                time.sleep(min(OWED_BACKOFF.seconds(tries), left))
+            else:
+                return
+
+    def _raise_or_log(self, trouble: Exception, settled: Mapping[str, Settlement], failed: int) -> None:
+        """Raise if nothing has an outcome: Lambda's metrics count it, and the whole event comes again."""
+        who = self._processing.subscriber_id
+        known = isinstance(trouble, DatabaseUnavailable)
+        if settled:
+            why = "the database or the ledger could not be used any more" if known else "of an unforeseen error"
+            _log.error("%s: %d deliveries come again, because %s", who, failed, why, exc_info=trouble)
+        elif known:
+            raise TxboxError(
+                f"{who}: the database or the ledger cannot be used; all {failed} messages of the event come again: "
+                f"{trouble}"
+            ) from trouble
+        else:
+            raise trouble
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def _emit_received(self, batch: Batch) -> None:
+        if self._wants_details():
+            message_ids = tuple(delivery.message.id for delivery in batch.deliveries)
+            delivery_ids = tuple(delivery.receipt for delivery in batch.deliveries)
+            self._emit(Received, batch, message_ids=message_ids, delivery_ids=delivery_ids)
+
+    def _told(self, batch: Batch, settled: Mapping[str, Settlement], trouble: Exception | None) -> list[str]:
+        """Tell of the outcomes of a batch; return what Lambda calls those deliveries that are to come again."""
+        failed = []
+        details = self._wants_details()
+        for delivery in batch.deliveries:
+            settlement = settled.get(delivery.receipt) or Settlement(delivery, Outcome.IN_FLIGHT, trouble)
+            if not settlement.outcome.acked:
+                failed.append(batch.item_ids[delivery.receipt])
+            elif not details and settlement.outcome in _QUIET:
+                continue
+            self._emit(
+                Settled,
+                batch,
+                message_id=delivery.message.id,
+                delivery_id=delivery.receipt,
+                outcome=settlement.outcome,
+                acked=settlement.outcome.acked,  # as far as the answer says: Lambda deletes it afterwards
+                attempts=delivery.receive_count,
+                error=settlement.error,
+                counted=settlement.counted,
+            )
+        return failed
+
+    def _emit(self, kind: Callable[..., Event], batch: Batch, **attributes: object) -> None:
+        emit(self._hooks, kind(self._processing.subscriber_id, batch.source, **attributes))
+
+    def _wants_details(self) -> bool:
+        """Whether anybody hears the events of messages that went well."""
+        return self._heard or _log.isEnabledFor(logging.DEBUG)
+
+
+_QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)
+"""What the log mentions at DEBUG only."""
+
+_log = logging.getLogger("txbox")

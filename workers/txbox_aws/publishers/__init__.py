@@ -1,0 +1,31 @@
+"""Publishers of the outbox's relay for AWS: SQS, SNS and EventBridge.
+
+::
+
+    Relay(engine, aws_publishers()).run()
+"""
+
+from typing import Any
+
+from txbox.wire.destinations import EVENTBRIDGE, SNS, SQS
+from txbox_aws.publishers.eventbridge import EventBridgePublisher
+from txbox_aws.publishers.publisher import AwsPublisher
+from txbox_aws.publishers.sns import SnsPublisher
+from txbox_aws.publishers.sqs import SqsPublisher
+
+__all__ = ["AwsPublisher", "EventBridgePublisher", "SnsPublisher", "SqsPublisher", "aws_publishers"]
+
+
+def aws_publishers(**options: Any) -> dict[str, AwsPublisher]:
+    """Return a publisher for each kind of destination that AWS has, by the name under which a relay looks for it.
+
+    Nothing is connected, and no credentials are looked for, before the first message is sent.
+
+    Args:
+        options: for each of them: ``calls_at_once``, ``connect_timeout_seconds``, ``read_timeout_seconds``.
+    """
+    return {
+        SQS: SqsPublisher(**options),
+        SNS: SnsPublisher(**options),
+        EVENTBRIDGE: EventBridgePublisher(**options),
+    }

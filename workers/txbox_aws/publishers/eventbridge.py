@@ -1,0 +1,52 @@
+"""Sends to EventBridge buses."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from txbox.relay import OutboxMessage
+from txbox.wire.destinations import MAX_EVENTBRIDGE_BYTES
+from txbox.wire.eventbridge import entry_bytes, event_entry
+from txbox_aws.publishers.calls import Call, Entry
+from txbox_aws.publishers.clients import Service
+from txbox_aws.publishers.outcome import Outcome, told_in_order
+from txbox_aws.publishers.publisher import AwsPublisher
+
+if TYPE_CHECKING:
+    from types_boto3_events import EventBridgeClient
+
+__all__ = ["EventBridgePublisher"]
+
+
+class EventBridgePublisher(AwsPublisher):
+    """Sends to EventBridge buses: destinations that are an event bus's ARN.
+
+    A call takes 10 entries and less than 1 MB.
+    https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEvents.html
+
+    The body, a JSON object, is the event's detail. Its source is the message's header ``source``, or ``txbox``; its
+    detail type the header ``detail-type``, or ``message``. Id, key and headers are among the event's resources, where
+    rules can match on them: see ``txbox.wire.eventbridge``. EventBridge keeps no order.
+    """
+
+    _service: ClassVar[Service] = "events"
+    _name = "EventBridge"
+    _max_bytes = MAX_EVENTBRIDGE_BYTES
+    _remedies: ClassVar[Mapping[str, str]] = {
+        "ResourceNotFound": "; create the event bus, or correct its ARN",
+        "AccessDenied": "; grant events:PutEvents",
+    }
+
+    def _entry(self, message: OutboxMessage) -> Entry:
+        entry = event_entry(message.id, message.body, key=message.key, headers=message.headers)
+        parameters = {
+            "EventBusName": message.destination,
+            "Source": entry.source,
+            "DetailType": entry.detail_type,
+            "Detail": entry.detail,
+            "Resources": list(entry.resources),
+        }
+        return Entry(message, parameters, entry_bytes(entry))
+
+    def _call(self, client: "EventBridgeClient", call: Call) -> Outcome:
+        entries: Any = [entry.parameters for entry in call.entries]
+        return told_in_order(call, client.put_events(Entries=entries))

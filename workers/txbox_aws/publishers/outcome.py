@@ -1,0 +1,117 @@
+"""What became of the entries of calls, told from the answers. Pure, no I/O.
+
+Only what is confirmed counts as sent. An entry that an answer does not mention is refused. What boto3 has found nothing
+in that it knows, such as a proxy's page with status 200, is no answer, and no message is to blame.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from txbox import BrokerError
+from txbox.relay import OutboxMessage, Refused
+from txbox_aws.publishers.calls import Call, Entry
+from txbox_aws.publishers.faults import Fault, is_counted, is_final, of_entry
+
+__all__ = ["Outcome", "refusal", "told_by_ids", "told_in_order"]
+
+Unlike = Callable[[Entry, Mapping[str, Any]], str | None]
+"""Says in what a confirmed entry is unlike the one that was sent; None: in nothing."""
+
+
+def _in_nothing(_entry: Entry, _confirmed: Mapping[str, Any]) -> None:
+    return None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of entries. Those that are nowhere in it were sent.
+
+    Attributes:
+        refused: by their own fault, or by chance.
+        unsent: by nobody's fault; to be sent again.
+        error: why there are unsent ones.
+    """
+
+    refused: list[Refused] = field(default_factory=list)
+    unsent: list[OutboxMessage] = field(default_factory=list)
+    error: BrokerError | None = None
+
+    def add(self, other: "Outcome") -> None:
+        """Take in what became of other entries."""
+        self.refused += other.refused
+        self.unsent += other.unsent
+        if self.error is None or (other.error is not None and self.error.permanent and not other.error.permanent):
+            self.error = other.error
+
+    def add_failed(self, entry: Entry, code: str, text: str, *, sender_fault: bool | None) -> None:
+        """Take in an entry that the answer says has failed."""
+        destination = entry.message.destination
+        why = f"{destination} refused the message: {code} {text}".strip()
+        fault = of_entry(code)
+        if fault is Fault.ENTRY:
+            final, counted = is_final(code, sender_fault=sender_fault), is_counted(code, sender_fault=sender_fault)
+            self.refused.append(Refused(entry.message, why, final=final, counted=counted))
+        else:
+            self.unsent.append(entry.message)
+            self.error = self.error or BrokerError(why, permanent=fault is Fault.DESTINATION)
+
+
+def refusal(entry: Entry, why: str, *, final: bool = False) -> Refused:
+    """Return the refusal of an entry."""
+    return Refused(entry.message, f"{entry.message.destination} {why}", final=final)
+
+
+def told_by_ids(call: Call, answer: Mapping[str, Any], unlike: Unlike = _in_nothing) -> Outcome:
+    """Read the answer of SQS and SNS, in which each entry has the id that it was given: its place in the call.
+
+    Args:
+        call: what was sent.
+        answer: its Successful and Failed entries.
+        unlike: checks a confirmed one.
+    """
+    if "Successful" not in answer and "Failed" not in answer:
+        return _no_answer(call)
+    outcome = Outcome()
+    successful = _by_id(answer.get("Successful"))
+    failed = _by_id(answer.get("Failed"))
+    for number, entry in enumerate(call.entries):
+        if (failure := failed.get(str(number))) is not None:
+            outcome.add_failed(
+                entry,
+                str(failure.get("Code", "")),
+                str(failure.get("Message", "")),
+                sender_fault=bool(failure.get("SenderFault")),
+            )
+        elif (confirmed := successful.get(str(number))) is None:
+            outcome.refused.append(refusal(entry, _UNMENTIONED))
+        elif (difference := unlike(entry, confirmed)) is not None:
+            outcome.refused.append(refusal(entry, f"has taken something else than was sent: {difference}"))
+    return outcome
+
+
+def told_in_order(call: Call, answer: Mapping[str, Any]) -> Outcome:
+    """Read the answer of EventBridge, which has an entry for each one that was sent, in their order."""
+    if "Entries" not in answer:
+        return _no_answer(call)
+    outcome = Outcome()
+    told: Sequence[Mapping[str, Any]] = answer["Entries"]
+    for number, entry in enumerate(call.entries):
+        result = told[number] if number < len(told) else {}
+        if result.get("ErrorCode"):
+            outcome.add_failed(entry, str(result["ErrorCode"]), str(result.get("ErrorMessage", "")), sender_fault=None)
+        elif not result.get("EventId"):
+            outcome.refused.append(refusal(entry, _UNMENTIONED))
+    return outcome
+
+
+def _no_answer(call: Call) -> Outcome:
+    error = BrokerError(f"{call.destination} gave an answer that cannot be read")
+    return Outcome(unsent=call.messages, error=error)
+
+
+def _by_id(told: Iterable[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    return {str(one.get("Id")): one for one in told or ()}
+
+
+_UNMENTIONED = "answered without a word of the message; whether it arrived is not known"

@@ -1,0 +1,238 @@
+"""What the publishers of AWS's services have in common: many messages, few calls, several at once."""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, Self
+
+from txbox import BrokerError, InvalidConfiguration, TxboxError
+from txbox.bounded_memory import Recent
+from txbox.dead_letters.failures import describe
+from txbox.relay import OutboxMessage, PartlySent, Refused
+from txbox.threads import text_of
+from txbox.wire.destinations import region
+from txbox_aws.publishers.calls import Call, Entry, calls
+from txbox_aws.publishers.clients import CALL_ERRORS, Clients, Service, code_of, explained, fault_of
+from txbox_aws.publishers.faults import Fault, is_final
+from txbox_aws.publishers.outcome import Outcome, refusal
+
+__all__ = ["AwsPublisher"]
+
+CALLS_AT_ONCE = 8
+CONNECT_TIMEOUT_SECONDS = 5.0
+READ_TIMEOUT_SECONDS = 10.0
+
+
+class _Lost(NamedTuple):
+    """That a destination could not be sent to: since when, and why."""
+
+    at: float
+    error: BrokerError
+
+
+class AwsPublisher(ABC):
+    """Sends messages to destinations of one AWS service. May be used by several threads at once.
+
+    Messages are grouped by destination and cut into calls of at most ten. Up to ``calls_at_once`` calls of one ``send``
+    are under way at a time; they may be, as no two messages of it have the same key. One is made by the thread that
+    sends, and the others by threads that all share: calls that hang there make a ``send`` slower, and never stop it.
+
+    Each entry of each answer is looked at:
+
+    - what is confirmed is sent, and nothing else is;
+    - a message that the service refuses is refused; what only the message itself can cause, for good;
+    - a call that is refused because of one of its entries is made again entry by entry, to refuse only the guilty;
+    - after an outage (throttled, 5xx, no answer, a connection lost) and when a destination refuses whatever it is sent
+      (it does not exist, access is denied), no message is to blame. Calls to that destination that wait for their turn
+      are not made, whichever thread they are for, and the next ``send`` tries it with one call before it makes the
+      others, as it does with one that is new: so one that does not answer does not hold up those that do.
+
+    Regions are those that the destinations name. Credentials, and endpoints, are boto3's own business.
+    """
+
+    _service: ClassVar[Service]
+    _name: ClassVar[str]
+    _max_bytes: ClassVar[int]
+    _remedies: ClassVar[Mapping[str, str]]
+
+    def __init__(
+        self,
+        *,
+        client: Any = None,
+        calls_at_once: int = CALLS_AT_ONCE,
+        connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+        read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
+    ) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            client: a client of boto3 to use for everything; None makes one for each region that is needed.
+            calls_at_once: how many calls of one ``send`` may be under way; one fewer threads are started for all of
+                them when they are needed.
+            connect_timeout_seconds: how long a call waits for a connection.
+            read_timeout_seconds: how long it waits for an answer.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        for name, value in (
+            ("calls_at_once", calls_at_once),
+            ("connect_timeout_seconds", connect_timeout_seconds),
+            ("read_timeout_seconds", read_timeout_seconds),
+        ):
+            if not value > 0:
+                raise InvalidConfiguration(f"{type(self).__name__}.{name} must be more than 0, not {value!r}")
+        self._clients = Clients(
+            self._service,
+            client,
+            connections=calls_at_once,
+            connect_seconds=connect_timeout_seconds,
+            read_seconds=read_timeout_seconds,
+        )
+        self._calls_at_once = calls_at_once
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_lock = threading.Lock()
+        self._lost: Recent[str, _Lost] = Recent()
+        self._answering: Recent[str, bool] = Recent()
+
+    def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        """Send messages, and return when the service has answered for all of them; see ``txbox.relay.Publisher``.
+
+        Args:
+            messages: at most one of each key.
+
+        Returns:
+            Those that were refused.
+
+        Raises:
+            PartlySent: some were not sent, and no message is to blame; it says which.
+        """
+        outcome = Outcome()
+        began = time.monotonic()
+        at_once: list[Call] = []
+        after_a_first: list[Call] = []
+        tried: set[str] = set()
+        for call in calls(self._entries(messages, outcome), self._max_bytes):
+            (after_a_first if call.destination in tried else at_once).append(call)
+            if call.destination not in self._answering:
+                tried.add(call.destination)
+        for group in (at_once, after_a_first):
+            for made in self._all(group, began):
+                outcome.add(made)
+        if outcome.error is not None:
+            partly = PartlySent(text_of(outcome.error), outcome.unsent, outcome.refused)
+            partly.permanent = outcome.error.permanent
+            raise partly from outcome.error
+        return outcome.refused
+
+    def close(self) -> None:
+        """End the threads and close the connections; what is under way is finished first."""
+        with self._pool_lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        self._clients.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def _entry(self, message: OutboxMessage) -> Entry:
+        """Return a message as an entry of a call."""
+
+    @abstractmethod
+    def _call(self, client: Any, call: Call) -> Outcome:
+        """Make a call, and read its answer."""
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._pool_lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(
+                    max(self._calls_at_once - 1, 1), thread_name_prefix=f"txbox-{self._service}"
+                )
+            return self._pool
+
+    def _all(self, group: Sequence[Call], began: float) -> list[Outcome]:
+        """Make calls: one after the other in this thread, and others beside it as threads are free."""
+        left, made = deque(enumerate(group)), dict[int, Outcome]()
+
+        def work() -> None:
+            for number, call in _taken(left):
+                made[number] = self._run(call, began)
+
+        helpers: list[Future[None]] = []
+        try:
+            helpers.extend(self._threads().submit(work) for _ in range(min(len(group), self._calls_at_once) - 1))
+        except RuntimeError as error:  # the interpreter ends, and takes no more work
+            ended = BrokerError(f"nothing is sent any more: {error}")
+            made |= {number: Outcome(unsent=call.messages, error=ended) for number, call in _taken(left)}
+        work()
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
+        return [made[number] for number in sorted(made)]
+
+    def _entries(self, messages: Iterable[OutboxMessage], outcome: Outcome) -> list[Entry]:
+        entries = []
+        for message in messages:
+            try:
+                entries.append(self._entry(message))
+            except (TxboxError, ValueError) as error:
+                # It was refused when it was published, unless somebody else has put it into the table.
+                outcome.refused.append(Refused(message, describe(error), final=True))
+        return entries
+
+    def _run(self, call: Call, began: float) -> Outcome:
+        """Make a call, unless its destination was lost after the call was asked for."""
+        lost = self._lost.get(call.destination)
+        if lost is not None and lost.at >= began:
+            return Outcome(unsent=call.messages, error=lost.error)
+        try:
+            outcome = self._made(call)
+        except Exception as error:  # noqa: BLE001 - what the other calls have sent must not be forgotten with it
+            return Outcome(refused=[Refused(message, describe(error)) for message in call.messages])
+        if outcome.error is not None:
+            self._answering.pop(call.destination, None)
+            self._lost[call.destination] = _Lost(time.monotonic(), outcome.error)
+        else:
+            self._lost.pop(call.destination, None)
+            if call.destination not in self._answering:
+                self._answering[call.destination] = True
+        return outcome
+
+    def _made(self, call: Call) -> Outcome:
+        try:
+            return self._call(self._clients.of(region(call.destination)), call)
+        except CALL_ERRORS as error:
+            if fault_of(error) is not Fault.ENTRY:
+                unreached = explained(error, self._name, call.destination, self._remedies)
+                unreached.__cause__ = error
+                return Outcome(unsent=call.messages, error=unreached)
+            if len(call.entries) == 1:
+                final = is_final(code_of(error), sender_fault=None)
+                return Outcome(refused=[refusal(call.entries[0], f"refused the message: {error}", final=final)])
+        outcome = Outcome()
+        for single in call.one_by_one():
+            if outcome.error is None:
+                outcome.add(self._made(single))
+            else:
+                outcome.unsent += single.messages
+        return outcome
+
+
+def _taken(calls: deque[tuple[int, Call]]) -> Iterator[tuple[int, Call]]:
+    """Take what is left, one after the other, beside other threads that do so."""
+    while calls:
+        try:
+            yield calls.popleft()
+        except IndexError:  # another one was quicker
+            return

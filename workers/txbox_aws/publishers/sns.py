@@ -1,0 +1,45 @@
+"""Sends to SNS topics, standard and FIFO."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from txbox.relay import OutboxMessage
+from txbox.wire.destinations import MAX_SNS_BYTES
+from txbox_aws.publishers.calls import Call, Entry
+from txbox_aws.publishers.clients import Service
+from txbox_aws.publishers.fifo import attributed_entry
+from txbox_aws.publishers.outcome import Outcome, told_by_ids
+from txbox_aws.publishers.publisher import AwsPublisher
+
+if TYPE_CHECKING:
+    from types_boto3_sns import SNSClient
+
+__all__ = ["SnsPublisher"]
+
+
+class SnsPublisher(AwsPublisher):
+    """Sends to SNS topics: destinations that are a topic's ARN.
+
+    A call takes 10 messages and 256 KiB; more only for topics whose MaximumMessageSize says so.
+    https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html
+
+    Headers are message attributes, so subscriptions can filter by them. A queue that is subscribed with raw delivery
+    receives them as its own; without it they arrive within SNS's envelope. The worker reads both.
+    """
+
+    _service: ClassVar[Service] = "sns"
+    _name = "SNS"
+    _max_bytes = MAX_SNS_BYTES
+    _remedies: ClassVar[Mapping[str, str]] = {
+        "NotFound": "; create the topic, or correct its ARN",
+        "AuthorizationError": "; grant sns:Publish",
+        "AccessDenied": "; grant sns:Publish",
+    }
+
+    def _entry(self, message: OutboxMessage) -> Entry:
+        return attributed_entry(message, "Message")
+
+    def _call(self, client: "SNSClient", call: Call) -> Outcome:
+        entries: Any = [{"Id": str(number), **entry.parameters} for number, entry in enumerate(call.entries)]
+        answer = client.publish_batch(TopicArn=call.destination, PublishBatchRequestEntries=entries)
+        return told_by_ids(call, answer)

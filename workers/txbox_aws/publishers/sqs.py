@@ -1,0 +1,67 @@
+"""Sends to SQS queues, standard and FIFO."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from txbox.relay import OutboxMessage
+from txbox.wire.destinations import MAX_SQS_BYTES
+from txbox_aws.publishers.calls import Call, Entry
+from txbox_aws.publishers.clients import Service
+from txbox_aws.publishers.fifo import attributed_entry
+from txbox_aws.publishers.outcome import Outcome, told_by_ids
+from txbox_aws.publishers.publisher import AwsPublisher
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+__all__ = ["SqsPublisher"]
+
+
+class SqsPublisher(AwsPublisher):
+    """Sends to SQS queues: destinations that are a queue's URL.
+
+    A call takes 10 messages and 1 MiB.
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html
+
+    The MD5 sums that SQS answers with are compared: what it has taken otherwise than it was sent is sent again.
+    """
+
+    _service: ClassVar[Service] = "sqs"
+    _name = "SQS"
+    _max_bytes = MAX_SQS_BYTES
+    _remedies: ClassVar[Mapping[str, str]] = {"AccessDenied": "; grant sqs:SendMessage"}
+
+    def _entry(self, message: OutboxMessage) -> Entry:
+        return attributed_entry(message, "MessageBody")
+
+    def _call(self, client: "SQSClient", call: Call) -> Outcome:
+        entries: Any = [{"Id": str(number), **entry.parameters} for number, entry in enumerate(call.entries)]
+        answer = client.send_message_batch(QueueUrl=call.destination, Entries=entries)
+        return told_by_ids(call, answer, _unlike)
+
+
+def _unlike(entry: Entry, confirmed: Mapping[str, Any]) -> str | None:
+    for name, sum_of in (("MD5OfMessageBody", _body_md5), ("MD5OfMessageAttributes", _attributes_md5)):
+        # Some stand-ins for SQS leave them out.
+        if (told := confirmed.get(name)) and told != (own := sum_of(entry.parameters)):
+            return f"{name} is {told} and should be {own}"
+    return None
+
+
+def _body_md5(parameters: Mapping[str, Any]) -> str:
+    return hashlib.md5(parameters["MessageBody"].encode(), usedforsecurity=False).hexdigest()
+
+
+def _attributes_md5(parameters: Mapping[str, Any]) -> str:
+    # https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-message-metadata.html
+    digest = hashlib.md5(usedforsecurity=False)
+    for name, attribute in sorted(parameters["MessageAttributes"].items()):
+        for position, part in enumerate((name, attribute["DataType"], attribute["StringValue"])):
+            encoded = part.encode()
+            digest.update(_STRING_VALUE if position == 2 else b"")
+            digest.update(len(encoded).to_bytes(4, "big") + encoded)
+    return digest.hexdigest()
+
+
+_STRING_VALUE = b"\x01"

@@ -1,0 +1,6 @@
+"""``python -m txbox_cli``: the command line, where no script ``txbox`` is on the path."""
+
+from txbox_cli import main
+
+if __name__ == "__main__":
+    main()

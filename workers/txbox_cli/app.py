@@ -1,0 +1,174 @@
+"""The program: its commands, the options they share, and how it ends."""
+
+import logging
+import sys
+from typing import Annotated, Protocol, runtime_checkable
+
+import typer
+from typer.core import TyperGroup
+
+import txbox
+from txbox.postgres.urls import DATABASE_URL_VARIABLE
+from txbox_cli.commands import bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status, worker
+from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
+from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE
+
+__all__ = ["app", "run"]
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+DEFAULT_LOG_LEVEL = "WARNING"
+
+ANYWHERE = ("debug", "log_level")
+"""Options of the program that may stand after a command as well."""
+
+# \b keeps the lines of a paragraph as they are.
+EPILOGUE = f"""\b
+Environment:
+  {DATABASE_URL_VARIABLE:21}  the database, where --url does not name it
+  {SCHEMA_VARIABLE:21}  the schema, where --schema does not name it
+  {PREFIX_VARIABLE:21}  the prefix, where --prefix does not name it
+
+AWS is found as boto3 finds it: by AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_PROFILE and the like.
+
+New here? `txbox demo` shows it at work on a database and a queue of its own."""
+
+app = typer.Typer(
+    name="txbox",
+    help="Process every message exactly once in effect, with nothing but the Postgres you already have.",
+    epilog=EPILOGUE,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its panels break lines in the middle of a paragraph, and cut long words off
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# A short help is one line of the list of commands at 80 columns.
+app.command("demo", short_help="See it count to the cent while workers are killed.")(demo.demo)
+app.command("dev", short_help="Start a PostgreSQL and a local AWS of your own.")(dev.dev)
+app.command("worker")(worker.worker)
+app.command("relay", short_help="Send what the outbox holds.")(relay.relay)
+app.command("status", short_help="Show what is processed, waits, is parked, blocks.")(status.status)
+app.command("bulk-load", short_help="Apply events from files once, by Spark.")(bulk_load.bulk_load)
+app.command("reconcile", short_help="Compare an archive of events with the inbox.")(reconcile.reconcile)
+app.add_typer(db.app, name="db")
+app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(outbox.app, name="outbox", short_help="Look up what was sent, and send it again.")
+
+
+def _log_from(level: str | None) -> None:
+    if level is None:
+        return
+    if level.upper() not in LOG_LEVELS:
+        raise UsageError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, not {level}")
+    _log_to_stderr(logging.getLevelNamesMapping()[level.upper()])
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    debug: Annotated[  # noqa: ARG001 - shown here, taken by `run`
+        bool, typer.Option("--debug", help="Show a traceback when something fails.", expose_value=False)
+    ] = False,
+    log_level: Annotated[  # noqa: ARG001 - shown here, taken by its callback
+        str | None,
+        typer.Option(
+            metavar="LEVEL",
+            help=f"Log to stderr from this level on: {', '.join(LOG_LEVELS)}; {DEFAULT_LOG_LEVEL} by default.",
+            callback=_log_from,
+            expose_value=False,
+        ),
+    ] = None,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"txbox {txbox.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def _program() -> TyperGroup:
+    """Build the program; what may stand anywhere becomes an option of every command."""
+    program = typer.main.get_command(app)
+    assert isinstance(program, TyperGroup)  # noqa: S101 - for the type checker
+    anywhere = [option for option in program.params if option.name in ANYWHERE]
+    below = list(program.commands.values())
+    while below:
+        command = below.pop()
+        command.params.extend(anywhere)
+        if isinstance(command, TyperGroup):
+            below.extend(command.commands.values())
+    return program
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the program.
+
+    A reader of our output that has read enough, as `head` does, is typer's business: it ends the process quietly.
+
+    Args:
+        arguments: without the program's name; None takes this process's.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 2 asked wrongly, 130 interrupted.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given
+    _log_from(DEFAULT_LOG_LEVEL)
+    try:
+        status = _program().main(
+            args=[one for one in given if one != "--debug"], prog_name="txbox", standalone_mode=False
+        )
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it ends as one line
+        if debug:
+            sys.stderr.write(masked_traceback(error))
+        if isinstance(error, _Complaint):
+            return _fail(_with_help(error), error.exit_code)
+        if isinstance(error, Interrupted):
+            return _fail(explain(error), INTERRUPTED)
+        return _fail(explain(error), 2 if isinstance(error, UsageError) else 1)
+    if status == INTERRUPTED:
+        return _fail("interrupted", INTERRUPTED)
+    return status if isinstance(status, int) else 0
+
+
+@runtime_checkable
+class _Complaint(Protocol):
+    """What typer raises about arguments. Known by its shape: typer has had it from click, and now has its own."""
+
+    exit_code: int
+
+    def format_message(self) -> str: ...
+
+
+def _with_help(error: _Complaint) -> str:
+    said = mask(" ".join(error.format_message().split()))
+    context = getattr(error, "ctx", None)
+    return said if context is None else f"{said.rstrip('.')} (see `{context.command_path} --help`)"
+
+
+def _fail(line: str, status: int) -> int:
+    sys.stderr.write(f"txbox: {line}\n")
+    return status
+
+
+def _log_to_stderr(level: int) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_MaskingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])  # the first time only
+    logging.getLogger().setLevel(level)
+    # At DEBUG these would write down message bodies, statements with their values, and request headers.
+    for talkative in ("alembic", "boto3", "botocore", "psycopg", "sqlalchemy", "urllib3"):
+        logging.getLogger(talkative).setLevel(max(level, logging.WARNING))
+
+
+class _MaskingFormatter(logging.Formatter):
+    """Writes log lines, tracebacks included, without the passwords of URLs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask(super().format(record))

@@ -1,0 +1,204 @@
+"""``txbox bulk-load``: events from files through the same inbox that the live workers use."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txbox_cli.errors import Interrupted, UsageError
+from txbox_cli.event_lines import (
+    ConfOption,
+    EncodingOption,
+    FieldsOption,
+    FormatOption,
+    JarOption,
+    MasterOption,
+    MessageIdOption,
+    PathsArgument,
+    ReadOption,
+    SubscriberOption,
+    check_before_spark,
+    is_submitted,
+    pairs,
+    session,
+)
+from txbox_cli.named import find
+from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_cli.output import print_counts, print_json, printable
+from txbox_cli.signals import terminated_as_interrupt
+from txbox_cli.spark_progress import Seen, told
+
+if TYPE_CHECKING:
+    from txbox_spark import BulkLoadReport
+
+__all__ = ["bulk_load"]
+
+
+def bulk_load(
+    paths: PathsArgument,
+    subscriber: SubscriberOption,
+    message_id: MessageIdOption,
+    apply: Annotated[
+        Path | None,
+        typer.Option("--apply", metavar="FILE.sql", help="The effect: statements over the relation fresh_event."),
+    ] = None,
+    call: Annotated[
+        str | None,
+        typer.Option(
+            "--call",
+            metavar="MODULE:NAME",
+            help="The effect, in place of --apply: a function that is given a connection.",
+        ),
+    ] = None,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option's name
+    fields: FieldsOption = None,
+    types: Annotated[
+        list[str] | None,
+        typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type in Postgres: payload=jsonb. Repeatable."),
+    ] = None,
+    encoding: EncodingOption = None,
+    read_options: ReadOption = None,
+    writer: Annotated[
+        str,
+        typer.Option(help="copy: tasks COPY and merge; jdbc: over a staging table; auto: copy where executors can."),
+    ] = "auto",
+    parallelism: Annotated[
+        int | None, typer.Option(help="Chunks merged at once; by default as many as Spark runs tasks.", min=1)
+    ] = None,
+    chunk_rows: Annotated[
+        int | None,
+        typer.Option(
+            help="Rows in a chunk, about, by default 1000000: fewer keep rows locked for a shorter time.", min=1
+        ),
+    ] = None,
+    stalled_seconds: Annotated[
+        float | None,
+        typer.Option(help="How long a chunk's transaction may do nothing, or wait for a lock; by default 120."),
+    ] = None,
+    effects_seconds: Annotated[
+        float | None,
+        typer.Option(help="How long a chunk waits while one and the same other one applies events; by default 3600."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take statements that do not name fresh_event: a function of yours may.")
+    ] = False,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
+    ] = None,
+    master: MasterOption = None,
+    jdbc_jar: JarOption = None,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply every event of some files once, by Spark, whatever live workers have applied or are applying.
+
+    Events are cut into chunks by message id. A chunk is one transaction: ids that are first go into the inbox, and the
+    effect is applied to their events, in the relation fresh_event. So the command may be killed, repeated, and run
+    beside workers; --resume leaves out the chunks that are done.
+
+    Exit status 0 if every event is applied; rows that cannot be loaded are counted and shown, and do not change it. 130
+    if it was interrupted.
+
+    For example:
+
+    \b
+    txbox bulk-load a.jsonl --subscriber billing --message-id id --apply a.sql
+
+    where a.sql is:
+
+    \b
+    INSERT INTO purchase (id, cents) SELECT id, cents FROM fresh_event;
+    """
+    effect = _effect(apply, call)
+    column_types = pairs("--type", types)
+    options = pairs("--read-option", read_options)
+    place = database(url, schema, prefix)
+    from txbox_spark import bulk_load as load
+    from txbox_spark import read_events, source_of
+    from txbox_spark.bulk_load import CHUNK_ROWS, EFFECTS_SECONDS, STALLED_SECONDS, WRITERS
+
+    if writer not in WRITERS:
+        raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")
+    if isinstance(effect, str) and not force and "fresh_event" not in effect.lower():
+        raise UsageError(
+            f"{apply} does not name fresh_event, so the events would be recorded without effect; if that is meant, or "
+            "a function does it, give --force"
+        )
+    check_before_spark(place, paths, format, master, ledger=True, resume=resume)
+    seen = Seen()
+    try:
+        with (
+            terminated_as_interrupt(),
+            session("txbox bulk-load", master, jdbc_jar, conf) as spark,
+            told(seen, silent=as_json and is_submitted()) as tell,
+        ):
+            report = load(
+                read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
+                url=place.url,
+                subscriber_id=subscriber,
+                message_id=message_id,
+                apply=effect,
+                schema=place.schema,
+                prefix=place.prefix,
+                column_types=column_types,
+                writer=writer,
+                parallelism=parallelism,
+                chunk_rows=chunk_rows or CHUNK_ROWS,
+                source=source_of(spark, paths, options=options),
+                resume=resume,
+                on_progress=tell,
+                stalled_seconds=stalled_seconds or STALLED_SECONDS,
+                effects_seconds=effects_seconds or EFFECTS_SECONDS,
+                force=force,
+            )
+    except KeyboardInterrupt:
+        if seen.run_id is None:
+            raise
+        raise Interrupted(f"interrupted; finish it with --resume {seen.run_id}, or run it again") from None
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print(report)
+
+
+def _effect(apply: Path | None, call: str | None) -> "str | Callable[..., object]":
+    if (apply is None) == (call is None):
+        raise UsageError("name the effect: --apply FILE.sql, or --call MODULE:NAME")
+    if apply is not None:
+        statements = apply.read_text()
+        if not statements.strip():
+            raise UsageError(f"--apply: {apply} is empty")
+        return statements
+    module, name = find(str(call), such_as="billing:apply")
+    found: Callable[..., object] | None = getattr(module, name, None)
+    if not callable(found):
+        raise UsageError(f"--call: module {module.__name__} has no function {name}")
+    return found
+
+
+def _print(report: "BulkLoadReport") -> None:
+    rows = [
+        ("read", report.read, f"rows of {report.source}"),
+        ("rejected", report.rejected, "rows that cannot be loaded"),
+        ("duplicate in source", report.duplicate_in_source, "rows whose id another row has"),
+        ("already processed", report.already_processed, f"events that {report.subscriber_id} had processed before"),
+        *(
+            [("parked", report.parked, "events that wait as dead letters: see `txbox dead-letters list`")]
+            if report.parked
+            else []
+        ),
+        ("applied", report.applied, "events that were first"),
+    ]
+    print_counts(rows)
+    for row in report.rejected_sample:
+        typer.echo(f"rejected: {printable(row)}")
+    seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())
+    attempts = "" if report.attempts == 1 else f", attempt {report.attempts}"
+    typer.echo(
+        f"run {report.run_id}{attempts}: {report.chunks} chunks, writer {report.writer} ({report.writer_reason})"
+        + (f"; {seconds}" if seconds else "")
+    )

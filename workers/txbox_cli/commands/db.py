@@ -1,0 +1,78 @@
+"""``txbox db``: create and change the tables, and compare them with what they should be."""
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from txbox_cli.errors import UsageError
+from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_cli.output import print_json
+from txbox_migrations import LATEST, Severity, downgrade_database, find_drift, upgrade_database
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Create, change and check the tables.")
+
+
+@app.command()
+def upgrade(
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    to: Annotated[int, typer.Option(help="The version to reach.", min=1, max=LATEST)] = LATEST,
+) -> None:
+    """Create the tables, or bring them up to date.
+
+    Our version is kept in a table of our own, so your alembic history is not touched. To run the steps from a
+    revision of your own instead, call `txbox_migrations.upgrade(op, to=N)` there.
+    """
+    place = database(url, schema, prefix)
+    with place.engine() as engine:
+        change = upgrade_database(engine, schema=place.schema, prefix=place.prefix, to=to)
+    _say_change(change.before, change.after)
+
+
+@app.command()
+def downgrade(
+    to: Annotated[int, typer.Option(help="The version to go back to; 0 drops every table.", min=0, max=LATEST)],
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what the dropped tables hold is lost.")] = False,
+) -> None:
+    """Take the tables back to an earlier version."""
+    place = database(url, schema, prefix)
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("what the dropped tables hold is lost; if that is meant, give --yes")
+    if not yes:
+        typer.confirm("What the dropped tables hold is lost, duplicates will not be recognised. Go on?", abort=True)
+    with place.engine() as engine:
+        change = downgrade_database(engine, schema=place.schema, prefix=place.prefix, to=to)
+    _say_change(change.before, change.after)
+
+
+@app.command(short_help="Compare the tables with what they should be.")
+def check(
+    url: UrlOption = None, schema: SchemaOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+) -> int:
+    """Compare the live tables with what they should be: columns, keys, CHECK constraints, indexes.
+
+    Exit status 1 if something that matters is missing or different.
+    """
+    place = database(url, schema, prefix)
+    with place.engine() as engine, engine.connect() as connection:
+        differences = find_drift(connection, schema=place.schema, prefix=place.prefix)
+    harmful = [difference for difference in differences if difference.severity is Severity.DRIFT]
+    if as_json:
+        print_json({"ok": not harmful, "differences": [asdict(difference) for difference in differences]})
+    else:
+        for difference in differences:
+            typer.echo(f"{difference.severity}: {difference}")
+        typer.echo("the tables differ; repair them, or run `txbox db upgrade`" if harmful else "the tables are right")
+    return 1 if harmful else 0
+
+
+def _say_change(before: int, after: int) -> None:
+    typer.echo(f"already at version {after}" if before == after else f"version {before} → {after}")

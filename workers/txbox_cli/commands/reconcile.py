@@ -1,0 +1,112 @@
+"""``txbox reconcile``: compare an archive of events with the inbox."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txbox_cli.event_lines import (
+    ConfOption,
+    EncodingOption,
+    FieldsOption,
+    FormatOption,
+    JarOption,
+    MasterOption,
+    MessageIdOption,
+    PathsArgument,
+    ReadOption,
+    SubscriberOption,
+    check_before_spark,
+    is_submitted,
+    pairs,
+    session,
+)
+from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_cli.output import print_counts, print_json, printable
+from txbox_cli.signals import terminated_as_interrupt
+from txbox_cli.spark_progress import Seen, told
+
+if TYPE_CHECKING:
+    from txbox_spark import Reconciliation
+
+__all__ = ["reconcile"]
+
+
+def reconcile(
+    paths: PathsArgument,
+    subscriber: SubscriberOption,
+    message_id: MessageIdOption,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option's name
+    fields: FieldsOption = None,
+    encoding: EncodingOption = None,
+    read_options: ReadOption = None,
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Write all of them there, as Parquet; a folder that is not there."),
+    ] = None,
+    sample: Annotated[int, typer.Option(help="How many ids of each kind to show.", min=0)] = 10,
+    partitions: Annotated[int | None, typer.Option(help="Tasks that read the inbox.", min=1)] = None,
+    master: MasterOption = None,
+    jdbc_jar: JarOption = None,
+    conf: ConfOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Find the events of an archive that were never processed, and the ids in the inbox that are in no archive.
+
+    A Spark job; nothing is changed. Workers may go on meanwhile; what they process then may be reported.
+
+    Exit status 0 only if every row of the archive is known to be processed: 1 if an event was not, or if a row cannot
+    be loaded.
+    """
+    options = pairs("--read-option", read_options)
+    place = database(url, schema, prefix)
+    from txbox_spark import read_events
+    from txbox_spark import reconcile as compare
+
+    check_before_spark(place, paths, format, master, ledger=False)
+    with (
+        terminated_as_interrupt(),
+        session("txbox reconcile", master, jdbc_jar, conf) as spark,
+        told(Seen(), silent=as_json and is_submitted()) as tell,
+    ):
+        found = compare(
+            read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
+            url=place.url,
+            subscriber_id=subscriber,
+            message_id=message_id,
+            schema=place.schema,
+            prefix=place.prefix,
+            output=output,
+            sample=sample,
+            partitions=partitions,
+            on_progress=tell,
+        )
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _print(found)
+    return 0 if found.complete else 1
+
+
+def _print(found: "Reconciliation") -> None:
+    rows = [
+        ("archived", found.archived, "different ids in the archive"),
+        ("duplicate in archive", found.duplicate_in_archive, "rows whose id another row has"),
+        ("rejected", found.rejected, "rows that cannot be loaded, so they are not compared"),
+        ("processed", found.processed, "ids in the inbox"),
+        ("never processed", found.never_processed, "archived, and not in the inbox"),
+        *([("parked", found.parked, "of those, wait as dead letters")] if found.parked else []),
+        ("not archived", found.not_archived, "in the inbox, and not in the archive"),
+    ]
+    print_counts(rows)
+    for message_id in found.never_processed_sample:
+        typer.echo(f"never processed: {printable(message_id)}")
+    for one in found.not_archived_sample:
+        typer.echo(f"not archived: {printable(one.message_id)}, processed {one.processed_at:%Y-%m-%d %H:%M:%S}")
+    if found.output:
+        typer.echo(f"written to {found.output}")
+    if not found.complete:
+        missing = f"{found.never_processed:,} events were not processed, {found.rejected:,} rows cannot be compared"
+        typer.echo(f"not every row of the archive is known to be processed: {missing}")

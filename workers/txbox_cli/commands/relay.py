@@ -1,0 +1,208 @@
+"""``txbox relay``: send what the outbox holds, as a process."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from txbox.relay import Publisher, Relay
+from txbox.relay.poller import IDLE_SECONDS
+from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PATIENCE_SECONDS
+from txbox.service import STOP_SECONDS
+from txbox_cli import named
+from txbox_cli.errors import CommandFailed, UsageError
+from txbox_cli.options import Database, PrefixOption, SchemaOption, UrlOption, database, read_span
+from txbox_cli.signals import hangup_terminates
+
+__all__ = ["relay"]
+
+SENDERS = 4
+
+SPARE_CONNECTIONS = 3
+"""Beside one for each sender: to look, to listen, and to report."""
+
+
+def relay(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            help="A relay, publishers by scheme, or a function that returns either. Without it: SQS, SNS, EventBridge.",
+            show_default=False,
+        ),
+    ] = None,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    senders: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Threads that send, each with a connection; {SENDERS} by default. While destinations hang, there are "
+            f"up to {MOST_SENDERS} times as many.",
+            min=1,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help=f"Messages of one transaction; {BATCH_SIZE} by default.", min=1)
+    ] = None,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Refusals after which a message becomes a dead letter; {MAX_ATTEMPTS} by default, 0 for never.", min=0
+        ),
+    ] = None,
+    keep_sent: Annotated[
+        str | None,
+        typer.Option(metavar="SPAN", help="Keep what was sent for so long: 12h, 7d. Without it, it is forgotten."),
+    ] = None,
+    patience_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help=f"How long one call of a publisher may take; {PATIENCE_SECONDS:g} by default. Of a relay that says "
+            "nothing for longer, others send the messages.",
+            min=1,
+        ),
+    ] = None,
+    no_listen: Annotated[
+        bool,
+        typer.Option("--no-listen", help=f"Look for new messages only, every {IDLE_SECONDS:g} s while there are none."),
+    ] = False,
+    stop_seconds: Annotated[
+        float, typer.Option(help="How long to finish what is being sent after SIGTERM or Ctrl-C.", min=0)
+    ] = STOP_SECONDS,
+) -> None:
+    """Send what the outbox holds until SIGTERM or Ctrl-C, then finish what was begun.
+
+    Run as many as you like, on any machine: they share the work, each key keeps its order, and when one is killed, the
+    others send what it had in its hands, under the same message ids.
+
+    For destinations of your own, give publishers by their scheme. With this in shop.py, `txbox relay shop:publishers`
+    sends what was published to kafka:purchases, and to SQS, SNS and EventBridge as well:
+
+    \b
+    publishers = {"kafka": KafkaPublisher()}
+
+    MODULE is imported with the current directory on the path. A Relay that you have made there has its own database and
+    settings. A second signal ends the process at once; what it was sending is sent again by the next one.
+
+    Exit status 1 if finishing took longer than allowed.
+    """
+    given = {
+        "--url": url,
+        "--schema": schema,
+        "--prefix": prefix,
+        "--senders": senders,
+        "--batch-size": batch_size,
+        "--max-attempts": max_attempts,
+        "--keep-sent": keep_sent,
+        "--patience-seconds": patience_seconds,
+        "--no-listen": no_listen or None,
+    }
+    span = None if keep_sent is None else read_span("--keep-sent", keep_sent)
+    found = None if target is None else _load(target)
+    if isinstance(found, Relay):
+        if unheard := [option for option, value in given.items() if value is not None]:
+            raise UsageError(f"{target} is a relay, which has its own settings; leave out {', '.join(unheard)}")
+        _run(found, stop_seconds, f"{target} is at work")
+        return
+    place = database(url, schema, prefix)
+    publishers = _publishers(found)
+    senders = senders or SENDERS
+    most = MOST_SENDERS * senders
+    size = senders + SPARE_CONNECTIONS
+    with place.engine(pool_size=size, max_overflow=most - senders, hide_parameters=True) as engine:
+        made = Relay(
+            engine,
+            publishers,
+            schema=place.schema,
+            prefix=place.prefix,
+            senders=senders,
+            max_senders=most,
+            batch_size=batch_size or BATCH_SIZE,
+            max_attempts=MAX_ATTEMPTS if max_attempts is None else max_attempts or None,
+            keep_sent=span,
+            patience_seconds=patience_seconds or PATIENCE_SECONDS,
+            listen=not no_listen,
+        )
+        _run(made, stop_seconds, _sends(publishers, place, keep_sent))
+
+
+def _run(relay: Relay, stop_seconds: float, what: str) -> None:
+    with hangup_terminates():
+        finished = relay.run(stop_seconds, started=lambda: typer.echo(f"{what}; Ctrl-C finishes and stops"))
+    typer.echo(f"stopped: {relay.sent:,} sent, {relay.failed:,} refused")
+    if not finished:
+        raise CommandFailed(f"not finished within {stop_seconds:g} s; what was being sent may be sent again")
+
+
+def _load(target: str) -> Relay | Mapping[str, Publisher]:
+    """Import a relay or publishers.
+
+    Raises:
+        UsageError: there is no such module or name, or it is neither.
+        CommandFailed: the module is there, and its own code raised.
+    """
+    found = named.load(target, _fits, such_as="shop:publishers")
+    if isinstance(found.value, Relay):
+        return found.value
+    if isinstance(found.value, Mapping) and _fits(found.value):
+        return found.value
+    raise UsageError(f"{found.what}, neither a relay nor publishers by scheme; {_instead(found)}")
+
+
+def _fits(value: object) -> bool:
+    if isinstance(value, Relay):
+        return True
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(scheme, str) and _is_publisher(publisher) for scheme, publisher in value.items())
+    )
+
+
+def _is_publisher(value: object) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "send", None))
+
+
+def _instead(found: named.Named) -> str:
+    module_name = found.module.__name__
+    if found.fitting:
+        return "run " + " or ".join(f"`txbox relay {module_name}:{name}`" for name in found.fitting)
+    if _is_publisher(found.value):
+        return f'write `publishers = {{"scheme": {found.name}}}` there, and run `txbox relay {module_name}:publishers`'
+    if isinstance(found.value, Mapping):
+        return f'it has to be {{"scheme": publisher, …}}, each publisher with a method send{_but(found.value)}'
+    return "name one, or a function without parameters that returns one"
+
+
+def _but(publishers: Mapping[object, object]) -> str:
+    """Say which of these are none, if any."""
+    unnamed = [f"{scheme!r} is no text" for scheme in publishers if not isinstance(scheme, str)]
+    unsent = [f"that of {scheme!r} is {_kind(one)}" for scheme, one in publishers.items() if not _is_publisher(one)]
+    return "".join(f"; {why}" for why in [*unnamed, *unsent]) if publishers else "; it is empty"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an object made of it"
+    return f"{_article(type(value).__name__)} without one"
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _publishers(own: Mapping[str, Publisher] | None) -> Mapping[str, Publisher]:
+    """Return AWS's publishers and these; without boto3 only these, if there are any."""
+    try:
+        from txbox_aws.publishers import aws_publishers
+    except ModuleNotFoundError as error:
+        if own and (error.name or "").partition(".")[0] in ("boto3", "botocore"):
+            return own
+        raise
+    return {**aws_publishers(), **(own or {})}
+
+
+def _sends(publishers: Mapping[str, Publisher], place: Database, keep_sent: str | None) -> str:
+    kept = "" if keep_sent is None else f", keeping what was sent for {keep_sent}"
+    return f"sending from {place.url.database} on {place.url.host or 'this machine'} to {', '.join(publishers)}{kept}"

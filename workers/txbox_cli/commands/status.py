@@ -1,0 +1,244 @@
+"""``txbox status``: what is done, what waits, what needs a person."""
+
+import math
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from txbox.leases.status import LeaseStatus, LedgerStatus
+from txbox.outbox.snapshot_holders import SnapshotHolder
+from txbox.outbox.status import DestinationStatus, OutboxStatus, RelayStatus
+from txbox.postgres.sqlstates import CONFLICTS
+from txbox.status import HandlerConflict, SubscriberStatus, read_status
+from txbox_cli.errors import mask
+from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, require_queue_url
+from txbox_cli.output import counted, print_json, print_table, printable
+
+__all__ = ["status"]
+
+ERROR_CHARACTERS = 60
+"""Of an error in the table of destinations; `--json` has more of it."""
+
+
+def status(
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Count inbox and leases even if that reads millions of rows.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also each relay that is gone.")] = False,
+    queue_url: Annotated[str | None, typer.Option("--queue", help="Also ask this SQS queue for its backlog.")] = None,
+    lease_table: Annotated[
+        str | None, typer.Option("--lease-table", help="Also read this DynamoDB table of leases.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is processed, what waits, what is parked, and who blocks.
+
+    Of the inbox: for each subscriber, what is processed, what waits for another attempt, what is parked.
+
+    Of leases, where there are any: for each subscriber, what is completed, in flight, left behind by an owner that
+    died, and failed. Of those in DynamoDB, with --lease-table.
+
+    Of the outbox, where it has been used: for each destination, what waits to be sent, and the relays at work. No more
+    than 100,000 messages are looked at; beyond, figures are lower bounds and estimates, and say so.
+
+    Of bulk loads: which of them wait for a lock, and who holds it.
+
+    And whoever has kept Postgres from cleaning up its tables for more than a minute.
+    """
+    if queue_url is not None:
+        require_queue_url(queue_url)
+    place = database(url, schema, prefix)
+    with place.engine() as engine:
+        found = read_status(engine, schema=place.schema, prefix=place.prefix, exact=exact)
+    backlog = None
+    if queue_url:
+        from txbox_aws.sqs import queue_backlog
+
+        backlog = queue_backlog(queue_url)
+    in_dynamodb = None
+    if lease_table is not None:
+        from txbox_aws.dynamodb.status import EXACT_UP_TO_ITEMS, read_lease_table
+
+        in_dynamodb = read_lease_table(lease_table, exact_up_to_rows=math.inf if exact else EXACT_UP_TO_ITEMS)
+    if as_json:
+        values = found.as_dict()
+        _mask_errors(values["outbox"])
+        if backlog is not None:
+            values["queue"] = backlog
+        if in_dynamodb is not None:
+            values["lease_table"] = asdict(in_dynamodb)
+        print_json(values)
+        return
+    if found.subscribers:
+        headings = ("subscriber", "processed", "last", "retrying", "dead letters")
+        print_table(headings, [_subscriber(line) for line in found.subscribers])
+    rows = f"{found.inbox_rows:,}" if found.exact else f"about {found.inbox_rows:,}"
+    typer.echo(f"inbox: {rows} rows" + ("" if found.exact else "; --exact counts them per subscriber"))
+    _print_leases(found.leases)
+    if in_dynamodb is not None:
+        _print_leases(in_dynamodb, heading="ledger in DynamoDB")
+    _print_outbox(found.outbox, every=every)
+    for conflict in found.conflicts:
+        typer.echo(printable(_conflict(conflict)))
+    for load in found.blocked_loads:
+        if not load.usual:
+            typer.echo(printable(f"blocked: {load}"))
+    if backlog is not None:
+        typer.echo("queue: " + ", ".join(f"{count:,} {what}" for what, count in backlog.items()))
+
+
+def _conflict(conflict: HandlerConflict) -> str:
+    had = counted(conflict.conflicts, CONFLICTS.get(conflict.sqlstate, conflict.sqlstate))
+    place = f" on {conflict.place}" if conflict.place else ""
+    return (
+        f"conflicts: {conflict.subscriber_id} had {had}{place} "
+        f"since {conflict.first_at:%Y-%m-%d %H:%M:%S}, the last at {conflict.last_at:%Y-%m-%d %H:%M:%S}"
+    )
+
+
+def _subscriber(line: SubscriberStatus) -> tuple[str, ...]:
+    dead = ", ".join(f"{count} {reason}" for reason, count in line.dead_letters.items())
+    return (
+        line.subscriber_id,
+        "?" if line.processed is None else f"{line.processed:,}",
+        "?" if line.last_processed_at is None else f"{line.last_processed_at:%Y-%m-%d %H:%M:%S}",
+        f"{line.retrying:,}",
+        dead or "0",
+    )
+
+
+def _print_leases(leases: LeaseStatus, *, heading: str = "ledger") -> None:
+    if leases.ledgers:
+        headings = (heading, "completed", "in flight", "run out", "failed", "longest")
+        print_table(headings, [_ledger(line) for line in leases.ledgers])
+    if not leases.exact:
+        of = " in DynamoDB" if heading != "ledger" else ""
+        typer.echo(f"leases{of}: about {leases.rows:,} rows; --exact counts them per subscriber")
+
+
+def _ledger(line: LedgerStatus) -> tuple[str, ...]:
+    counts = (f"{count:,}" for count in (line.completed, line.in_flight, line.run_out, line.failed))
+    return (line.subscriber_id, *counts, "" if line.longest_seconds is None else _span(line.longest_seconds))
+
+
+def _print_outbox(outbox: OutboxStatus, *, every: bool) -> None:
+    if outbox.destinations:
+        of_destinations = ("destination", "waiting", "delayed", "retrying", "oldest", "dead letters", "error")
+        print_table(of_destinations, [_destination(line) for line in outbox.destinations])
+    alive = [relay for relay in outbox.relays if not relay.stale]
+    for line in outbox.destinations:
+        if line.away is not None:
+            typer.echo(printable(mask(_away(line, len(alive)))))
+    if shown := outbox.relays if every else alive:
+        of_relays = ("relay", "sent", "refused", "per second", "seen")
+        print_table(of_relays, [_relay(line) for line in shown])
+    if not every and len(alive) < len(outbox.relays):
+        typer.echo(_gone([relay for relay in outbox.relays if relay.stale]))
+    if outbox.messages != 0 or outbox.destinations or outbox.relays or outbox.kept_messages != 0:
+        typer.echo(_summary(outbox))
+    for holder in outbox.snapshot_holders:
+        typer.echo(printable(mask(_blocks(holder))))
+    if not outbox.sees_all_sessions and any(holder.kind == "session" for holder in outbox.snapshot_holders):
+        typer.echo("what other users run is not shown to this one: GRANT pg_read_all_stats to it, or use another")
+
+
+def _destination(line: DestinationStatus) -> tuple[str, ...]:
+    at_least = "" if line.exact else "≥ "
+    counts = (f"{at_least}{count:,}" if count else "0" for count in (line.waiting, line.delayed, line.retrying))
+    error = mask((line.error or "").partition("\n")[0])
+    return (
+        line.destination,
+        *counts,
+        "" if line.oldest_seconds is None else _span(line.oldest_seconds),
+        f"{line.dead_letters:,}",
+        f"{error[:ERROR_CHARACTERS]} (refused {counted(line.most_attempts, 'time')})" if error else "",
+    )
+
+
+def _away(line: DestinationStatus, relays: int) -> str:
+    some = f" ({line.away_relays} of {relays} relays)" if line.away_relays < relays else ""
+    return f"away: {line.destination}: {line.away}{some}"
+
+
+def _gone(relays: list[RelayStatus]) -> str:
+    """Say of relays that are gone what matters: that they are, and whether it was just now."""
+    last = min(relays, key=lambda relay: relay.seen_seconds_ago)
+    ago = f"{_span(last.seen_seconds_ago)} ago"
+    if len(relays) == 1:
+        return printable(f"gone: the relay {last.host} {last.pid}, seen {ago}")
+    return f"gone: {len(relays)} relays, the last of them seen {ago}; --all shows them"
+
+
+def _mask_errors(outbox: dict[str, Any]) -> None:
+    """Hide passwords in what brokers and relays have said; the names of destinations stay as they are."""
+    for line in outbox["destinations"]:
+        line |= {name: line[name] and mask(line[name]) for name in ("error", "away")}
+    for relay in outbox["relays"]:
+        relay["outages"] = {destination: mask(error) for destination, error in relay["outages"].items()}
+
+
+def _relay(line: RelayStatus) -> tuple[str, ...]:
+    seen = f"{_span(line.seen_seconds_ago)} ago" + (": is it gone?" if line.stale else "")
+    return (f"{line.host} {line.pid}", f"{line.sent:,}", f"{line.failed:,}", _rate(line.sent_per_second), seen)
+
+
+def _rate(per_second: float | None) -> str:
+    return "–" if per_second is None else f"{per_second:,.1f}"  # noqa: RUF001 - a dash: not known yet
+
+
+def _summary(outbox: OutboxStatus) -> str:
+    if outbox.messages is None:
+        parts = ["an unknown number of messages"]
+    else:
+        parts = [f"{'' if outbox.exact else 'about '}{counted(outbox.messages, 'message')}"]
+    if not outbox.in_time:
+        parts.append("not every destination was looked at: that took too long")
+    alive = [relay for relay in outbox.relays if not relay.stale]
+    known = any(relay.sent_per_second is not None for relay in alive)
+    rate = _rate(outbox.sent_per_second if known else None)
+    parts.append(f"{counted(len(alive), 'relay')}, {rate} sent per second" if alive else "no relay is at work")
+    if outbox.removed_rows >= _MANY_ROWS and (outbox.snapshot_holders or not outbox.in_time):
+        parts.append(f"about {outbox.removed_rows:,} rows that were sent are not cleaned up")
+    if outbox.kept_messages is None:
+        parts.append("sent messages are kept, it is not known how many")
+    elif outbox.kept_messages:
+        parts.append(f"{'' if outbox.kept_exact else 'about '}{counted(outbox.kept_messages, 'sent message')} kept")
+    return f"outbox: {'; '.join(parts)}"
+
+
+def _blocks(holder: SnapshotHolder) -> str:
+    who = holder.kind if holder.pid is None else f"{holder.kind} {holder.pid}"
+    known = [holder.name and repr(holder.name), holder.owner and f"of {holder.owner}", holder.state]
+    details = ", ".join(detail for detail in known if detail)
+    since = "" if holder.seconds is None else f" for {_span(holder.seconds)}"
+    remedy = _REMEDIES[holder.kind].format(pid=holder.pid)
+    return (
+        f"blocks: {who}{f' ({details})' if details else ''} has kept Postgres from cleaning up{since}, behind "
+        f"{holder.transactions:,} transactions" + (f": {holder.query}" if holder.query else "") + f"; {remedy}"
+    )
+
+
+def _span(seconds: float) -> str:
+    """Return a span of time in its two largest units."""
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s" if seconds < 1 else f"{seconds:.0f} s"
+    if seconds < _HOUR:
+        return f"{seconds // _MINUTE:.0f} min {seconds % _MINUTE:.0f} s"
+    if seconds < _DAY:
+        return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:.0f} min"
+    return f"{seconds // _DAY:.0f} d {seconds % _DAY // _HOUR:.0f} h"
+
+
+_MANY_ROWS = 10_000
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+
+_REMEDIES = {
+    "session": "to end it: SELECT pg_terminate_backend({pid})",
+    "standby": "end the long query on the standby, or switch its hot_standby_feedback off",
+    "prepared transaction": "to end it: COMMIT PREPARED or ROLLBACK PREPARED with that name",
+    "replication slot": "start what reads it, or drop it with pg_drop_replication_slot",
+}

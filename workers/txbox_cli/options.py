@@ -1,0 +1,179 @@
+"""Options that several commands share, and what they stand for."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+from sqlalchemy import URL, Engine
+from sqlalchemy.exc import DBAPIError
+
+from txbox import InvalidConfiguration, SchemaMissing
+from txbox.postgres.urls import DATABASE_URL_VARIABLE, database_engine, database_url
+from txbox_cli.errors import CREATE_TABLES, CommandFailed, UsageError, explain
+from txbox_cli.settings import Settings
+
+__all__ = [
+    "PREFIX_VARIABLE",
+    "SCHEMA_VARIABLE",
+    "Database",
+    "JsonOption",
+    "PrefixOption",
+    "SchemaOption",
+    "UrlOption",
+    "database",
+    "read_moment",
+    "read_span",
+    "read_url",
+    "require_order",
+    "require_queue_url",
+]
+
+SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
+PREFIX_VARIABLE = "TXBOX_TABLE_PREFIX"
+
+LONGEST_SPAN = timedelta(days=365_000)
+"""Ago, it is before anything that a calendar knows; Postgres has no times much earlier."""
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help=f"The database, postgresql://user:password@host/name. Or {DATABASE_URL_VARIABLE}."),
+]
+SchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--schema", help=f"The schema of the tables. Or {SCHEMA_VARIABLE}; without either, the search path decides."
+    ),
+]
+PrefixOption = Annotated[
+    str | None, typer.Option("--prefix", help=f"What the tables' names start with. Or {PREFIX_VARIABLE}.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """Where the tables are."""
+
+    url: URL
+    schema: str | None
+    prefix: str
+    options: str = ""
+    """What names schema and prefix on the command line; what the environment names, the next command finds as well."""
+
+    @contextmanager
+    def engine(self, **options: object) -> Iterator[Engine]:
+        """Open an engine for one command, with these options of ``create_engine``."""
+        engine = database_engine(self.url, **options)
+        try:
+            yield engine
+        except (SchemaMissing, DBAPIError) as error:
+            said = explain(error)
+            if not self.options or CREATE_TABLES not in said:
+                raise
+            raise CommandFailed(said.replace(CREATE_TABLES, f"{CREATE_TABLES[:-1]} {self.options}`")) from error
+        finally:
+            engine.dispose()
+
+
+def database(url: str | None, schema: str | None, prefix: str | None) -> Database:
+    """Return the database that the options, or else the environment, name.
+
+    Raises:
+        UsageError: neither names one, or not in a way that can be read.
+    """
+    settings = Settings()
+    text = url or (settings.database_url.get_secret_value() if settings.database_url else None)
+    if not text:
+        raise UsageError(f"no database is named; give --url or set {DATABASE_URL_VARIABLE} (`txbox dev` starts one)")
+    given = [("--schema", schema or None), ("--prefix", prefix)]
+    return Database(
+        read_url(text),
+        schema or settings.database_schema,
+        settings.table_prefix if prefix is None else prefix,
+        " ".join(f"{option} {shlex.quote(value)}" for option, value in given if value is not None),
+    )
+
+
+def read_url(text: str) -> URL:
+    """Read a database URL.
+
+    Raises:
+        UsageError: it is not the URL of a Postgres database.
+    """
+    try:
+        return database_url(text)
+    except InvalidConfiguration as error:
+        raise UsageError(str(error)) from error
+
+
+def require_queue_url(text: str) -> None:
+    """Refuse what cannot be the URL of an SQS queue; a queue's name alone is not one.
+
+    Raises:
+        UsageError: it is not such a URL.
+    """
+    if not re.fullmatch(r"https?://[^/\s]+/\d+/[\w.-]+", text):
+        raise UsageError(f"--queue must be the URL of a queue, https://HOST/ACCOUNT/NAME, not {text!r}")
+
+
+def read_span(option: str, text: str) -> timedelta:
+    """Read a span of time: numbers with units, such as 90s, 30m, 1h30m, 7d or 2w.
+
+    Raises:
+        UsageError: it is not one, or it is not more than nothing, or longer than anybody keeps a calendar.
+    """
+    parts = re.findall(_PART, text) if re.fullmatch(rf"\s*(?:{_PART})+\s*", text) else []
+    try:
+        span = sum((timedelta(**{_UNITS[unit.lower()]: float(number)}) for number, unit in parts), timedelta(0))
+    except OverflowError:
+        span = timedelta.max
+    if not timedelta(0) < span <= LONGEST_SPAN:
+        raise UsageError(f"{option} must be a span of time, such as 90s, 30m, 12h, 7d or 2w, not {text!r}")
+    return span
+
+
+def read_moment(option: str, text: str) -> datetime | timedelta:
+    """Read a moment: a time of ISO 8601 with its zone, or a span, which means so long ago.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        moment = None
+    if moment is not None and moment.tzinfo is not None:
+        return moment
+    if moment is not None:
+        raise UsageError(f"{option} needs a zone: {moment.isoformat()}Z is in UTC, {moment.isoformat()}+01:00 is not")
+    try:
+        return read_span(option, text)
+    except UsageError as error:
+        raise UsageError(
+            f"{option} must be a time with its zone, such as 2026-03-01T08:00Z, or how long ago, such as 90s, 30m, "
+            f"12h, 7d or 2w, not {text!r}"
+        ) from error
+
+
+def require_order(since: datetime | timedelta | None, until: datetime | timedelta | None) -> None:
+    """Refuse a span of time whose end is not after its begin: nothing is in it.
+
+    Raises:
+        UsageError: it is so.
+    """
+    if since is None or until is None:
+        return
+    now = datetime.now(UTC)
+    begin, end = (now - moment if isinstance(moment, timedelta) else moment for moment in (since, until))
+    if end <= begin:
+        raise UsageError("--until is not after --since, so there is nothing between them; exchange them?")
+
+
+# Not M: as a month it would be meant for much longer.
+_PART = r"(\d+(?:\.\d+)?)([smhdwSHDW])"
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

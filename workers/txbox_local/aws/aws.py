@@ -1,0 +1,73 @@
+"""SQS, SNS, EventBridge, DynamoDB and Step Functions on this machine: moto's server, over HTTP as AWS would be."""
+
+import signal
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from txbox_local.errors import EmbeddedServerError, log_tail, missing_extra
+from txbox_local.process import KeptProcess
+from txbox_local.server import EmbeddedServer
+
+REGION = "us-east-1"
+CREDENTIAL = "local"
+REQUIRED = ("moto", "flask", "werkzeug", "flask_cors")
+"""What `moto[server]` installs and the server's program imports."""
+
+
+class LocalAws(EmbeddedServer):
+    """A server on 127.0.0.1 that answers like AWS, keeps everything in memory and ends with this program.
+
+    ::
+
+        with LocalAws() as aws:
+            sqs = boto3.client("sqs", endpoint_url=aws.endpoint_url)
+
+    Args:
+        log: the file that receives what the server has to say; by default a temporary one, removed by ``stop``.
+    """
+
+    def __init__(self, *, log: Path | None = None) -> None:
+        super().__init__()
+        self._log = Path(log).absolute() if log is not None else None
+
+    @property
+    def endpoint_url(self) -> str:
+        """The address for boto3's ``endpoint_url``."""
+        return f"http://127.0.0.1:{self._while_running(self._port)}"
+
+    def environment(self) -> dict[str, str]:
+        """boto3's own variables that lead it here, for every service; it accepts any credentials."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_ACCESS_KEY_ID": CREDENTIAL,
+            "AWS_SECRET_ACCESS_KEY": CREDENTIAL,
+            "AWS_DEFAULT_REGION": REGION,
+        }
+
+    def _launch(self) -> tuple[KeptProcess, int]:
+        if any(find_spec(name) is None for name in REQUIRED):
+            raise missing_extra()
+        log = self._log
+        if log is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="txbox-aws-"))
+            log = self._temporary / "server.log"
+        log.write_bytes(b"")
+        process = KeptProcess(
+            [sys.executable, "-P", "-m", "txbox_local.aws.aws_server"],
+            log=log,
+            stop_signal=signal.SIGTERM,
+            share_stdout=True,
+            remove=self._temporary,
+        )
+        try:
+            process.start()
+            port = process.read_line("port ")
+            if port is None:
+                process.exited(within_s=1.0)
+                raise EmbeddedServerError("the local AWS server did not start; its log ends with:", log=log_tail(log))
+        except BaseException:
+            process.stop()
+            raise
+        return process, int(port)

@@ -1,0 +1,139 @@
+"""The program behind `LocalAws`: moto's server on 127.0.0.1, made cheap enough for a demo and for tests.
+
+It binds a port that the operating system chooses, writes ``port NUMBER`` to standard output, and serves until
+a signal ends it. What differs from moto's own server:
+
+* Connections are kept alive. werkzeug closes each one and then waits 10 ms for more of it.
+* The service behind a request is found once per service and region, not by listing moto's directory and trying
+  two hundred patterns for each request.
+* Requests to SQS, DynamoDB and Step Functions run one after another, as moto's state is not made for threads; a long
+  poll gives way to the others while it waits (see `txbox_local.aws.queues`). SNS and EventBridge may call other
+  servers: they do not hold that lock, and what they hand on to a queue takes it there.
+* A topic does not keep what it has delivered, and an event arrives whole (see `txbox_local.aws.fanout`).
+"""
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable
+from threading import Lock
+from types import TracebackType
+from typing import Any
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+from txbox_local.aws import fanout
+from txbox_local.aws.queues import LOCK, install
+
+SERIALIZED_SERVICES = frozenset({"sqs", "dynamodb", "dynamodb_v20111205", "dynamodbstreams", "stepfunctions"})
+"""Services whose requests change shared state and never call another server."""
+
+WRITE_BUFFER_BYTES = 64 * 1024
+BODILESS_STATUS_CODES = frozenset({204, 304})
+
+_ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+
+
+def _application(service: Any) -> Any:
+    """moto's program for a service, mended before its first use."""
+    fanout.install(service)
+    return create_backend_app(service)
+
+
+class Dispatcher(DomainDispatcherApplication):
+    """Finds the service that a request is for, and runs it there."""
+
+    def __init__(self) -> None:
+        super().__init__(_application)
+        self._backends: dict[str | None, Any] = {}
+        self._backends_lock = Lock()
+
+    def get_backend_for_host(self, host: str | None) -> Any:
+        """moto's name for the service behind `host`; remembered, as the search is long."""
+        with self._backends_lock:
+            if host not in self._backends:
+                self._backends[host] = super().get_backend_for_host(host)
+            return self._backends[host]
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Answer one request."""
+        application = self.get_application(environ)
+        if application.service not in SERIALIZED_SERVICES:  # type: ignore[attr-defined] # moto sets it
+            return application(environ, start_response)
+        with LOCK:
+            return application(environ, start_response)
+
+
+class KeepAliveHandler(MotoRequestHandler):
+    """Serves one connection: any number of requests, each answered in one write, none logged."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = WRITE_BUFFER_BYTES
+
+    def run_wsgi(self) -> None:
+        """Answer one request."""
+        environ = self.make_environ()
+        # Read the whole body first: what a service leaves unread would be taken for the next request.
+        if environ.pop("wsgi.input_terminated", False):
+            environ.pop("HTTP_TRANSFER_ENCODING", None)
+            body = environ["wsgi.input"].read()
+        else:
+            body = self.rfile.read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
+        environ["CONTENT_LENGTH"] = str(len(body))
+
+        status = "500 Internal Server Error"
+        headers: list[tuple[str, str]] = []
+
+        def start_response(
+            new_status: str, new_headers: list[tuple[str, str]], _error: _ExceptionInfo | None = None
+        ) -> Callable[[bytes], None]:
+            nonlocal status, headers
+            status, headers = new_status, new_headers
+            return lambda _data: None
+
+        try:
+            result = self.server.app(environ, start_response)
+            try:
+                payload = b"".join(result)
+            finally:
+                close = getattr(result, "close", None)
+                if close is not None:
+                    close()
+        except Exception:  # whatever moto raises, this request failed and the next may not
+            logging.getLogger(__name__).exception("%s %s", self.command, self.path)
+            status, headers, payload = "500 Internal Server Error", [], b""
+        self._answer(status, headers, payload)
+
+    def _answer(self, status: str, headers: list[tuple[str, str]], payload: bytes) -> None:
+        code, _, reason = status.partition(" ")
+        self.send_response(int(code), reason)
+        for name, value in headers:
+            self.send_header(name, value)
+        bodiless = self.command == "HEAD" or int(code) in BODILESS_STATUS_CODES
+        if not bodiless and all(name.lower() != "content-length" for name, _ in headers):
+            self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        if not bodiless:
+            self.wfile.write(payload)
+        self.wfile.flush()
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Keep quiet: a log line per request costs more than some requests."""
+
+
+def main() -> None:
+    """Serve until a signal ends this process."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    install()
+    server = make_server("127.0.0.1", 0, Dispatcher(), threaded=True, request_handler=KeepAliveHandler)
+    os.write(sys.stdout.fileno(), f"port {server.port}\n".encode())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe from here on
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

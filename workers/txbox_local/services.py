@@ -1,0 +1,52 @@
+"""Everything that a service under development needs around it, started and stopped together."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from txbox_local.aws.aws import LocalAws
+from txbox_local.postgres.postgres import EmbeddedPostgres
+
+
+class DevServices:
+    """PostgreSQL and a local AWS for `txbox dev`.
+
+    Args:
+        directory: where PostgreSQL's data are kept; by default a temporary directory.
+        port: PostgreSQL's TCP port; by default a free one.
+        durable: whether a commit survives a crash of the machine.
+    """
+
+    def __init__(self, directory: Path | None = None, *, port: int | None = None, durable: bool = True) -> None:
+        self.postgres = EmbeddedPostgres(directory, port=port, durable=durable)
+        self.aws = LocalAws()
+        self._started = ExitStack()
+
+    def start(self) -> Self:
+        """Start both; when one fails, the other is stopped.
+
+        Raises:
+            EmbeddedServerError: one of them could not be started.
+        """
+        with ExitStack() as starting:
+            starting.enter_context(self.postgres)
+            starting.enter_context(self.aws)
+            self._started = starting.pop_all()
+        return self
+
+    def stop(self) -> None:
+        """Stop both; does nothing when they are stopped."""
+        self._started.close()
+
+    def environment(self) -> dict[str, str]:
+        """The variables that lead txbox and boto3 to these services."""
+        return {"TXBOX_DATABASE_URL": self.postgres.url, **self.aws.environment()}
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,160 @@
+"""The transaction that a worker lends to its handlers: begun, lent, and ended by the worker."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+
+from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
+from txbox.postgres.commit_guard import begin_sealed, close_and_commit, close_seal, is_refused_commit
+from txbox.postgres.engines import discard_if_poisoned, refuse_other_encodings, stop_preparing
+from txbox.postgres.sqlstates import TIMED_OUT, is_foreign_statement, sqlstate
+from txbox.postgres.transaction_guard import guard, left_in_use, lent, refuse_aborted
+from txbox_workers.processing.outages import DatabaseUnavailable, bookkeeping, unavailable, without_values
+from txbox_workers.processing.transaction_limits import TimeLimit, limit_statement, unlimited
+
+__all__ = ["LentTransactions", "finish"]
+
+
+class LentTransactions:
+    """Lends transactions on an engine."""
+
+    def __init__(self, engine: Engine, limit: TimeLimit = unlimited) -> None:
+        """Take the engine.
+
+        Args:
+            engine: the host's; its other connections notice nothing.
+            limit: says how long a transaction may take.
+        """
+        self._host = engine
+        self._engine = guard(engine)
+        self._limit = limit
+
+    @contextmanager
+    def lend(self, turn: int | None = None) -> Iterator[Connection]:
+        """One transaction; whatever breaks the connection on the way, COMMIT included, is DatabaseUnavailable.
+
+        A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
+        goes back to the broker, and when it comes again the inbox knows.
+
+        Args:
+            turn: a number; transactions that are lent under one number come one after the other, as a rule.
+
+        Raises:
+            TransactionEnded: the one who borrows it has ended it, or has tried to; nothing is committed.
+            TransactionTimedOut: the server has ended it; nothing is committed.
+        """
+        with bookkeeping():
+            connecting = self._engine.connect()
+        with connecting as connection:
+            transaction = connection.begin()
+            try:
+                with bookkeeping():
+                    refuse_other_encodings(connection)
+                    self._begin(connection, turn)
+                with lent(connection):
+                    yield connection
+                if not transaction.is_active or connection.get_transaction() is not transaction:
+                    raise TransactionEnded
+                if len(self._host.dispatch.commit):
+                    close_seal(connection)  # listeners of the host's may have something to add before the commit
+                else:
+                    close_and_commit(connection)
+                transaction.commit()  # for SQLAlchemy; the driver has nothing left to commit
+            except BaseException as error:
+                foreign = is_foreign_statement(error)
+                if left_in_use(connection):
+                    connection.invalidate()  # the server rolls back
+                    raise
+                broken = _is_broken(connection) or not _rolled_back(connection) or foreign
+                ended = isinstance(error, TransactionEnded) or is_refused_commit(error)
+                if foreign:
+                    stop_preparing(connection)
+                elif (broken or ended) and not connection.closed:
+                    connection.invalidate()  # who ends a transaction may have left it in any state, as in autocommit
+                if isinstance(error, DatabaseUnavailable):
+                    # By the worker's own statement: what a handler is refused is its own matter. The other connections
+                    # of the pool are likely to be as this one: each is closed when it is to be lent again. A pool that
+                    # is disposed of would leave those open that are lent now.
+                    if discard_if_poisoned(connection, error):
+                        self._engine.pool._invalidate(None, error)  # type: ignore[arg-type] # noqa: SLF001 - no other way
+                    raise
+                if sqlstate(error) in TIMED_OUT:
+                    raise TransactionTimedOut from without_values(error)
+                if broken:
+                    raise unavailable(error, before_handler=foreign) from without_values(error)
+                if ended and not isinstance(error, TransactionEnded):
+                    raise TransactionEnded from without_values(error)
+                raise
+
+    def _begin(self, connection: Connection, turn: int | None) -> None:
+        """Begin on the server, in one round trip; without a turn if it does not come in time."""
+        statement = limit_statement(self._limit)
+        limit = () if statement is None else (statement,)
+        if turn is None:
+            begin_sealed(connection, *limit)
+            return
+        try:
+            begin_sealed(connection, _TAKE_TURN % (f"{TURN_SECONDS * 1000:.0f}ms", turn), *limit)
+        except psycopg.errors.LockNotAvailable:
+            connection.connection.rollback()
+            begin_sealed(connection, *limit)
+
+
+TURN_SECONDS = 5.0
+"""How long to wait for a turn."""
+
+_TAKE_TURN = """
+WITH bound AS MATERIALIZED (
+  SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', '%s', true)
+), turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%d) FROM bound)
+SELECT set_config('lock_timeout', bound.before, true) FROM bound, turn"""
+"""Wait until no other transaction has this number: (time-out, number), both of them ours."""
+
+
+def finish(session: Session, connection: Connection) -> None:
+    """Bring everything that a handler did through its session into the transaction, and see that it still stands.
+
+    Raises:
+        StatementLeftOpen, TransactionAborted, TransactionEnded: it does not.
+    """
+    if left_in_use(connection):
+        raise StatementLeftOpen
+    _flush(session)
+    refuse_aborted(connection)
+
+
+def _flush(session: Session) -> None:
+    """Bring everything that a handler did through its session into the transaction."""
+    if session.in_nested_transaction():
+        # Closing the session would roll an open savepoint back, and the message would count as processed. A commit
+        # releases savepoints, as it does for every session; the transaction itself stays the worker's.
+        session.commit()
+    else:
+        session.flush()
+
+
+def _rolled_back(connection: Connection) -> bool:
+    """Roll back, and return whether the server has confirmed it."""
+    try:
+        connection.rollback()
+        # For SQLAlchemy, a transaction that a handler has ended is over, and it sends no ROLLBACK. Where the pool does
+        # not roll back either (pool_reset_on_return), records without their handlers would wait in the connection for
+        # the next commit. Costs nothing where there is nothing left to roll back.
+        dbapi_connection = connection.connection.dbapi_connection
+        if dbapi_connection is not None:
+            dbapi_connection.rollback()
+    except Exception:  # noqa: BLE001 - the error that led here is what gets reported
+        connection.invalidate()
+        return False
+    return True
+
+
+def _is_broken(connection: Connection) -> bool:
+    """Whether the connection to the server is gone, so that nothing is known about what it was asked last."""
+    if connection.closed or connection.invalidated:
+        return True
+    dbapi_connection = connection.connection.dbapi_connection
+    return dbapi_connection is None or bool(getattr(dbapi_connection, "closed", False))

@@ -1,0 +1,264 @@
+"""Deliveries through an inbox: the transactions, and what is counted and parked when they fail.
+
+A batch is one transaction when all goes well::
+
+    BEGIN
+      INSERT … ON CONFLICT DO NOTHING RETURNING      one statement finds the messages that come for the first time
+      handler(session, message)                      for each of those, in the broker's order
+    COMMIT
+
+When anything in it fails, all of it is rolled back and its deliveries are processed one by one, each in a transaction
+of its own: the good ones commit, and only the bad one is handed back. So a handler may run twice, but only one of its
+runs can commit.
+
+A message that takes the whole process down leaves no trace in a transaction that was never committed. So a delivery
+whose receive count says that it was delivered before (*suspect*) is processed alone, and its attempt is counted, in a
+transaction of its own, **before** it is made::
+
+    count the attempt ── BEGIN record ── forget what was counted ── handler ── COMMIT
+                                                                       ├─ raises: say why it has failed
+                                                                       ├─ loses its connection, is called off: take back
+                                                                       └─ the process ends: it has no outcome
+
+While the database cannot be told how an attempt has ended, it looks as if the process had ended. So until it was told,
+the delivery is kept (``Processor.owes``), for no other worker to decide by that::
+
+    A  count ── handler: loses its connection ── keeps the delivery … takes back ── hands it back
+    B                                                                                    count ── handler
+
+The receive count alone does not condemn: innocent messages that were delivered beside a deadly one have the same count,
+and so have those that were handed back. What a first delivery came to when its process has ended, nothing tells, so it
+does not count.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from sqlalchemy import Engine
+
+from txbox import Failures, InFlight, LedgerError, MalformedMessage, Mismatch, Outcome, Reason
+from txbox.backoff import Backoff
+from txbox.dead_letters.failures import NO_OUTCOME, Attempt, Failed, describe
+from txbox.postgres.transactions import short_transaction
+from txbox_workers.delivery import Delivery, Settlement
+from txbox_workers.processing import processor
+from txbox_workers.processing.contention import Way
+from txbox_workers.processing.handler_transactions import Halt, HandlerTransactions, Parked, Stopping
+from txbox_workers.processing.outages import DatabaseUnavailable, bookkeeping, connecting
+from txbox_workers.processing.parking import Parking
+from txbox_workers.processing.processor import Processor
+
+__all__ = ["InboxProcessor"]
+
+
+class InboxProcessor(Processor):
+    """Runs deliveries of one worker through the inbox and the handler."""
+
+    def __init__(
+        self,
+        *,
+        transactions: HandlerTransactions,
+        failures: Failures,
+        parking: Parking,
+        engine: Engine,
+        one_transaction_per_message: bool,
+        max_attempts: int | None,
+        backoff: Backoff,
+        stopping: Halt,
+    ) -> None:
+        """Take what ``Worker`` was given; it has validated all of it."""
+        super().__init__(stopping)
+        self._transactions = transactions
+        self._failures = failures
+        self._parking = parking
+        self._engine = engine
+        self._singly = one_transaction_per_message
+        self._max_attempts = max_attempts
+        self._backoff = backoff
+        self._lost: OrderedDict[str, int] = OrderedDict()
+        self._suspect_after = SUSPECT_AFTER if max_attempts is None else min(SUSPECT_AFTER, max_attempts - 1)
+
+    def check(self) -> None:
+        """See that the database answers and has the tables."""
+        self._transactions.check()
+        with connecting(), self._engine.connect() as connection:
+            self._failures.check(connection)
+        self._parking.check()
+
+    def check_recording(self) -> None:
+        """See that a message could be recorded."""
+        self.settle_owed()
+        self._transactions.check_recording()
+
+    def _suspect(self, delivery: Delivery) -> bool:
+        return delivery.receive_count > self._suspect_after
+
+    def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
+        """Process a batch in one transaction; None if it has to be processed singly instead."""
+        if (
+            self._transactions.contention.way is Way.ALONE
+            or self._singly
+            or any(self._suspect(delivery) or delivery.problem for delivery in deliveries)
+        ):
+            return None
+        try:
+            found = self._transactions.run_batch(deliveries)
+        except (DatabaseUnavailable, KeyboardInterrupt):
+            raise
+        except BaseException:  # noqa: BLE001 - each one is met again, alone, with its own message
+            return None
+        settlements = []
+        for delivery in deliveries:
+            if delivery.message.id in found.mismatched:
+                settlements.append(self._parking.park_mismatch(delivery))
+            elif delivery.message.id in found.first:
+                settlements.append(Settlement(delivery, Outcome.PROCESSED))
+            elif delivery.message.id in found.parked:
+                settlements.append(Settlement(delivery, Outcome.DEAD))
+            elif delivery.message.id in found.left:
+                settlements.append(Settlement(delivery, Outcome.IN_FLIGHT))
+            else:
+                settlements.append(Settlement(delivery, Outcome.DUPLICATE))
+        return settlements
+
+    def _process_one(self, delivery: Delivery) -> Settlement:
+        message = delivery.message
+        if delivery.problem is not None:
+            return self._failed(delivery, delivery.problem, None)
+        attempt: Attempt | None = None
+        suspect = self._suspect(delivery)
+        try:
+            if suspect:
+                attempt = self._begin(delivery)
+                if attempt is not None and self._is_due(attempt):
+                    return self._park_due(delivery, attempt)
+            first = self._transactions.run_one(delivery, self._failures if suspect else None)
+        except (InFlight, Stopping, LedgerError) as error:
+            if isinstance(error, LedgerError) and error.permanent:
+                return self._failed(delivery, error, attempt)
+            self._take_back(attempt)
+            # Another worker may have it at once, unless somebody elsewhere has it already, or a ledger that the handler
+            # uses is away: that is no message's fault.
+            delay = 0.0 if isinstance(error, Stopping) else processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
+            return Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
+        except Parked:
+            return Settlement(delivery, Outcome.DEAD)
+        except Mismatch as error:
+            return self._parking.park_mismatch(delivery, error)
+        except (DatabaseUnavailable, KeyboardInterrupt) as error:
+            with suppress(Exception):  # if it cannot be done now, then once the database can be used again
+                self._take_back(attempt)
+            if isinstance(error, DatabaseUnavailable) and not error.before_handler:
+                self._count_lost(delivery)
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler's SystemExit or CancelledError fails its message too
+            return self._failed(delivery, error, attempt)
+        if not first and suspect:
+            # It was processed by another copy, beside which attempts were counted.
+            with suppress(Exception), short_transaction(self._engine) as connection:
+                self._failures.forget(connection, [message.id])
+        return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
+
+    def _begin(self, delivery: Delivery) -> Attempt | None:
+        in_flight: InFlight | None = None
+        counted: list[Attempt] = []
+        with bookkeeping():
+            try:
+                return self._failures.begin_attempt(
+                    delivery.message.id, receive_count=delivery.receive_count, counting=counted.append
+                )
+            except InFlight as error:
+                in_flight = error
+            except Exception:
+                if counted:  # the answer to its commit was lost
+                    self._owe_taking_back(counted[0])
+                raise
+        raise in_flight
+
+    def _take_back(self, attempt: Attempt | None) -> None:
+        """Take back an attempt that was none.
+
+        Raises:
+            DatabaseUnavailable: that could not be done now; it is owed.
+        """
+        if attempt is not None:
+            self._owe_taking_back(attempt)
+            self.settle_owed()
+
+    def _owe_taking_back(self, attempt: Attempt) -> None:
+        self._owe(attempt.message_id, lambda: self._failures.take_back(attempt))
+
+    def _count_lost(self, delivery: Delivery) -> None:
+        """Say so, if the connection is lost with a message again and again: it may be the handler that ends it."""
+        message_id = delivery.message.id
+        lost = self._lost[message_id] = self._lost.pop(message_id, 0) + 1
+        if len(self._lost) > LOST_MESSAGES:
+            self._lost.popitem(last=False)
+        if lost >= LOST_DELIVERIES:
+            _log.warning(
+                "%s: the connection to the database was lost in the handler of %s in %d deliveries here, now in "
+                "delivery %d; none of them counts as an attempt, so if it is this message that ends the connection, it "
+                "comes again and again: mend its handler, or take it out of the queue",
+                self._failures.subscriber_id,
+                message_id,
+                lost,
+                delivery.receive_count,
+            )
+
+    def _is_due(self, attempt: Attempt) -> bool:
+        """Whether a suspect has had its last attempt, and is to be parked instead of run."""
+        return self._max_attempts is not None and attempt.number > self._max_attempts
+
+    def _park_due(self, delivery: Delivery, attempt: Attempt) -> Settlement:
+        """Park a suspect that has had its attempts."""
+        crashed = attempt.error_before == NO_OUTCOME
+        if crashed and (attempt.seconds_before or 0.0) < JUST_BEGUN_SECONDS:
+            # Another worker may be about to begin its transaction.
+            raise InFlight(self._failures.subscriber_id, [delivery.message.id])
+        reason = Reason.CRASHED if crashed else Reason.FAILED
+        had = Failed(attempt.number - 1, attempt.before)
+        # Whoever still runs it has not crashed: not waited for, as this would be parked as soon as that has failed.
+        wait = NO_WAIT_SECONDS if crashed else None
+        settlement = self._parking.park(delivery, reason, attempt.error_before or NO_OUTCOME, had, wait_seconds=wait)
+        if settlement.outcome is Outcome.IN_FLIGHT:
+            self._take_back(attempt)
+        return settlement
+
+    def _failed(self, delivery: Delivery, error: BaseException, attempt: Attempt | None) -> Settlement:
+        fail = partial(
+            self._failures.fail, delivery.message.id, error, attempt=attempt, receive_count=delivery.receive_count
+        )
+        try:
+            with bookkeeping(before_handler=False):
+                failed = fail()
+        except DatabaseUnavailable:
+            if attempt is not None:  # counted already, but not as failed
+                self._owe(delivery.message.id, fail)
+            raise
+        # What cannot be read will not be readable the next time.
+        reason = Reason.MALFORMED if isinstance(error, MalformedMessage) or delivery.problem else Reason.FAILED
+        last = self._max_attempts is not None and failed.attempts >= self._max_attempts
+        if last or (reason is Reason.MALFORMED and self._max_attempts is not None):
+            return self._parking.park(delivery, reason, describe(error), failed, error)
+        return Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(failed.attempts))
+
+
+SUSPECT_AFTER = 1
+"""Deliveries of a message before its attempts are counted in advance."""
+
+LOST_DELIVERIES = 5
+"""Deliveries of a message in which the connection was lost, before the log names it."""
+
+LOST_MESSAGES = 1_000
+"""Messages of which that is remembered, at most: those that were lost last."""
+
+NO_WAIT_SECONDS = 0.01
+"""As short as a wait for a lock can be bounded, and long enough for what is not locked."""
+
+JUST_BEGUN_SECONDS = 2.0
+"""An attempt that was counted in advance, so recently, may not have begun its transaction yet."""
+
+_log = logging.getLogger("txbox")

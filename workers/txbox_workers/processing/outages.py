@@ -1,0 +1,92 @@
+"""Outages: trouble that is the database's, and no message's fault."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError
+
+from txbox import InFlight, InvalidMessageId, MalformedMessage, Mismatch
+from txbox.dead_letters.failures import describe
+from txbox.postgres.sqlstates import (
+    PREPARED_REMEDY,
+    UNDEFINED_COLUMN,
+    UNDEFINED_TABLE,
+    is_foreign_statement,
+    is_outage,
+    is_retryable,
+    sqlstate,
+)
+
+__all__ = ["DatabaseUnavailable", "bookkeeping", "connecting", "recording", "unavailable", "without_values"]
+
+
+class DatabaseUnavailable(Exception):
+    """The database cannot be worked with now, or did not answer a commit; it is no message's fault.
+
+    Attributes:
+        before_handler: the trouble came before any handler was run, so no handler can have made it.
+    """
+
+    def __init__(self, message: str, *, before_handler: bool = False) -> None:
+        self.before_handler = before_handler
+        super().__init__(message)
+
+
+@contextmanager
+def connecting() -> Iterator[None]:
+    """While no handler runs: what says that the database cannot be reached becomes DatabaseUnavailable."""
+    try:
+        yield
+    except Exception as error:
+        if is_outage(error):
+            raise unavailable(error, before_handler=True) from without_values(error)
+        raise
+
+
+@contextmanager
+def bookkeeping(*, before_handler: bool = True) -> Iterator[None]:
+    """Around our own short transactions: whatever fails there is no message's fault."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - it goes on, under another name
+        raise _ours(error, before_handler=before_handler) from without_values(error)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """An error of our own statement (no permission, disk full, read-only server) is no message's fault.
+
+    Were it counted as an attempt, a full disk would turn a whole queue into dead letters.
+    """
+    try:
+        yield
+    except (InFlight, Mismatch, InvalidMessageId, MalformedMessage):
+        raise
+    except Exception as error:
+        if is_retryable(error):
+            raise
+        raise _ours(error, before_handler=True) from without_values(error)
+
+
+def _ours(error: BaseException, *, before_handler: bool) -> DatabaseUnavailable:
+    """As ``unavailable``, of a statement of ours: a table or column that is not there is one of txbox's."""
+    found = unavailable(error, before_handler=before_handler)
+    if sqlstate(error) in (UNDEFINED_TABLE, UNDEFINED_COLUMN) and UPGRADE not in str(found):
+        return DatabaseUnavailable(
+            f"{found}; bring the tables up to date with {UPGRADE}", before_handler=before_handler
+        )
+    return found
+
+
+def unavailable(error: BaseException, *, before_handler: bool = False) -> DatabaseUnavailable:
+    """Say what has failed, without the values of the statement: they are the content of messages."""
+    remedy = f"; {PREPARED_REMEDY}" if is_foreign_statement(error) else ""
+    return DatabaseUnavailable(f"{describe(error)}{remedy}", before_handler=before_handler)
+
+
+def without_values(error: BaseException) -> BaseException:
+    """Return what the driver has said, where SQLAlchemy's error around it would print the statement's values."""
+    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+
+
+UPGRADE = "`txbox db upgrade`"

@@ -1,0 +1,69 @@
+"""Limits of transactions: a worker that stands still, or is gone without a word, keeps its locks for so long only.
+
+A process that is stopped (SIGSTOP, a frozen sandbox of Lambda, a suspended machine) leaves its connection open, and the
+server waits for it. Its transaction keeps its locks, those on the inbox's rows first of all, which every redelivery
+runs into::
+
+    worker        BEGIN ── record m1 ── handler … stopped
+    Postgres      ├──────── m1 is locked ────────────────────────────────────── until TCP notices, hours later
+    redelivery                                          record m1: in flight … in flight … the queue's dead letters
+
+So each transaction tells the server how long it may take, and the server ends what is then still open.
+"""
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, Engine, event
+
+from txbox_workers.processing.outages import bookkeeping
+
+__all__ = ["TimeLimit", "limit_statement", "limited", "unlimited"]
+
+TimeLimit = Callable[[], float | None]
+"""Says how many seconds a transaction that begins now may take; None: as long as it likes."""
+
+
+def unlimited() -> float | None:
+    """Limit nothing."""
+    return None
+
+
+def limited(engine: Engine, limit: TimeLimit) -> Engine:
+    """Return a copy of an engine, with the same pool, whose transactions are limited: one round trip for each.
+
+    A copy, because the host's other connections must not hear our event listener.
+    """
+    copy = engine.execution_options()
+
+    def begun(connection: Connection) -> None:
+        statement = limit_statement(limit)
+        if statement is not None:
+            with bookkeeping():
+                connection.exec_driver_sql(statement)
+
+    event.listen(copy, "begin", begun)
+    return copy
+
+
+def limit_statement(limit: TimeLimit) -> str | None:
+    """Return a statement that limits the transaction in which it is run; None if it is not limited.
+
+    A setting that the host has made stricter stays, and one that this server does not know is null, so it is left
+    alone. There is nothing to bind: the names are constants, and milliseconds a number of ours.
+    """
+    seconds = limit()
+    if seconds is None:
+        return None
+    milliseconds = min(max(round(seconds * 1000), 1), _MOST)
+    return f"""
+SELECT set_config(setting, '{milliseconds}ms', true)
+FROM unnest(ARRAY['{"', '".join(LIMITS)}']) AS setting
+WHERE current_setting(setting, true)::interval = interval '0'
+   OR current_setting(setting, true)::interval > interval '{milliseconds} milliseconds'"""  # noqa: S608 - see above
+
+
+LIMITS = ["transaction_timeout", "idle_in_transaction_session_timeout", "statement_timeout"]
+"""What ends a transaction that its client has left alone: since PostgreSQL 17 whatever it is doing; before that, if it
+waits for its client for as long, or is in a statement that takes as long."""
+
+_MOST = 2**31 - 1
