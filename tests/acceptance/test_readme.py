@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(page for page in (REPOSITORY / "docs").glob("*.md") if blocks(page))
-SLOW = ("bulk-loads", "getting-started", "migrations", "operating", "outbox")
+SLOW = ("bulk-loads", "getting-started", "migrations", "monitoring", "operating", "outbox", "relays")
 """Pages that take long, with a Spark or a handful of programs; `make test-pages` runs them, as does CI."""
 STARTS_FROM_NOTHING = ("migrations",)
 """Pages that create txbox's tables themselves."""

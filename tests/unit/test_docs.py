@@ -81,8 +81,8 @@ def rows(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
 def test_every_event_is_documented_with_its_fields(event: type[Event]) -> None:
-    described = rows(page("operating.md")).get(event.__name__, "")
-    assert described, f"operating.md has no row for {event.__name__}"
+    described = rows(page("monitoring.md")).get(event.__name__, "")
+    assert described, f"monitoring.md has no row for {event.__name__}"
     own = {field.name for field in dataclasses.fields(event)} - {field.name for field in dataclasses.fields(Event)}
     last_column = described.rpartition("|")[2]
     named = set(re.findall(r"`(\w+)`", last_column))
@@ -90,7 +90,7 @@ def test_every_event_is_documented_with_its_fields(event: type[Event]) -> None:
 
 
 def test_no_event_is_documented_that_does_not_exist() -> None:
-    section = page("operating.md").partition("### Events")[2].partition("\n### ")[0].partition("\n## ")[0]
+    section = page("monitoring.md").partition("## Events")[2].partition("\n## ")[0]
     assert set(rows(section)) == {event.__name__ for event in EVENTS}
 
 
@@ -109,7 +109,7 @@ def test_every_metric_is_documented() -> None:
     in_opentelemetry = {
         metric.name for one in data.resource_metrics for scope in one.scope_metrics for metric in scope.metrics
     }
-    section = page("operating.md").partition("### Metrics")[2].partition("\n## ")[0]
+    section = page("monitoring.md").partition("## Metrics")[2].partition("\n## ")[0]
     documented = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|", section, re.M)
     assert {prometheus for prometheus, _ in documented} == in_prometheus
     assert {opentelemetry for _, opentelemetry in documented} == in_opentelemetry
@@ -151,7 +151,10 @@ def test_every_command_that_is_named_exists() -> None:
 def test_every_option_that_is_named_exists() -> None:
     known = {option for _, command in commands() for parameter in command.params for option in parameter.opts}
     known |= {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
-    text = "\n".join(page(name) for name in ("getting-started.md", "operating.md", "migrations.md", "testing.md"))
+    text = "\n".join(
+        page(name)
+        for name in ("getting-started.md", "operating.md", "relays.md", "monitoring.md", "migrations.md", "testing.md")
+    )
     others = {"--autogenerate", "--sql"}  # alembic's
     named = set(re.findall(r"`[^`\n]*?(--[a-z-]+)", text))
     assert "--stop-seconds" in named
