@@ -10,8 +10,14 @@ from support.waiting import wait_until
 from txbox import BrokerError, DeadLetter, DeadLetters, Reason, SchemaMissing
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox, Outgoing
-from txbox.outbox.outbox import status
-from txbox.outbox.status import DestinationStatus, OutboxStatus, read_outbox_status, relays_at_work
+from txbox.outbox.operator_statements import operator_statements
+from txbox.outbox.status import (
+    STALE_SECONDS,
+    DestinationStatus,
+    OutboxStatus,
+    read_outbox_status,
+    relays_at_work,
+)
 from txbox.relay import OutboxMessage, Refused, Relay, reporter
 from txbox.status import read_status
 
@@ -116,7 +122,7 @@ def test_relays_report_themselves_until_they_sign_off(engine: Engine) -> None:
     finally:
         assert relay.stop()
     assert (line.relay_id, line.stale, line.sent) == (relay.relay_id, False, 0)
-    assert line.seen_seconds_ago < status.STALE_SECONDS
+    assert line.seen_seconds_ago < STALE_SECONDS
     assert read_outbox_status(engine).relays == ()
 
 
@@ -217,7 +223,7 @@ def test_what_is_kept_is_counted(engine: Engine) -> None:
 @pytest.fixture
 def backlog(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> int:
     """More messages than are looked at: most in one lane of one destination, a few for another."""
-    monkeypatch.setattr(status, "COUNTED_MESSAGES", 100)
+    monkeypatch.setattr("txbox.outbox.status.COUNTED_MESSAGES", 100)
     publish(engine, *(Outgoing("own:big", "{}", key="k") for _ in range(300)))
     publish(engine, Outgoing("own:small", "{}"), Outgoing("own:small", "{}"))
     change(
@@ -244,7 +250,7 @@ def test_a_large_backlog_is_estimated_and_each_destination_is_seen(engine: Engin
 
 def test_no_statement_reads_all_of_a_large_backlog(engine: Engine, backlog: int) -> None:
     with engine.connect() as connection:
-        sql = status.operator_statements()
+        sql = operator_statements()
         for setting, statement, parameters in (
             (None, sql.backlog, (101,)),
             (sql.by_index, sql.backlog_by_lane, (10_000, 100)),
@@ -263,7 +269,7 @@ def test_no_statement_reads_all_of_a_large_backlog(engine: Engine, backlog: int)
 
 def test_what_takes_too_long_is_left_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(engine, Outgoing("own:a", "1"))
-    monkeypatch.setattr(status, "STATEMENT_SECONDS", 0.05)
+    monkeypatch.setattr("txbox.outbox.status.STATEMENT_SECONDS", 0.05)
     with engine.connect() as holder:
         # A lock in the way takes as long as somebody likes; so may reading over what cannot be cleaned up.
         holder.exec_driver_sql("LOCK TABLE outbox_sent IN ACCESS EXCLUSIVE MODE")
@@ -275,10 +281,10 @@ def test_what_takes_too_long_is_left_out(engine: Engine, monkeypatch: pytest.Mon
 def test_a_backlog_that_cannot_be_looked_at_in_time_is_told_as_far_as_it_is_known(
     engine: Engine, backlog: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sql = status.operator_statements(None, "")
+    sql = operator_statements(None, "")
     for_ever = "SELECT pg_sleep(600) FROM generate_series(1, greatest(%s, %s)) LIMIT 1"
     monkeypatch.setattr(sql, "backlog_by_lane", for_ever)
-    monkeypatch.setattr(status, "STATEMENT_SECONDS", 0.5)
+    monkeypatch.setattr("txbox.outbox.status.STATEMENT_SECONDS", 0.5)
     found = read_outbox_status(engine)
     assert (found.exact, found.in_time) == (False, False)
     assert [(line.destination, line.waiting, line.exact) for line in found.destinations] == [("own:big", 101, False)]

@@ -10,7 +10,6 @@ from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from support.blocking import backend_pid
 from support.waiting import wait_until
-from txbox.outbox.outbox import snapshot_holders
 from txbox.outbox.snapshot_holders import SnapshotHolder
 from txbox.outbox.status import read_outbox_status
 from txbox.schema import tables
@@ -20,8 +19,8 @@ from txbox_local import EmbeddedPostgres
 @pytest.fixture(autouse=True)
 def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has held a snapshot for any time, over five transactions of others."""
-    monkeypatch.setattr(snapshot_holders, "HELD_SECONDS", 0.0)
-    monkeypatch.setattr(snapshot_holders, "HELD_TRANSACTIONS", 5)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_SECONDS", 0.0)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_TRANSACTIONS", 5)
 
 
 def holders(engine: Engine) -> dict[int | str | None, SnapshotHolder]:
@@ -72,13 +71,13 @@ def test_who_does_no_harm_is_not_shown(engine: Engine, session: Connection, monk
     pid = backend_pid(session)
     go_on(engine, 7)
     assert pid in holders(engine)
-    monkeypatch.setattr(snapshot_holders, "HELD_SECONDS", 3600.0)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_SECONDS", 3600.0)
     assert pid not in holders(engine), "not for long"
-    monkeypatch.setattr(snapshot_holders, "HELD_MANY_TRANSACTIONS", 5)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_MANY_TRANSACTIONS", 5)
     assert pid in holders(engine), "but over many transactions"
-    monkeypatch.setattr(snapshot_holders, "HELD_SECONDS", 0.0)
-    monkeypatch.setattr(snapshot_holders, "HELD_MANY_TRANSACTIONS", 1_000_000)
-    monkeypatch.setattr(snapshot_holders, "HELD_TRANSACTIONS", 500_000)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_SECONDS", 0.0)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_MANY_TRANSACTIONS", 1_000_000)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_TRANSACTIONS", 500_000)
     assert pid not in holders(engine), "nobody has done anything since"
 
 
@@ -116,7 +115,7 @@ def test_an_ordinary_user_sees_who_and_how_far_but_not_what(
     assert read_outbox_status(engine).sees_all_sessions
     assert not read_outbox_status(ordinary).sees_all_sessions
     assert pid not in holders(ordinary), "how long is hidden from him, so it takes many transactions"
-    monkeypatch.setattr(snapshot_holders, "HELD_MANY_TRANSACTIONS", 5)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_MANY_TRANSACTIONS", 5)
     found = holders(ordinary)[pid]
     assert (found.kind, found.name, found.state, found.seconds, found.query) == (
         "session",
@@ -172,7 +171,7 @@ def test_what_is_no_session_is_found_too(monkeypatch: pytest.MonkeyPatch) -> Non
         assert prepared.transactions >= 7
         assert prepared.seconds is not None
 
-        monkeypatch.setattr(snapshot_holders, "HELD_MANY_TRANSACTIONS", 5)  # the others have no times
+        monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_MANY_TRANSACTIONS", 5)  # the others have no times
         with engine.begin() as connection:
             connection.exec_driver_sql("SELECT pg_create_physical_replication_slot('elsewhere')")
         by_slot, by_feedback = Standby(server, "elsewhere"), Standby(server, None)

@@ -14,7 +14,6 @@ from support.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import Outbox
 from txbox.outbox.notifier import CHANNEL
-from txbox.outbox.outbox import notifier
 from txbox.relay import poller
 
 
@@ -70,7 +69,7 @@ def test_the_bell_is_rung_after_the_business_transaction_and_not_in_it(engine: E
 
 
 def test_many_transactions_ring_a_few_times(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "RING_SECONDS", 3_600.0)
+    monkeypatch.setattr("txbox.outbox.notifier.RING_SECONDS", 3_600.0)
     own = create_engine(engine.url)
     with listening(engine) as rings:
         for _ in range(20):

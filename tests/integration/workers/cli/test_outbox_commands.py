@@ -16,7 +16,6 @@ from support.waiting import wait_until
 from txbox import DeadLetters
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox, Outgoing
-from txbox.outbox.outbox import snapshot_holders, status
 from txbox.outbox.sent_messages import SentMessages
 from txbox.relay import OutboxMessage, Refused, Relay
 
@@ -134,7 +133,7 @@ def test_status_says_why_a_destination_gets_nothing(txbox: Txbox, engine: Engine
 
 
 def test_status_says_what_it_has_not_counted(txbox: Txbox, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "COUNTED_MESSAGES", 10)
+    monkeypatch.setattr("txbox.outbox.status.COUNTED_MESSAGES", 10)
     publish(engine, *(Outgoing("own:a", "1", key="k") for _ in range(100)))
     change(
         engine, "INSERT INTO outbox_sent SELECT n::text, n, 'a', NULL, '{}', '', now() FROM generate_series(1, 20) AS n"
@@ -147,8 +146,8 @@ def test_status_says_what_it_has_not_counted(txbox: Txbox, engine: Engine, monke
 
 
 def test_status_says_who_blocks(txbox: Txbox, engine: Engine, schema_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_holders, "HELD_SECONDS", 0.0)
-    monkeypatch.setattr(snapshot_holders, "HELD_TRANSACTIONS", 5)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_SECONDS", 0.0)
+    monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_TRANSACTIONS", 5)
     blocker = create_engine(schema_url, isolation_level="REPEATABLE READ")
     with blocker.connect() as connection:
         pid = backend_pid(connection)
