@@ -21,7 +21,7 @@ from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.leases import PostgresLedger
-from txbox.watermarks import Advance, advance, advance_many
+from txbox.watermarks import Advance, Watermarks
 from txbox_local import LocalAws
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
@@ -182,10 +182,11 @@ def test_the_rights_that_are_granted_are_enough_for_leases_and_watermarks(schema
         ledger.complete(lease, b"done")
         with limited.begin() as connection:
             assert connection.execute(text("SELECT current_user")).scalar_one() == role
-            assert advance(connection, "billing", "account", "ann", 1) is Advance.APPLIED
-            assert advance(connection, "billing", "account", "ann", 3, insist=True) is Advance.GAP
-            assert advance(connection, "billing", "account", "bob", 2, insist=True) is Advance.GAP
-            assert advance_many(connection, "billing", [("account", "ann", 2)]) == [Advance.APPLIED]
+            watermarks = Watermarks("billing")
+            assert watermarks.advance(connection, "account", "ann", 1) is Advance.APPLIED
+            assert watermarks.advance(connection, "account", "ann", 3, insist=True) is Advance.GAP
+            assert watermarks.advance(connection, "account", "bob", 2, insist=True) is Advance.GAP
+            assert watermarks.advance_many(connection, [("account", "ann", 2)]) == [Advance.APPLIED]
     finally:
         limited.dispose()
         with engine.begin() as connection:

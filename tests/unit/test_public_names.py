@@ -69,7 +69,7 @@ PUBLIC = {
         "stepfunctions_client",
     ],
     "txbox_local": ["AcceptedMail", "EmbeddedPostgres", "EmbeddedServerError", "LocalAws", "LocalSmtp"],
-    "txbox.watermarks": ["Advance", "WAIT_SECONDS", "advance", "advance_from", "advance_many"],
+    "txbox.watermarks": ["Advance", "WAIT_SECONDS", "Watermarks"],
     "txbox.instrumentation": [
         "BrokerLost",
         "BrokerRestored",

@@ -1,5 +1,6 @@
 """Watermarks: apply each event of an aggregate once, in the order of its sequence, with one row per aggregate."""
 
-from txbox.watermarks.watermark import WAIT_SECONDS, Advance, advance, advance_from, advance_many
+from txbox.watermarks.advance import Advance
+from txbox.watermarks.watermarks import WAIT_SECONDS, Watermarks
 
-__all__ = ["WAIT_SECONDS", "Advance", "advance", "advance_from", "advance_many"]
+__all__ = ["WAIT_SECONDS", "Advance", "Watermarks"]

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine
 
 from support.bulk_loads import COPY_FIRST, Books, frame, load
-from txbox.watermarks import Advance, advance
+from txbox.watermarks import Advance, Watermarks
 
 COLUMNS = "event_id string, account_id int, version int, balance bigint"
 ACCOUNTS, VERSIONS = 20, 30
@@ -36,10 +36,8 @@ def keep_newest() -> Callable[[Connection], None]:
     """Make the effect: nested, so that it is sent to the executors whole."""
 
     def apply(connection: Connection) -> None:
-        from txbox.watermarks import advance_from
-
         options: dict[str, Any] = {"aggregate_id": "account_id", "sequence": "version", "newest_only": True}
-        advance_from(connection, "billing", aggregate_type="account", **options)
+        Watermarks("billing").advance_from(connection, aggregate_type="account", **options)
         connection.exec_driver_sql(
             "UPDATE account SET balance = event.balance FROM fresh_event AS event "
             "WHERE account.account_id = event.account_id"
@@ -96,10 +94,11 @@ def test_a_load_beside_live_workers_leaves_the_newest_state_of_both(
 
     def work() -> list[Advance]:
         begun.wait(60)
+        billing = Watermarks("billing", wait_seconds=60)
         answers = []
         for _, account, version, balance in [*newer, *older]:
             with engine.begin() as connection:
-                answer = advance(connection, "billing", "account", str(account), version, wait_seconds=60)
+                answer = billing.advance(connection, "account", str(account), version)
                 if answer is Advance.APPLIED:
                     connection.exec_driver_sql(
                         "UPDATE account SET balance = %s WHERE account_id = %s", (balance, account)

@@ -16,10 +16,12 @@ from support.statements import statements_sent
 from txbox import InvalidConfiguration, NotInTransaction, SchemaMissing
 from txbox.postgres.sqlstates import sqlstate
 from txbox.schema import tables
-from txbox.watermarks import Advance, advance, advance_from, advance_many
-from txbox.watermarks.watermark import HIGHEST_SEQUENCE, LOWEST_SEQUENCE
+from txbox.watermarks import Advance, Watermarks
+from txbox.watermarks.watermarks import HIGHEST_SEQUENCE, LOWEST_SEQUENCE
 
 APPLIED, STALE, GAP = Advance
+
+BILLING = Watermarks("billing")
 
 Marks = dict[tuple[str, str], tuple[int, int | None]]
 
@@ -38,7 +40,7 @@ def marks(lent: Engine | Connection, subscriber: str = "billing") -> Marks:
 
 
 def one(lent: Any, sequence: int, **options: Any) -> Advance:
-    return advance(lent, "billing", "account", "ann", sequence, **options)
+    return BILLING.advance(lent, "account", "ann", sequence, **options)
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
@@ -64,7 +66,7 @@ def test_who_insists_gets_each_sequence_in_turn(engine: Engine, level: str) -> N
 def test_a_gap_leaves_nothing_behind(engine: Engine) -> None:
     with engine.begin() as connection:
         assert one(connection, 2, insist=True) is GAP
-        assert advance_many(connection, "billing", [("account", "bob", 2)], insist=True) == [GAP]
+        assert BILLING.advance_many(connection, [("account", "bob", 2)], insist=True) == [GAP]
     assert marks(engine) == {}
     with engine.begin() as connection:
         assert one(connection, -3) is APPLIED, "a watermark below the first one can still be made"
@@ -77,7 +79,7 @@ def test_the_watermark_of_a_gap_is_as_it_was(engine: Engine) -> None:
     with engine.begin() as connection:
         before = connection.exec_driver_sql("SELECT * FROM aggregate_watermark").all()
         assert one(connection, 9, insist=True) is GAP
-        assert advance_many(connection, "billing", [("account", "ann", 9)], insist=True) == [GAP]
+        assert BILLING.advance_many(connection, [("account", "ann", 9)], insist=True) == [GAP]
         assert connection.exec_driver_sql("SELECT * FROM aggregate_watermark").all() == before
 
 
@@ -95,11 +97,11 @@ def test_what_is_first_can_be_said(engine: Engine) -> None:
         with engine.begin() as connection:
             insist: dict[str, Any] = {"insist": True, "first": first}
             for call in (
-                lambda sequence, number=number, insist=insist, on=connection: advance(
-                    on, "one", "account", str(number), sequence, **insist
+                lambda sequence, number=number, insist=insist, on=connection: Watermarks("one").advance(
+                    on, "account", str(number), sequence, **insist
                 ),
-                lambda sequence, number=number, insist=insist, on=connection: advance_many(
-                    on, "many", [("account", str(number), sequence)], **insist
+                lambda sequence, number=number, insist=insist, on=connection: Watermarks("many").advance_many(
+                    on, [("account", str(number), sequence)], **insist
                 )[0],
             ):
                 assert call(first + 1) is GAP
@@ -125,8 +127,8 @@ def test_subscribers_types_and_aggregates_are_told_apart(engine: Engine) -> None
         for subscriber in ("billing", "shipping"):
             for kind in ("account", "order"):
                 for name in ("1", "é", "É"):
-                    assert advance(connection, subscriber, kind, name, 1) is APPLIED
-                    assert advance_many(connection, subscriber, [(kind, name, 1)]) == [STALE]
+                    assert Watermarks(subscriber).advance(connection, kind, name, 1) is APPLIED
+                    assert Watermarks(subscriber).advance_many(connection, [(kind, name, 1)]) == [STALE]
     assert len(marks(engine)) == len(marks(engine, "shipping")) == 6
 
 
@@ -148,7 +150,7 @@ def test_a_rollback_takes_the_watermark_back(engine: Engine) -> None:
 def test_a_session_is_as_good_as_a_connection(engine: Engine) -> None:
     with Session(engine) as session, session.begin():
         assert one(session, 1) is APPLIED
-        assert advance_many(session, "billing", [("account", "ann", 2)]) == [APPLIED]
+        assert BILLING.advance_many(session, [("account", "ann", 2)]) == [APPLIED]
     assert marks(engine) == {("account", "ann"): (2, 1)}
 
 
@@ -189,8 +191,8 @@ def test_a_batch_is_answered_as_its_events_one_by_one(
             # One below the first is refused where there is no watermark: that has a test of its own.
             events = [(kind, name, max(sequence, first)) for kind, name, sequence in events]
             expected = [model.advance(*event, **options) for event in events]
-            assert advance_many(connection, "many", events, **options) == expected
-            assert [advance(connection, "single", *event, **options) for event in events] == expected
+            assert Watermarks("many").advance_many(connection, events, **options) == expected
+            assert [Watermarks("single").advance(connection, *event, **options) for event in events] == expected
         in_table = {key: found[0] for key, found in marks(connection, "many").items()}
         assert in_table == model.marks
         assert {key: found[0] for key, found in marks(connection, "single").items()} == model.marks
@@ -202,7 +204,7 @@ def test_the_row_says_where_a_batch_has_found_the_watermark(engine: Engine, insi
     with engine.begin() as connection:
         for start in (1, 4):
             events = [("account", "ann", at) for at in range(start, start + 3)]
-            assert advance_many(connection, "billing", events, insist=insist) == [APPLIED] * 3
+            assert BILLING.advance_many(connection, events, insist=insist) == [APPLIED] * 3
             assert marks(connection) == {("account", "ann"): (start + 2, None if start == 1 else 3)}
 
 
@@ -210,9 +212,9 @@ def test_ten_thousand_events_are_one_statement_and_two_for_who_insists(engine: E
     events = [("account", str(number % 2_500), number // 2_500 + 1) for number in range(10_000)]
     for insist in (False, True):
         with engine.connect() as connection:
-            advance_many(connection, "billing", events[: len(events) // 2 : 2])
+            BILLING.advance_many(connection, events[: len(events) // 2 : 2])
             with statements_sent(engine) as sent:
-                answers = advance_many(connection, "billing", events, insist=insist)
+                answers = BILLING.advance_many(connection, events, insist=insist)
                 assert len(sent) == (2 if insist else 1)
             assert answers[: len(events) // 2 : 2] == [STALE] * 2_500
             assert set(answers[len(events) // 2 :]) == {APPLIED}
@@ -221,8 +223,8 @@ def test_ten_thousand_events_are_one_statement_and_two_for_who_insists(engine: E
 
 def test_no_events_are_no_statement(engine: Engine) -> None:
     with engine.begin() as connection, statements_sent(engine) as sent:
-        assert advance_many(connection, "billing", []) == []
-        assert advance_many(connection, "billing", iter(()), insist=True) == []
+        assert BILLING.advance_many(connection, []) == []
+        assert BILLING.advance_many(connection, iter(()), insist=True) == []
         assert sent == []
 
 
@@ -231,7 +233,7 @@ def test_rows_are_locked_in_the_order_of_their_bytes(engine: Engine) -> None:
     names = ["\U0001f600", "ﬀ", "ä", "a", "B", "b", "A", "1"]
     for insist in (False, True):
         with engine.connect() as connection:
-            advance_many(connection, "billing", [("account", name, 1) for name in names], insist=insist)
+            BILLING.advance_many(connection, [("account", name, 1) for name in names], insist=insist)
             found = connection.exec_driver_sql("SELECT aggregate_id FROM aggregate_watermark ORDER BY ctid").scalars()
             assert found.all() == sorted(names, key=str.encode)
             connection.rollback()
@@ -254,12 +256,10 @@ CALLS: list[Callable[[Connection], object]] = [
     lambda lent: one(lent, 2),
     lambda lent: one(lent, 2, insist=True),
     lambda lent: one(lent, 9, insist=True),
-    lambda lent: advance_many(lent, "billing", [("account", "ann", 2), ("account", "eve", 7)]),
-    lambda lent: advance_many(lent, "billing", [("account", "ann", 2), ("account", "eve", 7)], insist=True),
-    lambda lent: advance_from(
-        lent, "billing", aggregate_type="account", aggregate_id="a", sequence="s", wait_seconds=5
-    ),
-    lambda lent: advance_from(lent, "billing", aggregate_type="account", aggregate_id="a", sequence="s"),
+    lambda lent: BILLING.advance_many(lent, [("account", "ann", 2), ("account", "eve", 7)]),
+    lambda lent: BILLING.advance_many(lent, [("account", "ann", 2), ("account", "eve", 7)], insist=True),
+    lambda lent: BILLING.advance_from(lent, aggregate_type="account", aggregate_id="a", sequence="s", wait_seconds=5),
+    lambda lent: BILLING.advance_from(lent, aggregate_type="account", aggregate_id="a", sequence="s"),
 ]
 
 
@@ -283,18 +283,18 @@ def test_the_callers_lock_timeout_is_as_it_was(
 @pytest.mark.parametrize(("schema", "prefix"), [("billing", ""), ("Odd schema-%", "Odd%_")])
 def test_the_watermarks_may_be_anywhere(fresh_database: str, schema: str, prefix: str) -> None:
     engine = create_engine(fresh_database)
-    place = {"schema": schema, "prefix": prefix}
+    watermarks = Watermarks("s", schema=schema, prefix=prefix)
     with engine.begin() as connection:
         connection.execute(CreateSchema(schema))
         tables(schema, prefix).metadata.create_all(connection)
-        assert advance(connection, "s", "t", "%s", 1, insist=True, **place) is APPLIED
-        assert advance(connection, "s", "t", "%s", 3, insist=True, **place) is GAP
-        assert advance(connection, "s", "t", "other", 3, insist=True, **place) is GAP
-        assert advance_many(connection, "s", [("t", "%s", 2)], **place) == [APPLIED]
-        assert advance_many(connection, "s", [("t", "%s", 3), ("t", "100%", 2)], insist=True, **place) == [APPLIED, GAP]
+        assert watermarks.advance(connection, "t", "%s", 1, insist=True) is APPLIED
+        assert watermarks.advance(connection, "t", "%s", 3, insist=True) is GAP
+        assert watermarks.advance(connection, "t", "other", 3, insist=True) is GAP
+        assert watermarks.advance_many(connection, [("t", "%s", 2)]) == [APPLIED]
+        assert watermarks.advance_many(connection, [("t", "%s", 3), ("t", "100%", 2)], insist=True) == [APPLIED, GAP]
         connection.exec_driver_sql("""CREATE TEMPORARY TABLE "Odd%%" AS SELECT '%%s' AS "A b", 4 AS "order" """)
-        options: dict[str, Any] = {"aggregate_type": "t", "aggregate_id": "A b", "sequence": "order", **place}
-        assert advance_from(connection, "s", "Odd%", **options) == 1
+        options: dict[str, Any] = {"aggregate_type": "t", "aggregate_id": "A b", "sequence": "order"}
+        assert watermarks.advance_from(connection, "Odd%", **options) == 1
     with engine.connect() as connection:
         found = connection.execute(tables(schema, prefix).aggregate_watermark.select()).one()
         assert found[:5] == ("s", "t", "%s", 4, 3)
@@ -304,26 +304,25 @@ def test_the_watermarks_may_be_anywhere(fresh_database: str, schema: str, prefix
 def test_a_missing_table_is_named_with_the_remedy(fresh_database: str) -> None:
     engine = create_engine(fresh_database)
     for schema, name in [(None, "aggregate_watermark"), ("No such-%", '"No such-%".aggregate_watermark')]:
+        watermarks = Watermarks("billing", schema=schema)
         calls: list[Callable[..., object]] = [
-            lambda lent, **place: one(lent, 1, **place),
-            lambda lent, **place: one(lent, 1, insist=True, **place),
-            lambda lent, **place: advance_many(lent, "billing", [("account", "ann", 1)], **place),
-            lambda lent, **place: advance_many(lent, "billing", [("account", "ann", 1)], insist=True, **place),
-            lambda lent, **place: advance_from(
-                lent, "billing", aggregate_type="account", aggregate_id="a", sequence="s", **place
-            ),
+            lambda lent, on=watermarks: on.advance(lent, "account", "ann", 1),
+            lambda lent, on=watermarks: on.advance(lent, "account", "ann", 1, insist=True),
+            lambda lent, on=watermarks: on.advance_many(lent, [("account", "ann", 1)]),
+            lambda lent, on=watermarks: on.advance_many(lent, [("account", "ann", 1)], insist=True),
+            lambda lent, on=watermarks: on.advance_from(lent, aggregate_type="account", aggregate_id="a", sequence="s"),
         ]
         for call in calls:
             with engine.connect() as connection:
                 connection.exec_driver_sql("CREATE TEMPORARY TABLE fresh_event (a text, s int)")
                 with pytest.raises(SchemaMissing, match="txbox db upgrade") as caught:
-                    call(connection, schema=schema)
+                    call(connection)
             assert caught.value.table == name
     engine.dispose()
 
 
 def test_a_connection_that_commits_every_statement_is_refused(engine: Engine) -> None:
-    for call in (*CALLS, lambda lent: advance_many(lent, "billing", [])):
+    for call in (*CALLS, lambda lent: BILLING.advance_many(lent, [])):
         autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         with autocommit.connect() as connection, pytest.raises(NotInTransaction):
             call(connection)
@@ -343,7 +342,7 @@ def test_a_batch_with_a_sequence_below_the_first_is_refused_and_leaves_nothing(e
     events = [("account", "ann", 1), ("account", "bob", 0), ("account", "bob", 1)]
     with engine.begin() as connection:
         with pytest.raises(InvalidConfiguration, match="sequence 0 of account bob is below the first one, 1"):
-            advance_many(connection, "one", events, insist=True)
+            Watermarks("one").advance_many(connection, events, insist=True)
         assert marks(connection, "one") == {}
-        assert advance_many(connection, "one", events, insist=True, first=0) == [GAP, APPLIED, APPLIED]
-        assert advance_many(connection, "one", [("account", "bob", 0)], insist=True) == [STALE]
+        assert Watermarks("one").advance_many(connection, events, insist=True, first=0) == [GAP, APPLIED, APPLIED]
+        assert Watermarks("one").advance_many(connection, [("account", "bob", 0)], insist=True) == [STALE]

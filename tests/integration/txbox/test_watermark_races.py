@@ -14,24 +14,31 @@ from support.blocking import backend_pid, wait_until_blocked
 from support.inbox import lock_timeout
 from txbox import InFlight
 from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
-from txbox.watermarks import Advance, advance, advance_from, advance_many
+from txbox.watermarks import Advance, Watermarks
 
 APPLIED, STALE, GAP = Advance
 
 ISOLATION_LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 WITH_ONE_SNAPSHOT = ISOLATION_LEVELS[1:]
-PATIENT: dict[str, Any] = {"wait_seconds": 60}
+PATIENT_SECONDS = 60
 
 Call = Callable[..., Advance]
 
+BILLING = Watermarks("billing", wait_seconds=PATIENT_SECONDS)
+
+
+def billing(options: dict[str, Any]) -> Watermarks:
+    """The watermarks under test, with the wait that is taken out of these options."""
+    return Watermarks("billing", wait_seconds=options.pop("wait_seconds", PATIENT_SECONDS))
+
 
 def alone(lent: Connection, sequence: int, **options: Any) -> Advance:
-    return advance(lent, "billing", "account", "ann", sequence, **{**PATIENT, **options})
+    return billing(options).advance(lent, "account", "ann", sequence, **options)
 
 
 def among_many(lent: Connection, sequence: int, **options: Any) -> Advance:
     events = [("account", "ann", sequence), ("account", "zoe", 1)]
-    return advance_many(lent, "billing", events, **{**PATIENT, **options})[0]
+    return billing(options).advance_many(lent, events, **options)[0]
 
 
 def of_a_relation(lent: Connection, sequence: int, **options: Any) -> Advance:
@@ -39,8 +46,8 @@ def of_a_relation(lent: Connection, sequence: int, **options: Any) -> Advance:
     lent.exec_driver_sql("CREATE TEMPORARY TABLE IF NOT EXISTS fresh_event (name text, at int) ON COMMIT DROP")
     lent.exec_driver_sql("TRUNCATE fresh_event")
     lent.exec_driver_sql("INSERT INTO fresh_event VALUES ('ann', %s), ('zoe', 1)", (sequence,))
-    options = {**PATIENT, **options, "aggregate_type": "account", "aggregate_id": "name", "sequence": "at"}
-    advance_from(lent, "billing", **options)
+    options = {"wait_seconds": PATIENT_SECONDS, **options, "aggregate_id": "name", "sequence": "at"}
+    BILLING.advance_from(lent, aggregate_type="account", **options)
     found = lent.exec_driver_sql("SELECT FROM fresh_event WHERE name = 'ann'").rowcount
     return APPLIED if found else STALE
 
@@ -268,10 +275,10 @@ def test_overlapping_batches_in_opposite_orders_wait_and_do_not_deadlock(
     back = [("account", "bob", 1), ("account", "ann", 2)]
     with engine.connect() as holder, engine.connect() as one, engine.connect() as other:
         pids = backend_pid(one), backend_pid(other)
-        advance(holder, "billing", "account", "bob", 1)
-        first = pool.submit(advance_many, one, "billing", forth, insist=insist, **PATIENT)
+        BILLING.advance(holder, "account", "bob", 1)
+        first = pool.submit(BILLING.advance_many, one, forth, insist=insist)
         wait_until_blocked(engine, pids[0], by=backend_pid(holder))
-        second = pool.submit(advance_many, other, "billing", back, insist=insist, **PATIENT)
+        second = pool.submit(BILLING.advance_many, other, back, insist=insist)
         wait_until_blocked(engine, pids[1], by=pids[0])
         holder.rollback()
         assert first.result(30) == [APPLIED, APPLIED]
@@ -321,8 +328,8 @@ def test_many_threads_with_shuffled_events_apply_each_at_most_once_and_in_order(
             rolls_back = random.Random(thread * 1_000 + start).random() < 0.1
 
             def run(connection: Connection, batch: Any = batch, rolls_back: bool = rolls_back) -> int:
-                answers = advance_many(connection, "billing", batch, **PATIENT) if size > 1 else [
-                    advance(connection, "billing", *batch[0], **PATIENT)
+                answers = BILLING.advance_many(connection, batch) if size > 1 else [
+                    BILLING.advance(connection, *batch[0])
                 ]  # fmt: skip
                 first = [event for event, answer in zip(batch, answers, strict=True) if answer is APPLIED]
                 for _, name, at in first:
@@ -365,7 +372,7 @@ def test_threads_that_insist_and_take_up_gaps_again_apply_every_event_once_and_i
             event, *waiting = waiting
 
             def run(connection: Connection, event: Any = event) -> Advance:
-                answer = advance(connection, "billing", *event, insist=True, **PATIENT)
+                answer = BILLING.advance(connection, *event, insist=True)
                 if answer is APPLIED:
                     _, name, at = event
                     connection.exec_driver_sql("INSERT INTO effect (name, at) VALUES (%s, %s)", (name, at))

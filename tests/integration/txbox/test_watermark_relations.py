@@ -10,7 +10,9 @@ from sqlalchemy.exc import DBAPIError
 
 from support.statements import statements_sent
 from txbox.postgres.sqlstates import sqlstate
-from txbox.watermarks import advance_from, advance_many
+from txbox.watermarks import Watermarks
+
+BILLING = Watermarks("billing")
 
 Row = tuple[str, int, int]
 ROWS = st.lists(st.tuples(st.sampled_from(["account", "order"]), st.integers(1, 3), st.integers(-2, 6)))
@@ -31,7 +33,7 @@ def left(connection: Connection, name: str = "fresh_event") -> list[Row]:
 
 def sift(connection: Connection, **changed: Any) -> int:
     usual = {"aggregate_type": column("kind"), "aggregate_id": "id", "sequence": "version"}
-    return advance_from(connection, "billing", **{**usual, **changed})
+    return BILLING.advance_from(connection, **{**usual, **changed})
 
 
 def truth(before: dict[tuple[str, int], int], rows: list[Row], *, newest_only: bool) -> list[Row]:
@@ -63,14 +65,14 @@ def test_what_is_above_the_watermarks_is_left_and_nothing_else(
 
 def test_a_table_and_a_batch_have_the_same_watermarks(engine: Engine) -> None:
     with engine.begin() as connection:
-        advance_many(connection, "billing", [("account", "1", 4), ("account", "2", 9)])
+        BILLING.advance_many(connection, [("account", "1", 4), ("account", "2", 9)])
         create(connection, [("account", 1, 4), ("account", 1, 5), ("account", 2, 8), ("account", 3, 1)])
         with statements_sent(engine) as sent:
             assert sift(connection, aggregate_type="account") == 2
             assert len(sent) == 1
         assert left(connection) == [("account", 1, 5), ("account", 3, 1)]
     with engine.begin() as connection:
-        again = advance_many(connection, "billing", [("account", str(number), 5) for number in (1, 2, 3)])
+        again = BILLING.advance_many(connection, [("account", str(number), 5) for number in (1, 2, 3)])
         assert again == ["stale", "stale", "applied"]
 
 
@@ -94,7 +96,7 @@ def test_a_relation_may_have_a_name_that_the_statement_uses_too(engine: Engine, 
 def test_an_event_without_sequence_or_aggregate_is_refused_and_not_lost(engine: Engine, missing: str) -> None:
     with engine.connect() as connection:
         create(connection, [("account", 1, 1), ("account", 1, 2)])
-        advance_many(connection, "billing", [("account", "1", 7)])
+        BILLING.advance_many(connection, [("account", "1", 7)])
         connection.exec_driver_sql(f"UPDATE fresh_event SET {missing} = NULL WHERE version = 1")
         with pytest.raises(DBAPIError) as caught:
             sift(connection)

@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration
 from txbox.schema import TABLE_NAMES
-from txbox.watermarks import Advance, advance, advance_from, advance_many
+from txbox.watermarks import Advance, Watermarks
+from txbox.watermarks.advance import decide
 from txbox.watermarks.statements import watermark_statements
-from txbox.watermarks.watermark import decide
 
 APPLIED, STALE, GAP = Advance
 
@@ -82,12 +82,11 @@ def test_each_sequence_is_applied_once_at_most_and_in_order(
 
 
 CALLS: list[Callable[..., object]] = [
-    lambda **given: advance(
-        Session(), **{"subscriber": "s", "aggregate_type": "t", "aggregate_id": "1", "sequence": 1, **given}
+    lambda **given: Watermarks("s").advance(
+        Session(), **{"aggregate_type": "t", "aggregate_id": "1", "sequence": 1, **given}
     ),
-    lambda **given: advance_many(
+    lambda **given: Watermarks("s").advance_many(
         Session(),
-        given.pop("subscriber", "s"),
         [("t", "1", 1), (given.pop("aggregate_type", "t"), given.pop("aggregate_id", "1"), given.pop("sequence", 1))],
         **given,
     ),
@@ -96,7 +95,7 @@ both = pytest.mark.parametrize("call", CALLS, ids=["one", "many"])
 
 
 @both
-@pytest.mark.parametrize("argument", ["subscriber", "aggregate_type", "aggregate_id"])
+@pytest.mark.parametrize("argument", ["aggregate_type", "aggregate_id"])
 @pytest.mark.parametrize("value", ["", "a\0b", "\ud800", "é" * 501], ids=["empty", "NUL", "surrogate", "long"])
 def test_text_that_postgres_cannot_keep_is_refused(call: Callable[..., object], argument: str, value: str) -> None:
     with pytest.raises(InvalidConfiguration, match=rf"^{argument} must be 1 to [\d,]+ bytes of text, not"):
@@ -118,12 +117,17 @@ def test_what_is_of_another_type_is_refused(call: Callable[..., object], wrong: 
         call(**wrong)
 
 
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "é" * 101], ids=["empty", "NUL", "surrogate", "long"])
+def test_a_subscriber_that_postgres_cannot_keep_is_refused(name: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"^Watermarks\.subscriber_id must be 1 to 200 bytes of text, not"):
+        Watermarks(name)
+
+
 @pytest.mark.parametrize("wait_seconds", [0, -1, 0.0001, 3601, float("inf"), float("nan")])
-@both
-def test_a_wait_without_bounds_is_refused(call: Callable[..., object], wait_seconds: float) -> None:
+def test_a_wait_without_bounds_is_refused(wait_seconds: float) -> None:
     # Postgres reads a lock_timeout of 0 as "wait for ever", which is what must not happen.
-    with pytest.raises(InvalidConfiguration, match=r"^wait_seconds must be from 0\.001 to 3600, not"):
-        call(wait_seconds=wait_seconds)
+    with pytest.raises(InvalidConfiguration, match=r"^Watermarks\.wait_seconds must be from 0\.001 to 3600, not"):
+        Watermarks("billing", wait_seconds=wait_seconds)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +143,12 @@ def test_a_wait_without_bounds_is_refused(call: Callable[..., object], wait_seco
 def test_a_relation_without_names_is_refused(wrong: dict[str, Any], argument: str) -> None:
     usual = {"aggregate_type": "t", "aggregate_id": "id", "sequence": "version"}
     with pytest.raises(InvalidConfiguration, match=f"^{argument} must be"):
-        advance_from(Session(), "s", **{**usual, **wrong})
+        Watermarks("s").advance_from(Session(), **{**usual, **wrong})
 
 
 def test_the_longest_names_are_accepted_before_anything_is_asked_of_the_database() -> None:
     with pytest.raises(TypeError, match="Connection or Session is needed"):
-        advance(None, "s" * 200, "t" * 200, "i" * 1_000, 2**63 - 1)  # type: ignore[arg-type]
+        Watermarks("s" * 200).advance(None, "t" * 200, "i" * 1_000, 2**63 - 1)  # type: ignore[arg-type]
 
 
 def test_every_statement_names_the_table_in_full_and_quoted() -> None:

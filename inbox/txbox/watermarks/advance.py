@@ -1,0 +1,53 @@
+"""What an event is to the watermark of its aggregate. Pure."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+__all__ = ["Advance", "decide"]
+
+
+class Advance(StrEnum):
+    """What an event is to the watermark of its aggregate."""
+
+    APPLIED = "applied"
+    """It is above, and the watermark is its sequence now: apply the event in the same transaction."""
+    STALE = "stale"
+    """It is not above: applied before, or overtaken by a later one. Nothing is to be done."""
+    GAP = "gap"
+    """It is not the next one, and the next one was insisted on. Nothing has changed: hand it back."""
+
+    def __bool__(self) -> bool:
+        """Refuse to be used as yes or no: there are three answers.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"Advance.{self.name} is not yes or no: compare with Advance.APPLIED")
+
+
+def decide(
+    before: int | None, sequences: Sequence[int], *, insist: bool = False, first: int = 1
+) -> tuple[list[Advance], int | None]:
+    """Decide events one after the other; a set of events is decided here only.
+
+    Args:
+        before: the watermark; None: there is none.
+        sequences: of the events of one aggregate, in the order in which they count.
+        insist: apply only the very next sequence.
+        first: the next one where there is no watermark.
+
+    Returns:
+        An answer for each event, and the watermark after them.
+    """
+    answers: list[Advance] = []
+    mark = before
+    for sequence in sequences:
+        seen = first - 1 if insist and mark is None else mark
+        if seen is not None and sequence <= seen:
+            answers.append(Advance.STALE)
+        elif insist and seen is not None and sequence != seen + 1:
+            answers.append(Advance.GAP)
+        else:
+            answers.append(Advance.APPLIED)
+            mark = sequence
+    return answers, mark

@@ -1,0 +1,356 @@
+"""Watermarks: apply each event of an aggregate once, in the order of its sequence, with one row per aggregate.
+
+The idempotent consumer by sequence number (Kafka's brokers do it for idempotent producers; G. Hohpe and B. Woolf,
+"Enterprise Integration Patterns", 2003, Idempotent Receiver; P. Helland, "Life beyond Distributed Transactions", 2007).
+
+The producer gives each event of an aggregate a number of its own, a later event a higher one; a clock is no such
+number. The events of an aggregate come in that order, or each one carries the aggregate's whole state: an event that is
+overtaken by a later one is STALE for ever. Where that does not hold, use the inbox. ::
+
+    advance ── mark < sequence ──▶ APPLIED   the watermark is the sequence now; apply the event, and commit both
+       │  └─── sequence ≤ mark ──▶ STALE     applied before, or overtaken; nothing to do, ack
+       └ insist: mark + 1 < sequence ──▶ GAP one before it is missing; nothing has changed, roll back and hand back
+
+When transaction B comes to an aggregate that transaction A has advanced::
+
+    A advances ─────────────── A commits       B is decided by A's watermark   (at READ COMMITTED)
+         B advances … waits for A ┘            B: 40001, run it again          (at REPEATABLE READ and SERIALIZABLE,
+                                                                                if B's snapshot is older than A's end)
+    A advances ─────────────── A rolls back    B is decided as if A had never been there
+         B advances … waits for A ┘
+    A advances ─────────────────────────────…  B: InFlight, after ``wait_seconds``
+         B advances … waits ┘
+
+What B's snapshot shows to be stale is STALE at once: it waits for nothing and locks nothing. Everything else holds the
+watermark until the transaction ends, GAP included. A serialization failure is never read as STALE: it passes through.
+
+Events behind a gap are not kept: the broker delivers them again. docs/watermarks.md says what to do when the missing
+event never comes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from sqlalchemy import ColumnClause, Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox.errors import InFlight, InvalidConfiguration
+from txbox.message import valid_subscriber_id
+from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from txbox.postgres.statements import text_array
+from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema
+from txbox.watermarks.advance import Advance, decide
+from txbox.watermarks.statements import watermark_statements
+
+__all__ = ["WAIT_SECONDS", "Watermarks"]
+
+WAIT_SECONDS = 1.0
+"""How long to wait for another transaction that has the same watermark."""
+
+MAX_AGGREGATE_TYPE_BYTES = 200
+MAX_AGGREGATE_ID_BYTES = 1_000
+"""In UTF-8. A B-tree entry of Postgres holds 2,704 bytes, and the subscriber and the type are in it too."""
+
+LOWEST_SEQUENCE, HIGHEST_SEQUENCE = -(2**63) + 1, 2**63 - 1
+"""What a bigint holds, but for the lowest: there is always one before the first."""
+
+Aggregate = tuple[str, str]
+"""Its type and its id."""
+
+
+class Watermarks:
+    """The highest sequence that one subscriber has applied of each aggregate."""
+
+    def __init__(
+        self, subscriber_id: str, *, schema: str | None = None, prefix: str = "", wait_seconds: float = WAIT_SECONDS
+    ) -> None:
+        """Name the subscriber and the place of the table; nothing is connected.
+
+        Args:
+            subscriber_id: the consumer's name; each subscriber has watermarks of its own. 1 to 200 bytes.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            wait_seconds: how long to wait for another transaction that has the same watermark; from 0.001 to 3600.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        self.subscriber_id = valid_subscriber_id(subscriber_id, "Watermarks.subscriber_id")
+        self.schema = schema
+        self.prefix = prefix
+        self.wait_seconds = wait_seconds
+        self._lock_timeout = _lock_timeout(wait_seconds, "Watermarks.wait_seconds")
+        self._statements = watermark_statements(schema, prefix)
+
+    def __repr__(self) -> str:
+        where = f", schema={self.schema!r}" if self.schema else ""
+        return f"Watermarks({self.subscriber_id!r}{where})"
+
+    def advance(
+        self,
+        connection_or_session: ConnectionOrSession,
+        aggregate_type: str,
+        aggregate_id: str,
+        sequence: int,
+        *,
+        insist: bool = False,
+        first: int = 1,
+    ) -> Advance:
+        """Advance a watermark to an event's sequence, in the caller's transaction; one statement, one round trip.
+
+        The transaction is never begun, committed or rolled back here. If it is rolled back, the watermark is where it
+        was. With ``insist``, an event that is found to be ahead takes a second round trip.
+
+        Args:
+            connection_or_session: where the event is applied too.
+            aggregate_type: what kind of thing the event is about, ``account``. 1 to 200 bytes.
+            aggregate_id: which one. 1 to 1,000 bytes.
+            sequence: of the event, within its aggregate: a bigint, greater than the lowest of them.
+            insist: apply only the very next sequence.
+            first: the sequence that is next where there is no watermark yet; for ``insist``.
+
+        Returns:
+            APPLIED: apply the event. STALE: there is nothing to do. GAP: one before it is missing; only with
+            ``insist``.
+
+        Raises:
+            NotInTransaction: the connection is in autocommit mode.
+            InFlight: another transaction has the watermark; roll back, and take the event up again later.
+            InvalidConfiguration: an argument cannot be kept; or ``insist`` is set, there is no watermark, and the
+                sequence is below ``first``.
+            TypeError: the aggregate's id is no text, or the sequence no integer.
+            SchemaMissing: the table does not exist.
+            sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
+        """
+        key = (self.subscriber_id, *_valid_aggregate(aggregate_type, aggregate_id))
+        _valid_sequence(sequence, "sequence")
+        _valid_sequence(first, "first")
+        sql = self._statements
+        connection = in_transaction(connection_or_session)
+        busy = (f"{aggregate_type} {aggregate_id}",)
+        if not insist:
+            found = self._execute(connection, sql.advance, (self._lock_timeout, *key, sequence), busy)
+            return Advance.APPLIED if found[0] else Advance.STALE
+        placeholder = None if sequence == first else first - 1
+        parameters = (self._lock_timeout, *key, sequence, placeholder, sequence, sequence - 1)
+        applied, placed, seen, _ = self._execute(connection, sql.advance_next, parameters, busy)
+        if applied:
+            return Advance.APPLIED
+        if placed:
+            connection.exec_driver_sql(sql.drop_placeholder, key)
+            if sequence < first:
+                raise _below_first((aggregate_type, aggregate_id), sequence, first)
+            seen = first - 1
+        elif seen is None or seen < sequence:
+            # The statement has locked a row that may be newer than its snapshot: whether the event is ahead or stale,
+            # only another statement can see.
+            seen = connection.exec_driver_sql(sql.sequence, key).scalar_one()
+        return Advance.STALE if sequence <= seen else Advance.GAP
+
+    def advance_many(
+        self,
+        connection_or_session: ConnectionOrSession,
+        events: Iterable[tuple[str, str, int]],
+        *,
+        insist: bool = False,
+        first: int = 1,
+    ) -> list[Advance]:
+        """Advance watermarks by many events, in the caller's transaction; answers are those of ``advance`` one by one.
+
+        One round trip; two with ``insist``. Watermarks are locked in one order, so that batches which overlap wait for
+        each other and never deadlock, as calls of ``advance`` one after the other in one transaction may.
+
+        Args:
+            connection_or_session: where the events are applied too.
+            events: aggregate type, aggregate id and sequence of each event, in the order in which they count.
+            insist: apply only the very next sequence of each aggregate.
+            first: the sequence that is next where there is no watermark yet; for ``insist``.
+
+        Returns:
+            An answer for each event, in the same order.
+
+        Raises:
+            NotInTransaction, InFlight, InvalidConfiguration, TypeError, SchemaMissing: as ``advance``; nothing has
+                changed.
+        """
+        _valid_sequence(first, "first")
+        places: dict[Aggregate, list[int]] = {}
+        sequences: list[int] = []
+        for place, (aggregate_type, aggregate_id, sequence) in enumerate(events):
+            places.setdefault(_valid_aggregate(aggregate_type, aggregate_id), []).append(place)
+            sequences.append(_valid_sequence(sequence, "sequence"))
+        connection = in_transaction(connection_or_session)
+        answers = [Advance.STALE] * len(sequences)
+        if not places:
+            return answers
+        befores = self._lock(connection, places, sequences, (first - 1) if insist else None)
+        after: dict[Aggregate, int | None] = {}
+        below: InvalidConfiguration | None = None
+        for aggregate, before in befores.items():
+            mine = places[aggregate]
+            decided, mark = decide(before, [sequences[place] for place in mine], insist=insist, first=first)
+            for place, answer in zip(mine, decided, strict=True):
+                answers[place] = answer
+            if insist and (mark is None or mark != before):
+                after[aggregate] = mark
+            if insist and before is None:
+                for place in takewhile(lambda place: answers[place] is not Advance.APPLIED, mine):
+                    if sequences[place] < first:
+                        below = _below_first(aggregate, sequences[place], first)
+        if below is not None:
+            # No watermark moves, and no placeholder stays.
+            after = {aggregate: None for aggregate in after if befores[aggregate] is None}
+        if after:
+            moves = (*_arrays(after), [befores[aggregate] for aggregate in after], list(after.values()))
+            settled = (*moves, self.subscriber_id, self.subscriber_id)
+            connection.exec_driver_sql(self._statements.settle_many, settled)
+        if below is not None:
+            raise below
+        return answers
+
+    def advance_from(
+        self,
+        connection_or_session: ConnectionOrSession,
+        relation: str = "fresh_event",
+        *,
+        aggregate_type: str | ColumnClause[Any],
+        aggregate_id: str,
+        sequence: str,
+        newest_only: bool = False,
+        wait_seconds: float | None = None,
+    ) -> int:
+        """Advance watermarks by the events in a table of this transaction, and leave in it those that are above them.
+
+        One statement, however many events. It is for the callable that applies a chunk of a bulk load: after it, the
+        relation ``fresh_event`` has no stale events any more, and ``UPDATE … FROM fresh_event`` applies the others.
+
+        Events of one aggregate count in the order of their sequences, wherever they stand in the table; of two with the
+        same sequence, one is left. A bulk load merges its chunks in no order, and the events of an aggregate are in
+        many of them: one is stale if a later one was in an earlier chunk. So it is for events that carry their
+        aggregate's state.
+
+        Args:
+            connection_or_session: whose transaction has the table.
+            relation: a table without partitions, by its name alone, whose rows may be deleted: a temporary one.
+            aggregate_type: the type of all events; or ``sqlalchemy.column("name")``, where a column has it.
+            aggregate_id: the column of the aggregate's id; as text, it is what ``advance`` is given.
+            sequence: the column of the sequence.
+            newest_only: leave only the newest event of each aggregate. UPDATE … FROM takes any one of several.
+            wait_seconds: how long to wait for each other transaction that has one of the watermarks, instead of
+                ``Watermarks.wait_seconds``; None leaves it to the lock_timeout of the transaction, and its 55P03 passes
+                through, which a bulk load tries again.
+
+        Returns:
+            How many events are left.
+
+        Raises:
+            NotInTransaction, InFlight, InvalidConfiguration, SchemaMissing: as ``advance``.
+            sqlalchemy.exc.IntegrityError: an event has no sequence, or no aggregate (23502).
+            sqlalchemy.exc.DBAPIError: as ``advance``; or there is no such table or column.
+        """
+        lock_timeout = None if wait_seconds is None else _lock_timeout(wait_seconds, "wait_seconds")
+        if isinstance(aggregate_type, ColumnClause):
+            type_column, kind = aggregate_type.name, []
+        else:
+            type_column, kind = None, [_valid_text(aggregate_type, "aggregate_type", MAX_AGGREGATE_TYPE_BYTES)]
+        for argument, name in {"relation": relation, "aggregate_id": aggregate_id, "sequence": sequence}.items():
+            if not isinstance(name, str) or not name:
+                raise InvalidConfiguration(f"{argument} must be a name, not {name!r}")
+        statement = self._statements.advance_from(
+            relation, type_column, aggregate_id, sequence, newest_only=newest_only
+        )
+        connection = in_transaction(connection_or_session)
+        busy = (f"an aggregate of {relation}",) if lock_timeout else None
+        parameters = (lock_timeout, *kind, self.subscriber_id, self.subscriber_id)
+        return int(self._execute(connection, statement, parameters, busy)[0])
+
+    def _lock(
+        self,
+        connection: Connection,
+        places: Mapping[Aggregate, Sequence[int]],
+        sequences: Sequence[int],
+        placeholder: int | None,
+    ) -> dict[Aggregate, int | None]:
+        """Lock the watermarks that are not above all of their events, and return what they were; None: there was none.
+
+        Without a placeholder, they are advanced to the highest sequence of each at once. An aggregate of which every
+        event is stale is left out.
+        """
+        # Sorted, so that rows are likely to be inserted as they come; the statement orders them itself.
+        ordered = sorted(places)
+        highest = [max(sequences[place] for place in places[aggregate]) for aggregate in ordered]
+        wanted = (*_arrays(ordered), highest, self.subscriber_id)
+        busy = [f"{kind} {name}" for kind, name in places]
+        statement = self._statements.advance_many if placeholder is None else self._statements.hold_many
+        parameters = (self._lock_timeout, self.subscriber_id, *(() if placeholder is None else (placeholder,)), *wanted)
+        types, ids, marks, _ = self._execute(connection, statement, parameters, busy)
+        return dict(zip(zip(types or (), ids or (), strict=True), marks or (), strict=True))
+
+    def _execute(
+        self, connection: Connection, statement: str, parameters: tuple[Any, ...], aggregates: Sequence[str] | None
+    ) -> Any:
+        """Run a statement that may wait, and return its row.
+
+        Args:
+            connection: of the caller's transaction.
+            statement, parameters: what to run.
+            aggregates: which ones may be in flight; None: the lock_timeout is the caller's own, and so is its error.
+        """
+        try:
+            return connection.exec_driver_sql(statement, parameters).fetchone()
+        except DBAPIError as error:
+            if sqlstate(error) == LOCK_NOT_AVAILABLE and aggregates is not None:
+                raise InFlight(self.subscriber_id, aggregates) from error
+            # Or it is the relation of advance_from that is not there, or lacks a column.
+            missing = missing_schema(error, self._statements.aggregate_watermark)
+            if missing is not None and self._statements.name in str(error.orig).splitlines()[0]:
+                raise missing from error
+            raise
+
+
+def _arrays(aggregates: Iterable[Aggregate]) -> tuple[str | Sequence[str], str | Sequence[str]]:
+    """Return the types and the ids of aggregates, to be bound."""
+    types, ids = zip(*aggregates, strict=True)
+    return text_array(list(types)), text_array(list(ids))
+
+
+def _below_first(aggregate: Aggregate, sequence: int, first: int) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"sequence {sequence} of {' '.join(aggregate)} is below the first one, {first}, and nothing was applied yet: "
+        "for a producer that begins lower, give first="
+    )
+
+
+def _valid_aggregate(aggregate_type: str, aggregate_id: str) -> Aggregate:
+    kind = _valid_text(aggregate_type, "aggregate_type", MAX_AGGREGATE_TYPE_BYTES)
+    if not isinstance(aggregate_id, str):
+        raise TypeError(f"aggregate_id must be text, not {type(aggregate_id).__name__}: {aggregate_id!r}")
+    return kind, _valid_text(aggregate_id, "aggregate_id", MAX_AGGREGATE_ID_BYTES)
+
+
+def _valid_text(value: str, argument: str, max_bytes: int) -> str:
+    """Return what Postgres can hold as text of 1 to ``max_bytes`` bytes, or refuse it."""
+    try:
+        if 0 < len(value.encode()) <= max_bytes and "\0" not in value:
+            return value
+    except (AttributeError, UnicodeEncodeError):
+        pass
+    raise InvalidConfiguration(f"{argument} must be 1 to {max_bytes:,} bytes of text, not {value!r}")
+
+
+def _valid_sequence(sequence: int, argument: str) -> int:
+    if not isinstance(sequence, int) or isinstance(sequence, bool):
+        raise TypeError(f"{argument} must be an integer, not {type(sequence).__name__}: {sequence!r}")
+    if not LOWEST_SEQUENCE <= sequence <= HIGHEST_SEQUENCE:
+        raise InvalidConfiguration(f"{argument} must be from {LOWEST_SEQUENCE} to {HIGHEST_SEQUENCE}, not {sequence}")
+    return sequence
+
+
+def _lock_timeout(wait_seconds: float, argument: str) -> str:
+    if not 0.001 <= wait_seconds <= _MAX_WAIT_SECONDS:
+        raise InvalidConfiguration(f"{argument} must be from 0.001 to {_MAX_WAIT_SECONDS}, not {wait_seconds!r}")
+    return f"{round(wait_seconds * 1000)}ms"
+
+
+_MAX_WAIT_SECONDS = 3600
