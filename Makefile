@@ -23,14 +23,15 @@ SQLALCHEMY_OLDEST := 2.0.40
 ALEMBIC_OLDEST := 1.17.0
 PSYCOPG_OLDEST := 3.3.0
 SPARK_OLDEST := 4.0.0
-OLDEST_TESTS := tests/integration/spark tests/migrations \
-  $(wildcard tests/integration/txbox/test_inbox_*.py) tests/integration/txbox/test_outbox.py tests/integration/txbox/test_dead_letters.py \
-  tests/integration/workers/test_worker_batches.py tests/integration/workers/test_worker_conflicts.py \
-  tests/integration/workers/test_worker_handlers.py
-SPARK_TESTS := tests/integration/spark tests/acceptance/spark
+OLDEST_TESTS := tests/integration/txbox_spark tests/migrations \
+  tests/integration/txbox/inbox tests/integration/txbox/outbox/test_outbox.py tests/integration/txbox/dead_letters \
+  tests/integration/txbox_workers/test_worker_batches.py tests/integration/txbox_workers/test_worker_conflicts.py \
+  tests/integration/txbox_workers/test_worker_handlers.py
+SPARK_TESTS := tests/integration/txbox_spark tests/acceptance/spark
 # Of Spark's tests, those that rest most on what Postgres does, lest the suite takes twice as long.
-CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/workers $(wildcard tests/integration/test_*.py) \
-  tests/integration/spark/test_merge.py tests/integration/spark/test_bulk_load_types.py
+CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/txbox_workers tests/integration/txbox_aws tests/integration/txbox_cli tests/integration/txbox_local \
+  $(wildcard tests/integration/test_*.py) \
+  tests/integration/txbox_spark/test_merge.py tests/integration/txbox_spark/test_bulk_load_types.py
 OLDEST := $(VENV)-oldest
 OLDEST_READY := $(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(ALEMBIC_OLDEST)-$(PSYCOPG_OLDEST)-$(SPARK_OLDEST)
 OLDEST_PIP := $(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt
@@ -103,7 +104,7 @@ test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outage
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST_READY) ## Run migration and integration tests with the oldest dependencies and Spark that are supported
-	@$(OLDEST)/bin/pytest $(SIDE_BY_SIDE) -m 'not containers' --ignore tests/integration/spark/test_cluster.py $(OLDEST_TESTS) $(TESTS)
+	@$(OLDEST)/bin/pytest $(SIDE_BY_SIDE) -m 'not containers' --ignore tests/integration/txbox_spark/test_cluster.py $(OLDEST_TESTS) $(TESTS)
 
 .PHONY: test-containers
 test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)

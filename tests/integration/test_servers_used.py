@@ -10,9 +10,9 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 OF_THE_DATABASE = (
-    "tests/integration/txbox/test_inbox_ids.py::test_the_longest_id_of_the_longest_subscriber_fits_into_the_key"
+    "tests/integration/txbox/inbox/test_ids.py::test_the_longest_id_of_the_longest_subscriber_fits_into_the_key"
 )
-OF_A_QUEUE = "tests/integration/workers/test_sqs_worker.py::test_start_refuses_a_queue_that_does_not_exist"
+OF_A_QUEUE = "tests/integration/txbox_aws/test_sqs_worker.py::test_start_refuses_a_queue_that_does_not_exist"
 
 
 def last_lines(database_url: str, *tests: str) -> list[str]:

@@ -23,11 +23,11 @@ def test_the_groups_are_of_tests_that_there_are() -> None:
         assert (REPOSITORY / place).exists()
     assert group_of("tests/acceptance/spark/test_kills.py::test_x[1]") == "spark"
     assert group_of("tests/acceptance/test_demo.py::test_x") == "demo"
-    assert group_of("tests/unit/spark/test_chunks.py::test_x") is None
+    assert group_of("tests/unit/txbox_spark/loading/test_chunks.py::test_x") is None
 
 
 def test_a_group_runs_in_one_process_and_first(tmp_path: Path) -> None:
-    places = ("unit/a", "integration/spark", "acceptance/spark", "unit/b")
+    places = ("unit/a", "integration/txbox_spark", "acceptance/spark", "unit/b")
     for place in places:
         folder = tmp_path / "tests" / place
         folder.mkdir(parents=True)

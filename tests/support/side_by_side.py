@@ -11,7 +11,7 @@ import pytest
 __all__ = ["GROUPS", "group_of"]
 
 GROUPS = {
-    "tests/integration/spark/": "spark",  # one JVM is enough: it needs a gigabyte, and seconds to start
+    "tests/integration/txbox_spark/": "spark",  # one JVM is enough: it needs a gigabyte, and seconds to start
     "tests/acceptance/spark/": "spark",
     "tests/acceptance/test_demo.py": "demo",  # they look for what other demos have left on their servers
 }

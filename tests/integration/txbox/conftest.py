@@ -1,7 +1,4 @@
-"""Inboxes of one subscriber, and threads to use them in."""
-
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+"""Inboxes of one subscriber."""
 
 import pytest
 
@@ -12,9 +9,3 @@ from txbox import Inbox
 def inbox() -> Inbox:
     """An inbox whose waits outlast every test: who runs into the bound without meaning to fails."""
     return Inbox("billing", wait_seconds=60)
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(16) as pool:
-        yield pool

@@ -16,7 +16,7 @@ from txbox.outbox import Outbox
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
 
-OPERATING = Path(__file__).parents[4] / "docs" / "operating.md"
+OPERATING = Path(__file__).parents[3] / "docs" / "operating.md"
 
 
 class Picky:

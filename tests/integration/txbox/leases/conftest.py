@@ -1,22 +1,9 @@
 """Both ledgers: a test that takes ``store`` or ``ledger`` is run with each."""
 
-from collections.abc import Iterator
-from typing import Any
-
-import boto3
 import pytest
 
 from support.leases import Store, dynamodb_store, postgres_store
 from txbox.leases import Ledger
-from txbox_local import LocalAws
-
-
-@pytest.fixture(scope="session")
-def dynamodb(aws: LocalAws) -> Iterator[Any]:
-    """A client of the local DynamoDB."""
-    client = boto3.client("dynamodb")
-    yield client
-    client.close()
 
 
 @pytest.fixture(params=["postgres", "dynamodb"])

@@ -1,13 +1,33 @@
-"""Business tables for a worker, and pauses that no test has to wait out."""
+"""What integration tests of several packages need: business tables, threads, DynamoDB, short pauses."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import boto3
 import pytest
 from sqlalchemy import Engine
 
 from support.business import Business
 from support.memory_worker import AT_ONCE
 from txbox.backoff import Backoff
+from txbox_local import LocalAws
 from txbox_workers import worker as worker_module
 from txbox_workers.processing import processor as processor_module
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def dynamodb(aws: LocalAws) -> Iterator[Any]:
+    """A client of the local DynamoDB."""
+    client = boto3.client("dynamodb")
+    yield client
+    client.close()
 
 
 @pytest.fixture
