@@ -13,7 +13,6 @@ from support.outbox import OWN
 from support.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import Outbox
-from txbox.outbox import notifier
 from txbox.outbox.notifier import CHANNEL
 from txbox.relay import poller
 
