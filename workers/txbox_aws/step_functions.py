@@ -24,26 +24,20 @@ Workflows of type EXPRESS do not know their names: every call starts another one
 https://docs.aws.amazon.com/step-functions/latest/apireference/API_StartExecution.html
 """
 
-import contextlib
 import hashlib
 import json
 import re
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-
 from txbox import InvalidConfiguration, MalformedMessage, Message, MessageTooLarge, Mismatch, Outcome, TxboxError
 from txbox.message import valid_message_id
-from txbox_aws.sqs.client import broker_error
+from txbox_aws.clients import STEP_FUNCTIONS, stepfunctions_client, translated
 
 if TYPE_CHECKING:
     from types_boto3_stepfunctions import SFNClient
@@ -107,7 +101,7 @@ class Executions:
         self.state_machine_arn = state_machine_arn
         self._unqualified_arn = found["unqualified"]
         self._name = found["name"]
-        self._executions_arn = f"{found['place']}:execution:{self._name}"
+        self._executions_arn = f"{found['account']}:execution:{self._name}"
         self._region = found["region"]
         self._given = client
         self._made: SFNClient | None = None
@@ -153,7 +147,7 @@ class Executions:
                 f"{size:,}; put the content into a store, and give where it is as the input",
             )
         named = execution_name(message.id if name is None else name)
-        with self._translated():
+        with translated(STEP_FUNCTIONS, self.state_machine_arn):
             client = self._client()
             self._see_that_it_is_standard(client)
             begun = time.monotonic()
@@ -198,33 +192,6 @@ class Executions:
                 f"type {kind}, which starts an execution for every delivery"
             )
         self._is_standard = True
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (ClientError, BotoCoreError) as error:
-            raise broker_error(error, "Step Functions", self.state_machine_arn, _REMEDIES) from error
-
-
-def stepfunctions_client(region: str | None = None) -> "SFNClient":
-    """Make a client whose calls end soon: credentials and endpoint are boto3's own business.
-
-    Args:
-        region: where the state machine is; None leaves it to boto3.
-    """
-    # A session of its own: boto3's default one is not made for several threads.
-    return boto3.session.Session().client(
-        "stepfunctions",
-        region_name=region,
-        config=Config(
-            retries={"mode": "standard", "total_max_attempts": 3},
-            connect_timeout=5,
-            read_timeout=10,
-            max_pool_connections=32,
-            tcp_keepalive=True,
-        ),
-    )
 
 
 def execution_name(message_id: str) -> str:
@@ -314,18 +281,8 @@ def _refuse(constant: str) -> None:
 
 
 _STATE_MACHINE = re.compile(
-    r"(?P<unqualified>(?P<place>arn:[^:]+:states:(?P<region>[^:]+):[^:]+):stateMachine:(?P<name>[^:/\s]+))(?::[^:/\s]+)?"
+    r"(?P<unqualified>(?P<account>arn:[^:]+:states:(?P<region>[^:]+):[^:]+):stateMachine:(?P<name>[^:/\s]+))(?::[^:/\s]+)?"
 )
 _NAME = re.compile(r"[A-Za-z0-9!'()+\-.=@_]{1,80}")
 _DERIVED = re.compile(r"-[0-9a-f]{64}\Z")
 _READABLE = 80 - 1 - 64
-
-_REMEDIES = {
-    "AccessDenied": "; grant states:StartExecution, DescribeExecution and DescribeStateMachine",
-    "StateMachineDoesNotExist": "; create the state machine, or correct its ARN, region or account",
-    "StateMachineDeleting": "; it is being deleted",
-    "ResourceNotFound": "; create the version or alias, or correct the ARN",
-    "InvalidArn": "; correct the ARN",
-    "InvalidExecutionInput": "; the input is not what Step Functions takes",
-    "UnrecognizedClient": "; the access key is not known: check AWS_ACCESS_KEY_ID",
-}

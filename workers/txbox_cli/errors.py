@@ -109,7 +109,6 @@ _DATABASE_REMEDIES = {
 
 _BROKER_REMEDIES = {
     "Could not connect": "is it running, and is AWS_ENDPOINT_URL right?",
-    "config profile": "correct AWS_PROFILE",
 }
 
 _EXTRAS = {

@@ -1,6 +1,6 @@
 """DynamoDB: a ledger of leases, and ids in items."""
 
-from txbox_aws.dynamodb.client import dynamodb_client
+from txbox_aws.clients import dynamodb_client
 from txbox_aws.dynamodb.ledger import DynamoDBLedger
 from txbox_aws.dynamodb.table import create_lease_table
 

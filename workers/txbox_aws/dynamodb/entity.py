@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any, cast
 from txbox.entities.event_ids import EventId, check_kind, valid_event_id, valid_source
 from txbox.errors import EntityMissing, InvalidConfiguration
 from txbox.message import valid_message_id
-from txbox_aws.dynamodb.client import plain, translated, typed
+from txbox_aws.clients import DYNAMODB, translated
+from txbox_aws.dynamodb.values import plain, typed
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -229,7 +230,7 @@ class _Call:
         if self._condition:
             conditions.append(_enclosed(self._condition))
         try:
-            with translated(self._table, _REMEDIES):
+            with translated(DYNAMODB, self._table, _REMEDIES):
                 self._client.update_item(
                     TableName=self._table,
                     Key={name: typed(value) for name, value in self._key.items()},

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from txbox.errors import LedgerError
 from txbox.leases.lease import elapsed
 from txbox.leases.store_clock import StoreClock, http_date
-from txbox_aws.dynamodb.client import dynamodb_client, plain, translated, typed
+from txbox_aws.clients import DYNAMODB, dynamodb_client, translated
+from txbox_aws.dynamodb.values import plain, typed
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -111,7 +112,7 @@ class LeaseItems:
         sent = elapsed() if asked_at is None else asked_at
         done = True
         try:
-            with translated(self._table, _REMEDIES):
+            with translated(DYNAMODB, self._table, _REMEDIES):
                 response = getattr(client, method)(**request)
         except client.exceptions.ConditionalCheckFailedException as error:
             response, done, part = error.response, False, "Item"

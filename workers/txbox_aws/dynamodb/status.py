@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from txbox.errors import LedgerError
 from txbox.leases.status import LeaseStatus, LedgerStatus
 from txbox.leases.store_clock import http_date
-from txbox_aws.dynamodb.client import dynamodb_client, plain, translated
+from txbox_aws.clients import DYNAMODB, dynamodb_client, translated
 from txbox_aws.dynamodb.table import TABLE
+from txbox_aws.dynamodb.values import plain
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -36,7 +37,7 @@ def read_lease_table(
     if client is None:
         with contextlib.closing(dynamodb_client()) as own:
             return read_lease_table(table, client=own, exact_up_to_rows=exact_up_to_rows)
-    with translated(table):
+    with translated(DYNAMODB, table):
         estimated = client.describe_table(TableName=table)["Table"].get("ItemCount", 0)
     if estimated > exact_up_to_rows:
         return LeaseStatus(estimated, exact=False)
@@ -47,7 +48,7 @@ def read_lease_table(
     }
     rows = 0
     while True:
-        with translated(table):
+        with translated(DYNAMODB, table):
             page = client.scan(**asking)
         now = _milliseconds(page["ResponseMetadata"].get("HTTPHeaders", {}).get("date", ""))
         for item in map(plain, page["Items"]):

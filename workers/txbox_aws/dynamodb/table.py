@@ -4,7 +4,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from txbox.errors import LedgerError
-from txbox_aws.dynamodb.client import dynamodb_client, translated
+from txbox_aws.clients import DYNAMODB, dynamodb_client, translated
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -35,7 +35,7 @@ def create_lease_table(table: str = TABLE, *, client: "DynamoDBClient | None" = 
         with contextlib.closing(dynamodb_client()) as own:
             create_lease_table(table, client=own)
         return
-    with translated(table, _REMEDIES):
+    with translated(DYNAMODB, table, _REMEDIES):
         with contextlib.suppress(client.exceptions.ResourceInUseException):  # it exists: seen to below
             client.create_table(
                 TableName=table,

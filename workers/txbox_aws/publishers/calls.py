@@ -1,13 +1,16 @@
-"""How messages are cut into calls. Pure, no I/O."""
+"""Messages as entries of calls, and how they are cut into calls. Pure, no I/O."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from txbox.relay import OutboxMessage
+from txbox.wire.attributes import attributes, encoded, wire_bytes
+from txbox.wire.destinations import is_fifo, is_token
 
-__all__ = ["MAX_ENTRIES", "Call", "Entry", "calls"]
+__all__ = ["MAX_ENTRIES", "Entry", "PublishCall", "attributed_entry", "calls"]
 
 MAX_ENTRIES = 10
 """Of one call: of SQS's SendMessageBatch, SNS's PublishBatch and EventBridge's PutEvents alike.
@@ -34,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PublishCall:
     """One call.
 
     Attributes:
@@ -50,12 +53,12 @@ class Call:
         """The messages of its entries."""
         return [entry.message for entry in self.entries]
 
-    def one_by_one(self) -> Iterator["Call"]:
+    def one_by_one(self) -> Iterator["PublishCall"]:
         """Yield a call for each entry."""
-        return (Call(self.destination, (entry,)) for entry in self.entries)
+        return (PublishCall(self.destination, (entry,)) for entry in self.entries)
 
 
-def calls(entries: Iterable[Entry], max_bytes: int, max_entries: int = MAX_ENTRIES) -> list[Call]:
+def calls(entries: Iterable[Entry], max_bytes: int, max_entries: int = MAX_ENTRIES) -> list[PublishCall]:
     """Cut entries into calls, each for one destination, and for each in the order in which they came.
 
     The destinations take turns: one that does not answer is known as such before it has taken every place.
@@ -69,16 +72,42 @@ def calls(entries: Iterable[Entry], max_bytes: int, max_entries: int = MAX_ENTRI
     by_destination: dict[str, list[Entry]] = {}
     for entry in entries:
         by_destination.setdefault(entry.message.destination, []).append(entry)
-    cut: list[list[Call]] = []
+    cut: list[list[PublishCall]] = []
     for destination, all_entries in by_destination.items():
         cut.append(own := [])
         open_call: list[Entry] = []
         size = 0
         for entry in all_entries:
             if open_call and (len(open_call) == max_entries or size + entry.size > max_bytes):
-                own.append(Call(destination, tuple(open_call)))
+                own.append(PublishCall(destination, tuple(open_call)))
                 open_call, size = [], 0
             open_call.append(entry)
             size += entry.size
-        own.append(Call(destination, tuple(open_call)))
+        own.append(PublishCall(destination, tuple(open_call)))
     return [call for turn in zip_longest(*cut) for call in turn if call is not None]
+
+
+def attributed_entry(message: OutboxMessage, body_parameter: str) -> Entry:
+    """Return a message as an entry whose headers travel as attributes.
+
+    In a FIFO queue or topic, the group is the key. A message without one is a group of its own, so that it waits for no
+    other. It is deduplicated by its own id, so that what the relay sends twice within five minutes arrives once.
+
+    A standard queue is given no group. There it would keep no order; it would make SQS's fair queues take each key for
+    a tenant, which an order's or an account's number is not; and there are stand-ins for SQS that refuse it.
+
+    Args:
+        message: the message.
+        body_parameter: what the service calls the body.
+    """
+    text, encoding = encoded(message.body)
+    travelling = attributes(message.id, message.headers, encoding)
+    parameters: dict[str, Any] = {
+        body_parameter: text,
+        "MessageAttributes": {name: {"DataType": "String", "StringValue": value} for name, value in travelling.items()},
+    }
+    if is_fifo(message.destination):
+        own = message.id if is_token(message.id) else hashlib.sha256(message.id.encode()).hexdigest()
+        parameters["MessageGroupId"] = own if message.key is None else message.key
+        parameters["MessageDeduplicationId"] = own
+    return Entry(message, parameters, wire_bytes(text, travelling))

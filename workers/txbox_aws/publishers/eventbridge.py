@@ -1,14 +1,13 @@
 """Sends to EventBridge buses."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from txbox.relay import OutboxMessage
 from txbox.wire.destinations import MAX_EVENTBRIDGE_BYTES
 from txbox.wire.eventbridge import entry_bytes, event_entry
-from txbox_aws.publishers.calls import Call, Entry
-from txbox_aws.publishers.clients import Service
-from txbox_aws.publishers.outcome import Outcome, told_in_order
+from txbox_aws.clients import EVENTBRIDGE_PUBLISHER
+from txbox_aws.publishers.answers import PublishResult, result_in_order
+from txbox_aws.publishers.calls import Entry, PublishCall
 from txbox_aws.publishers.publisher import AwsPublisher
 
 if TYPE_CHECKING:
@@ -28,13 +27,8 @@ class EventBridgePublisher(AwsPublisher):
     rules can match on them: see ``txbox.wire.eventbridge``. EventBridge keeps no order.
     """
 
-    _service: ClassVar[Service] = "events"
-    _name = "EventBridge"
+    _use = EVENTBRIDGE_PUBLISHER
     _max_bytes = MAX_EVENTBRIDGE_BYTES
-    _remedies: ClassVar[Mapping[str, str]] = {
-        "ResourceNotFound": "; create the event bus, or correct its ARN",
-        "AccessDenied": "; grant events:PutEvents",
-    }
 
     def _entry(self, message: OutboxMessage) -> Entry:
         entry = event_entry(message.id, message.body, key=message.key, headers=message.headers)
@@ -47,6 +41,6 @@ class EventBridgePublisher(AwsPublisher):
         }
         return Entry(message, parameters, entry_bytes(entry))
 
-    def _call(self, client: "EventBridgeClient", call: Call) -> Outcome:
+    def _call(self, client: "EventBridgeClient", call: PublishCall) -> PublishResult:
         entries: Any = [entry.parameters for entry in call.entries]
-        return told_in_order(call, client.put_events(Entries=entries))
+        return result_in_order(call, client.put_events(Entries=entries))

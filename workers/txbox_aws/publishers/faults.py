@@ -3,19 +3,25 @@
 ==================  ==============================================  ===============================================
 fault               for example                                     what follows
 ==================  ==============================================  ===============================================
-``BROKER``          throttled, 5xx, no answer                       nobody to blame: sent again after a pause
-``DESTINATION``     no such queue, access denied, key disabled      nobody to blame: sent again after a pause
+``BROKER``          throttled, 5xx, no answer                       no message is to blame: sent again after a pause
+``DESTINATION``     no such queue, access denied, key disabled      no message is to blame: sent again after a pause
 ``ENTRY``           too long, invalid parameter, malformed          the message is refused
 ``ENTRY``           an internal error with this entry alone         refused too, but it is no attempt: not counted
 ==================  ==============================================  ===============================================
 
 An entry that is throttled, or for which the permission is lacking, is not refused either: refusals are counted, and a
-message would become a dead letter because its queue was busy, or somebody had edited a policy.
+message would become a dead letter because its queue was busy, or a policy had been edited.
 """
 
 from enum import Enum
 
-__all__ = ["Fault", "is_counted", "is_final", "of_call", "of_entry"]
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+from botocore.parsers import ResponseParserError
+
+__all__ = ["CALL_ERRORS", "Fault", "code_of", "fault_of", "is_counted", "is_final", "of_entry"]
+
+CALL_ERRORS = (BotoCoreError, ClientError, ResponseParserError)
+"""What a call raises when it fails as a whole."""
 
 
 class Fault(Enum):
@@ -26,19 +32,24 @@ class Fault(Enum):
     ENTRY = "entry"
 
 
-def of_call(code: str, status: int) -> Fault:
-    """Tell whose fault it is that a whole call was refused.
-
-    Args:
-        code: the error's code.
-        status: of the HTTP answer.
-    """
-    name = _plain(code)
+def fault_of(error: Exception) -> Fault:
+    """Tell whose fault it is that a whole call failed; see ``CALL_ERRORS``."""
+    if not isinstance(error, ClientError):
+        return Fault.ENTRY if isinstance(error, ParamValidationError) else Fault.BROKER
+    name = _plain(code_of(error))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if status >= 500 or status == 429 or _is_throttle(name) or name in _PASSING:
         return Fault.BROKER
     if status == 413 or name in _ENTRIES:
         return Fault.ENTRY
     return Fault.DESTINATION
+
+
+def code_of(error: Exception) -> str:
+    """Return an error's code, as the service or boto3 calls it."""
+    if isinstance(error, ClientError):
+        return str(error.response.get("Error", {}).get("Code", ""))
+    return type(error).__name__
 
 
 def of_entry(code: str) -> Fault:

@@ -1,11 +1,12 @@
-"""What the publishers of AWS's services have in common: many messages, few calls, several at once."""
+"""The base of the publishers: many messages, few calls, several at once."""
 
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -15,16 +16,14 @@ from txbox.dead_letters.failures import describe
 from txbox.relay import OutboxMessage, PartlySent, Refused
 from txbox.threads import text_of
 from txbox.wire.destinations import region
-from txbox_aws.publishers.calls import Call, Entry, calls
-from txbox_aws.publishers.clients import CALL_ERRORS, Clients, Service, code_of, explained, fault_of
-from txbox_aws.publishers.faults import Fault, is_final
-from txbox_aws.publishers.outcome import Outcome, refusal
+from txbox_aws.clients import PUBLISHER, AwsUse, RegionalClients, translation
+from txbox_aws.publishers.answers import PublishResult, refusal
+from txbox_aws.publishers.calls import Entry, PublishCall, calls
+from txbox_aws.publishers.faults import CALL_ERRORS, Fault, code_of, fault_of, is_final
 
 __all__ = ["AwsPublisher"]
 
 CALLS_AT_ONCE = 8
-CONNECT_TIMEOUT_SECONDS = 5.0
-READ_TIMEOUT_SECONDS = 10.0
 
 
 class _Lost(NamedTuple):
@@ -54,18 +53,16 @@ class AwsPublisher(ABC):
     Regions are those that the destinations name. Credentials, and endpoints, are boto3's own business.
     """
 
-    _service: ClassVar[Service]
-    _name: ClassVar[str]
+    _use: ClassVar[AwsUse[BrokerError]]
     _max_bytes: ClassVar[int]
-    _remedies: ClassVar[Mapping[str, str]]
 
     def __init__(
         self,
         *,
         client: Any = None,
         calls_at_once: int = CALLS_AT_ONCE,
-        connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
-        read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
+        connect_timeout_seconds: float = PUBLISHER.connect_seconds,
+        read_timeout_seconds: float = PUBLISHER.read_seconds,
     ) -> None:
         """Nothing is connected yet.
 
@@ -86,13 +83,13 @@ class AwsPublisher(ABC):
         ):
             if not value > 0:
                 raise InvalidConfiguration(f"{type(self).__name__}.{name} must be more than 0, not {value!r}")
-        self._clients = Clients(
-            self._service,
-            client,
+        use = replace(
+            self._use,
             connections=calls_at_once,
             connect_seconds=connect_timeout_seconds,
             read_seconds=read_timeout_seconds,
         )
+        self._clients = RegionalClients(use, client)
         self._calls_at_once = calls_at_once
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
@@ -111,23 +108,23 @@ class AwsPublisher(ABC):
         Raises:
             PartlySent: some were not sent, and no message is to blame; it says which.
         """
-        outcome = Outcome()
+        result = PublishResult()
         began = time.monotonic()
-        at_once: list[Call] = []
-        after_a_first: list[Call] = []
+        at_once: list[PublishCall] = []
+        after_a_first: list[PublishCall] = []
         tried: set[str] = set()
-        for call in calls(self._entries(messages, outcome), self._max_bytes):
+        for call in calls(self._entries(messages, result), self._max_bytes):
             (after_a_first if call.destination in tried else at_once).append(call)
             if call.destination not in self._answering:
                 tried.add(call.destination)
         for group in (at_once, after_a_first):
             for made in self._all(group, began):
-                outcome.add(made)
-        if outcome.error is not None:
-            partly = PartlySent(text_of(outcome.error), outcome.unsent, outcome.refused)
-            partly.permanent = outcome.error.permanent
-            raise partly from outcome.error
-        return outcome.refused
+                result.add(made)
+        if result.error is not None:
+            partly = PartlySent(text_of(result.error), result.unsent, result.refused)
+            partly.permanent = result.error.permanent
+            raise partly from result.error
+        return result.refused
 
     def close(self) -> None:
         """End the threads and close the connections; what is under way is finished first."""
@@ -150,20 +147,20 @@ class AwsPublisher(ABC):
         """Return a message as an entry of a call."""
 
     @abstractmethod
-    def _call(self, client: Any, call: Call) -> Outcome:
+    def _call(self, client: Any, call: PublishCall) -> PublishResult:
         """Make a call, and read its answer."""
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._pool_lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(
-                    max(self._calls_at_once - 1, 1), thread_name_prefix=f"txbox-{self._service}"
+                    max(self._calls_at_once - 1, 1), thread_name_prefix=f"txbox-{self._use.service}"
                 )
             return self._pool
 
-    def _all(self, group: Sequence[Call], began: float) -> list[Outcome]:
+    def _all(self, group: Sequence[PublishCall], began: float) -> list[PublishResult]:
         """Make calls: one after the other in this thread, and others beside it as threads are free."""
-        left, made = deque(enumerate(group)), dict[int, Outcome]()
+        left, made = deque(enumerate(group)), dict[int, PublishResult]()
 
         def work() -> None:
             for number, call in _taken(left):
@@ -174,62 +171,62 @@ class AwsPublisher(ABC):
             helpers.extend(self._threads().submit(work) for _ in range(min(len(group), self._calls_at_once) - 1))
         except RuntimeError as error:  # the interpreter ends, and takes no more work
             ended = BrokerError(f"nothing is sent any more: {error}")
-            made |= {number: Outcome(unsent=call.messages, error=ended) for number, call in _taken(left)}
+            made |= {number: PublishResult(unsent=call.messages, error=ended) for number, call in _taken(left)}
         work()
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
         return [made[number] for number in sorted(made)]
 
-    def _entries(self, messages: Iterable[OutboxMessage], outcome: Outcome) -> list[Entry]:
+    def _entries(self, messages: Iterable[OutboxMessage], result: PublishResult) -> list[Entry]:
         entries = []
         for message in messages:
             try:
                 entries.append(self._entry(message))
             except (TxboxError, ValueError) as error:
-                # It was refused when it was published, unless somebody else has put it into the table.
-                outcome.refused.append(Refused(message, describe(error), final=True))
+                # ``publish`` refuses such a message; another program has put it into the table.
+                result.refused.append(Refused(message, describe(error), final=True))
         return entries
 
-    def _run(self, call: Call, began: float) -> Outcome:
+    def _run(self, call: PublishCall, began: float) -> PublishResult:
         """Make a call, unless its destination was lost after the call was asked for."""
         lost = self._lost.get(call.destination)
         if lost is not None and lost.at >= began:
-            return Outcome(unsent=call.messages, error=lost.error)
+            return PublishResult(unsent=call.messages, error=lost.error)
         try:
-            outcome = self._made(call)
+            result = self._made(call)
         except Exception as error:  # noqa: BLE001 - what the other calls have sent must not be forgotten with it
-            return Outcome(refused=[Refused(message, describe(error)) for message in call.messages])
-        if outcome.error is not None:
+            return PublishResult(refused=[Refused(message, describe(error)) for message in call.messages])
+        if result.error is not None:
             self._answering.pop(call.destination, None)
-            self._lost[call.destination] = _Lost(time.monotonic(), outcome.error)
+            self._lost[call.destination] = _Lost(time.monotonic(), result.error)
         else:
             self._lost.pop(call.destination, None)
             if call.destination not in self._answering:
                 self._answering[call.destination] = True
-        return outcome
+        return result
 
-    def _made(self, call: Call) -> Outcome:
+    def _made(self, call: PublishCall) -> PublishResult:
         try:
             return self._call(self._clients.of(region(call.destination)), call)
         except CALL_ERRORS as error:
             if fault_of(error) is not Fault.ENTRY:
-                unreached = explained(error, self._name, call.destination, self._remedies)
+                unreached = translation(self._use, error, call.destination)
                 unreached.__cause__ = error
-                return Outcome(unsent=call.messages, error=unreached)
+                return PublishResult(unsent=call.messages, error=unreached)
             if len(call.entries) == 1:
                 final = is_final(code_of(error), sender_fault=None)
-                return Outcome(refused=[refusal(call.entries[0], f"refused the message: {error}", final=final)])
-        outcome = Outcome()
+                return PublishResult(refused=[refusal(call.entries[0], f"refused the message: {error}", final=final)])
+        result = PublishResult()
         for single in call.one_by_one():
-            if outcome.error is None:
-                outcome.add(self._made(single))
+            if result.error is None:
+                result.add(self._made(single))
             else:
-                outcome.unsent += single.messages
-        return outcome
+                result.unsent += single.messages
+        return result
 
 
-def _taken(calls: deque[tuple[int, Call]]) -> Iterator[tuple[int, Call]]:
+def _taken(calls: deque[tuple[int, PublishCall]]) -> Iterator[tuple[int, PublishCall]]:
     """Take what is left, one after the other, beside other threads that do so."""
     while calls:
         try:

@@ -1,14 +1,12 @@
 """Sends to SNS topics, standard and FIFO."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from txbox.relay import OutboxMessage
 from txbox.wire.destinations import MAX_SNS_BYTES
-from txbox_aws.publishers.calls import Call, Entry
-from txbox_aws.publishers.clients import Service
-from txbox_aws.publishers.fifo import attributed_entry
-from txbox_aws.publishers.outcome import Outcome, told_by_ids
+from txbox_aws.clients import SNS_PUBLISHER
+from txbox_aws.publishers.answers import PublishResult, result_by_ids
+from txbox_aws.publishers.calls import Entry, PublishCall, attributed_entry
 from txbox_aws.publishers.publisher import AwsPublisher
 
 if TYPE_CHECKING:
@@ -27,19 +25,13 @@ class SnsPublisher(AwsPublisher):
     receives them as its own; without it they arrive within SNS's envelope. The worker reads both.
     """
 
-    _service: ClassVar[Service] = "sns"
-    _name = "SNS"
+    _use = SNS_PUBLISHER
     _max_bytes = MAX_SNS_BYTES
-    _remedies: ClassVar[Mapping[str, str]] = {
-        "NotFound": "; create the topic, or correct its ARN",
-        "AuthorizationError": "; grant sns:Publish",
-        "AccessDenied": "; grant sns:Publish",
-    }
 
     def _entry(self, message: OutboxMessage) -> Entry:
         return attributed_entry(message, "Message")
 
-    def _call(self, client: "SNSClient", call: Call) -> Outcome:
+    def _call(self, client: "SNSClient", call: PublishCall) -> PublishResult:
         entries: Any = [{"Id": str(number), **entry.parameters} for number, entry in enumerate(call.entries)]
         answer = client.publish_batch(TopicArn=call.destination, PublishBatchRequestEntries=entries)
-        return told_by_ids(call, answer)
+        return result_by_ids(call, answer)

@@ -2,14 +2,13 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from txbox.relay import OutboxMessage
 from txbox.wire.destinations import MAX_SQS_BYTES
-from txbox_aws.publishers.calls import Call, Entry
-from txbox_aws.publishers.clients import Service
-from txbox_aws.publishers.fifo import attributed_entry
-from txbox_aws.publishers.outcome import Outcome, told_by_ids
+from txbox_aws.clients import SQS_PUBLISHER
+from txbox_aws.publishers.answers import PublishResult, result_by_ids
+from txbox_aws.publishers.calls import Entry, PublishCall, attributed_entry
 from txbox_aws.publishers.publisher import AwsPublisher
 
 if TYPE_CHECKING:
@@ -27,25 +26,23 @@ class SqsPublisher(AwsPublisher):
     The MD5 sums that SQS answers with are compared: what it has taken otherwise than it was sent is sent again.
     """
 
-    _service: ClassVar[Service] = "sqs"
-    _name = "SQS"
+    _use = SQS_PUBLISHER
     _max_bytes = MAX_SQS_BYTES
-    _remedies: ClassVar[Mapping[str, str]] = {"AccessDenied": "; grant sqs:SendMessage"}
 
     def _entry(self, message: OutboxMessage) -> Entry:
         return attributed_entry(message, "MessageBody")
 
-    def _call(self, client: "SQSClient", call: Call) -> Outcome:
+    def _call(self, client: "SQSClient", call: PublishCall) -> PublishResult:
         entries: Any = [{"Id": str(number), **entry.parameters} for number, entry in enumerate(call.entries)]
         answer = client.send_message_batch(QueueUrl=call.destination, Entries=entries)
-        return told_by_ids(call, answer, _unlike)
+        return result_by_ids(call, answer, _unlike)
 
 
 def _unlike(entry: Entry, confirmed: Mapping[str, Any]) -> str | None:
     for name, sum_of in (("MD5OfMessageBody", _body_md5), ("MD5OfMessageAttributes", _attributes_md5)):
         # Some stand-ins for SQS leave them out.
-        if (told := confirmed.get(name)) and told != (own := sum_of(entry.parameters)):
-            return f"{name} is {told} and should be {own}"
+        if (theirs := confirmed.get(name)) and theirs != (own := sum_of(entry.parameters)):
+            return f"{name} is {theirs} and should be {own}"
     return None
 
 

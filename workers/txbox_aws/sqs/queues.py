@@ -1,13 +1,43 @@
-"""Queues themselves: make one, remove one, see how much one holds."""
+"""SQS queues and what they allow: create one, delete one, see how much one holds, send a dead letter back to its own.
 
+https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from txbox_aws.sqs.client import given_or_own, translated
+from txbox import BrokerError, DeadLetter, Reason
+from txbox.message import HEADER_DEDUPLICATION_ID, HEADER_FIRST_DELIVERY_ID, HEADER_MESSAGE_ID
+from txbox_aws.clients import SQS, sqs_client, translated
+from txbox_aws.envelopes import restored_attributes
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["create_queue", "delete_queue", "queue_backlog"]
+__all__ = [
+    "MAX_ATTRIBUTES",
+    "MAX_BATCH",
+    "MAX_VISIBILITY_SECONDS",
+    "MAX_WAIT_SECONDS",
+    "create_queue",
+    "delete_queue",
+    "queue_backlog",
+    "redrive_to_queue",
+]
+
+MAX_ATTRIBUTES = 10
+"""Message attributes of one message."""
+
+MAX_BATCH = 10
+"""Messages in one call."""
+
+MAX_VISIBILITY_SECONDS = 12 * 60 * 60
+"""How long a delivery can be ours, from its receive, extensions included."""
+
+MAX_WAIT_SECONDS = 20
+"""Of long polling."""
 
 
 def create_queue(name: str, *, client: "SQSClient | None" = None) -> str:
@@ -17,7 +47,7 @@ def create_queue(name: str, *, client: "SQSClient | None" = None) -> str:
         BrokerError: SQS cannot be reached, or refuses.
     """
     attributes = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
-    with translated(name), given_or_own(client) as sqs:
+    with translated(SQS, name), _given_or_own(client) as sqs:
         return sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]  # type: ignore[arg-type]
 
 
@@ -27,7 +57,7 @@ def delete_queue(queue_url: str, *, client: "SQSClient") -> None:
     Raises:
         BrokerError: SQS cannot be reached, or refuses.
     """
-    with translated(queue_url):
+    with translated(SQS, queue_url):
         client.delete_queue(QueueUrl=queue_url)
 
 
@@ -42,6 +72,60 @@ def queue_backlog(queue_url: str, *, client: "SQSClient | None" = None) -> dict[
         "delivered": "ApproximateNumberOfMessagesNotVisible",
         "delayed": "ApproximateNumberOfMessagesDelayed",
     }
-    with translated(queue_url), given_or_own(client, queue_url) as sqs:
+    with translated(SQS, queue_url), _given_or_own(client, queue_url) as sqs:
         answer = sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=list(names.values()))  # type: ignore[arg-type]
     return {what: int(answer["Attributes"][name]) for what, name in names.items()}  # type: ignore[index]
+
+
+def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, queue_url: str | None = None) -> None:
+    """Send a dead letter back to the queue it came from, under the message id that it had.
+
+    Args:
+        letter: what to send; ``DeadLetters.redrive`` calls this.
+        client: an SQS client of boto3 to use; None makes one.
+        queue_url: another queue than the letter's own.
+
+    Raises:
+        BrokerError: the queue cannot be reached, or refuses the message.
+    """
+    target = queue_url or letter.source
+    attributes = restored_attributes(letter.envelope.get("attributes", {}))
+    # A malformed message's id is the broker's: it must not win over the one that the message turns out to carry once it
+    # can be read.
+    system = letter.envelope.get("system", {})
+    ids = {HEADER_MESSAGE_ID: letter.message_id}
+    if letter.reason is Reason.MALFORMED:
+        ids = {HEADER_FIRST_DELIVERY_ID: letter.message_id}
+        if deduplication_id := system.get("MessageDeduplicationId"):
+            ids[HEADER_DEDUPLICATION_ID] = deduplication_id
+    present = {name.lower() for name in attributes}
+    attributes |= {name: {"DataType": "String", "StringValue": id_} for name, id_ in ids.items() if name not in present}
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise BrokerError(
+            f"message {letter.message_id} has {len(present)} attributes already; its id cannot travel with it",
+            permanent=True,
+        )
+    routing = {}
+    if group := system.get("MessageGroupId"):
+        routing["MessageGroupId"] = group
+    if target.endswith(".fifo"):
+        routing.setdefault("MessageGroupId", f"redrive-{letter.dead_letter_id}")
+        # A new one: SQS drops what it has seen in the last five minutes. The message id is what counts for us.
+        routing["MessageDeduplicationId"] = f"redrive-{letter.dead_letter_id}-{time.time_ns()}"
+    with translated(SQS, target), _given_or_own(client, target) as sqs:
+        sqs.send_message(
+            QueueUrl=target,
+            MessageBody=letter.body.decode(),
+            MessageAttributes=attributes,  # type: ignore[arg-type]
+            **routing,
+        )
+
+
+@contextlib.contextmanager
+def _given_or_own(client: "SQSClient | None", queue_url: str = "") -> Iterator["SQSClient"]:
+    """Yield the client that the caller gave, or one that is made for the queue and closed afterwards."""
+    if client is not None:
+        yield client
+        return
+    with contextlib.closing(sqs_client(queue_url)) as own:
+        yield own

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txbox import BrokerError, Identify, InvalidConfiguration, identify
 from txbox.backoff import Backoff
+from txbox_aws.clients import SQS, WAIT_SECONDS, sqs_client, translated
 from txbox_aws.envelopes import Envelope, open_envelope
-from txbox_aws.sqs.client import WAIT_SECONDS, sqs_client, translated
-from txbox_aws.sqs.limits import MAX_BATCH, MAX_VISIBILITY_SECONDS, MAX_WAIT_SECONDS
+from txbox_aws.sqs.queues import MAX_BATCH, MAX_VISIBILITY_SECONDS, MAX_WAIT_SECONDS
 from txbox_workers.delivery import Delivery, Settlement
 
 if TYPE_CHECKING:
@@ -105,12 +105,12 @@ class SqsSource:
 
     def open(self) -> None:
         """See that the queue exists and answers."""
-        with translated(self._queue_url):
+        with translated(SQS, self._queue_url):
             self._client.get_queue_attributes(QueueUrl=self._queue_url, AttributeNames=["QueueArn"])
 
     def receive(self) -> Sequence[Delivery]:
         """Return up to ``batch_size`` deliveries, in SQS's order."""
-        with translated(self._queue_url):
+        with translated(SQS, self._queue_url):
             answer = self._client.receive_message(
                 QueueUrl=self._queue_url,
                 MaxNumberOfMessages=self._batch_size,
@@ -207,7 +207,7 @@ class SqsSource:
             pending = dict(enumerate(deliveries[start : start + MAX_BATCH]))
             for run in range(1, ENTRY_RUNS + 1):
                 try:
-                    with translated(self._queue_url):
+                    with translated(SQS, self._queue_url):
                         answer = call([{"Id": str(number), **entry(delivery)} for number, delivery in pending.items()])
                 except BrokerError as error:
                     if len(unconfirmed) == len(deliveries):

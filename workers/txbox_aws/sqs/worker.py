@@ -10,9 +10,9 @@ from txbox import Identify, Inbox, identify
 from txbox.backoff import Backoff
 from txbox.instrumentation import Hook
 from txbox.leases import LEASE_SECONDS, Ledger
+from txbox_aws.clients import WAIT_SECONDS
 from txbox_aws.envelopes import Envelope
-from txbox_aws.sqs.client import WAIT_SECONDS
-from txbox_aws.sqs.limits import MAX_BATCH
+from txbox_aws.sqs.queues import MAX_BATCH
 from txbox_aws.sqs.source import VISIBILITY_SECONDS, SqsSource
 from txbox_workers.handlers import BatchHandler, Handler
 from txbox_workers.processing.handler_transactions import SessionFactory

@@ -12,8 +12,8 @@ import pytest
 
 from txbox import EntityMissing, InvalidConfiguration, InvalidMessageId, LedgerError
 from txbox_aws.dynamodb import dynamodb_client
-from txbox_aws.dynamodb.client import plain
 from txbox_aws.dynamodb.entity import update_if_newer, update_once
+from txbox_aws.dynamodb.values import plain
 from txbox_local import LocalAws
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from txbox.leases import LeaseState
 from txbox.leases import lease as lease_module
 from txbox_aws.dynamodb import DynamoDBLedger, items
 from txbox_aws.dynamodb import ledger as dynamodb_module
-from txbox_aws.dynamodb.client import plain, typed
 from txbox_aws.dynamodb.ledger import MAX_RESULT_BYTES, RETENTION_SECONDS
+from txbox_aws.dynamodb.values import plain, typed
 from txbox_local import LocalAws
 
 DAY = 24 * 60 * 60

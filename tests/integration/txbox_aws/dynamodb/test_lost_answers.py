@@ -13,7 +13,7 @@ from support.tcp_proxy import TcpProxy
 from txbox import LeaseLost, LedgerError
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb import DynamoDBLedger
-from txbox_aws.dynamodb.client import plain, typed
+from txbox_aws.dynamodb.values import plain, typed
 from txbox_local import LocalAws
 
 ACQUIRE = b"if_not_exists(#fence"

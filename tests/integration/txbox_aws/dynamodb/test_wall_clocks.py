@@ -15,8 +15,8 @@ import pytest
 
 from support.leases import Store, acquired, dynamodb_store
 from txbox.leases import LeaseState
-from txbox_aws.dynamodb.client import plain, typed
 from txbox_aws.dynamodb.ledger import RETENTION_SECONDS
+from txbox_aws.dynamodb.values import plain, typed
 
 PROGRAM = """
 import datetime, json, sys, time

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.outgoing import BUS, FIFO_QUEUE, QUEUE, TOPIC
+from support.publisher_attempts import attempts
 from support.scripted_aws import (
     CONFIRMED,
     GARBAGE,
@@ -28,7 +29,7 @@ from support.waiting import wait_until
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox, Outgoing
 from txbox.relay import Relay, scheduler
-from txbox_aws.publishers import AwsPublisher, aws_publishers, clients
+from txbox_aws.publishers import AwsPublisher, aws_publishers
 
 SHORT = Backoff(first_seconds=0.01, longest_seconds=0.05)
 
@@ -39,7 +40,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedAws]:
     monkeypatch.setenv("AWS_ENDPOINT_URL", broker.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setattr(clients, "ATTEMPTS", 1)
+    attempts(monkeypatch, 1)
     monkeypatch.setattr(scheduler, "OUTAGE_BACKOFF", SHORT)
     yield broker
     broker.close()

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from support.boto3_settings import without_a_configuration
 from txbox import LedgerError
+from txbox_aws.clients import DYNAMODB, translated
 from txbox_aws.dynamodb import dynamodb_client
-from txbox_aws.dynamodb.client import plain, translated, typed
+from txbox_aws.dynamodb.values import plain, typed
 
 
 def refused(code: str, operation: str = "UpdateItem") -> ClientError:
@@ -33,7 +34,7 @@ def refused(code: str, operation: str = "UpdateItem") -> ClientError:
     ],
 )
 def test_what_trying_again_cannot_help_is_permanent_and_has_a_remedy(code: str, remedy: str) -> None:
-    with pytest.raises(LedgerError, match=remedy) as caught, translated("letters"):
+    with pytest.raises(LedgerError, match=remedy) as caught, translated(DYNAMODB, "letters"):
         raise refused(code)
     assert caught.value.permanent
     assert f"DynamoDB refused UpdateItem on letters: {code}: so it is" in str(caught.value)
@@ -53,30 +54,30 @@ def test_what_trying_again_cannot_help_is_permanent_and_has_a_remedy(code: str, 
     ],
 )
 def test_what_passes_is_transient(code: str) -> None:
-    with pytest.raises(LedgerError, match=code) as caught, translated("letters"):
+    with pytest.raises(LedgerError, match=code) as caught, translated(DYNAMODB, "letters"):
         raise refused(code)
     assert not caught.value.permanent
 
 
 def test_a_callers_own_remedy_comes_first() -> None:
     remedies = {"AccessDenied": "; grant all of {table}"}
-    with pytest.raises(LedgerError, match=r"; grant all of letters$"), translated("letters", remedies):
+    with pytest.raises(LedgerError, match=r"; grant all of letters$"), translated(DYNAMODB, "letters", remedies):
         raise refused("AccessDeniedException")
 
 
 def test_a_condition_that_was_not_met_is_an_answer() -> None:
-    with pytest.raises(ClientError), translated("letters"):
+    with pytest.raises(ClientError), translated(DYNAMODB, "letters"):
         raise refused("ConditionalCheckFailedException")
 
 
 def test_who_cannot_be_reached_may_be_later() -> None:
-    with pytest.raises(LedgerError, match="Could not connect") as caught, translated("letters"):
+    with pytest.raises(LedgerError, match="Could not connect") as caught, translated(DYNAMODB, "letters"):
         raise EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
     assert not caught.value.permanent
 
 
 def test_without_credentials_the_remedy_is_named() -> None:
-    with pytest.raises(LedgerError, match="set AWS_ACCESS_KEY_ID") as caught, translated("letters"):
+    with pytest.raises(LedgerError, match="set AWS_ACCESS_KEY_ID") as caught, translated(DYNAMODB, "letters"):
         raise NoCredentialsError
     assert caught.value.permanent
 
@@ -106,10 +107,10 @@ def test_the_client_gives_up_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_without_boto3_the_remedy_is_named() -> None:
-    program = "import sys; sys.modules['boto3'] = None\nimport txbox_aws.dynamodb.client"
+    program = "import sys; sys.modules['boto3'] = None\nimport txbox_aws.clients"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "ImportError: boto3 is missing; install it: pip install 'txbox[aws]'" in ended.stderr
+    assert "ModuleNotFoundError: boto3 is missing; install it: pip install 'txbox[aws]'" in ended.stderr
 
 
 NUMBERS = st.integers(-(10**37), 10**37) | st.decimals(-1000, 1000, places=3)

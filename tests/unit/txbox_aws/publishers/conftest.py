@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from support.boto3_settings import without_a_configuration
+from support.publisher_attempts import attempts
 from support.scripted_aws import ScriptedAws
-from txbox_aws.publishers import AwsPublisher, aws_publishers, clients
+from txbox_aws.publishers import AwsPublisher, aws_publishers
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def _ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ScriptedA
     with pytest.MonkeyPatch.context() as patch:
         without_a_configuration(patch, tmp_path_factory.mktemp("aws"))
         patch.setenv("AWS_ENDPOINT_URL", broker.url)
-        patch.setattr(clients, "ATTEMPTS", 1)
+        attempts(patch, 1)
         publishers = aws_publishers()
         for publisher in publishers.values():
             publisher._clients.of("eu-central-1")
@@ -41,7 +42,7 @@ def broker(
     """Every service; boto3 does not try again by itself."""
     broker = _ready[0]
     monkeypatch.setenv("AWS_ENDPOINT_URL", broker.url)
-    monkeypatch.setattr(clients, "ATTEMPTS", 1)
+    attempts(monkeypatch, 1)
     yield broker
     broker.reset()
     for publisher in _ready[1].values():

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from support.outgoing import BUS, DESTINATIONS, OTHERS, QUEUE, numbered, outgoing, sent
+from support.publisher_attempts import attempts
 from support.scripted_aws import (
     CONFIRMED,
     GARBAGE,
@@ -23,7 +24,7 @@ from support.scripted_aws import (
     each,
 )
 from support.waiting import wait_until
-from txbox_aws.publishers import AwsPublisher, clients
+from txbox_aws.publishers import AwsPublisher
 
 # --- entries ---------------------------------------------------------------------------------------------------------
 
@@ -36,7 +37,7 @@ def test_what_is_confirmed_is_sent(publisher: AwsPublisher, broker: ScriptedAws,
 
 @pytest.mark.parametrize(
     ("result", "error"),
-    [(Failed("InternalFailure"), "InternalFailure no"), (OMITTED, "without a word of the message")],
+    [(Failed("InternalFailure"), "InternalFailure no"), (OMITTED, "has not mentioned the message")],
 )
 def test_an_entry_that_is_not_confirmed_is_refused_and_no_other(
     publisher: AwsPublisher, broker: ScriptedAws, kind: str, result: object, error: str
@@ -336,7 +337,7 @@ def test_an_outage_while_entries_are_sent_one_by_one(publisher: AwsPublisher, br
 def test_boto3_repairs_a_connection_that_was_lost_by_a_second_attempt(
     monkeypatch: pytest.MonkeyPatch, make_publisher: Callable[..., AwsPublisher], broker: ScriptedAws
 ) -> None:
-    monkeypatch.setattr(clients, "ATTEMPTS", 2)
+    attempts(monkeypatch, 2)
     broker.answer = lambda call: RESET if len(broker.calls) == 1 else confirm(call)
     assert list(make_publisher("sqs").send(numbered(QUEUE, 1))) == []
     assert len(broker.calls) == 2

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 
 from support.outgoing import QUEUE, outgoing
 from txbox.relay import OutboxMessage
-from txbox_aws.publishers.calls import Call, Entry, calls
+from txbox_aws.publishers.calls import Entry, PublishCall, calls
 
 
 def entry(size: int, destination: str = QUEUE) -> Entry:
     return Entry(OutboxMessage("m", destination, b""), {}, size)
 
 
-def sizes(cut: list[Call]) -> list[list[int]]:
+def sizes(cut: list[PublishCall]) -> list[list[int]]:
     return [[one.size for one in call.entries] for call in cut]
 
 

@@ -9,7 +9,7 @@ from support.queues import QUEUE
 from support.scripted_sqs import Answer, ScriptedSqs, error, receipts, refusing, succeed, timeouts
 from txbox import BrokerError, Message, Outcome
 from txbox_aws.sqs import SqsSource
-from txbox_aws.sqs.limits import MAX_VISIBILITY_SECONDS
+from txbox_aws.sqs.queues import MAX_VISIBILITY_SECONDS
 from txbox_aws.sqs.source import ENTRY_RUNS
 from txbox_workers.delivery import Delivery, Settlement
 

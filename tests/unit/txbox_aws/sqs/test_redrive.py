@@ -9,7 +9,7 @@ from support.queues import QUEUE, attribute
 from support.scripted_sqs import ScriptedSqs, error
 from txbox import BrokerError, DeadLetter, Reason
 from txbox_aws.sqs import redrive_to_queue
-from txbox_aws.sqs.limits import MAX_ATTRIBUTES
+from txbox_aws.sqs.queues import MAX_ATTRIBUTES
 
 
 def letter(attributes: dict[str, Any] | None = None, system: dict[str, str] | None = None, **more: Any) -> DeadLetter:

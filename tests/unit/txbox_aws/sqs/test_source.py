@@ -9,7 +9,7 @@ from support.scripted_sqs import ScriptedSqs, error, receipts, succeed, timeouts
 from txbox import BrokerError, InvalidConfiguration, Outcome
 from txbox_aws.sqs import SqsSource
 from txbox_aws.sqs import source as source_module
-from txbox_aws.sqs.limits import MAX_VISIBILITY_SECONDS
+from txbox_aws.sqs.queues import MAX_VISIBILITY_SECONDS
 from txbox_workers.delivery import Delivery, Settlement
 
 

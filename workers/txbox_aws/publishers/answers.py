@@ -1,7 +1,7 @@
-"""What became of the entries of calls, told from the answers. Pure, no I/O.
+"""The answers of SQS, SNS and EventBridge: which entries were sent. Pure, no I/O.
 
-Only what is confirmed counts as sent. An entry that an answer does not mention is refused. What boto3 has found nothing
-in that it knows, such as a proxy's page with status 200, is no answer, and no message is to blame.
+Only what is confirmed counts as sent. An entry that an answer does not mention is refused. An answer in which boto3
+finds nothing that it knows, such as a proxy's page with status 200, is no answer, and no message is to blame.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,10 +10,10 @@ from typing import Any
 
 from txbox import BrokerError
 from txbox.relay import OutboxMessage, Refused
-from txbox_aws.publishers.calls import Call, Entry
+from txbox_aws.publishers.calls import Entry, PublishCall
 from txbox_aws.publishers.faults import Fault, is_counted, is_final, of_entry
 
-__all__ = ["Outcome", "refusal", "told_by_ids", "told_in_order"]
+__all__ = ["PublishResult", "refusal", "result_by_ids", "result_in_order"]
 
 Unlike = Callable[[Entry, Mapping[str, Any]], str | None]
 """Says in what a confirmed entry is unlike the one that was sent; None: in nothing."""
@@ -24,12 +24,12 @@ def _in_nothing(_entry: Entry, _confirmed: Mapping[str, Any]) -> None:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PublishResult:
     """What became of entries. Those that are nowhere in it were sent.
 
     Attributes:
         refused: by their own fault, or by chance.
-        unsent: by nobody's fault; to be sent again.
+        unsent: not by their fault; to be sent again.
         error: why there are unsent ones.
     """
 
@@ -37,7 +37,7 @@ class Outcome:
     unsent: list[OutboxMessage] = field(default_factory=list)
     error: BrokerError | None = None
 
-    def add(self, other: "Outcome") -> None:
+    def add(self, other: "PublishResult") -> None:
         """Take in what became of other entries."""
         self.refused += other.refused
         self.unsent += other.unsent
@@ -62,7 +62,7 @@ def refusal(entry: Entry, why: str, *, final: bool = False) -> Refused:
     return Refused(entry.message, f"{entry.message.destination} {why}", final=final)
 
 
-def told_by_ids(call: Call, answer: Mapping[str, Any], unlike: Unlike = _in_nothing) -> Outcome:
+def result_by_ids(call: PublishCall, answer: Mapping[str, Any], unlike: Unlike = _in_nothing) -> PublishResult:
     """Read the answer of SQS and SNS, in which each entry has the id that it was given: its place in the call.
 
     Args:
@@ -72,46 +72,46 @@ def told_by_ids(call: Call, answer: Mapping[str, Any], unlike: Unlike = _in_noth
     """
     if "Successful" not in answer and "Failed" not in answer:
         return _no_answer(call)
-    outcome = Outcome()
+    result = PublishResult()
     successful = _by_id(answer.get("Successful"))
     failed = _by_id(answer.get("Failed"))
     for number, entry in enumerate(call.entries):
         if (failure := failed.get(str(number))) is not None:
-            outcome.add_failed(
+            result.add_failed(
                 entry,
                 str(failure.get("Code", "")),
                 str(failure.get("Message", "")),
                 sender_fault=bool(failure.get("SenderFault")),
             )
         elif (confirmed := successful.get(str(number))) is None:
-            outcome.refused.append(refusal(entry, _UNMENTIONED))
+            result.refused.append(refusal(entry, _UNMENTIONED))
         elif (difference := unlike(entry, confirmed)) is not None:
-            outcome.refused.append(refusal(entry, f"has taken something else than was sent: {difference}"))
-    return outcome
+            result.refused.append(refusal(entry, f"has taken something else than was sent: {difference}"))
+    return result
 
 
-def told_in_order(call: Call, answer: Mapping[str, Any]) -> Outcome:
+def result_in_order(call: PublishCall, answer: Mapping[str, Any]) -> PublishResult:
     """Read the answer of EventBridge, which has an entry for each one that was sent, in their order."""
     if "Entries" not in answer:
         return _no_answer(call)
-    outcome = Outcome()
-    told: Sequence[Mapping[str, Any]] = answer["Entries"]
+    result = PublishResult()
+    entries: Sequence[Mapping[str, Any]] = answer["Entries"]
     for number, entry in enumerate(call.entries):
-        result = told[number] if number < len(told) else {}
-        if result.get("ErrorCode"):
-            outcome.add_failed(entry, str(result["ErrorCode"]), str(result.get("ErrorMessage", "")), sender_fault=None)
-        elif not result.get("EventId"):
-            outcome.refused.append(refusal(entry, _UNMENTIONED))
-    return outcome
+        one = entries[number] if number < len(entries) else {}
+        if one.get("ErrorCode"):
+            result.add_failed(entry, str(one["ErrorCode"]), str(one.get("ErrorMessage", "")), sender_fault=None)
+        elif not one.get("EventId"):
+            result.refused.append(refusal(entry, _UNMENTIONED))
+    return result
 
 
-def _no_answer(call: Call) -> Outcome:
+def _no_answer(call: PublishCall) -> PublishResult:
     error = BrokerError(f"{call.destination} gave an answer that cannot be read")
-    return Outcome(unsent=call.messages, error=error)
+    return PublishResult(unsent=call.messages, error=error)
 
 
-def _by_id(told: Iterable[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
-    return {str(one.get("Id")): one for one in told or ()}
+def _by_id(entries: Iterable[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    return {str(one.get("Id")): one for one in entries or ()}
 
 
-_UNMENTIONED = "answered without a word of the message; whether it arrived is not known"
+_UNMENTIONED = "has not mentioned the message in its answer; whether it arrived is not known"

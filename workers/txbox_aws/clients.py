@@ -1,0 +1,346 @@
+"""boto3's clients, and what boto3's errors mean: one table says how each use of AWS is called.
+
+Region, credentials and endpoints are boto3's own settings, and so are its environment variables.
+"""
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from txbox import BrokerError
+from txbox.errors import LedgerError
+
+try:
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("boto3 is missing; install it: pip install 'txbox[aws]'", name=error.name) from error
+
+if TYPE_CHECKING:
+    from types_boto3_dynamodb import DynamoDBClient
+    from types_boto3_sqs import SQSClient
+    from types_boto3_stepfunctions import SFNClient
+
+__all__ = [
+    "DYNAMODB",
+    "EVENTBRIDGE_PUBLISHER",
+    "PUBLISHER",
+    "SNS_PUBLISHER",
+    "SQS",
+    "SQS_PUBLISHER",
+    "STEP_FUNCTIONS",
+    "WAIT_SECONDS",
+    "AwsUse",
+    "RegionalClients",
+    "dynamodb_client",
+    "make_client",
+    "sqs_client",
+    "stepfunctions_client",
+    "translated",
+    "translation",
+]
+
+WAIT_SECONDS = 10
+"""Of long polling. Also about the longest that an idle worker takes to stop."""
+
+
+_Error = TypeVar("_Error", BrokerError, LedgerError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsUse(Generic[_Error]):
+    """How one service is called for one purpose.
+
+    Attributes:
+        service: boto3's name of it.
+        title: its name in errors.
+        error: what boto3's errors become.
+        remedies: what to do about an error, by a part of its code; before those in ``_REMEDIES``.
+        attempts: of a call, made by boto3 itself.
+        connect_seconds, read_seconds: how long an attempt waits for a connection, and for an answer.
+        connections: how many calls may be under way at once.
+        checks_parameters: whether boto3 checks a call's parameters before it sends them.
+        answers: codes of errors that are no trouble: they pass through as boto3's.
+    """
+
+    service: str
+    title: str
+    error: type[_Error]
+    remedies: Mapping[str, str]
+    attempts: int = 3
+    connect_seconds: float = 5.0
+    read_seconds: float = 10.0
+    connections: int = 10
+    checks_parameters: bool = True
+    answers: tuple[str, ...] = ()
+
+
+_NO_QUEUE = "; create the queue, or correct its URL, region or account"
+_NO_KEY = "; the access key is not known: check AWS_ACCESS_KEY_ID"
+_NO_CREDENTIALS = "; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or any other of boto3's ways"
+_CLOCK = "; this machine's clock is off by more than AWS takes for a signature: set it"
+_SIGNATURE = (
+    "; the secret key does not fit: check AWS_SECRET_ACCESS_KEY; or this machine's clock is off by more than AWS takes "
+    "for a signature: set it"
+)
+_QUEUE_REMEDIES = {
+    "NonExistentQueue": _NO_QUEUE,
+    "QueueDoesNotExist": _NO_QUEUE,
+    "InvalidAddress": "; the URL is not that of a queue",
+}
+
+_REMEDIES = {
+    "InvalidClientTokenId": _NO_KEY,
+    "UnrecognizedClient": _NO_KEY,
+    "MissingAuthenticationToken": _NO_CREDENTIALS,
+    "ExpiredToken": "; the credentials have expired",
+    "InvalidSignature": _SIGNATURE,
+    "SignatureDoesNotMatch": _SIGNATURE,
+    "RequestTimeTooSkewed": _CLOCK,
+    "RequestExpired": _CLOCK,
+    "NoRegionError": "; set AWS_DEFAULT_REGION",
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "ProfileNotFound": "; correct AWS_PROFILE",
+}
+"""For every use: what to do, by a part of an error's code, or by the name of boto3's exception."""
+
+SQS = AwsUse(
+    service="sqs",
+    title="SQS",
+    error=BrokerError,
+    remedies={
+        "AccessDenied": "; grant sqs:ReceiveMessage, DeleteMessage, ChangeMessageVisibility and GetQueueAttributes",
+        **_QUEUE_REMEDIES,
+    },
+    read_seconds=WAIT_SECONDS + 15,
+)
+
+PUBLISHER = AwsUse(
+    service="",
+    title="",
+    error=BrokerError,
+    remedies={},
+    attempts=2,  # the relay tries again by itself; a second attempt repairs a kept connection that was closed
+    checks_parameters=False,  # entries are made here, of text only; a check takes a quarter of a call's time
+)
+SQS_PUBLISHER = replace(
+    PUBLISHER, service="sqs", title="SQS", remedies={"AccessDenied": "; grant sqs:SendMessage", **_QUEUE_REMEDIES}
+)
+SNS_PUBLISHER = replace(
+    PUBLISHER,
+    service="sns",
+    title="SNS",
+    remedies={
+        "NotFound": "; create the topic, or correct its ARN",
+        "AuthorizationError": "; grant sns:Publish",
+        "AccessDenied": "; grant sns:Publish",
+    },
+)
+EVENTBRIDGE_PUBLISHER = replace(
+    PUBLISHER,
+    service="events",
+    title="EventBridge",
+    remedies={
+        "ResourceNotFound": "; create the event bus, or correct its ARN",
+        "AccessDenied": "; grant events:PutEvents",
+    },
+)
+
+STEP_FUNCTIONS = AwsUse(
+    service="stepfunctions",
+    title="Step Functions",
+    error=BrokerError,
+    remedies={
+        "AccessDenied": "; grant states:StartExecution, DescribeExecution and DescribeStateMachine",
+        "StateMachineDoesNotExist": "; create the state machine, or correct its ARN, region or account",
+        "StateMachineDeleting": "; it is being deleted",
+        "ResourceNotFound": "; create the version or alias, or correct the ARN",
+        "InvalidArn": "; correct the ARN",
+        "InvalidExecutionInput": "; the input is not what Step Functions takes",
+    },
+    connections=32,
+)
+
+# DynamoDB answers within milliseconds, and a lease runs while its owner waits for an answer.
+DYNAMODB = AwsUse(
+    service="dynamodb",
+    title="DynamoDB",
+    error=LedgerError,
+    remedies={
+        "ResourceNotFound": "; create the table {table}, or correct its name, the region or the account",
+        "AccessDenied": "; grant dynamodb:{operation} on {table}",
+        "ValidationException": "; the table {table} is not what it should be, or a value cannot be kept",
+        "ParamValidationError": "; the call is not one that DynamoDB takes",
+    },
+    connect_seconds=2.0,
+    read_seconds=5.0,
+    connections=32,
+    answers=("ConditionalCheckFailedException",),
+)
+
+
+def make_client(use: AwsUse[Any], *, region: str | None = None) -> Any:
+    """Make a client for a use.
+
+    Args:
+        use: how it is called.
+        region: which region; None: the one that boto3 is configured for.
+
+    Raises:
+        BotoCoreError: boto3 has no region, or is configured wrongly.
+    """
+    # A session of its own: boto3's default one is not made for several threads.
+    return boto3.session.Session().client(
+        use.service,  # type: ignore[call-overload]  # the stubs want a literal
+        region_name=region,
+        config=Config(
+            retries={"mode": "standard", "total_max_attempts": use.attempts},
+            connect_timeout=use.connect_seconds,
+            read_timeout=use.read_seconds,
+            max_pool_connections=use.connections,
+            parameter_validation=use.checks_parameters,
+            tcp_keepalive=True,
+        ),
+    )
+
+
+def sqs_client(queue_url: str, *, wait_seconds: float = WAIT_SECONDS, connections: int = 10) -> "SQSClient":
+    """Make a client of SQS for those who receive: its calls last as long as long polls.
+
+    Without a configured region, the one in the queue's URL is taken.
+
+    Args:
+        queue_url: the queue's URL.
+        wait_seconds: the longest long poll.
+        connections: how many calls may be under way at once.
+
+    Raises:
+        BrokerError: boto3 has no region, or is configured wrongly.
+    """
+    in_url = re.match(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com", queue_url)
+    with translated(SQS, queue_url):
+        region = boto3.session.Session().region_name or (in_url.group(1) if in_url else None)
+        use = replace(SQS, read_seconds=wait_seconds + 15, connections=connections)
+        client: SQSClient = make_client(use, region=region)
+        return client
+
+
+def dynamodb_client(
+    *,
+    attempts: int = DYNAMODB.attempts,
+    connect_seconds: float = DYNAMODB.connect_seconds,
+    read_seconds: float = DYNAMODB.read_seconds,
+    connections: int = DYNAMODB.connections,
+) -> "DynamoDBClient":
+    """Make a client of DynamoDB whose calls end soon.
+
+    Args:
+        attempts: of a call, by boto3 itself: it repeats throttled calls, and those whose answer was lost.
+        connect_seconds, read_seconds: how long an attempt waits for a connection, and for an answer.
+        connections: how many calls may be under way at once.
+
+    Raises:
+        LedgerError: boto3 has no region, or is configured wrongly.
+    """
+    with translated(DYNAMODB, "any table"):
+        client: DynamoDBClient = make_client(
+            replace(
+                DYNAMODB,
+                attempts=attempts,
+                connect_seconds=connect_seconds,
+                read_seconds=read_seconds,
+                connections=connections,
+            )
+        )
+        return client
+
+
+def stepfunctions_client(region: str | None = None) -> "SFNClient":
+    """Make a client of Step Functions whose calls end soon.
+
+    Args:
+        region: where the state machine is; None leaves it to boto3.
+    """
+    client: SFNClient = make_client(STEP_FUNCTIONS, region=region)
+    return client
+
+
+class RegionalClients:
+    """Clients of one use, one for each region, made when they are needed. May be used by several threads."""
+
+    def __init__(self, use: AwsUse[Any], given: Any = None) -> None:
+        """Nothing is made yet.
+
+        Args:
+            use: how they are called.
+            given: a client to use for everything; None makes them.
+        """
+        self._use = use
+        self._given = given
+        self._made: dict[str | None, Any] = {}
+        self._making = threading.Lock()
+
+    def of(self, region: str | None) -> Any:
+        """Return the client for a region; None: for the one that is configured.
+
+        Raises:
+            BotoCoreError: no region is known, or boto3 is configured wrongly.
+        """
+        if self._given is not None:
+            return self._given
+        if (client := self._made.get(region)) is None:
+            with self._making:
+                if (client := self._made.get(region)) is None:
+                    client = self._made[region] = make_client(self._use, region=region)
+        return client
+
+    def close(self) -> None:
+        """Close the connections of those that were made."""
+        for client in self._made.values():
+            client.close()
+        self._made.clear()
+
+
+@contextlib.contextmanager
+def translated(use: AwsUse[Any], target: str, remedies: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn boto3's errors into ours; see ``translation``. The codes in ``use.answers`` pass through."""
+    try:
+        yield
+    except (ClientError, BotoCoreError) as error:
+        if isinstance(error, ClientError) and error.response.get("Error", {}).get("Code", "") in use.answers:
+            raise
+        raise translation(use, error, target, remedies) from error
+
+
+def translation(
+    use: AwsUse[_Error], error: Exception, target: str, remedies: Mapping[str, str] | None = None
+) -> _Error:
+    """Return what boto3 says in our words, with the remedy.
+
+    Args:
+        use: what was called.
+        error: boto3's.
+        target: the queue's URL, the table, or what else the call was about.
+        remedies: of this call, by a part of the error's code; before those of the use. ``{table}`` and ``{operation}``
+            are filled in.
+
+    Returns:
+        The error; permanent if there is a remedy, as trying again is none.
+    """
+    operation, code, text = "", type(error).__name__, f"{use.title} cannot be reached: {error}"
+    if isinstance(error, ClientError):
+        details = error.response.get("Error", {})
+        operation, code = error.operation_name, str(details.get("Code", ""))
+        # One line of it: that of a wrong signature goes on with the whole request.
+        message = next(iter(str(details.get("Message") or "").splitlines()), "")
+        text = f"{use.title} refused {operation} on {target}: {code}{message and f': {message}'}"
+    elif not isinstance(error, BotoCoreError):
+        text = f"{use.title} gave an answer that cannot be read: {error}"
+    table = (remedies or {}, use.remedies, _REMEDIES)
+    remedy = next((found for known in table for part, found in known.items() if part in code), "")
+    return use.error(text + remedy.format(operation=operation, table=target), permanent=bool(remedy))
