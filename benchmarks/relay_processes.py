@@ -18,7 +18,7 @@ from relay_place import BARE_CLAIM, RAW_CLAIM
 from sqlalchemy import create_engine
 
 from txbox.relay import OutboxMessage, Publisher, Refused, Relay
-from txbox.relay.poller import LOOK_SECONDS
+from txbox.relay.poller import POLL_SECONDS
 
 __all__ = ["RelayOrder", "Relays", "drain_raw", "relays"]
 
@@ -187,7 +187,7 @@ def _run_bare(url: str, ready: Any, stop: Any, sent: Any, results: Any) -> None:
         connection.commit()
         cursor, statement = connection.cursor(), BARE_CLAIM.encode()
         ready.wait(ENDING_SECONDS)
-        while not stop.wait(LOOK_SECONDS) and multiprocessing.parent_process().is_alive():  # type: ignore[union-attr]
+        while not stop.wait(POLL_SECONDS) and multiprocessing.parent_process().is_alive():  # type: ignore[union-attr]
             rows = cursor.execute(statement, prepare=True).fetchall()
             now = time.monotonic()
             connection.commit()

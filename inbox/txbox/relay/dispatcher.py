@@ -1,11 +1,16 @@
-"""Handing messages to publishers, and understanding what they answer: they may be the host's code, and anything."""
+"""The dispatcher: hands messages to publishers, each key in its order, and checks what they answer.
+
+Publishers may be the host's code, so they may raise anything, return anything, and take any time.
+"""
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
+from txbox.bounded_memory import Recent
 from txbox.dead_letters.failures import describe
 from txbox.errors import BrokerError, NotSendable
 from txbox.relay.publisher import OutboxMessage, PartlySent, Publisher, Refused
@@ -13,68 +18,129 @@ from txbox.relay.settlement import Row
 from txbox.threads import text_of
 from txbox.wire.destinations import scheme
 
-__all__ = ["Answer", "Call", "Handover"]
+__all__ = ["CallSize", "DispatchResult", "Dispatcher", "KeyOrder", "PublisherCall"]
+
+CLAIM_CHECKS = 4
+"""How often, within the time after which the server ends a claim, it is checked that the claim still stands."""
+
+FIRST_CALL_SIZE = 50
+"""Messages of a destination's first call."""
+
+MAX_CALL_SIZE = 100_000
+"""More than any batch has."""
+
+MAX_GROWTH = 4
+"""So many times as many as before, at most: one quick call proves little."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Answer:
-    """What publishers have answered, by position.
+class DispatchResult:
+    """What became of messages; what is in neither of the first two was not tried, or is to be sent again.
 
     Attributes:
-        refused: what was not sent, through its own fault or by chance.
-        unsent: what is to be sent again, and is not to blame.
+        sent: positions of those that the broker has confirmed.
+        refused: by position, those that were not sent, through their own fault or by chance.
         outage: why the broker cannot be reached; None if it can.
+        slowest_seconds: how long the slowest call of a publisher took.
     """
 
+    sent: set[int] = field(default_factory=set)
     refused: dict[int, Refused] = field(default_factory=dict)
-    unsent: set[int] = field(default_factory=set)
     outage: BrokerError | None = None
+    slowest_seconds: float = 0.0
 
 
 @dataclass(slots=True)
-class Call:
+class PublisherCall:
     """A call of a publisher that has not returned.
 
     Attributes:
         destination: of the first of its messages.
         messages: how many they are.
         began: when, by ``time.monotonic``.
-        told: whether it was found to be overdue before.
+        reported: whether it was found to be overdue before.
     """
 
     destination: str
     messages: int
     began: float
-    told: bool = False
+    reported: bool = False
 
 
-class Handover:
-    """Hands messages to the publishers of their kinds. Used by several threads at once."""
+class Dispatcher:
+    """Hands messages to the publishers of their kinds. Thread-safe."""
 
-    def __init__(self, publishers: Mapping[str, Publisher], patience_seconds: float) -> None:
+    def __init__(
+        self, publishers: Mapping[str, Publisher], patience_seconds: float, *, stopping: Callable[[], bool]
+    ) -> None:
         """Take the publishers.
 
         Args:
             publishers: by the kind of destination.
             patience_seconds: how long one call may take.
+            stopping: whether to begin no more calls.
         """
         self._publishers = publishers
         self._patience_seconds = patience_seconds
-        self._calls: dict[int, Call] = {}
+        self._stopping = stopping
+        self._calls: dict[int, PublisherCall] = {}
+        # Of each destination by itself: one that hangs shall not have the others sent to in small calls.
+        self._call_sizes: Recent[str, CallSize] = Recent()
 
-    def began(self, thread: int) -> float | None:
+    def call_began(self, thread: int) -> float | None:
         """Return when the call began that a thread makes now, by ``time.monotonic``; None if it makes none."""
         call = self._calls.get(thread)
         return None if call is None else call.began
 
-    def overdue(self) -> list[Call]:
+    def overdue_calls(self) -> list[PublisherCall]:
         """Return the calls that have taken too long, and have not returned."""
         latest = time.monotonic() - self._patience_seconds
         return [call for call in list(self._calls.values()) if call.began < latest]
 
-    def send(self, rows: Sequence[Row]) -> Answer:
-        """Send messages of which no two have one key, and return what became of them. What is not in it was sent."""
-        answer = Answer()
+    def dispatch(self, rows: Sequence[Row], *, check_claim: Callable[[], object]) -> DispatchResult:
+        """Send the messages of one destination, until one call finds the broker away or the relay stops.
+
+        Args:
+            rows: in their order.
+            check_claim: raises if the claim on them was lost.
+
+        Raises:
+            Exception: what ``check_claim`` raises.
+        """
+        result = DispatchResult()
+        if not rows:
+            return result
+        destination = rows[0].message.destination
+        if (size := self._call_sizes.get(destination)) is None:
+            size = self._call_sizes[destination] = CallSize(self._patience_seconds / CLAIM_CHECKS)
+        order = KeyOrder((row.ordered, row) for row in rows)
+        checked_at = time.monotonic()
+        for left in order:
+            while left and result.outage is None and not self._stopping():
+                # A claim that was lost meanwhile is another relay's: what comes next may be sent already, and more.
+                if time.monotonic() - checked_at > self._patience_seconds / CLAIM_CHECKS:
+                    check_claim()
+                    checked_at = time.monotonic()
+                count = size.value
+                batch, left = left[:count], left[count:]
+                began = time.monotonic()
+                with size.measured(len(batch)):
+                    failed = self._send(batch, result)
+                result.slowest_seconds = max(result.slowest_seconds, time.monotonic() - began)
+                for row in batch:
+                    if row.position not in failed:
+                        result.sent.add(row.position)
+                    elif (key := row.ordered) is not None:
+                        order.stop(key)
+            if left or result.outage is not None:
+                break
+        return result
+
+    def _send(self, rows: Sequence[Row], result: DispatchResult) -> set[int]:
+        """Send messages of which no two have one key; return the positions of those that were not sent."""
+        failed: set[int] = set()
         by_kind: dict[str, list[Row]] = {}
         for row in rows:
             try:
@@ -82,38 +148,43 @@ class Handover:
                 if row.flaw is not None:
                     raise NotSendable(row.message.destination, row.flaw)
             except NotSendable as error:  # published by hand: ``publish`` would have refused it
-                answer.refused[row.position] = Refused(row.message, str(error), final=True)
+                result.refused[row.position] = Refused(row.message, str(error), final=True)
+                failed.add(row.position)
             else:
                 by_kind.setdefault(kind, []).append(row)
         for kind, of_kind in by_kind.items():
-            self._send_kind(kind, of_kind, answer)
-        return answer
+            failed |= self._send_kind(kind, of_kind, result)
+        return failed
 
-    def _send_kind(self, kind: str, rows: Sequence[Row], answer: Answer) -> None:
+    def _send_kind(self, kind: str, rows: Sequence[Row], result: DispatchResult) -> set[int]:
         messages = [row.message for row in rows]
         refused: Sequence[Refused] = ()
         unsent: Sequence[OutboxMessage] = ()
         try:
-            with self._watched(messages):
+            with self._tracked(messages):
                 refused = self._publish(kind, messages)
         except PartlySent as error:
-            answer.outage, refused, unsent = error, error.refused, error.unsent
+            result.outage, refused, unsent = error, error.refused, error.unsent
         except BrokerError as error:
-            answer.outage, unsent = error, messages
+            result.outage, unsent = error, messages
         if not refused and not unsent:
-            return
+            return set()
         refusals = {_name(refusal.message): refusal for refusal in refused}
         left = {_name(message) for message in unsent}
+        failed: set[int] = set()
         for row in rows:
-            if (refusal := refusals.get(_name(row.message))) is not None:
-                answer.refused[row.position] = refusal
-            elif _name(row.message) in left:
-                answer.unsent.add(row.position)
+            name = _name(row.message)
+            if name in refusals:
+                result.refused[row.position] = refusals[name]
+            elif name not in left:
+                continue
+            failed.add(row.position)
+        return failed
 
     @contextmanager
-    def _watched(self, messages: Sequence[OutboxMessage]) -> Iterator[None]:
+    def _tracked(self, messages: Sequence[OutboxMessage]) -> Iterator[None]:
         thread = threading.get_ident()
-        self._calls[thread] = Call(messages[0].destination, len(messages), time.monotonic())
+        self._calls[thread] = PublisherCall(messages[0].destination, len(messages), time.monotonic())
         try:
             yield
         finally:
@@ -128,11 +199,11 @@ class Handover:
                 permanent=True,
             )
         try:
-            return _understood(publisher.send(messages), messages)
+            return _checked(publisher.send(messages), messages)
         except PartlySent as error:
             try:
-                _understood(error.refused, [*messages, *error.unsent])
-                _understood([Refused(message, "") for message in error.unsent], messages)
+                _checked(error.refused, [*messages, *error.unsent])
+                _checked([Refused(message, "") for message in error.unsent], messages)
             except TypeError as nonsense:
                 raise BrokerError(f"{text_of(error)}; and {nonsense}") from error
             raise
@@ -142,18 +213,81 @@ class Handover:
             return [Refused(message, describe(error)) for message in messages]
 
 
-def _understood(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+class KeyOrder(Generic[T]):
+    """Hands messages out in rounds: at most one of each key in a round, the rest of a key after its first.
+
+    A broker answers for each message of a call by itself, so of two messages of one key in one call, the second may
+    arrive without the first. In rounds it cannot: once a message has failed, no other of its key is handed out.
+    """
+
+    def __init__(self, messages: Iterable[tuple[Hashable | None, T]]) -> None:
+        """Take messages in their order, each with its key; None is no key."""
+        self._unordered: list[T] = []
+        self._queues: dict[Hashable, list[T]] = {}
+        for key, message in messages:
+            if key is None:
+                self._unordered.append(message)
+            else:
+                self._queues.setdefault(key, []).append(message)
+
+    def __iter__(self) -> Iterator[list[T]]:
+        """Yield the rounds. Between two of them, ``stop`` takes keys out."""
+        number = 0
+        while messages := self._unordered + [queue[number] for queue in self._queues.values() if number < len(queue)]:
+            yield messages
+            self._unordered = []
+            number += 1
+
+    def stop(self, key: Hashable) -> None:
+        """Hand out no more messages of a key."""
+        self._queues.pop(key, None)
+
+
+class CallSize:
+    """How many messages the next call of a publisher may have, learned from how long calls take. Thread-safe."""
+
+    def __init__(self, seconds: float) -> None:
+        """Begin small.
+
+        Args:
+            seconds: how long a call should take, at most.
+        """
+        self._seconds = seconds
+        self._value = FIRST_CALL_SIZE
+        self._lock = threading.Lock()
+
+    @property
+    def value(self) -> int:
+        """How many messages the next call may have."""
+        return self._value
+
+    @contextmanager
+    def measured(self, count: int) -> Iterator[None]:
+        """Around a call of so many messages: learn from how long it takes, whether it fails or not."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - began
+            with self._lock:
+                fitting = int(count * self._seconds / took) if took > 0 else MAX_CALL_SIZE
+                # A call of a few says little of one of many: it never makes the next one smaller than it has to be.
+                if fitting < self._value or count >= self._value // MAX_GROWTH:
+                    self._value = max(1, min(fitting, max(self._value, count * MAX_GROWTH), MAX_CALL_SIZE))
+
+
+def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
     """Return what a publisher has answered, if it is what it should be.
 
     Raises:
         TypeError: it is not; then nothing can be said of the messages but that they may have arrived.
     """
     refused: list[Refused] = list(answer or ())  # type: ignore[call-overload]
-    known = {_name(message) for message in messages} if refused else set()
+    given = {_name(message) for message in messages} if refused else set()
     for one in refused:
         if not (isinstance(one, Refused) and isinstance(one.error, str)):
             raise TypeError(f"a publisher returned {one!r:.200}: return Refused(message, why) for each refusal")
-        if _name(one.message) not in known:
+        if _name(one.message) not in given:
             raise TypeError(f"a publisher refused {one.message!r:.200}, which it was not given")
     return refused
 

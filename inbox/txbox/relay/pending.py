@@ -1,7 +1,7 @@
-"""What a relay knows to be waiting: a small memory of which lanes have messages, and from where on.
+"""Which lanes have messages to be sent, and from which position on: a memory of one relay's own.
 
-It is the relay's own, and only says where to look. What is there to be sent, and who may send it, the database says. A
-relay that dies forgets it and nothing else; the next one begins with a look at everything.
+It only says where to look. What is there to be sent, and who may send it, the database says. A relay that dies loses
+this memory and nothing else; the next one begins by reading the whole outbox.
 """
 
 import math
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from txbox.bounded_memory import MOST_DESTINATIONS, Recent
 from txbox.outbox.lanes import LANES_PER_DESTINATION, destination_of
 
-__all__ = ["Claim", "Pending"]
+__all__ = ["Claim", "PendingLanes"]
 
-ELSEWHERE_SECONDS = 0.02
-"""Until a lane is tried again that another relay worked on, the first time."""
+LOCKED_SECONDS = 0.02
+"""Until a lane that another relay had locked is tried again, the first time."""
 
-LONGEST_ELSEWHERE_SECONDS = 0.5
+MAX_LOCKED_SECONDS = 0.5
 """And at the longest."""
 
 FEW_LANES = 16
-"""So many lanes are worked on together even if other threads are idle: less work than a transaction for each."""
+"""So many lanes make one claim even if other threads are idle: less work than a transaction for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Claim:
         fresh: lanes that have new messages, with the position from which on to look for them.
         due: lanes with a held key whose time has come.
         server: which run of which server has said so.
-        memory: the number of the memory that this is of; see ``Board``.
+        generation: of the scheduler's memory; see ``Scheduler``.
     """
 
     fresh: Mapping[int, int] = field(default_factory=dict)
     due: frozenset[int] = frozenset()
     server: str = ""
-    memory: int = 0
+    generation: int = 0
 
     @property
     def lanes(self) -> frozenset[int]:
@@ -50,32 +50,32 @@ class Claim:
         return destination_of(min(self.lanes))
 
 
-class Pending:
-    """Which lanes have messages to be sent. Not for several threads at once.
+class PendingLanes:
+    """The lanes that have messages to be sent. Not thread-safe.
 
-    A lane is in the hands of one thread at most; what becomes known of it meanwhile is kept for the next one.
+    A lane is in one claim at most; what is added to it meanwhile is kept for the next one.
     """
 
     def __init__(self, most_lanes: int = 1_000) -> None:
-        """Know of nothing at first.
+        """Start empty.
 
         Args:
-            most_lanes: so many are handed out together, at most.
+            most_lanes: of one claim.
         """
         self._most_lanes = most_lanes
         self._fresh: dict[int, int] = {}
         self._due: set[int] = set()
-        self._busy: set[int] = set()
-        # Lanes that wait and are not busy, by destination; destinations in the order of their turns.
+        self._claimed: set[int] = set()
+        # Lanes that wait and are in no claim, by destination; destinations in the order of their turns.
         self._waiting: dict[int, set[int]] = {}
         self._paused: Recent[int, float] = Recent()
-        self._elsewhere: Recent[int, tuple[float, float]] = Recent(MOST_DESTINATIONS * LANES_PER_DESTINATION)
+        self._locked: Recent[int, tuple[float, float]] = Recent(MOST_DESTINATIONS * LANES_PER_DESTINATION)
 
     def __bool__(self) -> bool:
         return bool(self._fresh or self._due)
 
     def add(self, fresh: Mapping[int, int], due: Iterable[int] = ()) -> None:
-        """Remember lanes with new messages, from these positions on, and lanes with held keys that are due."""
+        """Add lanes with new messages, from these positions on, and lanes with held keys that are due."""
         for lane, position in fresh.items():
             self._fresh[lane] = min(position, self._fresh.get(lane, position))
             self._wait(lane)
@@ -84,7 +84,7 @@ class Pending:
             self._wait(lane)
 
     def forget(self) -> None:
-        """Forget what waits. Who has which lane, and what is not to be tried for a while, stays known."""
+        """Remove all that wait. Claims, pauses and locks stay."""
         self._fresh.clear()
         self._due.clear()
         self._waiting.clear()
@@ -94,14 +94,14 @@ class Pending:
         now: float,
         *,
         rank: Callable[[int], int | None] = lambda _: 0,
-        shares: Callable[[int], int] = lambda _: 1,
+        parts: Callable[[int], int] = lambda _: 1,
     ) -> Claim | None:
         """Take lanes of one destination, each destination in its turn.
 
         Args:
             now: by the clock of ``pause``.
             rank: of a destination; the lowest comes first, and 0 is the lowest. None: not now.
-            shares: among how many threads the lanes of a destination are to be divided.
+            parts: among how many threads the lanes of a destination are to be divided.
 
         Returns:
             The lanes; ``release`` gives them back. None if there are none to be taken.
@@ -112,15 +112,15 @@ class Pending:
                 continue
             if best is not None and best[0] <= of:
                 continue
-            if lanes := sorted(lane for lane in waiting if self._elsewhere_until(lane) <= now):
+            if lanes := sorted(lane for lane in waiting if self._locked_until(lane) <= now):
                 best = of, destination, lanes
                 if of == 0:
                     break
         if best is None:
             return None
         _, destination, lanes = best
-        each = max(FEW_LANES, -(-len(lanes) // shares(destination)))
-        return self._hand_out(destination, lanes[: min(each, self._most_lanes)])
+        each = max(FEW_LANES, -(-len(lanes) // parts(destination)))
+        return self._claim(destination, lanes[: min(each, self._most_lanes)])
 
     @property
     def destinations(self) -> int:
@@ -128,27 +128,27 @@ class Pending:
         return len(self._waiting)
 
     def release(self, claim: Claim) -> None:
-        """Give lanes back; what is left to do in them is told by ``add``."""
+        """Give lanes back; ``add`` says what is left to do in them."""
         for lane in claim.lanes:
-            self._busy.discard(lane)
+            self._claimed.discard(lane)
             if lane in self._fresh or lane in self._due:
                 self._wait(lane)
 
     def pause(self, claim: Claim, until: float) -> None:
-        """Hand out no lanes of these lanes' destination for a while."""
+        """Take no lanes of this claim's destination until then."""
         self._paused[claim.destination] = until
 
-    def had(self, lanes: Iterable[int]) -> None:
-        """Forget that another relay had these lanes: this one has had them."""
+    def mark_unlocked(self, lanes: Iterable[int]) -> None:
+        """Say that this relay could lock these lanes."""
         for lane in lanes:
-            self._elsewhere.pop(lane, None)
+            self._locked.pop(lane, None)
 
-    def put_off(self, lanes: Iterable[int], now: float) -> None:
-        """Do not hand out these lanes for a while, as another relay has them; the longer, the more often it had."""
+    def mark_locked(self, lanes: Iterable[int], now: float) -> None:
+        """Do not take these lanes for a while, as another relay has locked them; longer, the more often it had."""
         for lane in lanes:
-            _, pause = self._elsewhere.get(lane, (now, ELSEWHERE_SECONDS / 2))
-            pause = min(2 * pause, LONGEST_ELSEWHERE_SECONDS)
-            self._elsewhere[lane] = now + pause, pause
+            _, pause = self._locked.get(lane, (now, LOCKED_SECONDS / 2))
+            pause = min(2 * pause, MAX_LOCKED_SECONDS)
+            self._locked[lane] = now + pause, pause
 
     def next_change(self, after: float = -math.inf) -> float:
         """Return when the next of the waiting lanes may be taken; infinity if there are none.
@@ -157,26 +157,26 @@ class Pending:
             after: leave out those that might have been taken then.
         """
         changes = (
-            max(self._paused.get(destination, -math.inf), min(map(self._elsewhere_until, waiting)))
+            max(self._paused.get(destination, -math.inf), min(map(self._locked_until, waiting)))
             for destination, waiting in self._waiting.items()
         )
         return min((change for change in changes if change > after or after == -math.inf), default=math.inf)
 
     def _wait(self, lane: int) -> None:
-        if lane not in self._busy:
+        if lane not in self._claimed:
             self._waiting.setdefault(destination_of(lane), set()).add(lane)
 
-    def _hand_out(self, destination: int, lanes: list[int]) -> Claim:
+    def _claim(self, destination: int, lanes: list[int]) -> Claim:
         left = self._waiting.pop(destination).difference(lanes)
         if left:
             self._waiting[destination] = left  # behind all others
-        self._busy.update(lanes)
+        self._claimed.update(lanes)
         due = self._due.intersection(lanes)
         self._due -= due
         return Claim({lane: self._fresh.pop(lane) for lane in lanes if lane in self._fresh}, frozenset(due))
 
-    def _elsewhere_until(self, lane: int) -> float:
-        return self._elsewhere.get(lane, _NOT_ELSEWHERE)[0]
+    def _locked_until(self, lane: int) -> float:
+        return self._locked.get(lane, _NOT_LOCKED)[0]
 
 
-_NOT_ELSEWHERE = (-math.inf, 0.0)
+_NOT_LOCKED = (-math.inf, 0.0)

@@ -1,48 +1,72 @@
-"""Watching the outbox: one thread that looks for messages, often while they come and seldom while they do not."""
+"""The poller: one thread that finds what is to be sent, often while messages come and seldom while none do.
+
+A poll finds what has become visible since the last one. Every 30 seconds or less often, and after anything that may
+have undone what was found before, it reads the whole outbox. A NOTIFY (``txbox.outbox.notifier``) wakes an idle poller.
+"""
 
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event
+from txbox.outbox.notifier import CHANNEL
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.statements import OutboxStatements
-from txbox.postgres.transactions import short_transaction
-from txbox.relay.listener import Listener
-from txbox.relay.reporter import Reporter
-from txbox.relay.scheduler import OUTAGE_BACKOFF, Board
-from txbox.relay.visible import Look
+from txbox.postgres.transactions import driver_cursor, short_transaction
+from txbox.relay.reporter import RelayReporter
+from txbox.relay.scheduler import OUTAGE_BACKOFF, Scheduler
 
-__all__ = ["Watcher"]
+__all__ = ["Found", "Listener", "MessageFinder", "Poller", "Snapshot"]
 
 AWAKE_SECONDS = 1.0
-"""So long after the last message, or ring, an idle relay still looks often."""
+"""So long after the last message, or notification, an idle relay still polls often."""
 
-LOOK_SECONDS = 0.003
-"""Between looks while messages come."""
+POLL_SECONDS = 0.003
+"""Between polls while messages come."""
 
 IDLE_SECONDS = 0.6
-"""Between looks while none do; a ring ends the wait."""
+"""Between polls while none do; a notification ends the wait."""
+
+MAX_FRESH = 10_000
+"""Messages that one poll takes in one by one. A burst of more is read lane by lane instead."""
+
+DUE_SECONDS = 0.1
+"""At least so long between searches for messages that waited for a time."""
+
+EVERYTHING_SECONDS = 30.0
+"""Between reads of the whole outbox, at least, for what no other poll finds: rows that were restored by hand."""
+
+EVERYTHING_SHARE = 0.02
+"""How much of its time a relay spends on them, at most."""
+
+REPAIR_SECONDS = 600.0
+"""Between searches for keys that wait for a message which is not there any more."""
+
+STOP_CHECK_SECONDS = 0.1
+"""How long a listener may take to see a stop."""
 
 
-class Watcher:
-    """Puts up on the board what it finds, and has the relay's reports written."""
+class Poller:
+    """Adds what it finds to the scheduler, and has the relay's reports written."""
 
     def __init__(
         self,
         engine: Engine,
         statements: OutboxStatements,
-        board: Board,
-        reporter: Reporter,
+        scheduler: Scheduler,
+        reporter: RelayReporter,
         *,
         listen: bool,
         stopping: threading.Event,
         counts: Callable[[], tuple[int, int]],
-        on_look: Callable[[], None],
+        on_poll: Callable[[], None],
         emit: Callable[[Event], None],
     ) -> None:
         """Take what it works with.
@@ -50,27 +74,27 @@ class Watcher:
         Args:
             engine: the database.
             statements: those of the outbox.
-            board: where senders look.
+            scheduler: gets what is found.
             reporter: writes the reports.
-            listen: let a ring end an idle wait.
+            listen: let a notification end an idle wait.
             stopping: ends it.
             counts: returns how many messages were sent, and how many refusals there were.
-            on_look: is called with every look.
-            emit: is told of outages of the database.
+            on_poll: is called after every poll.
+            emit: gets the outages of the database, as events.
         """
         self._engine = engine
         self._statements = statements
-        self._board = board
+        self._scheduler = scheduler
         self._reporter = reporter
         self._listen = listen
         self._stopping = stopping
         self._counts = counts
-        self._on_look = on_look
+        self._on_poll = on_poll
         self._emit = emit
         self._awake_until = self._drain_at = -math.inf
 
     def run(self) -> None:
-        """Look until it is time to stop, whatever becomes of the database meanwhile."""
+        """Poll until it is time to stop, whatever happens to the database meanwhile."""
         failures = 0
         while not self._stopping.is_set():
             try:
@@ -79,20 +103,20 @@ class Watcher:
                     Listener(self._engine, self._statements, wanted=self._listen) as listener,
                 ):
                     try:
-                        look = Look(connection, self._statements)
+                        finder = MessageFinder(connection, self._statements)
                         while not self._stopping.is_set():
-                            self._look_once(look)
-                            self._on_look()
+                            self._poll(finder)
+                            self._on_poll()
                             self._reporter.work(connection, *self._counts())
                             if failures:
                                 failures = 0
                                 self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._statements.outbox_message))
-                            self._pause(look, listener)
+                            self._pause(finder, listener)
                     except BaseException:
-                        connection.invalidate()  # whatever it is may be this connection's state; the next is a new one
+                        connection.invalidate()  # the error may be this connection's state; the next is a new one
                         raise
-            except BaseException as error:  # noqa: BLE001 - whatever it is, a relay that looks no more sends no more
-                self._board.forget()
+            except BaseException as error:  # noqa: BLE001 - whatever it is, a relay that does not poll does not send
+                self._scheduler.forget()
                 failures += 1
                 pause = OUTAGE_BACKOFF.seconds(failures)
                 self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
@@ -100,27 +124,229 @@ class Watcher:
         try:
             with short_transaction(self._engine) as connection:
                 self._reporter.sign_off(connection)
-        except Exception as error:  # noqa: BLE001 - the report of the status is all that would have gained by it
-            _log.debug("the relay could not sign off: %s", error)
+        except Exception as error:  # noqa: BLE001 - only the report of the status rests on it
+            _log.debug("the row of this relay in outbox_relay could not be deleted: %s", error)
 
-    def _look_once(self, look: Look) -> None:
-        now, memory = time.monotonic(), self._board.memory
-        found = look.again(anew=self._board.blind)
+    def _poll(self, finder: "MessageFinder") -> None:
+        now, generation = time.monotonic(), self._scheduler.generation
+        found = finder.find(everything=self._scheduler.needs_everything)
         # A held key is due again and again while its destination is away: that is no reason to be awake.
         if found.fresh or found.woken:
             self._awake_until = now + AWAKE_SECONDS
-        if found or found.anew:
-            self._board.put(found.fresh, found.due, server=found.server, anew=found.anew, memory=memory)
+        if found or found.everything:
+            self._scheduler.add(
+                found.fresh, found.due, server=found.server, everything=found.everything, generation=generation
+            )
 
-    def _pause(self, look: Look, listener: Listener) -> None:
+    def _pause(self, finder: "MessageFinder", listener: "Listener") -> None:
         now = time.monotonic()
         if now < self._awake_until:
-            self._stopping.wait(LOOK_SECONDS)
+            self._stopping.wait(POLL_SECONDS)
             if now >= self._drain_at:
                 listener.drain()
                 self._drain_at = now + AWAKE_SECONDS
-        elif listener.wait(min(IDLE_SECONDS, max(look.due_in, LOOK_SECONDS)), self._stopping):
+        elif listener.wait(min(IDLE_SECONDS, max(finder.due_in_seconds, POLL_SECONDS)), self._stopping):
             self._awake_until = time.monotonic() + AWAKE_SECONDS
 
 
-_log = logging.getLogger("txbox")
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Which transactions had ended at one moment, by pg_current_snapshot().
+
+    https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-INFO-SNAPSHOT
+
+    Attributes:
+        xmax: transactions from this number on had not begun.
+        in_progress: of those below it, the ones that had not ended.
+    """
+
+    xmax: int
+    in_progress: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Snapshot":
+        """Read ``xmin:xmax:first,second,…``."""
+        _, xmax, in_progress = text.split(":")
+        return cls(int(xmax), tuple(int(number) for number in in_progress.split(",") if number))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a poll has found.
+
+    Attributes:
+        server: which run of which server has answered; another one may have forgotten what was found before.
+        everything: the whole outbox was read, as another run of a server answered before, or as it was asked for: what
+            was found before does not count.
+        fresh: lanes with new messages, and the first position of those in each.
+        due: lanes with held keys whose time has come.
+        woken: messages that waited for a time have been put behind the others; the next poll finds them.
+    """
+
+    server: str = ""
+    everything: bool = False
+    fresh: dict[int, int] = field(default_factory=dict)
+    due: frozenset[int] = frozenset()
+    woken: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.fresh or self.due or self.woken)
+
+
+class MessageFinder:
+    """Finds each time what is new; the first time, everything."""
+
+    def __init__(self, connection: Connection, statements: OutboxStatements) -> None:
+        """Take the connection; what another one has found does not count here: it may have been another server.
+
+        Args:
+            connection: of an engine, for this finder alone.
+            statements: those of the outbox.
+        """
+        # One round trip for a poll; but at a higher level a poll would be a transaction for others to conflict with.
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        default = connection.exec_driver_sql(statements.default_isolation).scalar_one()
+        if default != "read committed":
+            connection.commit()
+            connection.execution_options(isolation_level="READ COMMITTED")
+        self._connection = connection
+        self._statements = statements
+        self._last: Snapshot | None = None
+        self._server: str | None = None
+        self._due_at = math.inf
+        self._everything_at = self._find_due_at = self._repair_at = -math.inf
+
+    @property
+    def due_in_seconds(self) -> float:
+        """When the next known message is due that waits for a time; infinity: there is none."""
+        return self._due_at - time.monotonic()
+
+    def find(self, *, everything: bool = False) -> Found:
+        """Return what is new.
+
+        Args:
+            everything: read the whole outbox, as if for the first time.
+
+        Raises:
+            Exception: whatever the driver says.
+        """
+        now = time.monotonic()
+        also_due = now >= min(self._find_due_at, self._due_at)
+        with driver_cursor(self._connection) as cursor:
+            answer = self._find(cursor, now, also_due=also_due, everything=everything)
+            if answer[1] != self._server:
+                if not everything and self._last is not None:
+                    answer = self._find(cursor, now, also_due=also_due, everything=True)
+                everything = True
+            seen, server, lanes, positions, due_in, held_due = answer
+            snapshot = Snapshot.parse(seen)
+            # Behind a pooler, another server may answer from one moment to the next. Its numbers say nothing beside
+            # those of the one before.
+            if self._last is not None and snapshot.xmax < self._last.xmax:
+                self._everything_at = -math.inf
+            woken = False
+            if also_due:
+                self._find_due_at = now + DUE_SECONDS
+                self._due_at = math.inf if due_in is None else now + due_in
+                if self._due_at <= now:
+                    cursor.execute(self._statements.wake_due, (MAX_FRESH,))
+                    woken = cursor.rowcount > 0
+            if now >= self._repair_at:
+                self._repair_at = now + REPAIR_SECONDS
+                cursor.execute(self._statements.mend, ())
+            self._commit()
+        self._last, self._server = snapshot, server
+        fresh = dict(zip(lanes or (), positions or (), strict=True))
+        return Found(server, everything, fresh, frozenset(held_due), woken)
+
+    def _find(self, cursor: Any, now: float, *, also_due: bool, everything: bool) -> tuple[Any, ...]:
+        sql, last = self._statements, self._last
+        if everything or last is None or now >= self._everything_at:
+            cursor.execute(sql.look_at_all, (also_due, also_due))
+            whole = tuple(cursor.fetchone())
+            took = time.monotonic() - now
+            self._everything_at = now + max(EVERYTHING_SECONDS, took / EVERYTHING_SHARE)
+            return whole
+        in_progress = list(last.in_progress)
+        cursor.execute(sql.look, (last.xmax, MAX_FRESH, in_progress, MAX_FRESH, also_due, also_due))
+        *answer, seen = cursor.fetchone()
+        if seen >= MAX_FRESH:
+            # Some were not seen, perhaps the first ones of a key: what was seen is not to be gone by.
+            self._commit()
+            cursor.execute(sql.begin_look)
+            cursor.execute(sql.plan_look)
+            cursor.execute(sql.look_at_burst, (last.xmax, in_progress, also_due, also_due))
+            answer = cursor.fetchone()
+            cursor.execute(sql.end_look)
+        return tuple(answer)
+
+    def _commit(self) -> None:
+        # What SQLAlchemy has not seen begin, it would not end.
+        self._connection.connection.commit()
+
+
+class Listener:
+    """A connection of its own that listens for notifications, while entered; or that does not, where it cannot."""
+
+    def __init__(self, engine: Engine, statements: OutboxStatements, *, wanted: bool) -> None:
+        """Prepare; entering it connects.
+
+        Args:
+            engine: the database.
+            statements: those of the outbox.
+            wanted: False: only wait.
+        """
+        self._engine = engine
+        self._statements = statements
+        self._wanted = wanted
+        self._driver: Any = None
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> "Listener":
+        if not self._wanted or self._engine.dialect.driver != "psycopg":
+            return self
+        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            driver = connection.connection.driver_connection
+            assert driver is not None  # noqa: S101 - for the type checker
+            # A pooler in transaction mode answers for many servers; a LISTEN would stay behind at one of them.
+            if connection.exec_driver_sql(self._statements.backend_pid).scalar_one() == driver.info.backend_pid:
+                connection.exec_driver_sql(self._statements.no_time_out)
+                connection.detach()  # the pool has no use for a connection that listens
+                connection.exec_driver_sql(f"LISTEN {CHANNEL}")
+                self._driver, self._connection = driver, connection
+                return self
+            _log.info("a pooler is between the relay and the database: the relay polls, and does not listen")
+        except BaseException:
+            connection.invalidate()
+            connection.close()
+            raise
+        connection.close()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = self._driver = None
+
+    def drain(self) -> None:
+        """Take in the notifications: the server keeps them for every session that has not, for all its databases."""
+        if self._driver is not None:
+            for _ in self._driver.notifies(timeout=0):
+                pass
+
+    def wait(self, seconds: float, stopping: threading.Event) -> bool:
+        """Wait for a notification, or for a stop; return whether a notification came."""
+        if self._driver is None:
+            stopping.wait(seconds)
+            return False
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and not stopping.is_set():
+            for _ in self._driver.notifies(timeout=min(left, STOP_CHECK_SECONDS), stop_after=1):
+                return True
+        return False
+
+
+_log = logging.getLogger("txbox.relay")

@@ -1,18 +1,20 @@
 """The relay: moves messages from the outbox to their destinations.
 
-One thread looks for messages, and a few send them::
+One thread polls, and a few send::
 
-    watcher ──── lanes with messages ────→ board ──── claims ────→ senders: claim, read, send, settle
+    Poller ── lanes with messages ──→ Scheduler ── claims ──→ Sender: claim, read ──→ Dispatcher ──→ Publisher
+                                          ↑                          settle ←── result ──┘
+                                          └──────── result ────────────┘
 
 Destinations that hang have senders of their own, more of them as they are needed, up to a limit
 (``txbox.relay.fair_share``).
 
 Any number of relays may work on one outbox, and none knows of another: the database says who has which lane, for as
 long as a transaction. A message is sent at least once, and those of one key in the order in which they were published.
-It is forgotten after the broker has confirmed it; what dies between the two has it sent again, under the same id.
+It is deleted after the broker has confirmed it; what dies between the two has it sent again, under the same id.
 
-How often it looks: every few milliseconds for a second after it last found something or was notified
-(``outbox.notifier``), about a hundred times a minute otherwise.
+How often it polls: every few milliseconds for a second after it last found something or was notified
+(``txbox.outbox.notifier``), about a hundred times a minute otherwise.
 """
 
 import threading
@@ -41,13 +43,13 @@ from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.statements import outbox_statements
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.transactions import check_table, short_transaction
-from txbox.relay.dispatcher import Handover
-from txbox.relay.poller import Watcher
+from txbox.relay.dispatcher import Dispatcher
+from txbox.relay.poller import Poller
 from txbox.relay.publisher import Publisher
-from txbox.relay.reporter import Reporter
-from txbox.relay.scheduler import Board
-from txbox.relay.sender import Done, Sender
-from txbox.relay.settlement import Settlement
+from txbox.relay.reporter import RelayReporter
+from txbox.relay.scheduler import DestinationChange, Scheduler
+from txbox.relay.sender import ClaimResult, Sender
+from txbox.relay.settlement import BatchSettlement
 from txbox.service import Service
 from txbox.threads import text_of
 
@@ -100,7 +102,7 @@ class Relay(Service):
         """Put a relay together; nothing is connected before ``start`` or ``run``.
 
         Args:
-            engine: the database of the outbox. Its pool lends up to ``senders`` connections, and two more for looking
+            engine: the database of the outbox. Its pool lends up to ``senders`` connections, and two more for polling
                 and listening; up to ``max_senders`` and two while there are destinations that hang.
             publishers: who sends to which kind of destination: ``sqs``, ``sns``, ``eventbridge``, or the scheme of
                 your own. ``txbox_aws.publishers.aws_publishers()`` has the first three.
@@ -115,11 +117,11 @@ class Relay(Service):
             max_attempts: refusals after which a message is parked as a dead letter; None: never.
             backoff: the delay before a refused message is sent again, by attempt.
             keep_sent: keep what was sent for so long, in the table outbox_sent; None: not at all.
-            patience_seconds: how long one call of a publisher may take. The messages of a relay that says nothing for
-                longer, as it was stopped or cut off, are another relay's to send.
-            listen: let an idle relay be woken by the bell. A relay behind a pooler in transaction mode sees by itself
-                that it cannot.
-            hooks: are told of every event; see ``txbox.instrumentation``.
+            patience_seconds: how long one call of a publisher may take. After it, the server ends the
+                transaction of a relay that was stopped or cut off, and another relay sends its messages.
+            listen: let a NOTIFY wake an idle relay. A relay behind a pooler in transaction mode sees by itself that it
+                cannot.
+            hooks: get every event; see ``txbox.instrumentation``.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -152,11 +154,11 @@ class Relay(Service):
         self._listen = listen
         self._letters = DeadLetters(engine, schema=schema, prefix=prefix)
         self._patience_seconds = patience_seconds
-        self._handover = Handover(publishers, patience_seconds)
+        self._dispatcher = Dispatcher(publishers, patience_seconds, stopping=self._stopping.is_set)
         self._sender = Sender(
             engine,
             self._statements,
-            self._handover,
+            self._dispatcher,
             letters=self._letters,
             batch_size=batch_size,
             batch_bytes=batch_bytes,
@@ -164,12 +166,11 @@ class Relay(Service):
             backoff=backoff or Backoff(),
             keep_sent=keep_sent is not None,
             patience_seconds=patience_seconds,
-            stopping=self._stopping.is_set,
         )
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._batch_size = batch_size
-        self._board = self._new_board()
-        self._reporter = Reporter(self.relay_id, self._statements, keep_sent)
+        self._scheduler = self._new_scheduler()
+        self._reporter = RelayReporter(self.relay_id, self._statements, keep_sent)
         self._sent = self._failed = 0
         self._counting = threading.Lock()
 
@@ -186,26 +187,26 @@ class Relay(Service):
     def _prepare(self) -> Mapping[str, Callable[[], object]]:
         with short_transaction(self._engine) as connection:
             self._check(connection)
-        self._board = self._new_board()
-        self._reporter = Reporter(self.relay_id, self._statements, self._keep_sent)
-        watcher = Watcher(
+        self._scheduler = self._new_scheduler()
+        self._reporter = RelayReporter(self.relay_id, self._statements, self._keep_sent)
+        poller = Poller(
             self._engine,
             self._statements,
-            self._board,
+            self._scheduler,
             self._reporter,
             listen=self._listen,
             stopping=self._stopping,
             counts=lambda: (self._sent, self._failed),
-            on_look=self._on_look,
+            on_poll=self._on_poll,
             emit=self._emit,
         )
         senders = {f"txbox-relay-{number}": self._send for number in range(1, self._senders + 1)}
         self._started = self._senders
-        return {"txbox-relay-look": watcher.run, **senders}
+        return {"txbox-relay-poller": poller.run, **senders}
 
     def _call_off(self) -> None:
         super()._call_off()
-        self._board.close()
+        self._scheduler.close()
 
     def _stopped(self, finished: bool) -> None:
         self._emit(Stopped(RELAY_SUBSCRIBER, self._statements.outbox_message, finished))
@@ -231,65 +232,64 @@ class Relay(Service):
             raise RightsMissing(name, rights)
 
     def _send(self) -> None:
-        """Work on claims until the board is closed; one of the threads that send."""
-        board = self._board
-        while (claim := board.take()) is not None:
+        """Work on claims until the scheduler is closed; one of the threads that send."""
+        scheduler = self._scheduler
+        while (claim := scheduler.take()) is not None:
             try:
-                self._start_wanted()
-                done = self._sender.work(claim)
+                self._start_wanted_senders()
+                result = self._sender.send(claim)
             except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
-                pause = board.postpone(claim)
+                pause = scheduler.fail(claim)
                 self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
             else:
-                restored, pause = board.finish(claim, done)
-                self._tell(done, restored, pause)
+                self._report(result, scheduler.finish(claim, result))
 
-    def _new_board(self) -> Board:
-        return Board(
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(
             self._batch_size,
             senders=self._senders,
             most_senders=self._max_senders,
-            call_began=self._handover.began,
+            call_began=self._dispatcher.call_began,
         )
 
-    def _on_look(self) -> None:
-        self._start_wanted()
-        self._tell_of_overdue_calls()
+    def _on_poll(self) -> None:
+        self._start_wanted_senders()
+        self._report_overdue_calls()
 
-    def _start_wanted(self) -> None:
+    def _start_wanted_senders(self) -> None:
         """Start senders in the place of those that hang. Once started, they stay."""
         if self._started >= self._max_senders:
             return
-        wanted = self._board.wanted()
+        wanted = self._scheduler.wanted_senders()
         with self._counting:
             while self._started < wanted and not self._stopping.is_set():
                 self._started += 1
                 self._add(f"txbox-relay-{self._started}", self._send)
 
-    def _tell(self, done: Done, restored: bool, pause: float) -> None:
-        """Count what came of a claim, and tell it to whoever wants to know."""
-        settlement, destination = done.settlement, done.destination or ""
+    def _report(self, result: ClaimResult, change: DestinationChange) -> None:
+        """Count what became of a claim, and emit the events."""
+        settlement, destination = result.settlement, result.destination or ""
         refused = len(settlement.again) + len(settlement.dead)
         with self._counting:
             self._sent += len(settlement.sent)
             self._failed += refused
-        if done.outage is not None:
-            self._reporter.lost(destination, text_of(done.outage))
+        if result.outage is not None:
+            self._reporter.lost(destination, text_of(result.outage))
         elif destination:
             self._reporter.restored(destination)
-        if restored:
+        if change.restored:
             self._emit(BrokerRestored(RELAY_SUBSCRIBER, destination))
         if settlement.sent or refused:
             self._emit(_relayed(destination, settlement))
-        if done.outage is not None:
-            self._emit(BrokerLost(RELAY_SUBSCRIBER, destination, done.outage, pause))
+        if result.outage is not None:
+            self._emit(BrokerLost(RELAY_SUBSCRIBER, destination, result.outage, change.pause_seconds))
 
-    def _tell_of_overdue_calls(self) -> None:
-        """Tell of publishers that do not return: each keeps a thread from sending anything else."""
-        for call in self._handover.overdue():
+    def _report_overdue_calls(self) -> None:
+        """Report publishers that do not return: each keeps a thread from sending anything else."""
+        for call in self._dispatcher.overdue_calls():
             self._reporter.lost(call.destination, f"its publisher has not returned for {self._patience_seconds:g} s")
-            if not call.told:
-                call.told = True
+            if not call.reported:
+                call.reported = True
                 self._emit(
                     PublisherOverdue(
                         RELAY_SUBSCRIBER, call.destination, messages=call.messages, seconds=self._patience_seconds
@@ -309,7 +309,7 @@ def _most_senders(engine: Engine, senders: int) -> int:
     return max(most, senders)
 
 
-def _relayed(destination: str, settlement: Settlement) -> Relayed:
+def _relayed(destination: str, settlement: BatchSettlement) -> Relayed:
     errors = [refusal.error for _, refusal in (*settlement.again, *settlement.dead)]
     return Relayed(
         RELAY_SUBSCRIBER,
@@ -323,4 +323,4 @@ def _relayed(destination: str, settlement: Settlement) -> Relayed:
 
 
 _BESIDE_SENDERS = 2
-"""Connections that look and listen."""
+"""Connections of the poller and its listener."""

@@ -1,4 +1,4 @@
-"""What a relay does beside sending: report that it is at work, and forget what was sent and kept long enough."""
+"""The reporter: writes a relay's row in outbox_relay, and deletes sent messages that were kept long enough."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from txbox.dead_letters.failures import storable
 from txbox.outbox.statements import OutboxStatements
 
-__all__ = ["Reporter"]
+__all__ = ["RelayReporter"]
 
 REPORT_SECONDS = 10.0
 """Between reports that this relay is at work."""
@@ -21,29 +21,27 @@ SOON_SECONDS = 1.0
 """Between the first report and the second, which has a rate; and between two of which the later one has news."""
 
 PURGE_ROWS = 5_000
-"""Kept messages that are forgotten in one transaction. While there are more, the next one comes soon."""
+"""Kept messages that are deleted in one transaction. While there are more, the next one comes soon."""
 
 PURGE_SECONDS = 0.1
 """Until then."""
 
 OUTAGES = 20
-"""Destinations that a report tells of, at most: those that were lost last."""
+"""Destinations of one report that could not be reached, at most: the last ones."""
 
 OUTAGE_CHARACTERS = 500
-"""Of what was said about each."""
+"""Of the error of each."""
 
 OUTAGE_SECONDS = 300.0
 """A destination for which messages wait is tried at least twice a minute: of one that was not, nothing is known."""
 
 
-class Reporter:
-    """Keeps a relay's row in the table of relays. Only the report of the status rests on it.
-
-    Senders tell it what they could not reach, and the thread that looks writes it down.
-    """
+class RelayReporter:
+    """Keeps a relay's row in outbox_relay; only the status reads it. Senders call ``lost`` and ``restored``, the poller
+    calls ``work``."""
 
     def __init__(self, relay_id: str, statements: OutboxStatements, keep_sent: timedelta | None) -> None:
-        """Begin with a report that is due.
+        """Start with a report that is due.
 
         Args:
             relay_id: names the relay.
@@ -66,7 +64,7 @@ class Reporter:
 
         Args:
             destination: where messages wait to be sent.
-            error: what was said.
+            error: why.
         """
         error = " ".join(storable(error).split())[:OUTAGE_CHARACTERS]
         with self._lock:
@@ -87,11 +85,11 @@ class Reporter:
         """Do what is due.
 
         Args:
-            connection: the one that looks.
+            connection: the poller's.
             sent, failed: how many messages since the relay was started.
         """
         now = time.monotonic()
-        # By its session, the status knows that a relay lives: another one is told at once.
+        # By its session, the status knows that a relay lives: another one is reported at once.
         pid = getattr(getattr(connection.connection.driver_connection, "pgconn", None), "backend_pid", None)
         if now >= self._report_at or self._is_news(now) or pid != self._backend_pid:
             self._report(connection, sent, failed, now, pid)

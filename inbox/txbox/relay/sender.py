@@ -16,8 +16,7 @@ cut off) has its transaction ended by the server, after a time; when it wakes, i
 """
 
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -25,7 +24,6 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from txbox.backoff import Backoff
-from txbox.bounded_memory import Recent
 from txbox.dead_letters.dead_letters import DeadLetter, DeadLetters, Reason
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.errors import BrokerError
@@ -33,50 +31,48 @@ from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.statements import OutboxStatements
 from txbox.postgres.statements import moment
 from txbox.postgres.transactions import driver_cursor, short_transaction
-from txbox.relay.batch_size import Pace
-from txbox.relay.dispatcher import Handover
-from txbox.relay.key_order import Waves
+from txbox.relay.dispatcher import Dispatcher
 from txbox.relay.pending import Claim
 from txbox.relay.publisher import OutboxMessage, Refused
-from txbox.relay.settlement import HeldKey, Row, Settlement, settle
+from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle
 
-__all__ = ["Done", "Sender"]
+__all__ = ["ClaimResult", "Sender"]
 
 TIMED_SINCE = (17,)
 """The version of PostgreSQL that brought transaction_timeout."""
 
 
 @dataclass(slots=True)
-class Done:
-    """What came of a claim.
+class ClaimResult:
+    """What became of a claim.
 
     Attributes:
         settlement: what became of the messages.
         fresh: lanes in which more is to be sent, from these positions on.
         due: lanes with held keys to be tried again at once.
-        elsewhere: those of these lanes that another relay works on.
+        locked: those of these lanes that another relay works on.
         outage: why the broker cannot be reached; None if it can.
         destination: where the messages went; None if there were none.
-        slowest: how long the slowest call of a publisher took, in seconds.
+        slowest_seconds: how long the slowest call of a publisher took.
     """
 
-    settlement: Settlement = field(default_factory=Settlement)
+    settlement: BatchSettlement = field(default_factory=BatchSettlement)
     fresh: dict[int, int] = field(default_factory=dict)
     due: set[int] = field(default_factory=set)
-    elsewhere: frozenset[int] = frozenset()
+    locked: frozenset[int] = frozenset()
     outage: BrokerError | None = None
     destination: str | None = None
-    slowest: float = 0.0
+    slowest_seconds: float = 0.0
 
 
 class Sender:
-    """Sends what a claim names. Used by several threads at once."""
+    """Sends the messages of claims. Thread-safe."""
 
     def __init__(
         self,
         engine: Engine,
         statements: OutboxStatements,
-        handover: Handover,
+        dispatcher: Dispatcher,
         *,
         letters: DeadLetters,
         batch_size: int,
@@ -85,16 +81,11 @@ class Sender:
         backoff: Backoff,
         keep_sent: bool,
         patience_seconds: float,
-        stopping: Callable[[], bool],
     ) -> None:
-        """Take what the relay was given; see there.
-
-        Args:
-            stopping: whether to begin nothing more.
-        """
+        """Take what the relay was given; see there."""
         self._engine = engine
         self._statements = statements
-        self._handover = handover
+        self._dispatcher = dispatcher
         self._letters = letters
         self._batch_size = batch_size
         self._batch_bytes = batch_bytes
@@ -102,26 +93,24 @@ class Sender:
         self._backoff = backoff
         self._keep_sent = keep_sent
         self._patience_seconds = patience_seconds
-        self._stopping = stopping
-        self._paces: Recent[str, Pace] = Recent()
 
-    def work(self, claim: Claim) -> Done:
+    def send(self, claim: Claim) -> ClaimResult:
         """Send the messages of these lanes, as many as one batch takes.
 
         Raises:
             Exception: whatever the driver says. The database cannot be worked with; everything is as it was.
         """
-        sql, done = self._statements, Done()
+        sql, result = self._statements, ClaimResult()
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
             claimed = self._claim(connection, cursor, claim)
-            done.elsewhere = claim.lanes - claimed
-            done.fresh = {lane: position for lane, position in claim.fresh.items() if lane in done.elsewhere}
-            done.due = set(claim.due & done.elsewhere)
+            result.locked = claim.lanes - claimed
+            result.fresh = {lane: position for lane, position in claim.fresh.items() if lane in result.locked}
+            result.due = set(claim.due & result.locked)
             if not claimed:
-                return done
-            due, held = self._read_due(cursor, claim.due & claimed, done)
+                return result
+            due, held = self._read_due(cursor, claim.due & claimed, result)
             wanted = {lane: position for lane, position in claim.fresh.items() if lane in claimed}
-            fresh, any_held = self._read_fresh(cursor, wanted, self._batch_size - len(due), done)
+            fresh, any_held = self._read_fresh(cursor, wanted, self._batch_size - len(due), result)
             if any_held and (keys := {key for row in fresh if (key := row.ordered) is not None}):
                 cursor.execute(sql.held_keys, _columns(keys))
                 held |= {HeldKey(*row) for row in cursor.fetchall()}
@@ -129,10 +118,10 @@ class Sender:
             # statement without parameters leaves none behind. A broker that hangs shall not keep vacuum from its work.
             cursor.execute(sql.still_there)
             if rows := due + fresh:
-                done.destination = rows[0].message.destination
-                self._send(cursor, rows, held, done)
-                self._settle(connection, cursor, done)
-        return done
+                result.destination = rows[0].message.destination
+                self._dispatch(cursor, rows, held, result)
+                self._settle(connection, cursor, result)
+        return result
 
     def _claim(self, connection: Connection, cursor: Any, claim: Claim) -> set[int]:
         timed = (connection.dialect.server_version_info or ()) >= TIMED_SINCE
@@ -143,13 +132,13 @@ class Sender:
         if read_only:
             # What is sent could not be settled. Another connection may lead to another server.
             connection.invalidate()
-            raise BrokerError("the database can only be read; nothing is sent that could not be settled")
+            raise BrokerError("the database is read-only: what is sent could not be settled, so nothing is sent")
         if server != claim.server:
             # A pool may have replaced a lost connection without a word.
-            raise BrokerError("the database was started anew since it was looked at, or is another one; looking again")
+            raise BrokerError("the database server was restarted or replaced; the relay reads the whole outbox again")
         return set(lanes)
 
-    def _read_due(self, cursor: Any, lanes: Set[int], done: Done) -> tuple[list[Row], set[HeldKey]]:
+    def _read_due(self, cursor: Any, lanes: Set[int], result: ClaimResult) -> tuple[list[Row], set[HeldKey]]:
         """Read messages of held keys whose time has come; return them, and the keys."""
         if not lanes:
             return [], set()
@@ -158,15 +147,17 @@ class Sender:
         if not keys:
             return [], set()
         if len(keys) >= self._batch_size:
-            done.due |= lanes  # there may be more
+            result.due |= lanes  # there may be more
         each = max(self._batch_size // len(keys), 1)
         cursor.execute(self._statements.due, (*_columns(keys), each, self._batch_bytes))
         return [_row(found) for found in cursor.fetchall()], keys
 
-    def _read_fresh(self, cursor: Any, wanted: Mapping[int, int], limit: int, done: Done) -> tuple[list[Row], bool]:
+    def _read_fresh(
+        self, cursor: Any, wanted: Mapping[int, int], limit: int, result: ClaimResult
+    ) -> tuple[list[Row], bool]:
         """Read new messages, up to a limit; return them, and whether any key of their lanes is held."""
         if limit < len(wanted):
-            done.fresh |= wanted
+            result.fresh |= wanted
             return [], False
         if not wanted:
             return [], False
@@ -186,51 +177,27 @@ class Sender:
         for lane, position in wanted.items():
             positions = last.get(lane, [])
             if cut or len(positions) == each:
-                done.fresh[lane] = positions[-1] + 1 if positions else position
+                result.fresh[lane] = positions[-1] + 1 if positions else position
         return read, any_held
 
-    def _send(self, cursor: Any, rows: Sequence[Row], held: Set[HeldKey], done: Done) -> None:
-        """Send rows wave by wave, each in pieces, and decide what becomes of each."""
-        waves = Waves((row.ordered, row) for row in rows if row.held or row.ordered not in held)
-        sent: set[int] = set()
-        refused: dict[int, Refused] = {}
-        asked_at = time.monotonic()
-        # Of each destination by itself: one that hangs shall not have the others sent to in small pieces.
-        destination = rows[0].message.destination
-        if (pace := self._paces.get(destination)) is None:
-            pace = self._paces[destination] = Pace(self._patience_seconds / _ASKS)
-        for wave in waves:
-            left = wave
-            while left and done.outage is None and not self._stopping():
-                # A claim that was lost meanwhile is another relay's: what comes next may be sent already, and more.
-                if time.monotonic() - asked_at > self._patience_seconds / _ASKS:
-                    cursor.execute(self._statements.still_there)
-                    asked_at = time.monotonic()
-                size = pace.size
-                piece, left = left[:size], left[size:]
-                began = time.monotonic()
-                with pace.of(len(piece)):
-                    answer = self._handover.send(piece)
-                done.slowest = max(done.slowest, time.monotonic() - began)
-                done.outage = answer.outage
-                refused |= answer.refused
-                failed = answer.refused.keys() | answer.unsent
-                sent.update(row.position for row in piece if row.position not in failed)
-                if failed:
-                    for row in piece:
-                        if row.position in failed and (key := row.ordered) is not None:
-                            waves.stop(key)
-            if left or done.outage is not None:
-                break
-        done.settlement = settle(rows, sent, refused, held=held, max_attempts=self._max_attempts)
-        for row in done.settlement.left:
+    def _dispatch(self, cursor: Any, rows: Sequence[Row], held: Set[HeldKey], result: ClaimResult) -> None:
+        """Send rows, and decide what becomes of each."""
+        dispatched = self._dispatcher.dispatch(
+            [row for row in rows if row.held or row.ordered not in held],
+            check_claim=lambda: cursor.execute(self._statements.still_there),
+        )
+        result.outage, result.slowest_seconds = dispatched.outage, dispatched.slowest_seconds
+        result.settlement = settle(
+            rows, dispatched.sent, dispatched.refused, held=held, max_attempts=self._max_attempts
+        )
+        for row in result.settlement.left:
             if row.held:
-                done.due.add(row.lane)
+                result.due.add(row.lane)
             else:
-                done.fresh[row.lane] = min(row.position, done.fresh.get(row.lane, row.position))
+                result.fresh[row.lane] = min(row.position, result.fresh.get(row.lane, row.position))
 
-    def _settle(self, connection: Connection, cursor: Any, done: Done) -> None:
-        sql, settlement = self._statements, done.settlement
+    def _settle(self, connection: Connection, cursor: Any, result: ClaimResult) -> None:
+        sql, settlement = self._statements, result.settlement
         if settlement.sent:
             cursor.execute(sql.keep if self._keep_sent else sql.forget, _places(settlement.sent))
         if settlement.dead or settlement.again or settlement.behind:
@@ -250,7 +217,7 @@ class Sender:
             cursor.execute(sql.hold, _places(settlement.behind))
         if settlement.moved:
             cursor.execute(sql.move_on, _columns(settlement.moved))
-            done.due.update(row[0] for row in cursor.fetchall())
+            result.due.update(row[0] for row in cursor.fetchall())
 
 
 def _row(found: Any) -> Row:
@@ -302,7 +269,3 @@ def _letter(row: Row, refusal: Refused) -> DeadLetter:
         headers=message.headers,
         envelope={"outbox": {"key": message.key}},
     )
-
-
-_ASKS = 4
-"""How often, within the time after which the server takes a claim away, a sender asks whether it still has it."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from txbox.relay.publisher import OutboxMessage, Refused
 
-__all__ = ["HeldKey", "Row", "Settlement", "settle"]
+__all__ = ["BatchSettlement", "HeldKey", "Row", "settle"]
 
 
 class HeldKey(NamedTuple):
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Settlement:
+class BatchSettlement:
     """What is to be done with the rows of a batch.
 
     Attributes:
@@ -71,7 +71,7 @@ def settle(
     *,
     held: Iterable[HeldKey],
     max_attempts: int | None,
-) -> Settlement:
+) -> BatchSettlement:
     """Decide what becomes of each row.
 
     Args:
@@ -81,7 +81,7 @@ def settle(
         held: keys that were held before.
         max_attempts: refusals after which a message is dead; None: never.
     """
-    settlement = Settlement()
+    settlement = BatchSettlement()
     holding = set(held)
     for row in rows:
         owner = row.ordered

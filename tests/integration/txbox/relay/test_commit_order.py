@@ -15,7 +15,7 @@ from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox.outbox.statements import outbox_statements
-from txbox.relay.visible import MAX_FRESH, Look
+from txbox.relay.poller import MAX_FRESH, MessageFinder
 
 
 def positions(connection: Connection) -> list[int]:
@@ -43,29 +43,29 @@ def test_what_commits_late_is_sent_though_later_positions_were(
 
 def test_a_look_finds_exactly_what_has_become_visible(engine: Engine) -> None:
     with engine.connect() as looking, engine.connect() as first, engine.connect() as second:
-        look = Look(looking, outbox_statements())
-        assert look.again().fresh == {}
+        finder = MessageFinder(looking, outbox_statements())
+        assert finder.find().fresh == {}
         OUTBOX.publish(first, OWN, "1", key="a")
         OUTBOX.publish(second, OWN, "2", key="a")
-        assert look.again().fresh == {}
+        assert finder.find().fresh == {}
         second.commit()
-        [(lane, second_position)] = look.again().fresh.items()
-        assert look.again().fresh == {}, "each message is found once"
+        [(lane, second_position)] = finder.find().fresh.items()
+        assert finder.find().fresh == {}, "each message is found once"
         first.commit()
-        found = look.again().fresh
+        found = finder.find().fresh
         assert list(found) == [lane]
         assert found[lane] < second_position
-        assert look.again().fresh == {}
+        assert finder.find().fresh == {}
 
 
 def test_a_transaction_that_rolls_back_leaves_nothing_to_be_found(engine: Engine) -> None:
     with engine.connect() as looking, engine.connect() as writing:
-        look = Look(looking, outbox_statements())
-        look.again()
+        finder = MessageFinder(looking, outbox_statements())
+        finder.find()
         OUTBOX.publish(writing, OWN, "1")
-        look.again()
+        finder.find()
         writing.rollback()
-        assert not look.again()
+        assert not finder.find()
 
 
 def test_a_prepared_transaction_is_found_when_it_is_committed(engine: Engine) -> None:
@@ -73,21 +73,21 @@ def test_a_prepared_transaction_is_found_when_it_is_committed(engine: Engine) ->
         if looking.exec_driver_sql("SHOW max_prepared_transactions").scalar_one() == "0":
             pytest.skip("TXBOX_TEST_DATABASE_URL names a server that has max_prepared_transactions = 0")
         looking.rollback()
-        look = Look(looking, outbox_statements())
-        look.again()
+        finder = MessageFinder(looking, outbox_statements())
+        finder.find()
         OUTBOX.publish(writing, OWN, "1")
         writing.exec_driver_sql("PREPARE TRANSACTION 'outbox'")
         writing.commit()  # nothing is open any more; SQLAlchemy is told so
-        assert not look.again()
+        assert not finder.find()
         writing.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql("COMMIT PREPARED 'outbox'")
-        assert look.again().fresh
+        assert finder.find().fresh
 
 
 def test_of_a_burst_that_is_too_large_the_first_of_each_lane_is_found(engine: Engine) -> None:
     """By transactions, a part of a burst would show a later message of a key before an earlier one."""
     with engine.connect() as looking, engine.connect() as older, engine.connect() as younger:
-        look = Look(looking, outbox_statements())
-        look.again()
+        finder = MessageFinder(looking, outbox_statements())
+        finder.find()
         older.exec_driver_sql("SELECT pg_current_xact_id()")  # its number is the lower one
         OUTBOX.publish(younger, OWN, "first", key="a")
         younger.commit()
@@ -99,7 +99,7 @@ def test_of_a_burst_that_is_too_large_the_first_of_each_lane_is_found(engine: En
         older.exec_driver_sql(insert, (MAX_FRESH,))
         older.commit()
         first = positions(looking)[0]
-        found = look.again().fresh
+        found = finder.find().fresh
         assert first in found.values()
         assert len(found) == 2
 

@@ -146,16 +146,16 @@ def test_no_error_ends_a_sender_and_running_says_what_is(
                     raise Unprintable("x")
             return super().send(messages)
 
-    def tell(*arguments: Any) -> Any:
+    def report(*arguments: Any) -> Any:
         if broken and failures > 0:
             raise SystemExit(1)  # of a thread: it would end without a word
-        return told(*arguments)
+        return reported(*arguments)
 
     broker = Mistaken()
     relay = start_relay(broker)
-    told = relay._tell
+    reported = relay._report
     if cause == "count":
-        monkeypatch.setattr(relay, "_tell", tell)
+        monkeypatch.setattr(relay, "_report", report)
     for number in range(12):
         publish(engine, *numbered(1, to=f"own:{number}"))
     broker.wait_for(12)

@@ -21,8 +21,8 @@ from txbox.errors import RightsMissing, SchemaMissing
 from txbox.instrumentation import DatabaseLost, Event, PublisherOverdue
 from txbox.outbox.statements import outbox_statements
 from txbox.outbox.status import read_outbox_status
-from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, visible
-from txbox.relay.visible import Look, Snapshot
+from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, poller
+from txbox.relay.poller import MessageFinder, Snapshot
 from txbox.schema import tables
 
 RESTORE = (
@@ -43,8 +43,8 @@ def run(engine: Engine, statement: str, parameters: tuple[Any, ...] = ()) -> Non
 def test_rows_that_are_restored_while_a_relay_runs_are_sent(
     engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(visible, "EVERYTHING_SECONDS", 0.2)
-    monkeypatch.setattr(visible, "EVERYTHING_SHARE", 1.0)
+    monkeypatch.setattr(poller, "EVERYTHING_SECONDS", 0.2)
+    monkeypatch.setattr(poller, "EVERYTHING_SHARE", 1.0)
     broker = RecordingPublisher()
     start_relay(broker)
     publish(engine, Outgoing(OWN, "before"))
@@ -56,35 +56,35 @@ def test_rows_that_are_restored_while_a_relay_runs_are_sent(
 def test_a_server_whose_numbers_are_lower_is_looked_at_from_the_start(engine: Engine) -> None:
     """Behind a pooler, the connection outlives a failover, and the new server has not got as far as the old one."""
     with engine.connect() as connection:
-        look = Look(connection, outbox_statements())
-        look.again()
+        finder = MessageFinder(connection, outbox_statements())
+        finder.find()
         publish(engine, Outgoing(OWN, "before the relay looks at the new server"))
-        look._last = Snapshot(2**40, ())
-        assert not look.again()
-        assert look.again().fresh
+        finder._last = Snapshot(2**40, ())
+        assert not finder.find()
+        assert finder.find().fresh
 
 
 def test_another_run_of_a_server_is_looked_at_from_the_start_and_nothing_is_sent_by_what_was_seen_before(
     engine: Engine, start_relay: StartRelay
 ) -> None:
     with engine.connect() as connection:
-        look = Look(connection, outbox_statements())
-        assert look.again().anew
+        finder = MessageFinder(connection, outbox_statements())
+        assert finder.find().everything
         publish(engine, Outgoing(OWN, "one"))
-        assert look.again().fresh
-        assert not look.again()
-        look._server = "as it was before a crash"
-        found = look.again()
-        assert found.anew
+        assert finder.find().fresh
+        assert not finder.find()
+        finder._server = "as it was before a crash"
+        found = finder.find()
+        assert found.everything
         assert found.fresh
     heard: list[Event] = []
     broker = RecordingPublisher()
     relay = start_relay(broker, hooks=[heard.append])
     broker.wait_for(1)
-    relay._board._server = "as it was before a crash"
+    relay._scheduler._server = "as it was before a crash"
     publish(engine, Outgoing(OWN, "two"))
     broker.wait_for(2)
-    assert "started anew" in str(next(event.error for event in heard if isinstance(event, DatabaseLost)))
+    assert "restarted or replaced" in str(next(event.error for event in heard if isinstance(event, DatabaseLost)))
 
 
 def test_a_refusal_is_settled_durably_whatever_the_default_is(engine: Engine) -> None:
@@ -102,10 +102,10 @@ def test_a_refusal_is_settled_durably_whatever_the_default_is(engine: Engine) ->
 
 def test_rows_with_numbers_that_this_server_has_not_reached_are_not_found_at_every_look(engine: Engine) -> None:
     with engine.connect() as connection:
-        look = Look(connection, outbox_statements())
-        look.again()
+        finder = MessageFinder(connection, outbox_statements())
+        finder.find()
         run(engine, RESTORE, (2**60, "m-1", b"restored"))
-        assert not look.again()
+        assert not finder.find()
 
 
 def test_what_an_open_transaction_has_written_is_not_read_at_every_look(engine: Engine) -> None:
@@ -117,16 +117,16 @@ def test_what_an_open_transaction_has_written_is_not_read_at_every_look(engine: 
         writing.exec_driver_sql(insert)
         # Another one ends, or the snapshot ends before the one that writes, which then is not known to be in progress.
         run(engine, "SELECT pg_current_xact_id()")
-        look = Look(reading, outbox_statements())
-        look.again()
-        assert look._last is not None
-        assert look._last.in_progress
+        finder = MessageFinder(reading, outbox_statements())
+        finder.find()
+        assert finder._last is not None
+        assert finder._last.in_progress
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {outbox_statements().look}"
-        parameters = (look._last.xmax, 10_000, list(look._last.in_progress), 10_000, True, True)
+        parameters = (finder._last.xmax, 10_000, list(finder._last.in_progress), 10_000, True, True)
         plan = reading.exec_driver_sql(explain, parameters).scalar_one()[0]["Plan"]
         assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100, json.dumps(plan, indent=1)
         writing.commit()
-        assert look.again().fresh
+        assert finder.find().fresh
 
 
 # --- order -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from txbox.outbox.statements import outbox_statements
 from txbox.relay import reporter as reporter_module
-from txbox.relay.reporter import OUTAGE_CHARACTERS, OUTAGE_SECONDS, OUTAGES, Reporter
+from txbox.relay.reporter import OUTAGE_CHARACTERS, OUTAGE_SECONDS, OUTAGES, RelayReporter
 
 
 class Connection:
@@ -42,12 +42,12 @@ def connection() -> Connection:
 
 
 @pytest.fixture
-def reporter(clock: list[float]) -> Reporter:
-    return Reporter("r", outbox_statements(None, ""), None)
+def reporter(clock: list[float]) -> RelayReporter:
+    return RelayReporter("r", outbox_statements(None, ""), None)
 
 
 @pytest.fixture
-def work(reporter: Reporter, connection: Connection, clock: list[float]) -> Callable[..., int]:
+def work(reporter: RelayReporter, connection: Connection, clock: list[float]) -> Callable[..., int]:
     """Let time pass, have it work, and return how many reports there are."""
 
     def work(seconds: float = 0.0, sent: int = 0) -> int:
@@ -70,7 +70,7 @@ def test_the_second_report_comes_soon_and_has_a_rate(work: Callable[..., int], c
 
 
 def test_news_are_reported_within_a_second_and_what_is_known_is_not(
-    work: Callable[..., int], reporter: Reporter, connection: Connection
+    work: Callable[..., int], reporter: RelayReporter, connection: Connection
 ) -> None:
     work()
     assert work(1.0) == 2
@@ -89,7 +89,7 @@ def test_news_are_reported_within_a_second_and_what_is_known_is_not(
 
 
 def test_news_that_could_not_be_reported_stay_due(
-    work: Callable[..., int], reporter: Reporter, connection: Connection
+    work: Callable[..., int], reporter: RelayReporter, connection: Connection
 ) -> None:
     work()
     work(1)
@@ -102,7 +102,7 @@ def test_news_that_could_not_be_reported_stay_due(
 
 
 def test_a_report_has_a_bounded_size_and_the_last_that_were_lost(
-    work: Callable[..., int], reporter: Reporter, connection: Connection
+    work: Callable[..., int], reporter: RelayReporter, connection: Connection
 ) -> None:
     for number in range(OUTAGES + 5):
         reporter.lost(f"d{number}", "x" * 10_000)
@@ -116,7 +116,7 @@ def test_a_report_has_a_bounded_size_and_the_last_that_were_lost(
 
 
 def test_what_was_not_tried_for_long_is_forgotten(
-    work: Callable[..., int], reporter: Reporter, connection: Connection
+    work: Callable[..., int], reporter: RelayReporter, connection: Connection
 ) -> None:
     reporter.lost("a", "gone")
     work()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txbox.relay import OutboxMessage, Refused
-from txbox.relay.settlement import HeldKey, Row, Settlement, settle
+from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle
 
 
 def row(position: int, key: str | None = None, *, held: bool = False, attempts: int = 0) -> Row:
@@ -24,7 +24,7 @@ def settled(
     *,
     held: Iterable[str] = (),
     max_attempts: int | None = 3,
-) -> Settlement:
+) -> BatchSettlement:
     keys = [HeldKey(1, "own:x", key) for key in held]
     return settle(rows, set(sent), refusals, held=keys, max_attempts=max_attempts)
 
@@ -36,7 +36,7 @@ def positions(rows: Iterable[Row]) -> list[int]:
 def test_what_was_sent_is_gone() -> None:
     found = settled([row(1), row(2, "a")], [1, 2], {})
     assert positions(found.sent) == [1, 2]
-    assert found == Settlement(sent=found.sent)
+    assert found == BatchSettlement(sent=found.sent)
 
 
 def test_a_refused_message_holds_those_of_its_key_behind_it_and_no_others() -> None:

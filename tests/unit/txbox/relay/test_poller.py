@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox.relay.visible import Found, Snapshot
+from txbox.relay.poller import Found, Snapshot
 
 
 @pytest.mark.parametrize(
