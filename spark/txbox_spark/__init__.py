@@ -11,13 +11,13 @@
 """
 
 from txbox_spark.bulk_load import bulk_load
-from txbox_spark.loading.effects import ApplyFailed
+from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import RunNotFound
-from txbox_spark.loading.loader import BulkLoadFailed
+from txbox_spark.merging.effects import ApplyFailed
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.sources import Source, read_events, source_of
+from txbox_spark.reading.sources import EventSource, read_events, source_of
 from txbox_spark.reconcile import Reconciliation, reconcile
-from txbox_spark.report import BulkLoadReport, Progress
+from txbox_spark.report import BulkLoadReport, JobProgress
 from txbox_spark.runtime.java import SparkSetupError, require_jdk
 from txbox_spark.runtime.session import JDBC_DRIVER, require_jdbc_driver, spark_session
 from txbox_spark.sink import BatchFailed, inbox_sink
@@ -28,10 +28,10 @@ __all__ = [
     "BatchFailed",
     "BulkLoadFailed",
     "BulkLoadReport",
-    "Progress",
+    "EventSource",
+    "JobProgress",
     "Reconciliation",
     "RunNotFound",
-    "Source",
     "SourceError",
     "SparkSetupError",
     "bulk_load",

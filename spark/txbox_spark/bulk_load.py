@@ -21,16 +21,17 @@ from txbox import Inbox, InvalidConfiguration
 from txbox.postgres.engines import open_engine
 from txbox.postgres.transaction_guard import guard
 from txbox_spark.database import database_url
-from txbox_spark.loading.effects import Apply
-from txbox_spark.loading.jdbc_writer import sweep_staging
-from txbox_spark.loading.loader import AUTO, Load
-from txbox_spark.loading.merge import EFFECTS_SECONDS, STALLED_SECONDS, Limits
-from txbox_spark.reading.events import prepare
-from txbox_spark.reading.sources import Source
+from txbox_spark.loading.context import LoadContext
+from txbox_spark.loading.loader import AUTO, load
+from txbox_spark.loading.progress import ProgressReporter
+from txbox_spark.loading.staging_table import sweep_staging
+from txbox_spark.merging.effects import Apply
+from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS, ChunkLimits
+from txbox_spark.reading.event_rows import prepare
+from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport, OnProgress
 from txbox_spark.runtime.executors import COPY, JDBC
-from txbox_spark.runtime.progress import Reporter
-from txbox_spark.subscribers import warn_of_a_new_name
+from txbox_spark.subscribers import warn_of_new_subscriber
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,7 +68,7 @@ def bulk_load(
     writer: str = "auto",
     parallelism: int | None = None,
     chunk_rows: int = CHUNK_ROWS,
-    source: Source | None = None,
+    source: EventSource | None = None,
     resume: str | None = None,
     on_progress: OnProgress | None = None,
     abandoned_seconds: float = ABANDONED_SECONDS,
@@ -98,7 +99,7 @@ def bulk_load(
         parallelism: how many chunks are merged at once; None: as many as Spark runs tasks.
         chunk_rows: rows in a chunk, about.
         source: what the events were read from, if that was files: a run is resumed only with the same ones.
-        resume: a run to be finished, in place of beginning one.
+        resume: a run to be finished, in database of beginning one.
         on_progress: is told how far the load is.
         abandoned_seconds: after so long without a sign of life, other runs' staging tables are dropped.
         stalled_seconds: how long a chunk's transaction may do nothing, between two statements of a callable, say,
@@ -117,7 +118,7 @@ def bulk_load(
         SchemaMissing: txbox's tables do not exist.
         SparkSetupError: writer jdbc, and Spark has no JDBC driver.
     """
-    place = check_arguments(
+    database = check_arguments(
         "bulk_load",
         url=url,
         subscriber_id=subscriber_id,
@@ -130,13 +131,13 @@ def bulk_load(
         force=force,
     )
     spark = events.sparkSession
-    at_once = parallelism or max(1, spark.sparkContext.defaultParallelism)
-    engine = guard(open_engine(place, pool_size=at_once + _CONNECTIONS_BESIDE_CHUNKS))
+    chunks_at_once = parallelism or max(1, spark.sparkContext.defaultParallelism)
+    engine = guard(open_engine(database, pool_size=chunks_at_once + _CONNECTIONS_BESIDE_CHUNKS))
     try:
-        load = Load(
+        context = LoadContext(
             spark=spark,
             engine=engine,
-            url=place,
+            url=database,
             events=prepare(events, message_id, column_types),
             subscriber_id=subscriber_id,
             apply=apply,
@@ -144,15 +145,15 @@ def bulk_load(
             prefix=prefix,
             source="a DataFrame" if source is None else source.description,
             digest=_digest(events, source, message_id),
-            parallelism=at_once,
+            parallelism=chunks_at_once,
             chunk_rows=chunk_rows,
-            reporter=Reporter(spark, on_progress),
-            limits=Limits(stalled_seconds, effects_seconds),
+            reporter=ProgressReporter(spark, on_progress),
+            limits=ChunkLimits(stalled_seconds, effects_seconds),
         )
-        load.ledger.check()
-        warn_of_a_new_name(engine, load.sql, subscriber_id)
-        sweep_staging(engine, load.sql, prefix, abandoned_seconds)
-        return load.run(writer, resume)
+        context.ledger.check()
+        warn_of_new_subscriber(engine, context.sql, subscriber_id)
+        sweep_staging(engine, context.sql, prefix, abandoned_seconds)
+        return load(context, writer, resume)
     finally:
         engine.dispose()
 
@@ -196,7 +197,7 @@ def check_arguments(
             raise InvalidConfiguration(f"{caller}: {otherwise}")
 
     Inbox(subscriber_id)  # refuses a name that cannot be kept
-    place = database_url(url)
+    database = database_url(url)
     require(writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
     require(chunk_rows >= 1, f"chunk_rows must be at least 1, not {chunk_rows!r}")
@@ -212,7 +213,7 @@ def check_arguments(
             "apply does not name fresh_event, so the events would be recorded without effect; if that is meant, or a "
             "function does it, say so: force=True (on the command line: --force)",
         )
-    return place
+    return database
 
 
 def _require_picklable(caller: str, apply: Callable[..., object]) -> None:
@@ -226,7 +227,7 @@ def _require_picklable(caller: str, apply: Callable[..., object]) -> None:
         ) from error
 
 
-def _digest(events: "DataFrame", source: Source | None, message_id: str) -> bytes:
+def _digest(events: "DataFrame", source: EventSource | None, message_id: str) -> bytes:
     """Return the SHA-256 of what a resumed run must find again.
 
     The effect is not part of it: a run whose statements were wrong is resumed with better ones.

@@ -24,14 +24,14 @@ from txbox.postgres.engines import open_engine
 from txbox.postgres.statements import statements
 from txbox.postgres.transactions import check_table
 from txbox_spark.database import database_url
-from txbox_spark.loading.statements import statements as bulk_statements
+from txbox_spark.loading.progress import ProgressReporter
+from txbox_spark.merging.statements import load_statements
 from txbox_spark.reading.errors import explained
-from txbox_spark.reading.events import prepare
+from txbox_spark.reading.event_rows import prepare
 from txbox_spark.report import OnProgress
 from txbox_spark.runtime.jdbc import jdbc_options
 from txbox_spark.runtime.jobs import job_group, small_plans
-from txbox_spark.runtime.progress import Reporter
-from txbox_spark.subscribers import warn_of_a_new_name
+from txbox_spark.subscribers import warn_of_new_subscriber
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -148,7 +148,7 @@ def reconcile(
     with (
         small_plans(spark),
         job_group(spark.sparkContext, f"txbox reconcile: the inbox of {subscriber_id}") as group,
-        Reporter(spark, on_progress).spark_stage("compare", None, group),
+        ProgressReporter(spark, on_progress).spark_stage("compare", None, group),
     ):
         return _compare(identified, inbox, sample, output, targets)
 
@@ -218,7 +218,7 @@ def _inbox(
     with engine.connect() as connection:
         check_table(connection, sql.tables.processed_message)
         bounds = _bounds(connection, sql.processed_message, subscriber_id, partitions)
-    warn_of_a_new_name(engine, bulk_statements(schema, prefix), subscriber_id)
+    warn_of_new_subscriber(engine, load_statements(schema, prefix), subscriber_id)
     # Spark's JDBC takes SQL as text and binds nothing.
     table = (
         f"(SELECT message_id, processed_at, dead_letter_id IS NOT NULL AS {_PARKED} "  # noqa: S608 - quoted

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["BulkLoadReport", "OnProgress", "Progress"]
+__all__ = ["BulkLoadReport", "JobProgress", "OnProgress"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class BulkLoadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """How far a bulk load is.
 
     Attributes:
@@ -72,5 +72,5 @@ class Progress:
     applied: int = 0
 
 
-OnProgress = Callable[[Progress], object]
+OnProgress = Callable[[JobProgress], object]
 """Is told how far a load is, about twice a second, from a thread of its own."""

@@ -39,14 +39,15 @@ from sqlalchemy import URL, NullPool
 from txbox import TxboxError
 from txbox.postgres.engines import open_engine
 from txbox_spark.bulk_load import ABANDONED_SECONDS, CHUNK_ROWS, bulk_load, check_arguments
-from txbox_spark.loading.effects import Apply
-from txbox_spark.loading.ledger import Ledger
-from txbox_spark.loading.loader import AUTO, BulkLoadFailed
-from txbox_spark.loading.merge import EFFECTS_SECONDS, STALLED_SECONDS
-from txbox_spark.loading.statements import statements
-from txbox_spark.reading.sources import Source
+from txbox_spark.loading.context import BulkLoadFailed
+from txbox_spark.loading.ledger import LoadLedger
+from txbox_spark.loading.loader import AUTO
+from txbox_spark.merging.effects import Apply
+from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS
+from txbox_spark.merging.statements import load_statements
+from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
-from txbox_spark.runtime.executors import Choice
+from txbox_spark.runtime.executors import WriterChoice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -143,15 +144,15 @@ def inbox_sink(
     Raises:
         InvalidConfiguration: an argument cannot work.
     """
-    place = check_arguments(
+    database = check_arguments(
         "inbox_sink", url=url, subscriber_id=subscriber_id, apply=apply, writer=writer, parallelism=parallelism,
         chunk_rows=chunk_rows, stalled_seconds=stalled_seconds, effects_seconds=effects_seconds,
         force=force,
     )  # fmt: skip
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
-    ledger = Ledger(open_engine(place, poolclass=NullPool), statements(schema, prefix))
+    ledger = LoadLedger(open_engine(database, poolclass=NullPool), load_statements(schema, prefix))
     unnamed = str(uuid.uuid4())
-    chosen = Choice(writer, "asked for")
+    chosen = WriterChoice(writer, "asked for")
     clean: str | None = None
 
     def sink(batch: "DataFrame", batch_id: int) -> None:
@@ -172,13 +173,13 @@ def inbox_sink(
             ledger.check()
             # A query runs one batch at a time: older ones of it are not being worked on.
             mine = f"^stream {re.escape(query)} batch [0-9]+$"
-            for left_behind in ledger.sweep(subscriber_id, mine, _ANY_BATCH, abandoned_seconds):
+            for left_behind in ledger.forget_abandoned(subscriber_id, mine, _ANY_BATCH, abandoned_seconds):
                 _log.info("a batch of a stream was left behind: bulk load %s", left_behind)
         clean = None
         try:
             report = bulk_load(
                 batch,
-                url=place,
+                url=database,
                 subscriber_id=subscriber_id,
                 message_id=message_id,
                 apply=apply,
@@ -188,7 +189,7 @@ def inbox_sink(
                 writer=chosen.writer,
                 parallelism=parallelism,
                 chunk_rows=chunk_rows,
-                source=Source(f"stream {query} batch {batch_id}", b""),
+                source=EventSource(f"stream {query} batch {batch_id}", b""),
                 abandoned_seconds=abandoned_seconds,
                 stalled_seconds=stalled_seconds,
                 effects_seconds=effects_seconds,
@@ -198,7 +199,7 @@ def inbox_sink(
             failed = BatchFailed(batch_id, error.run_id, error.why, done=error.done, chunks=error.chunks)
             raise failed from error
         if chosen.writer == AUTO:
-            chosen = Choice(report.writer, report.writer_reason)
+            chosen = WriterChoice(report.writer, report.writer_reason)
         ledger.forget(report.run_id)
         clean = query
         if report.rejected:

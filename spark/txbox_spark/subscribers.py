@@ -5,14 +5,14 @@ import logging
 from sqlalchemy import Engine
 
 from txbox.postgres.transactions import short_transaction
-from txbox_spark.loading.statements import Statements
-from txbox_spark.runtime.retries import patient
+from txbox_spark.merging.statements import LoadStatements
+from txbox_spark.runtime.retries import retry_outages
 
-__all__ = ["warn_of_a_new_name"]
+__all__ = ["warn_of_new_subscriber"]
 
 
-@patient
-def warn_of_a_new_name(engine: Engine, statements: Statements, subscriber_id: str) -> None:
+@retry_outages
+def warn_of_new_subscriber(engine: Engine, statements: LoadStatements, subscriber_id: str) -> None:
     """Log a warning if a subscriber has no id in the inbox, and others have: every event will be new to it."""
     with short_transaction(engine) as connection:
         if connection.exec_driver_sql(statements.any_processed, (subscriber_id,)).first() is not None:

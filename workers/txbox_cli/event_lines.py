@@ -115,8 +115,8 @@ def check_before_spark(
         resume: a run that must be there.
     """
     from txbox_spark import SourceError
-    from txbox_spark.loading.ledger import Ledger, RunNotFound
-    from txbox_spark.loading.statements import statements
+    from txbox_spark.loading.ledger import LoadLedger, RunNotFound
+    from txbox_spark.merging.statements import load_statements
     from txbox_spark.reading.sources import FORMATS
     from txbox_spark.runtime.session import require_pyspark
 
@@ -128,13 +128,13 @@ def check_before_spark(
         for path in paths:
             if not any(sign in path for sign in ("://", *"*?[{")) and not Path(path).exists():
                 raise SourceError(f"there is nothing at {path}")
-    sql = statements(place.schema, place.prefix)
+    sql = load_statements(place.schema, place.prefix)
     with place.engine() as engine:
         if ledger:
-            Ledger(engine, sql).check()
+            LoadLedger(engine, sql).check()
             if resume is not None:
                 try:
-                    Ledger(engine, sql).read(resume)
+                    LoadLedger(engine, sql).read(resume)
                 except RunNotFound as error:
                     raise UsageError(f"--resume: {error}") from error
         else:

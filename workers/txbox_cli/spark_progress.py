@@ -11,7 +11,7 @@ from rich.progress import Progress, TextColumn
 from txbox_cli.output import plain_console, progress_bars
 
 if TYPE_CHECKING:
-    from txbox_spark import Progress as JobProgress
+    from txbox_spark import JobProgress
 
 __all__ = ["Seen", "told"]
 

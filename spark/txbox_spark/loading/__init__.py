@@ -1,1 +1,1 @@
-"""A bulk load at work: chunks, the two writers, the merge and the ledger of what is done."""
+"""A bulk load at work, in the order of its files: loader, resume, copy_writer or jdbc_writer, ledger."""

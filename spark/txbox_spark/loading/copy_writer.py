@@ -1,24 +1,25 @@
-"""The road of writer copy: each task copies its chunks into Postgres and merges them, a transaction each.
+"""Writer copy: each task copies its chunks into Postgres and merges them, each in one transaction.
 
-The events are repartitioned by chunk and sorted by id, so that a task meets whole chunks, and in each one the
-duplicates of an id side by side. It drops those, and streams the rest to Postgres, a batch of Arrow's at a time.
-Nothing is collected, neither here nor on the driver.
+The events are partitioned by chunk and sorted by id, so that a task gets whole chunks, and in each one the duplicates
+of an id follow each other. It drops those, and streams the rest to Postgres, one Arrow batch at a time. Nothing is
+collected, neither in the task nor on the driver.
 
-Chunks whose ids seem to be known already, as when a file is loaded again, are tried with their ids alone first: where
-each one turns out to be in the inbox, the events themselves are never read.
+Chunks that seem to be repeated, as when a file is loaded again, are tried with their ids alone first: where each id
+turns out to be in the inbox, the events themselves are never read.
 
-Since a chunk's records, effects and ledger entry are one transaction, a task that is run again, or twice at once by
-speculation, is only a redelivery: it finds the chunk done, or waits for the other attempt and then finds it done.
+A chunk's records, effects and ledger entry are one transaction. So a task that is run again, or twice at once by
+speculation, is only a redelivery: it finds the chunk merged, or waits for the other attempt and then finds it merged.
 
-What goes wrong comes back as a row, not as an exception: Spark would run the task again, and tell of it in Java.
+A failure comes back as a row, not as an exception: Spark would run the task again, and report it as a Java error.
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -26,63 +27,103 @@ from txbox import TxboxError
 from txbox.postgres.engines import open_engine
 from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
-from txbox_spark.loading.chunks import ChunkStream, Distinct
-from txbox_spark.loading.csv_lines import csv_lines
-from txbox_spark.loading.failed_chunk import FailedChunk
-from txbox_spark.loading.ledger import Ledger, span
-from txbox_spark.loading.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk, settle_known_chunk
-from txbox_spark.loading.refused_message import refused_message
-from txbox_spark.loading.statements import FRESH
+from txbox_spark.loading.context import LoadContext
+from txbox_spark.loading.ledger import LoadLedger, Run, Totals
+from txbox_spark.loading.writer import RowCounts
+from txbox_spark.merging.chunk_ranges import chunk_range, partition_by_chunk
+from txbox_spark.merging.chunk_stream import ChunkStream, DistinctEvents
+from txbox_spark.merging.csv_lines import csv_lines
+from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk, settle_processed_chunk
+from txbox_spark.merging.refused_event import refused_event
+from txbox_spark.merging.statements import FRESH, LoadStatements
 from txbox_spark.reading.columns import MESSAGE_ID
-from txbox_spark.reading.events import CHUNK, chunk_number, partition_keys
+from txbox_spark.runtime.retries import retry_outages
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame
 
-__all__ = ["COPY_BYTES", "CopyTask", "copy_chunks", "lay_out"]
+__all__ = ["COPY_BYTES", "CopyTask", "CopyWriter", "likely_repeated"]
 
 COPY_BYTES = 16 << 20
 """How much one COPY sends, about."""
 
 
-def lay_out(
-    events: "DataFrame", bounds: tuple[str, ...], left_out: Collection[int], at_once: int | None
-) -> "DataFrame":
-    """Lay the events out for tasks: whole chunks, each sorted by id.
+class CopyWriter:
+    """Has Spark's tasks copy and merge the chunks."""
+
+    max_chunks: ClassVar[int] = 4_096  # the bounds of the chunks are part of Spark's plan
+    survey_counts_rejected: ClassVar[bool] = False
+
+    def __init__(self, context: LoadContext, sample: Sequence[str] = ()) -> None:
+        self._context = context
+        self._sample = sample
+
+    def write(self, run: Run) -> list[FailedChunk]:
+        """Merge every chunk that is not merged yet; return those that failed."""
+        context = self._context
+        slots = context.spark.sparkContext.defaultParallelism
+        tasks = context.parallelism if context.parallelism < slots else None
+        task = CopyTask(context.url.render_as_string(hide_password=False), context.plan(run), run.bounds)
+        sample, self._sample = self._sample, ()  # at the first attempt only
+        repeated: tuple[int, ...] = ()
+        if sample:
+            repeated = likely_repeated(context.engine, context.sql, context.subscriber_id, sample, run.bounds)
+        with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
+            if repeated:
+                left_out = set(range(run.chunks)).difference(repeated)
+                ids = partition_by_chunk(context.events.checked_ids, run.bounds, left_out, tasks)
+                if failed := _run_tasks(ids, replace(task, ids_alone=True)):
+                    return failed
+            merged = context.merged_chunks(run)
+            if len(merged) == run.chunks:
+                return []
+            return _run_tasks(partition_by_chunk(context.events.staged, run.bounds, merged, tasks), task)
+
+    def row_counts(self, run: Run, totals: Totals) -> RowCounts:
+        """Return the rows of a run whose chunks are all merged: each chunk has counted its own."""
+        return RowCounts(run.rows, totals.read, totals.rejected, self._context.ledger.rejected_sample(run.run_id))
+
+    def clean_up(self, run: Run) -> None:
+        """Leave the database as it is: this writer makes no tables."""
+
+
+@retry_outages
+def likely_repeated(
+    engine: Engine, statements: LoadStatements, subscriber_id: str, sample: Sequence[str], bounds: Sequence[str]
+) -> tuple[int, ...]:
+    """Return the chunks of which every sampled id is in the inbox.
+
+    It decides nothing: it only says for which chunks it is worth to read the ids alone first.
 
     Args:
-        events: the source, as ``Events`` has it: staged, or judged.
+        engine: the database.
+        statements: for its tables.
+        subscriber_id: the subscriber that the events are applied for.
+        sample: ids, evenly drawn.
         bounds: between the chunks.
-        left_out: chunks to leave out.
-        at_once: how many tasks there may be; None: as many as there are chunks.
     """
-    from pyspark.sql import functions as sql
-
-    chunks = len(bounds) + 1
-    numbered = events.withColumn(CHUNK, chunk_number(bounds))
-    if left_out:
-        numbered = numbered.where(~sql.col(CHUNK).isin(list(left_out)))
-    placed = numbered.repartition(chunks, chunk_number(bounds, partition_keys(chunks)))
-    whole = placed.sortWithinPartitions(MESSAGE_ID)
-    return whole if at_once is None else whole.coalesce(at_once)
+    with short_transaction(engine) as connection:
+        processed = set(connection.exec_driver_sql(statements.find_processed, (subscriber_id, list(sample))).scalars())
+    sampled = {bisect_right(bounds, one) for one in sample}
+    return tuple(sorted(sampled - {bisect_right(bounds, one) for one in sample if one not in processed}))
 
 
-def copy_chunks(frame: "DataFrame", task: "CopyTask") -> list[FailedChunk]:
-    """Run the tasks, and return the chunks that could not be merged."""
-    failed = frame.mapInArrow(task, "chunk int, error string, passing boolean").collect()
-    return [FailedChunk(row["chunk"], row["error"], row["passing"]) for row in failed]
+def _run_tasks(frame: "DataFrame", task: "CopyTask") -> list[FailedChunk]:
+    failed = frame.mapInArrow(task, "chunk int, error string, transient boolean").collect()
+    return [FailedChunk(row["chunk"], row["error"], row["transient"]) for row in failed]
 
 
 @dataclass(frozen=True)
 class CopyTask:
-    """What a task does. It travels to the executors, so it holds nothing but values.
+    """What a task does. It is sent to the executors, so it holds nothing but values.
 
     Attributes:
         url: of the database, as SQLAlchemy has it.
         plan: of the run.
         bounds: between the chunks.
-        ids_alone: the frame has no more than ids; settle the chunks in which every one is known, and leave the others.
+        ids_alone: the frame has ids only; settle the chunks in which every id is processed, and leave the others.
     """
 
     url: str = field(repr=False)
@@ -98,7 +139,7 @@ class CopyTask:
         while (chunk := stream.next_chunk()) is not None:
             failed = self.merge(chunk, stream.rows())
             if failed is not None:
-                columns = {"chunk": [failed.chunk], "error": [failed.error], "passing": [failed.passing]}
+                columns = {"chunk": [failed.chunk], "error": [failed.error], "transient": [failed.transient]}
                 yield pyarrow.RecordBatch.from_pydict(columns, schema=_failed_chunk_schema())
 
     def merge(self, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> FailedChunk | None:
@@ -109,22 +150,23 @@ class CopyTask:
             batches: its rows, sorted by id.
         """
         engine = guard(open_engine(self.url, poolclass=NullPool))
-        ledger = Ledger(engine, self.plan.sql)
+        ledger = LoadLedger(engine, self.plan.sql)
         try:
-            if (error := ledger.given_up(self.plan.run_id)) is not None:
-                return FailedChunk(chunk, error, passing=False)  # another task has met what this one would meet
+            if (error := ledger.failure(self.plan.run_id)) is not None:
+                return FailedChunk(chunk, error, transient=False)  # a task has failed as this one would
             with short_transaction(engine) as connection:
                 if not begin_chunk(connection, self.plan, chunk):
                     return None
-                here = (connection, self.plan, chunk, span(self.bounds, chunk), self._copy(connection, batches))
+                counts = self._copy(connection, batches)
+                ids = chunk_range(self.bounds, chunk)
                 if not self.ids_alone:
-                    merge_chunk(*here)
-                elif not settle_known_chunk(*here):
+                    merge_chunk(connection, self.plan, chunk, ids, counts)
+                elif not settle_processed_chunk(connection, self.plan, chunk, ids, counts):
                     connection.rollback()
         except (SQLAlchemyError, psycopg.Error, TxboxError) as raised:
             failed = FailedChunk.of(chunk, raised)
-            if not failed.passing:
-                ledger.give_up(self.plan.run_id, failed.error)
+            if not failed.transient:
+                ledger.record_failure(self.plan.run_id, failed.error)
             return failed
         return None
 
@@ -133,12 +175,12 @@ class CopyTask:
         sql, columns = self.plan.sql, () if self.ids_alone else self.plan.columns
         connection.exec_driver_sql(sql.create_fresh(columns))
         sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
-        distinct = Distinct(batches)
+        distinct = DistinctEvents(batches)
         driver_connection: Any = connection.connection.driver_connection
         events, more = distinct.events(), True
         with driver_connection.cursor() as cursor:
             while more:
-                # In statements of a bounded size, so that a message which Postgres refuses can still be named.
+                # In COPYs of a bounded size, so that an event which Postgres refuses can still be named.
                 written: list[pyarrow.RecordBatch] = []
                 size = 0
                 try:
@@ -149,7 +191,7 @@ class CopyTask:
                             size += len(lines)
                             copy.write(lines)
                 except (psycopg.DataError, psycopg.IntegrityError) as error:
-                    raise refused_message(error, written, [one.name for one in columns]) from error
+                    raise refused_event(error, written, [one.name for one in columns]) from error
         connection.exec_driver_sql(sql.analyze(FRESH))
         return ChunkCounts(distinct.read, distinct.rejected, distinct.kept, tuple(distinct.rejected_sample))
 
@@ -157,4 +199,4 @@ class CopyTask:
 def _failed_chunk_schema() -> "pyarrow.Schema":
     import pyarrow
 
-    return pyarrow.schema({"chunk": pyarrow.int32(), "error": pyarrow.string(), "passing": pyarrow.bool_()})
+    return pyarrow.schema({"chunk": pyarrow.int32(), "error": pyarrow.string(), "transient": pyarrow.bool_()})

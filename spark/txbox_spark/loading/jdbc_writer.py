@@ -1,59 +1,54 @@
-"""The road of writer jdbc: executors write to a staging table, and the driver merges it chunk by chunk.
+"""Writer jdbc: executors write to a staging table, and the driver merges it chunk by chunk.
 
-For clusters whose executors have a JVM and nothing else. Spark's JDBC writer knows no upsert, and a task that is run
-again writes its rows again; both do no harm in a staging table, from which one event of each id is taken. It is named
-after the run and the attempt, so that two attempts never write to the same one, and has a partition for each chunk, so
-that a chunk is read without the others.
+For clusters whose executors have a JVM and nothing else. Spark's JDBC writer has no upsert, and a task that is run
+again writes its rows again; both do no harm in a staging table, from which one event of each id is taken.
 
-It is unlogged: what is in it is in the source too. Postgres empties unlogged tables when it recovers from a crash, so
-a chunk that was written and is empty is not merged (``StagingLost``); the staging is done once more.
+Postgres empties staging tables when it recovers from a crash, so a chunk that was written and is empty is not merged
+(``StagingLost``); the events are staged once more.
 """
 
-import hashlib
-import json
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import astuple
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from txbox import InvalidConfiguration, TxboxError
+from txbox import TxboxError
 from txbox.postgres.engines import open_engine
-from txbox.postgres.sqlstates import UNDEFINED_TABLE, is_outage, sqlstate
+from txbox.postgres.sqlstates import UNDEFINED_TABLE, sqlstate
 from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
-from txbox_spark.loading.failed_chunk import FailedChunk
-from txbox_spark.loading.ledger import Run, span
-from txbox_spark.loading.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
-from txbox_spark.loading.refused_message import search_refused
-from txbox_spark.loading.statements import Statements, quote
-from txbox_spark.reading.columns import MAX_NAME_BYTES, EventColumn, in_words
-from txbox_spark.reading.events import MESSAGE_ID, REJECTED, Events
+from txbox_spark.loading.context import LoadContext
+from txbox_spark.loading.ledger import Run, Totals
+from txbox_spark.loading.staging_table import (
+    MAX_PARTITIONS,
+    create_staging,
+    drop_staging,
+    has_columns,
+    is_partitioned,
+    schema_of_tables,
+)
+from txbox_spark.loading.writer import RowCounts, StagingLost
+from txbox_spark.merging.chunk_ranges import chunk_range
+from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
+from txbox_spark.merging.refused_event import EventRefused, search_refused_event
+from txbox_spark.merging.statements import quote
+from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
+from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
-from txbox_spark.runtime.retries import patient
 
-__all__ = [
-    "BATCH_ROWS",
-    "MOST_PARTITIONS",
-    "StagingLost",
-    "drop_staging",
-    "holds",
-    "merge_staged",
-    "stage",
-    "sweep_staging",
-]
+__all__ = ["BATCH_ROWS", "JdbcWriter"]
 
-DROP_SECONDS = 10
-"""How long to wait for whoever still holds a staging table that is to be dropped."""
+BATCH_ROWS = 10_000
+"""Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
 
 CANCEL_SECONDS = 2.0
 """How long the server may take to hear that a statement is to be cancelled."""
@@ -61,68 +56,81 @@ CANCEL_SECONDS = 2.0
 CANCEL_AGAIN_SECONDS = 0.1
 """Between two rounds of cancelling: a cancel that meets a chunk between two statements cancels nothing."""
 
-TABLES_AT_ONCE = 64
-"""How many tables one transaction creates or drops: each takes a few of the locks that Postgres has room for."""
 
-MOST_PARTITIONS = 1_000
-"""Whoever reads a partitioned table plans with each of its partitions."""
+class JdbcWriter:
+    """Stages the events by Spark's JDBC writer, and merges the chunks from this process."""
 
-BATCH_ROWS = 10_000
-"""Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
+    max_chunks: ClassVar[int] = MAX_PARTITIONS
+    survey_counts_rejected: ClassVar[bool] = True
+
+    def __init__(self, context: LoadContext, _sample: Sequence[str] = ()) -> None:
+        self._context = context
+
+    def write(self, run: Run) -> list[FailedChunk]:
+        """Merge every chunk that is not merged yet; return those that failed.
+
+        Raises:
+            BulkLoadFailed: Postgres does not take a value of an event.
+            StagingLost: the staging table is not there, or not complete.
+        """
+        context, table = self._context, run.staging_table
+        if table is not None and not has_columns(context.engine, context.sql, table, context.events.columns):
+            _log.info("bulk load %s: other columns were staged; staging the events again", run.run_id)
+            run = context.ledger.set_staging_table(run.run_id, None)
+        if run.staging_table is None:
+            try:
+                with context.stage("staging", run):
+                    table = _stage(context, run)
+            except EventRefused as error:
+                raise context.failure(run, str(error)) from None  # the cause quotes the value
+            run = context.ledger.set_staging_table(run.run_id, table)
+        chunks = sorted(set(range(run.chunks)) - set(context.merged_chunks(run)))
+        with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
+            return _merge_chunks(context.engine, context.plan(run), run, chunks, context.parallelism)
+
+    def row_counts(self, run: Run, totals: Totals) -> RowCounts:
+        """Return the rows of a run whose chunks are all merged."""
+        # A task that was run again has staged its rows again; they count as read twice, and are applied once.
+        loadable = run.rows - (run.rejected or 0)
+        distinct = totals.already_processed + totals.applied
+        found = max(distinct, min(loadable, totals.read))
+        return RowCounts(loadable, found, run.rejected or 0, run.rejected_sample)
+
+    def clean_up(self, run: Run) -> None:
+        """Drop the run's staging tables."""
+        drop_staging(self._context.engine, self._context.sql, self._context.prefix, run.run_id)
 
 
-class StagingLost(TxboxError):
-    """The staging table is not complete any more: Postgres has recovered from a crash, or it was swept."""
-
-
-def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statements, prefix: str, tasks: int) -> str:
-    """Write the events to a new staging table.
-
-    Args:
-        engine: the database.
-        url: the same, for the executors.
-        events: the source.
-        run: the run, at the attempt that it is in.
-        statements: for the ledger's place.
-        prefix: what tables' names start with.
-        tasks: how many tasks may write at once.
-
-    Returns:
-        The table's name.
+def _stage(context: LoadContext, run: Run) -> str:
+    """Write the events to a new staging table, and return its name.
 
     Raises:
         InvalidConfiguration: the name would be too long.
-        MessageRefused: Postgres does not take a value of a message.
-        StagingLost: someone else has dropped the table meanwhile.
+        EventRefused: Postgres does not take a value of an event.
+        StagingLost: another process has dropped the table meanwhile.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sql
 
-    name = f"{prefix}bulk_load_staging_{run.run_id}_{run.attempt}"
-    if len(f"{name}_{run.chunks}".encode()) > MAX_NAME_BYTES:
-        raise InvalidConfiguration(f"with the prefix {prefix!r}, a staging table's name is too long; use writer copy")
+    engine, events, statements = context.engine, context.events, context.sql
+    name = create_staging(engine, statements, context.prefix, run, events.columns)
     with short_transaction(engine) as connection:
-        schema = _schema(connection, statements)
+        schema = schema_of_tables(connection, statements)
         # Behind a pooler nothing may be prepared: ours found out when they were made, the JDBC driver would not.
         prepare = getattr(connection.connection.driver_connection, "prepare_threshold", None) is not None
-    creating = statements.create_staging(schema, name, events.columns, run.bounds, _digest(events.columns))
-    for first in range(0, len(creating), TABLES_AT_ONCE):
-        with short_transaction(engine) as connection:
-            for statement in creating[first : first + TABLES_AT_ONCE]:
-                connection.exec_driver_sql(statement)
     try:
         (
-            in_words(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
+            dates_as_text(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
             .write.format("jdbc")
-            .options(**jdbc_options(url, prepare=prepare))
+            .options(**jdbc_options(context.url, prepare=prepare))
             # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
             .option("stringtype", "unspecified")
             .option("reWriteBatchedInserts", "true")
             # The driver would quote the statement with its values, for Spark to log.
             .option("logServerErrorDetail", "false")
             .option("batchsize", BATCH_ROWS)
-            .option("numPartitions", tasks)
+            .option("numPartitions", context.parallelism)
             .option("dbtable", f"{schema}.{quote(name)}".replace("%%", "%"))
             .mode("append")
             .save()
@@ -130,35 +138,16 @@ def stage(engine: Engine, url: URL, events: Events, run: Run, statements: Statem
     except (PySparkException, Py4JError) as error:
         if is_about_data(error):
             with suppress(SQLAlchemyError, psycopg.Error, PySparkException, Py4JError):
-                search_refused(engine, events, statements)
+                search_refused_event(engine, events, statements)
         raise
-    if not _staged_as(engine, statements, name)[1]:
+    if not is_partitioned(engine, statements, name):
         raise StagingLost(f"the staging table {name} was dropped while it was filled")
     return name
 
 
-def holds(engine: Engine, statements: Statements, run: Run, columns: Sequence[EventColumn]) -> bool:
-    """Return whether a staging table that was filled holds these columns; one that is gone holds any.
-
-    Columns are staged by number, so that other ones, or others in their order, would be taken for each other.
-    """
-    return _staged_as(engine, statements, str(run.staging_table))[0] in (None, _digest(columns))
-
-
-def _digest(columns: Sequence[EventColumn]) -> str:
-    return hashlib.sha256(json.dumps([astuple(one) for one in columns]).encode()).hexdigest()
-
-
-@patient
-def _staged_as(engine: Engine, statements: Statements, table: str) -> tuple[str | None, bool]:
-    """Return a staging table's comment, and whether it has partitions, as ours do."""
-    with short_transaction(engine) as connection:
-        name = f"{_schema(connection, statements)}.{quote(table)}".replace("%%", "%")
-        found = connection.exec_driver_sql(statements.staged_as, (name,)).one_or_none()
-    return (None, False) if found is None else (found[0], found[1])
-
-
-def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int], at_once: int) -> list[FailedChunk]:
+def _merge_chunks(
+    engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int], parallelism: int
+) -> list[FailedChunk]:
     """Merge chunks of a complete staging table, several at once, each in a transaction of its own.
 
     An error that would come again stops those that have not begun. So does an interruption of the caller; it cancels
@@ -169,7 +158,7 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
         plan: of the run.
         run: the run.
         chunks: their numbers.
-        at_once: how many.
+        parallelism: how many at once.
 
     Returns:
         The chunks that could not be merged.
@@ -178,7 +167,7 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
         StagingLost: the staging table is not there, or not complete.
     """
     stopping = threading.Event()
-    under_way: set[Any] = set()
+    active: set[Any] = set()
     # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a temporary
     # table or a setting, must not meet the next chunk.
     sessions = guard(open_engine(engine.url, poolclass=NullPool))
@@ -187,95 +176,49 @@ def merge_staged(engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int
         if stopping.is_set():
             return None
         try:
-            _merge_chunk(sessions, plan, run, chunk, under_way)
+            _merge_chunk(sessions, plan, run, chunk, active)
         except StagingLost:
             stopping.set()
             raise
         except (SQLAlchemyError, psycopg.Error, TxboxError) as error:
             failed = FailedChunk.of(chunk, error)
-            if not failed.passing:
+            if not failed.transient:
                 stopping.set()
             return failed
         return None
 
-    with ThreadPoolExecutor(at_once, thread_name_prefix="txbox-merge") as pool:
+    with ThreadPoolExecutor(parallelism, thread_name_prefix="txbox-merge") as pool:
         try:
             return [failed for failed in pool.map(merge, chunks) if failed is not None]
         except KeyboardInterrupt:
             stopping.set()
-            _cancel(under_way)
+            _cancel(active)
             raise
         finally:
             stopping.set()
 
 
-def _cancel(under_way: set[Any]) -> None:
-    """Cancel the statements of chunks until none is under way: one may be between two of them."""
-    while under_way:
-        for driver_connection in tuple(under_way):
+def _cancel(active: set[Any]) -> None:
+    """Cancel the statements of chunks until no chunk is active: one may be between two statements."""
+    while active:
+        for driver_connection in tuple(active):
             with suppress(psycopg.Error, OSError):
                 driver_connection.cancel_safe(timeout=CANCEL_SECONDS)
         time.sleep(CANCEL_AGAIN_SECONDS)
 
 
-@patient
-def drop_staging(engine: Engine, statements: Statements, prefix: str, run_id: str) -> None:
-    """Drop the staging tables of a run, those of attempts included that were killed before theirs was complete."""
-    pattern = f"^{re.escape(prefix)}bulk_load_staging_{run_id}_[0-9]+$"
-    with short_transaction(engine) as connection:
-        found = connection.exec_driver_sql(statements.staging_of_run, (statements.bulk_load, pattern)).scalars().all()
-    for table in found:
-        _drop(engine, statements, table)
-
-
-def _drop(engine: Engine, statements: Statements, table: str) -> None:
-    """Drop a staging table, or leave it to a later sweep: no load fails because of what another one has left.
-
-    An executor that hangs, or that is cut off, may hold a lock on it for as long as Postgres believes that it lives.
-    And it may be another role's.
-    """
-    try:
-        with short_transaction(engine) as connection:
-            name = f"{_schema(connection, statements)}.{quote(table)}"
-            partitions = connection.exec_driver_sql(statements.partitions, (name.replace("%%", "%"),)).scalars().all()
-        names = [*(one.replace("%", "%%") for one in partitions), name]
-        for first in range(0, len(names), TABLES_AT_ONCE):
-            with short_transaction(engine) as connection:
-                connection.exec_driver_sql(statements.bound_wait, (f"{DROP_SECONDS}s",))
-                connection.exec_driver_sql(statements.drop_tables(names[first : first + TABLES_AT_ONCE]))
-    except DBAPIError as error:
-        if is_outage(error):
-            raise
-        _log.warning("the staging table %s cannot be dropped (%s); a later load will try again", table, error.orig)
-
-
-def sweep_staging(engine: Engine, statements: Statements, prefix: str, abandoned_seconds: float) -> tuple[str, ...]:
-    """Drop the staging tables of runs that nobody has worked on for a while, and return their names.
-
-    Such a run can still be resumed: its events are staged anew.
-    """
-    start = f"^{re.escape(prefix)}bulk_load_staging_"
-    values = (statements.bulk_load, f"{start}[0-9a-f]{{12}}_[0-9]+$", f"{start}([0-9a-f]{{12}})_", abandoned_seconds)
-    with short_transaction(engine) as connection:
-        found = connection.exec_driver_sql(statements.abandoned_staging, values).scalars().all()
-    for table in found:
-        _log.info("dropping the abandoned staging table %s", table)
-        _drop(engine, statements, table)
-    return tuple(found)
-
-
-def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int, under_way: set[Any]) -> None:
-    """Merge one chunk of the staging table, in a transaction of its own; its connection is under way meanwhile.
+def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int, active: set[Any]) -> None:
+    """Merge one chunk of the staging table, in a transaction of its own.
 
     Raises:
         StagingLost: the staging table is not there, or not complete.
         sqlalchemy.exc.DBAPIError, TxboxError: the chunk cannot be merged; nothing of it is committed.
     """
     sql = plan.sql
-    with short_transaction(engine) as connection, _noted(connection, under_way):
+    with short_transaction(engine) as connection, _active(connection, active):
         if not begin_chunk(connection, plan, chunk):
             return
-        schema = _schema(connection, sql)
+        schema = schema_of_tables(connection, sql)
         staged = f"{schema}.{quote(f'{run.staging_table}_{chunk}')}"
         try:
             read, distinct = connection.exec_driver_sql(sql.distinct_ids(staged)).one()
@@ -284,30 +227,22 @@ def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int, under_wa
                 raise StagingLost(f"the staging table {run.staging_table} is gone") from error
             raise
         # After a crash all of it is empty, never a part. A chunk alone may be: all its ids may be of rejected rows.
-        if not read and run.rows > (run.rejected or 0) and not _has_rows(connection, schema, run.staging_table):
+        whole = sql.any_row(f"{schema}.{quote(str(run.staging_table))}")
+        if not read and run.rows > (run.rejected or 0) and not connection.exec_driver_sql(whole).rowcount:
             raise StagingLost(f"the staging table {run.staging_table} has been emptied; did Postgres crash?")
         connection.exec_driver_sql(sql.analyze(staged))
-        merge_chunk(connection, plan, chunk, span(run.bounds, chunk), ChunkCounts(read, 0, distinct), staged=staged)
+        ids = chunk_range(run.bounds, chunk)
+        merge_chunk(connection, plan, chunk, ids, ChunkCounts(read, 0, distinct), staged=staged)
 
 
 @contextmanager
-def _noted(connection: Connection, under_way: set[Any]) -> Iterator[None]:
+def _active(connection: Connection, active: set[Any]) -> Iterator[None]:
     driver_connection = connection.connection.driver_connection
-    under_way.add(driver_connection)
+    active.add(driver_connection)
     try:
         yield
     finally:
-        under_way.discard(driver_connection)
+        active.discard(driver_connection)
 
 
-def _has_rows(connection: Connection, schema: str, table: str | None) -> bool:
-    return connection.exec_driver_sql(Statements.any_row(f"{schema}.{quote(str(table))}")).rowcount > 0
-
-
-def _schema(connection: Connection, statements: Statements) -> str:
-    """Return the schema that our tables are in, quoted as Postgres and psycopg's placeholders need it."""
-    schema = str(connection.exec_driver_sql(statements.schema_of_tables, (statements.bulk_load,)).scalar_one())
-    return schema.replace("%", "%%")
-
-
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.spark")

@@ -4,9 +4,9 @@
 
     begin ──▶ running ──▶ finished
                 │  ▲
-          error │  │ take up (resume, or the next try of the same call)
+          error │  │ begin_attempt (resume, or the next attempt of the same call)
                 ▼  │
-              given up, or killed
+              failed, or killed
 
 Invariants: a chunk has a row if, and only if, the transaction that applied it has committed, for both are in one
 transaction; a run is finished if, and only if, every chunk has a row. A heartbeat, by the database's clock, says that a
@@ -28,24 +28,22 @@ from sqlalchemy.exc import DBAPIError
 from txbox import TxboxError
 from txbox.postgres.blocked_loads import BlockedLoad, find_blocked_loads
 from txbox.postgres.transactions import check_table, short_transaction
-from txbox_spark.loading.statements import Statements
-from txbox_spark.reading.events import Survey
+from txbox_spark.merging.chunk_stream import SHOWN_REJECTED
+from txbox_spark.merging.statements import LoadStatements
+from txbox_spark.reading.survey import Survey
 from txbox_spark.runtime.periodic import every
-from txbox_spark.runtime.retries import patient
+from txbox_spark.runtime.retries import retry_outages
 
-__all__ = ["HEARTBEAT_SECONDS", "Ledger", "Run", "RunNotFound", "Totals", "heartbeat", "span"]
+__all__ = ["HEARTBEAT_SECONDS", "LoadLedger", "Run", "RunNotFound", "Totals", "heartbeat"]
 
 HEARTBEAT_SECONDS = 10.0
 """How often a run says that it is being worked on."""
 
 BLOCKED_SECONDS = 5.0
-"""A wait for a lock is worth a line of the log when it has lasted for so long,"""
+"""A wait for a lock is logged when it has lasted for so long."""
 
-TOLD_SECONDS = 60.0
-"""and another one after so long."""
-
-SHOWN_REJECTED = 10
-"""How many rejected rows are shown."""
+BLOCKED_AGAIN_SECONDS = 60.0
+"""How long until it is logged again."""
 
 
 class RunNotFound(TxboxError):
@@ -92,11 +90,6 @@ class Run:
         return len(self.bounds) + 1
 
 
-def span(bounds: Sequence[str], chunk: int) -> tuple[str, str | None]:
-    """Return a chunk's first possible id, and the first one beyond it (None: there is none)."""
-    return ("", *bounds)[chunk], (*bounds, None)[chunk]
-
-
 @dataclass(frozen=True, slots=True)
 class Totals:
     """What the merged chunks of a run add up to; what is parked is among what is already processed."""
@@ -109,14 +102,14 @@ class Totals:
     parked: int
 
 
-class Ledger:
+class LoadLedger:
     """The ledger in one database. Every method is a short transaction of its own.
 
-    What a load cannot do without is tried again while the database is away. Done twice, it does no harm: at worst an
-    attempt is counted that nobody made, or a run is begun that nobody knows of.
+    What a load cannot do without is retried while the database cannot be reached. Done twice, it does no harm: at
+    worst the number of attempts is too high, or a run has begun that is never continued.
     """
 
-    def __init__(self, engine: Engine, statements: Statements) -> None:
+    def __init__(self, engine: Engine, statements: LoadStatements) -> None:
         self._engine = engine
         self._sql = statements
 
@@ -131,7 +124,7 @@ class Ledger:
             check_table(connection, self._sql.tables.bulk_load)
             check_table(connection, self._sql.tables.bulk_load_chunk)
 
-    @patient
+    @retry_outages
     def begin(
         self, *, subscriber_id: str, source: str, digest: bytes, writer: str, bounds: Sequence[str], found: Survey
     ) -> Run:
@@ -143,7 +136,7 @@ class Ledger:
             connection.exec_driver_sql(self._sql.begin_run, (*plan, *rows))
         return self.read(run_id)
 
-    @patient
+    @retry_outages
     def read(self, run_id: str) -> Run:
         """Read a run.
 
@@ -171,70 +164,72 @@ class Ledger:
             finished,
         )
 
-    @patient
-    def take_up(self, run_id: str) -> Run:
+    @retry_outages
+    def begin_attempt(self, run_id: str) -> Run:
         """Begin another attempt at a run, and return the run."""
         with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.take_up_run, (run_id,))
+            connection.exec_driver_sql(self._sql.begin_attempt, (run_id,))
         return self.read(run_id)
 
-    @patient
-    def staged(self, run_id: str, table: str | None) -> Run:
+    @retry_outages
+    def set_staging_table(self, run_id: str, table: str | None) -> Run:
         """Write down that a run's staging table is complete (or, with None, that it is lost), and return the run."""
         with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.staged, (table, run_id))
+            connection.exec_driver_sql(self._sql.set_staging_table, (table, run_id))
         return self.read(run_id)
 
-    @patient
-    def give_up(self, run_id: str, error: str) -> None:
+    @retry_outages
+    def record_failure(self, run_id: str, error: str) -> None:
         """Write down why an attempt has ended."""
         with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.fail_run, (error, run_id))
+            connection.exec_driver_sql(self._sql.record_failure, (error, run_id))
 
-    def given_up(self, run_id: str) -> str | None:
+    def failure(self, run_id: str) -> str | None:
         """Return why an attempt has ended, if it has and no other has begun."""
         with short_transaction(self._engine) as connection:
-            error: str | None = connection.exec_driver_sql(self._sql.given_up, (run_id,)).scalar_one_or_none()
+            error: str | None = connection.exec_driver_sql(self._sql.failure, (run_id,)).scalar_one_or_none()
             return error
 
-    @patient
+    @retry_outages
     def finish(self, run_id: str, *, rejected: int, sample: Sequence[str]) -> None:
         """Write down that every chunk is merged."""
         with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(self._sql.finish_run, (rejected, json.dumps(list(sample)), run_id))
 
-    @patient
+    @retry_outages
     def forget(self, run_id: str) -> None:
         """Forget a run and its chunks."""
         with short_transaction(self._engine) as connection:
             connection.exec_driver_sql(self._sql.forget_run, (run_id, run_id))
 
-    def sweep(self, subscriber_id: str, mine: str, others: str, abandoned_seconds: float) -> tuple[str, ...]:
+    def forget_abandoned(
+        self, subscriber_id: str, own_sources: str, other_sources: str, abandoned_seconds: float
+    ) -> tuple[str, ...]:
         """Forget runs of a subscriber that were left behind, and chunks whose run is forgotten; return the runs.
 
         Args:
             subscriber_id: of the runs.
-            mine: a regular expression: sources that nobody else loads, so that none is being worked on.
-            others: a regular expression: sources that someone may be loading.
-            abandoned_seconds: how long these must have given no sign of life.
+            own_sources: a regular expression: sources that only the caller loads, so that none is being worked on.
+            other_sources: a regular expression: sources that another process may be loading.
+            abandoned_seconds: how old the heartbeat of these must be.
         """
-        values = (subscriber_id, mine, others, abandoned_seconds)
+        values = (subscriber_id, own_sources, other_sources, abandoned_seconds)
         with short_transaction(self._engine) as connection:
-            return tuple(connection.exec_driver_sql(self._sql.sweep_runs, values).scalars())
+            return tuple(connection.exec_driver_sql(self._sql.forget_abandoned, values).scalars())
 
-    @patient
-    def done(self, run_id: str) -> tuple[int, ...]:
+    @retry_outages
+    def merged_chunks(self, run_id: str) -> tuple[int, ...]:
         """Return the chunks that are merged."""
         with short_transaction(self._engine) as connection:
-            return tuple(connection.exec_driver_sql(self._sql.done_chunks, (run_id,)).scalars())
+            return tuple(connection.exec_driver_sql(self._sql.merged_chunks, (run_id,)).scalars())
 
-    @patient
+    @retry_outages
     def totals(self, run_id: str) -> Totals:
         """Add the merged chunks up."""
         with short_transaction(self._engine) as connection:
             return Totals(*connection.exec_driver_sql(self._sql.totals, (run_id,)).one())
 
-    @patient
+    @retry_outages
     def rejected_sample(self, run_id: str) -> tuple[str, ...]:
         """Return some of the rejected rows that the chunks have met."""
         with short_transaction(self._engine) as connection:
@@ -252,23 +247,23 @@ class Ledger:
 
 
 @contextmanager
-def heartbeat(ledger: Ledger, run_id: str) -> Iterator[None]:
-    """Say every ``HEARTBEAT_SECONDS`` that a run is being worked on, until the block ends; log whom it waits for."""
+def heartbeat(ledger: LoadLedger, run_id: str) -> Iterator[None]:
+    """Record a run's heartbeat every ``HEARTBEAT_SECONDS`` until the block ends, and log the locks it waits for."""
 
-    told: dict[int, float] = {}
+    logged: dict[int, float] = {}
 
     def beat() -> None:
         try:
             ledger.beat(run_id)
             now = time.monotonic()
             for one in ledger.blocked(run_id):
-                lately = now - told.get(one.blocker_pid, -math.inf) < TOLD_SECONDS
+                lately = now - logged.get(one.blocker_pid, -math.inf) < BLOCKED_AGAIN_SECONDS
                 if one.usual or lately or (one.seconds is not None and one.seconds < BLOCKED_SECONDS):
                     continue
-                told[one.blocker_pid] = now
+                logged[one.blocker_pid] = now
                 _log.warning("%s", one)
         except DBAPIError as error:
-            # The work itself will notice what is wrong; a missed beat costs nothing but hours of patience.
+            # The load itself will notice what is wrong; one heartbeat more or less does not matter.
             _log.warning("bulk load %s: no heartbeat: %s", run_id, error.orig)
 
     with every(HEARTBEAT_SECONDS, beat, name=f"txbox-bulk-load-{run_id}"):

@@ -22,9 +22,9 @@ __all__ = [
     "MAX_NAME_BYTES",
     "MESSAGE_ID",
     "EventColumn",
-    "Travelling",
+    "SentColumn",
+    "dates_as_text",
     "event_columns",
-    "in_words",
     "quoted",
     "refuse_twins",
 ]
@@ -53,7 +53,7 @@ class EventColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Travelling:
+class SentColumn:
     """One column of the source on its way: as what it arrives, and how it is sent.
 
     Attributes:
@@ -70,7 +70,7 @@ class Travelling:
     not_utf8: "Column | None"
 
 
-def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) -> tuple[Travelling, ...]:
+def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) -> tuple[SentColumn, ...]:
     """Decide how the columns of a source travel.
 
     Args:
@@ -98,7 +98,7 @@ def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) ->
         postgres_type, value, text = _travel(field.name, field.dataType, value, declared.get(field.name))
         holds_nul = _holds_nul(sql.col(f"c{number}"), postgres_type) if text else None
         not_utf8 = _not_utf8(field.dataType, sql.col(f"{path}{quoted(field.name)}"))
-        travelling.append(Travelling(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul, not_utf8))
+        travelling.append(SentColumn(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul, not_utf8))
     return tuple(travelling)
 
 
@@ -157,7 +157,7 @@ def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def in_words(frame: "DataFrame") -> "DataFrame":
+def dates_as_text(frame: "DataFrame") -> "DataFrame":
     """Return a frame in which dates and times are text, for roads that do not know them as Spark does.
 
     JDBC has them in the calendar that Rome left in 1582, in the time zone of the JVM: days of that October, moments

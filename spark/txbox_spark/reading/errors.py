@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from txbox import TxboxError
 from txbox_spark.reading.charsets import EncodingError
-from txbox_spark.runtime.explanations import said_by_spark
+from txbox_spark.runtime.explanations import describe_spark_error
 
 __all__ = ["InvalidFields", "SourceError", "explained"]
 
@@ -43,4 +43,4 @@ def _why(said: str) -> str:
     if conflict:
         schemas = " ".join(rest.partition("SQLSTATE")[0].split())
         return f"{schemas} Give a schema with types that hold what every file has, or read the files apart"
-    return said_by_spark(said)
+    return describe_spark_error(said)

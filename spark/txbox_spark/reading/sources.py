@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["FORMATS", "Source", "read_events", "source_of"]
+__all__ = ["FORMATS", "EventSource", "read_events", "source_of"]
 
 FORMATS = ("parquet", "json", "csv")
 """What events can be read from; json means one JSON object a line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EventSource:
     """What events are read from.
 
     Attributes:
@@ -95,7 +95,7 @@ def read_events(
         return frame
 
 
-def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> Source:
+def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> EventSource:
     """Say what is read, and make out a digest by which to know it again.
 
     Args:
@@ -114,7 +114,7 @@ def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[s
         found = sorted(tuple(row) for row in files.select("path", "length", modified).collect())
     if not found:
         raise SourceError(nothing_in(paths))
-    return Source(described(paths), hashlib.sha256(json.dumps(found).encode()).digest())
+    return EventSource(described(paths), hashlib.sha256(json.dumps(found).encode()).digest())
 
 
 def _format(wanted: str | None, paths: Sequence[str], files: Sequence[str]) -> str:

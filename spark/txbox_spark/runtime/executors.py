@@ -8,7 +8,7 @@ from sqlalchemy import URL
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["COPY", "JDBC", "Choice", "choose_writer"]
+__all__ = ["COPY", "JDBC", "WriterChoice", "choose_writer"]
 
 COPY = "copy"
 JDBC = "jdbc"
@@ -18,14 +18,14 @@ CONNECT_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WriterChoice:
     """A writer, and why that one."""
 
     writer: str
     reason: str
 
 
-def choose_writer(spark: "SparkSession", url: URL) -> Choice:
+def choose_writer(spark: "SparkSession", url: URL) -> WriterChoice:
     """Choose copy where every executor asked has what it takes and reaches Postgres, jdbc elsewhere.
 
     Args:
@@ -63,8 +63,8 @@ def choose_writer(spark: "SparkSession", url: URL) -> Choice:
     try:
         answers = context.parallelize(range(tasks), tasks).map(look).collect()
     except Exception as error:  # noqa: BLE001 - executors may have no Python at all
-        return Choice(JDBC, f"the executors run no Python: {str(error).splitlines()[0]}")
+        return WriterChoice(JDBC, f"the executors run no Python: {str(error).splitlines()[0]}")
     for host, trouble in answers:
         if trouble is not None:
-            return Choice(JDBC, f"executor {host} {trouble}")
-    return Choice(COPY, "the executors have psycopg and reach Postgres")
+            return WriterChoice(JDBC, f"executor {host} {trouble}")
+    return WriterChoice(COPY, "the executors have psycopg and reach Postgres")

@@ -8,13 +8,13 @@ import re
 
 import psycopg
 
-__all__ = ["ABOUT_DATA", "said_by_postgres", "said_by_spark"]
+__all__ = ["ABOUT_DATA", "describe_postgres_error", "describe_spark_error"]
 
 ABOUT_DATA = ("22", "23")
 """The classes of SQLSTATE in which a detail holds values: data exceptions, and constraints that are violated."""
 
 
-def said_by_postgres(error: psycopg.Error, where: str = "") -> str:
+def describe_postgres_error(error: psycopg.Error, where: str = "") -> str:
     """Return what Postgres says, in one line: its message and hint, and its detail unless that quotes data.
 
     Args:
@@ -41,7 +41,7 @@ def without_values(message: str) -> str:
     return _QUOTED.sub("…", message).removesuffix(": …")
 
 
-def said_by_spark(said: str) -> str:
+def describe_spark_error(said: str) -> str:
     """Return what matters of what Spark says: a file and its trouble, an error of Postgres, or its first line.
 
     Args:

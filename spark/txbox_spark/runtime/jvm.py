@@ -12,7 +12,7 @@ from contextlib import suppress
 from subprocess import Popen
 from typing import Any
 
-__all__ = ["GRACE_SECONDS", "MORE_MEMORY", "OUT_OF_MEMORY", "cause_of_death", "kill_jvm", "outlived_by_nothing"]
+__all__ = ["GRACE_SECONDS", "MORE_MEMORY", "OUT_OF_MEMORY", "cause_of_death", "kill_after_exit", "kill_jvm"]
 
 GRACE_SECONDS = 3.0
 """How long a JVM may take to end by itself when the process is gone that has started it."""
@@ -23,7 +23,7 @@ OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
 MORE_MEMORY = "give it more: spark.driver.memory=4g (--conf, or settings of spark_session), or load fewer files at once"
 
 
-def outlived_by_nothing(jvm: "Popen[Any]") -> None:
+def kill_after_exit(jvm: "Popen[Any]") -> None:
     """Have a JVM killed that is still there ``GRACE_SECONDS`` after this process has ended, however that ended.
 
     Where a process cannot be held on to by a descriptor (not Linux, or older than 5.3), nothing is done.

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from txbox.backoff import Backoff
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_outage, is_retryable, sqlstate
 
-__all__ = ["OUTAGE_ATTEMPTS", "is_passing", "patient"]
+__all__ = ["OUTAGE_ATTEMPTS", "is_transient", "retry_outages"]
 
 OUTAGE_ATTEMPTS = 8
 """How often it is tried; with the pauses between, for half a minute or more, in which a standby can take over."""
@@ -23,12 +23,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether what has failed may well succeed later: an outage, a deadlock, a lock that was not to be had."""
     return is_outage(error) or is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
 
 
-def patient(work: Callable[P, R]) -> Callable[P, R]:
+def retry_outages(work: Callable[P, R]) -> Callable[P, R]:
     """Try again, with pauses, what has failed because the database could not be reached.
 
     The answer to a COMMIT may be what was lost; so it must be harmless to do the work twice.

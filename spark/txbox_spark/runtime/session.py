@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txbox_spark.runtime.explanations import said_by_spark
+from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.java import SparkSetupError, java_found
-from txbox_spark.runtime.jvm import MORE_MEMORY, OUT_OF_MEMORY, outlived_by_nothing
+from txbox_spark.runtime.jvm import MORE_MEMORY, OUT_OF_MEMORY, kill_after_exit
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -184,7 +184,7 @@ def _start(conf: "SparkConf") -> None:
         with ThreadPoolExecutor(1) as pool:
             launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": said.writing})
             gateway = launched.result()
-        outlived_by_nothing(gateway.proc)
+        kill_after_exit(gateway.proc)
         context = SparkContext(conf=conf, gateway=gateway)
     except KeyboardInterrupt:
         if launched is not None and launched.done() and launched.exception() is None:
@@ -201,7 +201,7 @@ def _start(conf: "SparkConf") -> None:
         gateway.proc.kill()
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 as above
         remedy = f"; {MORE_MEMORY}" if "INVALID_DRIVER_MEMORY" in text else ""
-        failure = SparkSetupError(f"Spark does not start: {said_by_spark(text).removesuffix('.')}{remedy}")
+        failure = SparkSetupError(f"Spark does not start: {describe_spark_error(text).removesuffix('.')}{remedy}")
         failure.add_note(text)
         raise failure from None
     finally:

@@ -22,7 +22,7 @@ from support.bulk_loads import (
     purchases,
 )
 from txbox import InvalidConfiguration, SchemaMissing
-from txbox_spark import BulkLoadFailed, Progress, SparkSetupError
+from txbox_spark import BulkLoadFailed, JobProgress, SparkSetupError
 
 pytestmark = pytest.mark.parametrize("writer", WRITERS)
 
@@ -91,7 +91,7 @@ def test_only_ids(spark: SparkSession, books: Books, schema_url: str, writer: st
 
 
 def test_progress(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
-    told: list[Progress] = []
+    told: list[JobProgress] = []
     load(frame(spark, purchases(300)), schema_url, writer, on_progress=told.append)
     stages = list(dict.fromkeys(one.stage for one in told))
     assert stages == (["survey", "merge"] if writer == "copy" else ["survey", "staging", "merge"])
@@ -246,7 +246,7 @@ def test_a_driver_that_is_missing_is_told_before_anything_is_read(
         raise SparkSetupError("there is no driver")
 
     monkeypatch.setattr("txbox_spark.loading.loader.require_jdbc_driver", missing)
-    told: list[Progress] = []
+    told: list[JobProgress] = []
     if writer == "jdbc":
         with pytest.raises(SparkSetupError):
             load(frame(spark, purchases(3)), schema_url, writer, on_progress=told.append)

@@ -23,7 +23,7 @@ from support.bulk_loads import (
 )
 from txbox import InvalidConfiguration
 from txbox.schema import tables
-from txbox_spark import RunNotFound, Source
+from txbox_spark import EventSource, RunNotFound
 
 
 @pytest.mark.parametrize("writer", COPY_FIRST)
@@ -166,11 +166,11 @@ def test_the_same_load_twice(spark: SparkSession, books: Books, schema_url: str,
 @pytest.mark.parametrize("writer", COPY_FIRST)
 def test_what_cannot_be_resumed(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     source = frame(spark, purchases(10))
-    files = Source("files", b"digest")
+    files = EventSource("files", b"digest")
     run = failed(source, schema_url, writer, "division by zero", apply="SELECT 1 / 0", source=files).run_id
     other = {"copy": "jdbc", "jdbc": "copy"}[writer]
     for changed, said in (
-        ({"source": Source("files", b"other")}, "has begun to load files, and this is not the same"),
+        ({"source": EventSource("files", b"other")}, "has begun to load files, and this is not the same"),
         ({"source": None}, "this is not the same"),
         ({"message_id": "concat(event_id, '')"}, "this is not the same"),
         ({"subscriber_id": "shipping"}, "is of subscriber billing, not shipping"),
@@ -193,7 +193,7 @@ def test_a_run_is_resumed_with_its_own_events_alone(
     """Whether it is finished or not, and whatever the source says of itself; their order does not matter."""
     events = purchases(20)
     first, *rest = events
-    files = Source("files", b"digest")
+    files = EventSource("files", b"digest")
     run = failed(
         frame(spark, events), schema_url, writer, "division by zero", apply="SELECT 1 / 0", source=files
     ).run_id

@@ -11,10 +11,10 @@ from support.bulk_loads import APPLY_ALLOWED, Books, counts, failed, frame, load
 from txbox import InvalidConfiguration
 from txbox.schema import tables
 from txbox_spark import read_events, source_of
-from txbox_spark.loading.jdbc_writer import sweep_staging
-from txbox_spark.loading.statements import statements
-from txbox_spark.reading.columns import in_words
-from txbox_spark.reading.events import partition_keys
+from txbox_spark.loading.staging_table import sweep_staging
+from txbox_spark.merging.chunk_ranges import partition_keys
+from txbox_spark.merging.statements import load_statements
+from txbox_spark.reading.columns import dates_as_text
 
 
 def test_a_prefix_that_leaves_no_room(spark: SparkSession, database_url: str, engine: Engine, schema_url: str) -> None:
@@ -73,8 +73,8 @@ def test_abandoned_staging_tables(spark: SparkSession, books: Books, engine: Eng
     books.run(f"CREATE TABLE bulk_load_staging_{runs['']}_2 (n int)")  # no partitioned one
     there = sorted([*alike, *(f"{prefix}bulk_load_staging_{run}_1" for prefix, run in runs.items())])
     assert books.staging_tables() == there
-    assert sweep_staging(engine, statements(None, ""), "", 3600.0) == ()
-    assert sweep_staging(engine, statements(None, "x."), "x.", 0.0) == (f"x.bulk_load_staging_{runs['x.']}_1",)
+    assert sweep_staging(engine, load_statements(None, ""), "", 3600.0) == ()
+    assert sweep_staging(engine, load_statements(None, "x."), "x.", 0.0) == (f"x.bulk_load_staging_{runs['x.']}_1",)
     assert books.staging_tables() == sorted(set(there) - {f"x.bulk_load_staging_{runs['x.']}_1"})
     load(frame(spark, purchases(10)), schema_url, "copy", abandoned_seconds=0.0)
     assert books.staging_tables() == sorted([*alike, f"x_bulk_load_staging_{runs['x_']}_1"])
@@ -118,8 +118,8 @@ def test_many_partitions_are_created_and_dropped_in_many_transactions(
     spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them takes locks, for which Postgres has room for some thousands."""
-    monkeypatch.setattr("txbox_spark.loading.jdbc_writer.TABLES_AT_ONCE", 3)
-    monkeypatch.setattr("txbox_spark.loading.loader.MOST_PARTITIONS", 10)
+    monkeypatch.setattr("txbox_spark.loading.staging_table.TABLES_PER_TRANSACTION", 3)
+    monkeypatch.setattr("txbox_spark.loading.jdbc_writer.JdbcWriter.max_chunks", 10)
     report = load(frame(spark, purchases(40)), schema_url, "jdbc", chunk_rows=1)
     assert (report.chunks, report.applied) == (10, 40)
     assert books.rows("SELECT relname FROM pg_class WHERE relname LIKE 'bulk_load_staging%%'") == []
@@ -150,9 +150,9 @@ def test_a_table_that_spark_has_made_in_place_of_ours(
         if not dropped:
             dropped.extend(books.staging_tables())
             books.run(f"DROP TABLE {dropped[0]}")
-        return in_words(rows)
+        return dates_as_text(rows)
 
-    monkeypatch.setattr("txbox_spark.loading.jdbc_writer.in_words", lose)
+    monkeypatch.setattr("txbox_spark.loading.jdbc_writer.dates_as_text", lose)
     report = load(frame(spark, purchases(30)), schema_url, "jdbc")
     assert len(dropped) == 1
     assert (report.applied, report.attempts) == (30, 2)

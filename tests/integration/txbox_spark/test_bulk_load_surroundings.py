@@ -14,7 +14,7 @@ from support.bulk_load_moments import database
 from support.bulk_loads import APPLY, COLUMNS, COPY_FIRST, Books, failed, frame, load, purchases
 from txbox import InvalidConfiguration
 from txbox_spark import BulkLoadFailed
-from txbox_spark.reading.events import chunk_bounds
+from txbox_spark.merging.chunk_ranges import chunk_bounds
 
 pytestmark = pytest.mark.parametrize("writer", COPY_FIRST)
 

@@ -16,25 +16,25 @@ from txbox.postgres.transactions import short_transaction
 from txbox.status import read_status
 from txbox_cli.app import run as txbox
 from txbox_spark.loading import ledger as ledgers
-from txbox_spark.loading.effects import Apply
-from txbox_spark.loading.ledger import Ledger
-from txbox_spark.loading.merge import (
+from txbox_spark.loading.ledger import LoadLedger
+from txbox_spark.merging.effects import Apply
+from txbox_spark.merging.merge import (
     ChunkCounts,
     ChunkHeld,
+    ChunkLimits,
     EffectsHeld,
-    Limits,
     MergePlan,
     begin_chunk,
     merge_chunk,
 )
-from txbox_spark.loading.statements import statements
+from txbox_spark.merging.statements import load_statements
 from txbox_spark.reading.columns import EventColumn
-from txbox_spark.runtime.retries import is_passing
+from txbox_spark.runtime.retries import is_transient
 
 FIRST, SECOND = "00000000000a", "00000000000b"
 COLUMNS = (EventColumn("account_id", "c0", "integer"), EventColumn("amount", "c1", "bigint"))
 WRITE = "INSERT INTO effect SELECT message_id, account_id, amount FROM fresh_event"
-SHORT = Limits(stalled_seconds=1)
+SHORT = ChunkLimits(stalled_seconds=1)
 
 Merge = Callable[..., "Future[int | None]"]
 
@@ -44,7 +44,7 @@ def merge(engine: Engine) -> Iterator[Merge]:
     """Merge a chunk of one event, in a thread: merge(run_id, apply, limits, subscriber)."""
     guarded = guard(engine)
 
-    def run(run_id: str, apply: Apply, limits: Limits, subscriber: str) -> int | None:
+    def run(run_id: str, apply: Apply, limits: ChunkLimits, subscriber: str) -> int | None:
         plan = MergePlan(run_id, subscriber, COLUMNS, apply, None, "", limits)
         with short_transaction(guarded) as connection:
             if not begin_chunk(connection, plan, 0):
@@ -54,7 +54,7 @@ def merge(engine: Engine) -> Iterator[Merge]:
             return merge_chunk(connection, plan, 0, ("", None), ChunkCounts(1, 0, 1), pause=lambda _: None)
 
     with ThreadPoolExecutor() as pool:
-        yield lambda run_id, apply=WRITE, limits=Limits(), subscriber="billing": pool.submit(  # noqa: B008 - frozen
+        yield lambda run_id, apply=WRITE, limits=ChunkLimits(), subscriber="billing": pool.submit(  # noqa: B008 - frozen
             run, run_id, apply, limits, subscriber
         )
 
@@ -85,7 +85,7 @@ def test_a_chunk_whose_executor_is_frozen_is_ended_and_the_next_one_goes_on(book
     stuck.goes_on.set()
     with pytest.raises(DBAPIError) as raised:
         frozen.result(60)
-    assert is_passing(raised.value)
+    assert is_transient(raised.value)
     assert books.effects() == {(f"event of {SECOND}", 1, 5): 1}
     assert books.inbox() == [f"event of {SECOND}"]
     assert merge(FIRST).result(60) == 1
@@ -112,7 +112,7 @@ def test_who_waits_for_a_server_process_that_stands_still_gives_up_and_names_it(
     wait_until(lambda: books.rows("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'") != [], "it sleeps")
     ((pid,),) = books.rows("SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
     try:
-        waiting = merge(SECOND, limits=Limits(effects_seconds=3))
+        waiting = merge(SECOND, limits=ChunkLimits(effects_seconds=3))
         with engine.connect() as connection:
             wait_until(lambda: find_blocked_loads(connection) != (), "it waits")
             (found,) = find_blocked_loads(connection, SECOND)
@@ -123,7 +123,7 @@ def test_who_waits_for_a_server_process_that_stands_still_gives_up_and_names_it(
         assert f"server process {pid} (bulk load {FIRST}, of " in capsys.readouterr().out
         monkeypatch.setattr(ledgers, "HEARTBEAT_SECONDS", 0.05)
         monkeypatch.setattr(ledgers, "BLOCKED_SECONDS", 0.0)
-        with ledgers.heartbeat(Ledger(engine, statements(None, "")), SECOND):
+        with ledgers.heartbeat(LoadLedger(engine, load_statements(None, "")), SECOND):
             wait_until(lambda: f"pg_terminate_backend({pid})" in caplog.text, "the log names it")
         with pytest.raises(EffectsHeld, match=rf"server process {pid} .*pg_terminate_backend\({pid}\)"):
             waiting.result(60)
@@ -153,7 +153,7 @@ def test_a_chunk_that_another_attempt_holds_is_given_up_and_may_be_tried_again(b
     assert stuck.begun.wait(60)
     with pytest.raises(ChunkHeld, match="chunk 0 has held it for 1 s") as raised:
         merge(FIRST, limits=SHORT).result(60)
-    assert is_passing(raised.value)
+    assert is_transient(raised.value)
     stuck.goes_on.set()
     assert held.result(60) == 1
     assert merge(FIRST).result(60) is None

@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateSchema
 
 from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason, SchemaMissing
 from txbox.schema import tables
-from txbox_spark import Progress
+from txbox_spark import JobProgress
 from txbox_spark.reading.sources import read_events
 from txbox_spark.reconcile import NotArchived, Reconciliation, _inbox, reconcile
 from txbox_spark.runtime.jdbc import jdbc_options
@@ -276,7 +276,7 @@ def test_progress_and_a_name_that_nobody_has(
     engine: Engine, schema_url: str, archive: Callable[..., DataFrame], caplog: pytest.LogCaptureFixture
 ) -> None:
     record(engine, ["a"], subscriber="billing")
-    told: list[Progress] = []
+    told: list[JobProgress] = []
     found = reconcile(
         archive(["a"]), url=schema_url, subscriber_id="biling", message_id="event_id", on_progress=told.append
     )

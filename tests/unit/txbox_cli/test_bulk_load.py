@@ -17,7 +17,7 @@ from support.program import Ended
 from txbox_cli import event_lines, spark_progress
 from txbox_cli.commands import bulk_load as load_command
 from txbox_cli.commands import reconcile as reconcile_command
-from txbox_spark import BulkLoadReport, Progress, Reconciliation
+from txbox_spark import BulkLoadReport, JobProgress, Reconciliation
 from txbox_spark.reading.errors import InvalidFields
 
 Txbox = Callable[..., Ended]
@@ -50,7 +50,7 @@ class Spark:
         self.started: dict[str, Any] = {}
         self.read: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
-        self.progress: list[Progress] = []
+        self.progress: list[JobProgress] = []
         self.stopped = 0
         self.raises: BaseException | None = None
         self.drops_an_interrupt = False
@@ -72,7 +72,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
         seen.read = {"paths": paths, **options}
         return "the events"
 
-    def load(frame: str, *, on_progress: Callable[[Progress], object], **options: Any) -> BulkLoadReport:
+    def load(frame: str, *, on_progress: Callable[[JobProgress], object], **options: Any) -> BulkLoadReport:
         assert frame == "the events"
         seen.given = options
         for one in seen.progress:
@@ -227,13 +227,13 @@ def test_the_report_is_a_table_or_json(txbox: Txbox, spark: Spark, script: str) 
 
 def test_where_nobody_watches_progress_is_a_line_for_each_stage(txbox: Txbox, spark: Spark, script: str) -> None:
     spark.progress = [
-        Progress(None, "survey", 0, 0),
-        Progress(None, "survey", 1, 4),
-        Progress(None, "survey", 2, 4),
-        Progress("0123456789ab", "merge", 0, 2),
-        Progress("0123456789ab", "merge", 1, 2, 5_000),
-        Progress("0123456789ab", "merge", 2, 2, 9_000),
-        Progress("0123456789ab", "merge", 2, 2, 9_000),
+        JobProgress(None, "survey", 0, 0),
+        JobProgress(None, "survey", 1, 4),
+        JobProgress(None, "survey", 2, 4),
+        JobProgress("0123456789ab", "merge", 0, 2),
+        JobProgress("0123456789ab", "merge", 1, 2, 5_000),
+        JobProgress("0123456789ab", "merge", 2, 2, 9_000),
+        JobProgress("0123456789ab", "merge", 2, 2, 9_000),
     ]
     ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
     assert ended.err.splitlines() == [
@@ -249,14 +249,14 @@ def test_in_a_terminal_each_stage_has_a_bar(
     shown = io.StringIO()
     terminal = Console(file=shown, force_terminal=True, width=120, color_system=None)
     monkeypatch.setattr(spark_progress, "plain_console", lambda **_: terminal)
-    spark.progress = [Progress(None, "survey", 4, 4), Progress("0123456789ab", "merge", 1, 2, 5_000)]
+    spark.progress = [JobProgress(None, "survey", 4, 4), JobProgress("0123456789ab", "merge", 1, 2, 5_000)]
     assert txbox("bulk-load", *WHAT, *URL, "--apply", script).status == 0
     assert "4/4 tasks" in " ".join(shown.getvalue().split())
     assert "1/2 chunks, 5,000 events applied" in " ".join(shown.getvalue().split())
 
 
 def test_an_interrupt_says_how_to_go_on_and_stops_spark(txbox: Txbox, spark: Spark, script: str) -> None:
-    spark.progress = [Progress("0123456789ab", "merge", 1, 2, 5)]
+    spark.progress = [JobProgress("0123456789ab", "merge", 1, 2, 5)]
     spark.raises = KeyboardInterrupt()
     ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
     assert ended.status == 130
@@ -265,7 +265,7 @@ def test_an_interrupt_says_how_to_go_on_and_stops_spark(txbox: Txbox, spark: Spa
 
 
 def test_what_an_interrupt_has_broken_is_an_interrupt_too(txbox: Txbox, spark: Spark, script: str) -> None:
-    spark.progress = [Progress("0123456789ab", "merge", 1, 2, 5)]
+    spark.progress = [JobProgress("0123456789ab", "merge", 1, 2, 5)]
     spark.drops_an_interrupt = True
     spark.raises = ConnectionError("answer from Java side is empty")
     ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
@@ -279,7 +279,7 @@ def test_json_is_all_that_spark_submit_shows(
 ) -> None:
     """It puts stderr and stdout of its program together."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    spark.progress = [Progress(None, "survey", 4, 4), Progress("0123456789ab", "merge", 1, 2, 5_000)]
+    spark.progress = [JobProgress(None, "survey", 4, 4), JobProgress("0123456789ab", "merge", 1, 2, 5_000)]
     assert txbox("bulk-load", *WHAT, *URL, "--apply", script, "--json").err == ""
     assert "survey" in txbox("bulk-load", *WHAT, *URL, "--apply", script).err
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox_spark.runtime.explanations import said_by_spark, without_values
+from txbox_spark.runtime.explanations import describe_spark_error, without_values
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ Caused by: java.io.EOFException: Unexpected end of input stream
 
 @pytest.mark.parametrize("file", ["file:///a.b/c.csv.gz", "s3a://bucket/with space/a.parquet"])
 def test_a_file_that_cannot_be_read(file: str) -> None:
-    assert said_by_spark(UNREAD.format(file=file)) == (
+    assert describe_spark_error(UNREAD.format(file=file)) == (
         f"the file {file} cannot be read (Unexpected end of input stream); "
         "if it is cut off or damaged, write it again, or leave it out"
     )
@@ -42,7 +42,7 @@ def test_what_the_jdbc_driver_says_of_postgres() -> None:
         "java.sql.BatchUpdateException: Batch entry 0 <unknown> was aborted: ERROR: invalid input syntax for type "
         'uuid: "a secret"  Call getNextException to see other errors in the batch.\n\tat x'
     )
-    assert said_by_spark(said) == "Postgres says: invalid input syntax for type uuid"
+    assert describe_spark_error(said) == "Postgres says: invalid input syntax for type uuid"
 
 
 def test_what_spark_says_of_a_value() -> None:
@@ -51,7 +51,7 @@ def test_what_spark_says_of_a_value() -> None:
         "[CAST_INVALID_INPUT] The value 'a\n'secret'' of the type \"STRING\" cannot be cast to \"INT\" because it is "
         "malformed. SQLSTATE: 22018\n\tat x"
     )
-    assert said_by_spark(said) == (
+    assert describe_spark_error(said) == (
         'org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value … of the type "STRING" cannot be '
         'cast to "INT" because it is malformed. SQLSTATE: 22018'
     )
@@ -59,7 +59,8 @@ def test_what_spark_says_of_a_value() -> None:
 
 def test_the_first_line_of_anything_else() -> None:
     assert (
-        said_by_spark("An error occurred while calling o1.x.\n: java.lang.Error: why\n\tat x") == "java.lang.Error: why"
+        describe_spark_error("An error occurred while calling o1.x.\n: java.lang.Error: why\n\tat x")
+        == "java.lang.Error: why"
     )
-    assert said_by_spark("[SOME] thing") == "[SOME] thing"
-    assert said_by_spark("") == ""
+    assert describe_spark_error("[SOME] thing") == "[SOME] thing"
+    assert describe_spark_error("") == ""

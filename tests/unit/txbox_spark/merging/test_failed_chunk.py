@@ -6,13 +6,13 @@ import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from txbox_spark.loading.effects import ApplyFailed
-from txbox_spark.loading.failed_chunk import FailedChunk
+from txbox_spark.merging.effects import ApplyFailed
+from txbox_spark.merging.failed_chunk import FailedChunk
 
 
 def test_it_is_said_in_one_line() -> None:
     error = psycopg.DataError("several\n  lines\tof it")
-    assert FailedChunk.of(7, error) == FailedChunk(7, "several lines of it", passing=False)
+    assert FailedChunk.of(7, error) == FailedChunk(7, "several lines of it", transient=False)
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -21,7 +21,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "passing"),
+    ("error", "transient"),
     [
         (psycopg.OperationalError("server closed the connection unexpectedly"), True),
         (psycopg.errors.DeadlockDetected("deadlock"), True),
@@ -37,8 +37,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (psycopg.errors.DiskFull("no space"), False),
     ],
 )
-def test_whether_it_may_pass(error: Exception, passing: bool) -> None:
-    assert FailedChunk.of(0, error).passing is passing
+def test_whether_it_may_pass(error: Exception, transient: bool) -> None:
+    assert FailedChunk.of(0, error).transient is transient
 
 
 def test_the_drivers_words_without_the_statement() -> None:

@@ -1,4 +1,4 @@
-"""Telling how far a load is: asked of Spark and of the ledger, from a thread of its own."""
+"""Reports how far a load is, from a thread of its own: by Spark's tasks, or by the chunks in the ledger."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
-from txbox_spark.loading.ledger import Ledger, Run
-from txbox_spark.report import OnProgress, Progress
+from txbox_spark.loading.ledger import LoadLedger, Run
+from txbox_spark.report import JobProgress, OnProgress
 from txbox_spark.runtime.periodic import every
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LOOK_SECONDS", "Reporter"]
+__all__ = ["POLL_SECONDS", "ProgressReporter"]
 
-LOOK_SECONDS = 0.5
-"""How often the caller is told."""
+POLL_SECONDS = 0.5
+"""How often ``on_progress`` is called."""
 
 
-class Reporter:
+class ProgressReporter:
     """Reports the stages of one load."""
 
     def __init__(self, spark: "SparkSession", on_progress: OnProgress | None) -> None:
@@ -32,7 +32,7 @@ class Reporter:
         """Report a stage by the tasks of a job group of Spark."""
         tracker = self._spark.sparkContext.statusTracker()
 
-        def look() -> Progress:
+        def poll() -> JobProgress:
             stages = [
                 stage
                 for job in tracker.getJobIdsForGroup(group)
@@ -41,38 +41,38 @@ class Reporter:
                 if (stage := tracker.getStageInfo(number)) is not None
             ]
             done = sum(stage.numCompletedTasks for stage in stages)
-            return Progress(run_id, name, done, sum(stage.numTasks for stage in stages))
+            return JobProgress(run_id, name, done, sum(stage.numTasks for stage in stages))
 
-        with self._reporting(look):
+        with self._reporting(poll):
             yield
 
     @contextmanager
-    def merge_stage(self, ledger: Ledger, run: Run) -> Iterator[None]:
+    def merge_stage(self, ledger: LoadLedger, run: Run) -> Iterator[None]:
         """Report the merge by the chunks in the ledger."""
 
-        def look() -> Progress:
+        def poll() -> JobProgress:
             totals = ledger.totals(run.run_id)
-            return Progress(run.run_id, "merge", totals.chunks, run.chunks, totals.applied)
+            return JobProgress(run.run_id, "merge", totals.chunks, run.chunks, totals.applied)
 
-        with self._reporting(look):
+        with self._reporting(poll):
             yield
 
     @contextmanager
-    def _reporting(self, look: Callable[[], Progress]) -> Iterator[None]:
+    def _reporting(self, poll: Callable[[], JobProgress]) -> Iterator[None]:
         from py4j.protocol import Py4JError
 
-        tell = self._on_progress
-        if tell is None:
+        on_progress = self._on_progress
+        if on_progress is None:
             yield
             return
 
         def report() -> None:
             try:
-                tell(look())
+                on_progress(poll())
             except (DBAPIError, Py4JError, OSError) as error:  # the load itself will notice what is wrong
                 _log.debug("no progress: %s", getattr(error, "orig", error))
 
-        with every(LOOK_SECONDS, report, name="txbox-bulk-load-progress", at_end=True):
+        with every(POLL_SECONDS, report, name="txbox-bulk-load-progress", at_end=True):
             yield
 
 

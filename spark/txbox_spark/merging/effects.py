@@ -9,14 +9,14 @@ from sqlalchemy.exc import DBAPIError
 from txbox import TransactionEnded, TxboxError
 from txbox.postgres.commit_guard import close_seal, is_refused_commit, seal
 from txbox.postgres.transaction_guard import left_in_use, lent, refuse_aborted
-from txbox_spark.loading.statements import in_one_statement
-from txbox_spark.runtime.explanations import said_by_postgres
-from txbox_spark.runtime.retries import is_passing
+from txbox_spark.merging.statements import in_one_statement
+from txbox_spark.runtime.explanations import describe_postgres_error
+from txbox_spark.runtime.retries import is_transient
 
 __all__ = ["Apply", "ApplyFailed", "apply_effects"]
 
 Apply = str | Callable[[Connection], object]
-"""Statements over the relation ``fresh_event``, or a callable that is given the transaction's connection.
+"""LoadStatements over the relation ``fresh_event``, or a callable that is given the transaction's connection.
 
 A callable is sent to the executors, so it has to be picklable, and what it imports has to be there.
 """
@@ -61,7 +61,7 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         if is_refused_commit(error):
             connection.invalidate()
             raise TransactionEnded from error
-        if is_passing(error) and isinstance(error, DBAPIError | psycopg.Error):
+        if is_transient(error) and isinstance(error, DBAPIError | psycopg.Error):
             raise
         orig = error.orig if isinstance(error, DBAPIError) else error
         said = _said(orig, apply) if isinstance(orig, psycopg.Error) else f"{type(error).__name__}: {error}"
@@ -79,4 +79,4 @@ def _said(error: psycopg.Error, apply: Apply) -> str:
     if isinstance(apply, str) and diagnostic.internal_query == apply and diagnostic.internal_position is not None:
         line = apply[: int(diagnostic.internal_position) - 1].count("\n") + 1
         where = f" (line {line} of the statements)"
-    return said_by_postgres(error, where)
+    return describe_postgres_error(error, where)

@@ -46,8 +46,8 @@ from txbox import TxboxError
 from txbox.backoff import Backoff
 from txbox.postgres.blocked_loads import run_lock
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
-from txbox_spark.loading.effects import Apply, ApplyFailed, apply_effects
-from txbox_spark.loading.statements import FRESH, Statements, statements
+from txbox_spark.merging.effects import Apply, ApplyFailed, apply_effects
+from txbox_spark.merging.statements import FRESH, LoadStatements, load_statements
 from txbox_spark.reading.columns import EventColumn
 
 __all__ = [
@@ -57,12 +57,12 @@ __all__ = [
     "STALLED_SECONDS",
     "ChunkCounts",
     "ChunkHeld",
+    "ChunkLimits",
     "EffectsHeld",
-    "Limits",
     "MergePlan",
     "begin_chunk",
     "merge_chunk",
-    "settle_known_chunk",
+    "settle_processed_chunk",
 ]
 
 MERGE_ATTEMPTS = 10
@@ -80,7 +80,7 @@ STALLED_SECONDS = 120.0
 EFFECTS_SECONDS = 3600.0
 """How long a chunk waits for one and the same other chunk to apply its events."""
 
-LOOK_SECONDS = 10.0
+HOLDER_POLL_SECONDS = 10.0
 """How often it looks whether that is still the same one."""
 
 
@@ -93,7 +93,7 @@ class EffectsHeld(TxboxError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChunkLimits:
     """How long a chunk may keep others waiting, and wait itself, in seconds.
 
     Attributes:
@@ -131,12 +131,12 @@ class MergePlan:
     apply: Apply
     schema: str | None
     prefix: str
-    limits: Limits = Limits()
+    limits: ChunkLimits = ChunkLimits()
 
     @property
-    def sql(self) -> Statements:
+    def sql(self) -> LoadStatements:
         """The statements."""
-        return statements(self.schema, self.prefix)
+        return load_statements(self.schema, self.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def merge_chunk(
     return applied
 
 
-def settle_known_chunk(
+def settle_processed_chunk(
     connection: Connection, plan: MergePlan, chunk: int, span: tuple[str, str | None], counts: ChunkCounts
 ) -> bool:
     """Settle a chunk of which every id is in the inbox: nothing is to be done but to write it down.
@@ -247,7 +247,7 @@ def settle_known_chunk(
     Returns:
         False: some id is not there; roll back.
     """
-    if connection.exec_driver_sql(plan.sql.count_unknown, _here(plan, span)).scalar_one():
+    if connection.exec_driver_sql(plan.sql.count_unprocessed, _range_values(plan, span)).scalar_one():
         return False
     _settle(connection, plan, chunk, counts, applied=0, parked=_count_parked(connection, plan, FRESH))
     return True
@@ -268,7 +268,7 @@ def _settle(
     connection.exec_driver_sql(plan.sql.settle_chunk, settled)
 
 
-def _here(plan: MergePlan, span: tuple[str, str | None]) -> tuple[str | None, ...]:
+def _range_values(plan: MergePlan, span: tuple[str, str | None]) -> tuple[str | None, ...]:
     """The values of the statements that look at a chunk's stretch of the inbox."""
     first, beyond = span
     return plan.subscriber_id, first, beyond, beyond
@@ -290,10 +290,10 @@ def _merge(
     """Record and apply what is first, once; return how many events that were."""
     sql = plan.sql
     if staged is None:
-        fresh = distinct - connection.exec_driver_sql(sql.drop_known, _here(plan, span)).rowcount
+        fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, span)).rowcount
     else:
         connection.exec_driver_sql(sql.create_fresh(plan.columns))
-        fresh = connection.exec_driver_sql(sql.find_fresh(plan.columns, staged), _here(plan, span)).rowcount
+        fresh = connection.exec_driver_sql(sql.find_fresh(plan.columns, staged), _range_values(plan, span)).rowcount
     if fresh and raced:
         connection.exec_driver_sql(sql.create_recorded)
         connection.exec_driver_sql(sql.record_raced, (plan.subscriber_id,))
@@ -329,13 +329,13 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
     """
     sql, limits = plan.sql, plan.limits
     which = (plan.subscriber_id, sql.processed_message)
-    look_seconds = min(LOOK_SECONDS, limits.effects_seconds)
+    poll_seconds = min(HOLDER_POLL_SECONDS, limits.effects_seconds)
     held: tuple[int, str] | None = None
     since = time.monotonic()
     while True:
         savepoint = connection.begin_nested()
         try:
-            connection.exec_driver_sql(sql.bound_wait, (f"{max(1, round(look_seconds * 1000))}ms",))
+            connection.exec_driver_sql(sql.bound_wait, (f"{max(1, round(poll_seconds * 1000))}ms",))
             _, role, path, seen = connection.exec_driver_sql(sql.lock_effects, which).one()
             connection.exec_driver_sql(sql.bound_wait, (limits.stalled,))
         except DBAPIError as error:
@@ -345,7 +345,7 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
             holder = connection.exec_driver_sql(sql.effects_holder, which).first()
             if holder is None or (holder.pid, holder.virtualtransaction) != held:
                 held = None if holder is None else (holder.pid, holder.virtualtransaction)
-                since = time.monotonic() - look_seconds
+                since = time.monotonic() - poll_seconds
             elif (waited := time.monotonic() - since) >= limits.effects_seconds:
                 state = f" ({holder.state})" if holder.state else ""
                 raise EffectsHeld(

@@ -11,16 +11,16 @@ from sqlalchemy import Engine
 
 from txbox import TxboxError
 from txbox.postgres.transactions import driver_cursor, short_transaction
-from txbox_spark.loading.csv_lines import csv_lines
-from txbox_spark.loading.statements import Statements
-from txbox_spark.reading.columns import MESSAGE_ID, in_words
-from txbox_spark.reading.events import Events
-from txbox_spark.runtime.explanations import said_by_postgres
+from txbox_spark.merging.csv_lines import csv_lines
+from txbox_spark.merging.statements import LoadStatements
+from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
+from txbox_spark.reading.event_rows import PreparedEvents
+from txbox_spark.runtime.explanations import describe_postgres_error
 
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["SEARCH_SECONDS", "MessageRefused", "refused_message", "search_refused"]
+__all__ = ["SEARCH_SECONDS", "EventRefused", "refused_event", "search_refused_event"]
 
 SEARCH_SECONDS = 60.0
 """How long events are searched for the message that Postgres has refused, before the error does without."""
@@ -29,13 +29,11 @@ SEARCH_ROWS = 10_000
 """How many of them one COPY tries."""
 
 
-class MessageRefused(TxboxError):
+class EventRefused(TxboxError):
     """Postgres does not take a value of a message as what its column is to be."""
 
 
-def refused_message(
-    error: psycopg.Error, batches: "Sequence[pyarrow.RecordBatch]", names: Sequence[str]
-) -> MessageRefused:
+def refused_event(error: psycopg.Error, batches: "Sequence[pyarrow.RecordBatch]", names: Sequence[str]) -> EventRefused:
     """Name the message and the column that an error of COPY is about, and leave the value out.
 
     Args:
@@ -51,10 +49,10 @@ def refused_message(
         where = "" if message_id is None else f"message {message_id!r}"
         where += f", column {max(columns, key=len)}" if columns else ""
         where = f" of {where.removeprefix(', ')}" if where else ""
-    return MessageRefused(f"Postgres does not take a value{where}: {said_by_postgres(error)}")
+    return EventRefused(f"Postgres does not take a value{where}: {describe_postgres_error(error)}")
 
 
-def search_refused(engine: Engine, events: Events, statements: Statements) -> None:
+def search_refused_event(engine: Engine, events: PreparedEvents, statements: LoadStatements) -> None:
     """Search for the message whose staging Postgres has refused, by copying the events from here until it is met again.
 
     The executors' driver knows neither message nor column. Only columns that are no text are copied, for text is never
@@ -66,7 +64,7 @@ def search_refused(engine: Engine, events: Events, statements: Statements) -> No
         statements: for the ledger's place.
 
     Raises:
-        MessageRefused: it is found.
+        EventRefused: it is found.
         sqlalchemy.exc.DBAPIError, psycopg.Error, pyspark.errors.PySparkException: it cannot be searched.
     """
     import pyarrow
@@ -75,7 +73,11 @@ def search_refused(engine: Engine, events: Events, statements: Statements) -> No
     columns = [one for one in events.columns if one.staged_as != MESSAGE_ID and one.postgres_type != "text"]
     sent = [MESSAGE_ID, *(one.staged_as for one in columns)]
     texts = [sql.col(name).cast("string").alias(name) for name in sent]
-    rows = in_words(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).select(*sent)).select(*texts).toLocalIterator()
+    rows = (
+        dates_as_text(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).select(*sent))
+        .select(*texts)
+        .toLocalIterator()
+    )
     lines = pyarrow.schema([(name, pyarrow.string()) for name in sent])
     until = time.monotonic() + SEARCH_SECONDS
     with short_transaction(engine) as connection:
@@ -87,7 +89,7 @@ def search_refused(engine: Engine, events: Events, statements: Statements) -> No
                     with cursor.copy(statements.copy_fresh(columns)) as copy:
                         copy.write(csv_lines(batch))
                 except (psycopg.DataError, psycopg.IntegrityError) as error:
-                    raise refused_message(error, [batch], [one.name for one in columns]) from error
+                    raise refused_event(error, [batch], [one.name for one in columns]) from error
 
 
 def _at_line(batches: "Sequence[pyarrow.RecordBatch]", line: int) -> str | None:

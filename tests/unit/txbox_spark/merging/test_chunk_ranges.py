@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txbox_spark.loading.ledger import span
-from txbox_spark.reading.events import chunk_bounds, partition_keys
+from txbox_spark.merging.chunk_ranges import chunk_bounds, chunk_range, partition_keys
 
 ids = some.lists(some.text(min_size=1), unique=True, max_size=40).map(sorted)
 
@@ -26,7 +25,7 @@ def test_bounds_cut_the_sample_evenly(sample: list[str], chunks: int) -> None:
 @given(ids, some.integers(1, 50), some.text(min_size=1))
 def test_each_id_is_in_the_span_of_one_chunk(sample: list[str], chunks: int, any_id: str) -> None:
     bounds = chunk_bounds(sample, chunks)
-    spans = [span(bounds, chunk) for chunk in range(len(bounds) + 1)]
+    spans = [chunk_range(bounds, chunk) for chunk in range(len(bounds) + 1)]
     for one in [*sample, any_id]:
         found = [
             number for number, (first, beyond) in enumerate(spans) if first <= one and (beyond is None or one < beyond)
@@ -35,10 +34,10 @@ def test_each_id_is_in_the_span_of_one_chunk(sample: list[str], chunks: int, any
 
 
 def test_spans() -> None:
-    assert [span(("b", "d"), chunk) for chunk in range(3)] == [("", "b"), ("b", "d"), ("d", None)]
-    assert span((), 0) == ("", None)
+    assert [chunk_range(("b", "d"), chunk) for chunk in range(3)] == [("", "b"), ("b", "d"), ("d", None)]
+    assert chunk_range((), 0) == ("", None)
     with pytest.raises(IndexError):
-        span(("b", "d"), 3)
+        chunk_range(("b", "d"), 3)
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3, 7, 64, 500])

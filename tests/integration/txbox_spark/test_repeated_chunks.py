@@ -8,19 +8,19 @@ from sqlalchemy import Engine
 
 from support.bulk_loads import SUBSCRIBER, Books, counts, frame, load, purchases
 from txbox import DeadLetter, DeadLetters, Reason
-from txbox_spark.loading.copy_writer import lay_out
-from txbox_spark.loading.repeated_chunks import likely_known
-from txbox_spark.loading.statements import statements
+from txbox_spark.loading.copy_writer import likely_repeated
+from txbox_spark.merging.chunk_ranges import partition_by_chunk
+from txbox_spark.merging.statements import load_statements
 
 
 def test_chunks_of_which_every_sampled_id_is_known(engine: Engine, books: Books) -> None:
     books.record(["a", "b", "d", "e", "f"])
     bounds = ("c", "e")
-    found = likely_known(engine, statements(), SUBSCRIBER, ["a", "b", "c", "d", "e", "f"], bounds)
+    found = likely_repeated(engine, load_statements(), SUBSCRIBER, ["a", "b", "c", "d", "e", "f"], bounds)
     assert found == (0, 2)
-    assert likely_known(engine, statements(), SUBSCRIBER, ["a", "b"], bounds) == (0,)
-    assert likely_known(engine, statements(), "shipping", ["a", "b"], bounds) == ()
-    assert likely_known(engine, statements(), SUBSCRIBER, [], ()) == ()
+    assert likely_repeated(engine, load_statements(), SUBSCRIBER, ["a", "b"], bounds) == (0,)
+    assert likely_repeated(engine, load_statements(), "shipping", ["a", "b"], bounds) == ()
+    assert likely_repeated(engine, load_statements(), SUBSCRIBER, [], ()) == ()
 
 
 def test_they_are_settled_without_reading_the_events(
@@ -34,9 +34,9 @@ def test_they_are_settled_without_reading_the_events(
 
     def noted(rows: DataFrame, *others: Any) -> DataFrame:
         laid_out.append(rows.columns)
-        return lay_out(rows, *others)
+        return partition_by_chunk(rows, *others)
 
-    monkeypatch.setattr("txbox_spark.loading.loader.lay_out", noted)
+    monkeypatch.setattr("txbox_spark.loading.copy_writer.partition_by_chunk", noted)
     again = load(frame(spark, [*events, *events[:50], (None, 1, 1), ("", 1, 1)]), schema_url, "copy")
     assert counts(again) == {
         "read": 452, "rejected": 2, "duplicate_in_source": 50, "already_processed": 400, "applied": 0
@@ -73,7 +73,7 @@ def test_what_only_seemed_to_be_known_is_loaded(
     spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch, known: int
 ) -> None:
     """A sample proves nothing: with any other id in a chunk, all of the chunk takes the whole road."""
-    monkeypatch.setattr("txbox_spark.loading.loader.likely_known", lambda *_: (0, 1, 2, 3))
+    monkeypatch.setattr("txbox_spark.loading.copy_writer.likely_repeated", lambda *_: (0, 1, 2, 3))
     events = purchases(400)
     recorded = [one[0] for one in events[:known]]
     books.record(recorded)

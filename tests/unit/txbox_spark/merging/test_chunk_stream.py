@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txbox_spark.loading.chunks import ChunkStream, Distinct
+from txbox_spark.merging.chunk_stream import ChunkStream, DistinctEvents
 
 SCHEMA = pyarrow.schema(
     {"message_id": pyarrow.string(), "rejected": pyarrow.string(), "number": pyarrow.int64(), "chunk": pyarrow.int32()}
@@ -83,7 +83,7 @@ def test_batches_are_taken_one_at_a_time() -> None:
     assert taken == [0, 1]
 
 
-def copied(distinct: Distinct) -> list[tuple[str, int]]:
+def copied(distinct: DistinctEvents) -> list[tuple[str, int]]:
     return [(row["message_id"], row["number"]) for events in distinct.events() for row in events.to_pylist()]
 
 
@@ -96,7 +96,7 @@ def test_one_event_of_each_id(ids: list[str | None], cuts: list[int]) -> None:
     rows: list[Row] = [(one, 1) for one in sorted(ids, key=lambda one: one or "")]
     borders = [0, *sorted(cuts), len(rows)]
     several = [rows[first:end] for first, end in pairwise(borders)]
-    distinct = Distinct(batches(*several))
+    distinct = DistinctEvents(batches(*several))
     found = copied(distinct)
     numbered = [(one, number) for number, (one, _) in enumerate(row for rows in several for row in rows)]
     expected = [next(same) for one, same in groupby(numbered, key=lambda row: row[0]) if one is not None]
@@ -110,9 +110,9 @@ def test_one_event_of_each_id(ids: list[str | None], cuts: list[int]) -> None:
 def test_events_out_of_order_are_refused(several: list[list[Row]]) -> None:
     """Duplicates are found side by side; what is not sorted could hide one, and it would be applied twice."""
     with pytest.raises(AssertionError, match="not sorted"):
-        list(Distinct(batches(*several)).events())
+        list(DistinctEvents(batches(*several)).events())
 
 
 def test_the_order_is_that_of_bytes() -> None:
     rows: list[Row] = [("Z", 1), ("a", 1), ("z", 1), ("é", 1), ("\uffff", 1), ("\U0001f600", 1)]
-    assert [one for one, _ in copied(Distinct(batches(rows[:3], rows[3:])))] == [one for one, _ in rows]
+    assert [one for one, _ in copied(DistinctEvents(batches(rows[:3], rows[3:])))] == [one for one, _ in rows]

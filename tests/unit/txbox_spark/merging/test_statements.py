@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from psycopg import sql
 
-from txbox_spark.loading.statements import Statements, in_one_statement, quote, statements
+from txbox_spark.merging.statements import LoadStatements, in_one_statement, load_statements, quote
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_no_script_can(script: str) -> None:
 
 
 def test_bounds_are_literals() -> None:
-    created = Statements.create_staging("s", "t", (), ["it's", "back\\slash", "100 %"], "columns: 100 %")
+    created = LoadStatements.create_staging("s", "t", (), ["it's", "back\\slash", "100 %"], "columns: 100 %")
     assert len(created) == 6
     assert created[1].endswith(" IS 'columns: 100 %%'")  # as psycopg's placeholders need it
     assert "FROM (MINVALUE) TO ('it''s')" in created[2]
@@ -56,12 +56,12 @@ def test_bounds_are_literals() -> None:
 
 
 def test_one_object_for_one_place() -> None:
-    assert statements("a", "b") is statements("a", "b")
-    assert statements("a", "b") is not statements("a", "c")
+    assert load_statements("a", "b") is load_statements("a", "b")
+    assert load_statements("a", "b") is not load_statements("a", "c")
 
 
 def test_names_for_the_catalogue_and_for_statements() -> None:
-    made = Statements("per%cent", "100%_")
+    made = LoadStatements("per%cent", "100%_")
     assert made.bulk_load == '"per%cent"."100%_bulk_load"'
     assert made.processed_message == '"per%cent"."100%_processed_message"'
     assert '"per%%cent"."100%%_bulk_load"' in made.read_run

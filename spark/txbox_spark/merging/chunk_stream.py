@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from txbox_spark.loading.ledger import SHOWN_REJECTED
-from txbox_spark.reading.events import CHUNK, MESSAGE_ID, REJECTED
+from txbox_spark.merging.chunk_ranges import CHUNK
+from txbox_spark.reading.columns import MESSAGE_ID
+from txbox_spark.reading.event_rows import REJECTED
 
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["ChunkStream", "Distinct"]
+__all__ = ["SHOWN_REJECTED", "ChunkStream", "DistinctEvents"]
+
+SHOWN_REJECTED = 10
+"""How many rejected rows are shown."""
 
 
 class ChunkStream:
@@ -50,7 +54,7 @@ class ChunkStream:
         return chunk
 
 
-class Distinct:
+class DistinctEvents:
     """The loadable events of one chunk, one of each id; and the count of everything else.
 
     Attributes:

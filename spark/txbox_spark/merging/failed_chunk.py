@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import psycopg
 
-from txbox_spark.runtime.explanations import said_by_postgres
-from txbox_spark.runtime.retries import is_passing
+from txbox_spark.runtime.explanations import describe_postgres_error
+from txbox_spark.runtime.retries import is_transient
 
 __all__ = ["FailedChunk"]
 
@@ -17,19 +17,19 @@ class FailedChunk:
     Attributes:
         chunk: its number.
         error: why, in one line.
-        passing: trying again may well help: a lost connection, a deadlock.
+        transient: another attempt may succeed: a lost connection, a deadlock.
     """
 
     chunk: int
     error: str
-    passing: bool
+    transient: bool
 
     @classmethod
     def of(cls, chunk: int, error: Exception) -> "FailedChunk":
         """Describe an error."""
         orig = getattr(error, "orig", None) or error
-        said = said_by_postgres(orig) if isinstance(orig, psycopg.Error) else " ".join(str(orig).split())
+        said = describe_postgres_error(orig) if isinstance(orig, psycopg.Error) else " ".join(str(orig).split())
         # psycopg's own errors come from COPY, which SQLAlchemy does not see; without a code, the connection is gone.
         lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-        passing = lost or is_passing(error)
-        return cls(chunk, said, passing)
+        transient = lost or is_transient(error)
+        return cls(chunk, said, transient)

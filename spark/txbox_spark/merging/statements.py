@@ -16,13 +16,13 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 from txbox.schema import tables
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
 
-__all__ = ["FRESH", "Statements", "in_one_statement", "quote", "statements"]
+__all__ = ["FRESH", "LoadStatements", "in_one_statement", "load_statements", "quote"]
 
 FRESH = "pg_temp.fresh_event"
 """The events of a chunk that are first: what the caller's statements apply, by its name alone."""
 
 
-class Statements:
+class LoadStatements:
     """The statements for the tables in one schema, under one prefix."""
 
     def __init__(self, schema: str | None, prefix: str) -> None:
@@ -47,20 +47,21 @@ SELECT subscriber_id, source, digest, content, writer, bounds, attempts, staging
 FROM {run} WHERE run_id = %s"""
         """What a run was begun with, and how it stands: (run) → a row, if there is such a run."""
 
-        self.take_up_run = f"""
+        self.begin_attempt = f"""
 UPDATE {run} SET attempts = attempts + 1, heartbeat_at = now(), error = NULL WHERE run_id = %s RETURNING attempts"""
         """Begin another attempt: (run) → its number."""
 
         self.heartbeat = f"UPDATE {run} SET heartbeat_at = now() WHERE run_id = %s"
         """Say that a run is being worked on: (run)."""
 
-        self.staged = f"UPDATE {run} SET staging_table = %s, heartbeat_at = now() WHERE run_id = %s"
+        self.set_staging_table = f"UPDATE {run} SET staging_table = %s, heartbeat_at = now() WHERE run_id = %s"
         """Say that the staging table is complete, or gone: (its name or null, run)."""
 
-        self.fail_run = f"UPDATE {run} SET error = %s, heartbeat_at = now() WHERE run_id = %s AND finished_at IS NULL"
+        self.record_failure = f"""
+UPDATE {run} SET error = %s, heartbeat_at = now() WHERE run_id = %s AND finished_at IS NULL"""
         """Say why an attempt is given up: (error, run)."""
 
-        self.given_up = f"SELECT error FROM {run} WHERE run_id = %s"
+        self.failure = f"SELECT error FROM {run} WHERE run_id = %s"
         """Why the attempt was given up: (run) → error, or null."""
 
         self.finish_run = f"""
@@ -74,7 +75,7 @@ WITH chunks AS (DELETE FROM {chunk} WHERE run_id = %s)
 DELETE FROM {run} WHERE run_id = %s"""
         """Forget a run and its chunks: (run, run)."""
 
-        self.sweep_runs = f"""
+        self.forget_abandoned = f"""
 WITH left_behind AS (
   DELETE FROM {run}
   WHERE subscriber_id = %s
@@ -90,7 +91,7 @@ SELECT run_id FROM left_behind"""
         that others may be loading, seconds without a heartbeat for these) → runs. A task may outlive its driver, and
         merge a chunk after the run was forgotten: such chunks go, too."""
 
-        self.done_chunks = f"SELECT chunk FROM {chunk} WHERE run_id = %s ORDER BY chunk"
+        self.merged_chunks = f"SELECT chunk FROM {chunk} WHERE run_id = %s ORDER BY chunk"
         """The chunks that are merged: (run) → rows."""
 
         self.totals = f"""
@@ -164,16 +165,17 @@ WHERE lock.locktype = 'advisory' AND lock.objsubid = 1 AND lock.granted
         """The chunk that applies its events: (subscriber, quoted name of the inbox) → its server process, its
         transaction, and the state of its session if this role may see it."""
 
-        self._known_here = f"""{processed} AS processed
+        self._processed_in_range = f"""{processed} AS processed
 WHERE processed.subscriber_id = %s AND processed.message_id = event.message_id
   AND processed.message_id >= %s AND (%s::text IS NULL OR processed.message_id < %s)"""
 
-        self.drop_known = f"DELETE FROM {FRESH} AS event USING {self._known_here}"
+        self.drop_processed = f"DELETE FROM {FRESH} AS event USING {self._processed_in_range}"
         """Leave no event in ``fresh_event`` whose id is in the inbox. The primary key decides what is first; this only
         saves it the work. It looks at the chunk's own stretch of the inbox:
         (subscriber, first id of the chunk, first id beyond it or null, the same)."""
 
-        self.count_unknown = f"SELECT count(*) FROM {FRESH} AS event WHERE NOT EXISTS (SELECT FROM {self._known_here})"
+        self.count_unprocessed = f"""
+SELECT count(*) FROM {FRESH} AS event WHERE NOT EXISTS (SELECT FROM {self._processed_in_range})"""
         """Count the events in ``fresh_event`` whose ids are not in the inbox: the same values. (To ask only whether
         there is one, with LIMIT or EXISTS, makes Postgres look up id after id, which takes three times as long.)"""
 
@@ -181,7 +183,7 @@ WHERE processed.subscriber_id = %s AND processed.message_id = event.message_id
 SELECT FROM {letter} WHERE subscriber_id = %s AND redriven_at IS NULL AND reason <> 'mismatch' LIMIT 1"""
         """Look for any dead letter of a subscriber that waits: (subscriber) → a row, if there is one."""
 
-        self.find_known = f"SELECT message_id FROM {processed} WHERE subscriber_id = %s AND message_id = ANY(%s)"
+        self.find_processed = f"SELECT message_id FROM {processed} WHERE subscriber_id = %s AND message_id = ANY(%s)"
         """Look for ids in the inbox: (subscriber, ids) → those that are there."""
 
         self.any_processed = f"SELECT FROM {processed} WHERE subscriber_id = %s LIMIT 1"
@@ -282,7 +284,7 @@ WHERE NOT EXISTS (SELECT FROM pg_temp.txbox_recorded AS recorded WHERE recorded.
         return f"""
 INSERT INTO {FRESH} ({names})
 SELECT DISTINCT ON (message_id) {values} FROM {staged} AS event
-WHERE NOT EXISTS (SELECT FROM {self._known_here})
+WHERE NOT EXISTS (SELECT FROM {self._processed_in_range})
 ORDER BY message_id"""
 
     def count_parked(self, events: str) -> str:
@@ -351,9 +353,9 @@ WHERE letter.subscriber_id = %s AND letter.redriven_at IS NULL AND processed.dea
 
 
 @lru_cache(maxsize=64)
-def statements(schema: str | None = None, prefix: str = "") -> Statements:
+def load_statements(schema: str | None = None, prefix: str = "") -> LoadStatements:
     """Return the statements for one place; the same object for the same arguments."""
-    return Statements(schema, prefix)
+    return LoadStatements(schema, prefix)
 
 
 def quote(name: str) -> str:

@@ -1,0 +1,155 @@
+"""What every step of one bulk load works with: the session, the database, the events, the limits."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL, Engine
+
+from txbox import TxboxError
+from txbox_spark.loading.ledger import LoadLedger, Run
+from txbox_spark.loading.progress import ProgressReporter
+from txbox_spark.merging.effects import Apply
+from txbox_spark.merging.merge import ChunkLimits, MergePlan
+from txbox_spark.merging.statements import LoadStatements, load_statements
+from txbox_spark.reading.event_rows import PreparedEvents
+from txbox_spark.runtime.explanations import describe_spark_error
+from txbox_spark.runtime.jdbc import is_about_data
+from txbox_spark.runtime.jobs import job_group, small_plans
+from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["BulkLoadFailed", "LoadContext"]
+
+
+class BulkLoadFailed(TxboxError):
+    """A bulk load has ended before every chunk was merged. What has committed stays; the rest can be resumed.
+
+    Attributes:
+        run_id: what to resume.
+        why: what has gone wrong.
+        done: chunks that are merged.
+        chunks: how many there are.
+    """
+
+    def __init__(self, run_id: str, why: str, *, done: int, chunks: int, resumable: bool = True) -> None:
+        self.run_id = run_id
+        self.why = why
+        self.done = done
+        self.chunks = chunks
+        advice = f"; when the cause is fixed, resume run {run_id}" if resumable else ""
+        super().__init__(
+            f"{why} ({done} of {chunks} chunks are merged, and of the others nothing is committed{advice})"
+        )
+
+
+@dataclass
+class LoadContext:
+    """One bulk load.
+
+    Attributes:
+        spark: the session of the events.
+        engine: the database, for this process.
+        url: the same, for the executors.
+        events: the source.
+        subscriber_id: the subscriber that the events are applied for.
+        apply: the effect.
+        schema: of txbox's tables; None leaves it to the search path.
+        prefix: of their names.
+        source: what is loaded, for people.
+        digest: of the source; a resumed run must find the same.
+        parallelism: how many chunks are merged at once.
+        chunk_rows: rows in a chunk, about.
+        reporter: reports the progress.
+        limits: how long a chunk may keep others waiting.
+        seconds: how long each stage took.
+        merged: how many chunks were merged when the ledger was last asked.
+    """
+
+    spark: "SparkSession"
+    engine: Engine
+    url: URL
+    events: PreparedEvents
+    subscriber_id: str
+    apply: Apply
+    schema: str | None
+    prefix: str
+    source: str
+    digest: bytes
+    parallelism: int
+    chunk_rows: int
+    reporter: ProgressReporter
+    limits: ChunkLimits
+    seconds: dict[str, float] = field(default_factory=dict)
+    merged: int = 0
+
+    @property
+    def sql(self) -> LoadStatements:
+        """The statements."""
+        return load_statements(self.schema, self.prefix)
+
+    @property
+    def ledger(self) -> LoadLedger:
+        """The ledger."""
+        return LoadLedger(self.engine, self.sql)
+
+    def plan(self, run: Run) -> MergePlan:
+        """Return what the chunks of a run have in common."""
+        columns, place = self.events.columns, (self.schema, self.prefix)
+        return MergePlan(run.run_id, self.subscriber_id, columns, self.apply, *place, limits=self.limits)
+
+    def merged_chunks(self, run: Run) -> tuple[int, ...]:
+        """Return the chunks that are merged."""
+        chunks = self.ledger.merged_chunks(run.run_id)
+        self.merged = len(chunks)
+        return chunks
+
+    def failure(self, run: Run, why: str, *, resumable: bool = True) -> BulkLoadFailed:
+        """Return the error that ends the load."""
+        done = len(self.merged_chunks(run))
+        return BulkLoadFailed(run.run_id, why, done=done, chunks=run.chunks, resumable=resumable)
+
+    @contextmanager
+    def stage(self, name: str, run: Run | None) -> Iterator[None]:
+        """Time a stage, name its jobs in Spark's pages, and cancel them if the caller is interrupted.
+
+        Raises:
+            BulkLoadFailed: Spark has failed, or its JVM has died.
+            TxboxError: the same, before there is a run.
+        """
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        started = time.monotonic()
+        try:
+            with (
+                small_plans(self.spark),
+                job_group(self.spark.sparkContext, f"txbox bulk load of {self.source}: {name}") as group,
+            ):
+                run_id = None if run is None else run.run_id
+                with nullcontext() if name == "merge" else self.reporter.spark_stage(name, run_id, group):
+                    yield
+        except (PySparkException, Py4JError, OSError, EOFError) as error:
+            died = cause_of_death()
+            if died is None and not isinstance(error, PySparkException | Py4JError):
+                raise
+            if run is None:
+                why = (
+                    f"the events cannot be read: {_described(error)}" if died is None else f"{died}; then run it again"
+                )
+                raise TxboxError(why) from error
+            failed = self.failure(run, f"Spark failed: {_described(error)}" if died is None else died)
+            # The cause may quote values.
+            raise failed from (None if died is None and is_about_data(error) else error)
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def _described(error: Exception) -> str:
+    if "java.lang.OutOfMemoryError" in str(error):
+        return f"Spark's JVM ran out of memory; {MORE_MEMORY}"
+    return describe_spark_error(str(error))

@@ -1,0 +1,50 @@
+"""How a run, and each of its chunks, is resumed.
+
+1. ``resume_run`` reads the run from the ledger and checks that the events are the same: the same source, the same
+   ids. Then the bounds of the chunks that the ledger has are still right.
+2. A chunk that has a row in ``bulk_load_chunk`` is merged: the row commits with the chunk's effects. The writers leave
+   it out (``LoadContext.merged_chunks``), and do not even read it.
+3. A chunk without a row is merged from its beginning, for nothing of it is committed. ``merging.merge.begin_chunk``
+   claims it: of two attempts at one chunk, one merges it, and the other finds it done.
+
+The same holds for the next attempt of the same call (``loader``) and for a task that Spark runs twice.
+"""
+
+from txbox import InvalidConfiguration
+from txbox_spark.loading.context import LoadContext
+from txbox_spark.loading.ledger import Run
+from txbox_spark.reading.survey import content_digest
+
+__all__ = ["resume_run"]
+
+
+def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
+    """Check that a run's events are the same, and begin another attempt unless the run is finished.
+
+    Args:
+        context: of this load.
+        run: what the ledger has.
+        count_rejected: whether the survey of the run counted the rejected rows.
+
+    Raises:
+        InvalidConfiguration: the subscriber, the source or the ids are not the same.
+    """
+    if run.subscriber_id != context.subscriber_id:
+        raise InvalidConfiguration(
+            f"run {run.run_id} is of subscriber {run.subscriber_id}, not {context.subscriber_id}"
+        )
+    if run.digest != context.digest:
+        raise InvalidConfiguration(
+            f"run {run.run_id} has begun to load {run.source}, and this is not the same (other files, changed files, "
+            "or another message id); begin a new run: what has been applied is not applied again"
+        )
+    # A finished run too, and whatever the name of the source: other events would be taken for these.
+    with context.stage("survey", run):
+        rows, content = content_digest(context.events, count_rejected=count_rejected)
+    if content != run.content:
+        raise InvalidConfiguration(
+            f"run {run.run_id} has begun to load {run.rows:,} rows of {run.source}, and these {rows:,} have other "
+            "message ids; resume it with the same events, or begin a new run: what has been applied is not applied "
+            "again"
+        )
+    return run if run.finished else context.ledger.begin_attempt(run.run_id)

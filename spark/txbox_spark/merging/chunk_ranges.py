@@ -1,0 +1,110 @@
+"""Chunks: ranges of message ids, cut at quantiles of a sample.
+
+A range is one stretch of the inbox's primary key: the search for processed ids reads that stretch and no more, and
+inserts in sorted order meet pages that are still in memory. All duplicates of an id are in one chunk, so chunks are
+merged side by side without waiting for each other.
+
+The sample has the ids with the smallest hashes: uniform over the distinct ids, and the same each time (bottom-k
+sampling: E. Cohen and H. Kaplan, "Summarizing Data using Bottom-k Sketches", PODC 2007). So ids in order of time, at
+random, or in any other order are cut evenly.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from txbox_spark.reading.columns import MESSAGE_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["CHUNK", "chunk_bounds", "chunk_number", "chunk_range", "partition_by_chunk", "partition_keys"]
+
+CHUNK = "chunk"
+"""The column with the number of a row's chunk."""
+
+
+def chunk_bounds(sample: Sequence[str], chunks: int) -> tuple[str, ...]:
+    """Choose the bounds between chunks: bound k is the first id of chunk k + 1.
+
+    Args:
+        sample: distinct ids, sorted.
+        chunks: how many chunks there should be; with few ids there are fewer.
+
+    Returns:
+        One bound less than there are chunks, sorted.
+    """
+    wanted = min(chunks, len(sample))
+    return tuple(sample[len(sample) * number // wanted] for number in range(1, wanted))
+
+
+def chunk_range(bounds: Sequence[str], chunk: int) -> tuple[str, str | None]:
+    """Return a chunk's first possible id, and the first one beyond it (None: there is none)."""
+    return ("", *bounds)[chunk], (*bounds, None)[chunk]
+
+
+def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> "Column":
+    """Return Spark's expression for an id's chunk, by binary search; a rejected row belongs to the last one.
+
+    Args:
+        bounds: from ``chunk_bounds``. Spark compares strings byte by byte, as Postgres does with COLLATE "C".
+        leaves: what to return in place of the chunk's number, for each chunk.
+    """
+    from pyspark.sql import functions as sql
+
+    numbers = range(len(bounds) + 1) if leaves is None else leaves
+    if not bounds:
+        return sql.lit(numbers[0])
+    middle = len(bounds) // 2
+    return sql.when(
+        sql.col(MESSAGE_ID) < sql.lit(bounds[middle]), chunk_number(bounds[:middle], numbers[: middle + 1])
+    ).otherwise(chunk_number(bounds[middle + 1 :], numbers[middle + 1 :]))
+
+
+def partition_by_chunk(
+    events: "DataFrame", bounds: tuple[str, ...], left_out: Collection[int], tasks: int | None
+) -> "DataFrame":
+    """Partition events so that each task gets whole chunks, each sorted by id.
+
+    Args:
+        events: rows with ``message_id``.
+        bounds: between the chunks.
+        left_out: chunks to leave out.
+        tasks: how many tasks there may be; None: as many as there are chunks.
+    """
+    from pyspark.sql import functions as sql
+
+    chunks = len(bounds) + 1
+    numbered = events.withColumn(CHUNK, chunk_number(bounds))
+    if left_out:
+        numbered = numbered.where(~sql.col(CHUNK).isin(list(left_out)))
+    partitioned = numbered.repartition(chunks, chunk_number(bounds, partition_keys(chunks)))
+    whole = partitioned.sortWithinPartitions(MESSAGE_ID)
+    return whole if tasks is None else whole.coalesce(tasks)
+
+
+def partition_keys(partitions: int) -> tuple[int, ...]:
+    """Return, for each partition, a number that ``repartition(partitions, number)`` sends there.
+
+    Spark places a row by the Murmur3 hash of its key. With these keys every chunk gets a partition of its own; with
+    the chunks' own numbers some would share one, and others would be empty.
+    """
+    keys: dict[int, int] = {}
+    number = 0
+    while len(keys) < partitions:
+        keys.setdefault(_murmur3(number) % partitions, number)
+        number += 1
+    return tuple(keys[partition] for partition in range(partitions))
+
+
+def _murmur3(number: int) -> int:
+    """Return Spark's ``hash`` of an integer: Murmur3 (A. Appleby), 32 bits, signed, seed 42."""
+    bits = 0xFFFFFFFF
+    mixed = number * 0xCC9E2D51 & bits
+    mixed = (mixed << 15 | mixed >> 17) * 0x1B873593 & bits
+    hashed = 42 ^ mixed
+    hashed = ((hashed << 13 | hashed >> 19) & bits) * 5 + 0xE6546B64 & bits
+    hashed ^= 4
+    hashed = (hashed ^ hashed >> 16) * 0x85EBCA6B & bits
+    hashed = (hashed ^ hashed >> 13) * 0xC2B2AE35 & bits
+    hashed ^= hashed >> 16
+    return hashed - (1 << 32) if hashed >> 31 else hashed

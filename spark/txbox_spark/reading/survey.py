@@ -1,0 +1,106 @@
+"""A first pass over the events: how many rows there are, a sample of their ids, and a digest of all ids."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from txbox.message import MAX_MESSAGE_ID_BYTES
+from txbox_spark.reading.columns import MESSAGE_ID
+from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["SAMPLE_IDS", "Survey", "content_digest", "survey"]
+
+SAMPLE_IDS = 20_000
+"""How many ids the bounds of the chunks are chosen from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a first pass over the events has found.
+
+    Attributes:
+        rows: how many rows there are, bad ones included.
+        sample: ids, evenly drawn from all distinct ones, sorted as Postgres sorts them.
+        content: a digest of the rows' ids, whatever their order.
+        rejected: how many rows cannot be loaded; None if they were not counted.
+        rejected_sample: some of those.
+    """
+
+    rows: int
+    sample: tuple[str, ...]
+    content: bytes
+    rejected: int | None = None
+    rejected_sample: tuple[str, ...] = ()
+
+
+def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
+    """Count the rows and sample the ids, in one pass over many rows that keeps ``SAMPLE_IDS`` ids and no more.
+
+    Args:
+        events: the source.
+        count_rejected: count the rejected rows too; then every text column is read, not the ids alone.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as sql
+
+    # An observation, since a count of its own would be another pass. It is exact where, as here, the pass ends in one
+    # stage: then Spark counts each task once, however often it was run. (It cannot watch a write over JDBC, which runs
+    # its plan where no observation is heard.)
+    observation = Observation()
+    metrics = _content_metrics()
+    if count_rejected:
+        metrics += [sql.count(REJECTED).alias("rejected"), sql.min(REJECTED).alias("a"), sql.max(REJECTED).alias("z")]
+    rows = _rows_to_survey(events, count_rejected=count_rejected)
+    drawn = (
+        rows.observe(observation, *metrics)
+        .where(
+            sql.octet_length(MESSAGE_ID).between(1, MAX_MESSAGE_ID_BYTES)
+            & ~sql.contains(MESSAGE_ID, sql.lit("\0"))
+            & sql.is_valid_utf8(MESSAGE_ID)
+        )
+        .orderBy(sql.xxhash64(MESSAGE_ID))
+        .select(MESSAGE_ID)
+        .limit(SAMPLE_IDS)
+        .collect()
+    )
+    found = observation.get
+    if found["rows"] and len(drawn) < SAMPLE_IDS:
+        # Where Spark knows that there are fewer ids than the limit, it drops the limit and sorts all, for which it
+        # samples the rows first; until Spark 4.3 those were observed twice (SPARK-37487, SPARK-58183). So few are soon
+        # counted.
+        found = rows.agg(*metrics).collect()[0].asDict()
+    sample = tuple(sorted({row[0] for row in drawn}))
+    shown = tuple(sorted({one for one in (found.get("a"), found.get("z")) if one is not None}))
+    return Survey(int(found["rows"]), sample, _digest(found), found.get("rejected"), shown)
+
+
+def content_digest(events: PreparedEvents, *, count_rejected: bool) -> tuple[int, bytes]:
+    """Return how many rows there are, and the digest of their ids, in one pass as ``survey``."""
+    found = _rows_to_survey(events, count_rejected=count_rejected).agg(*_content_metrics()).collect()[0].asDict()
+    return int(found["rows"]), _digest(found)
+
+
+def _rows_to_survey(events: PreparedEvents, *, count_rejected: bool) -> "DataFrame":
+    return events.identified if count_rejected else events.ids
+
+
+def _content_metrics() -> "list[Column]":
+    """Count the rows, and add up hashes of their ids: a sum does not depend on the order, and repeated ids count.
+
+    Each hash in two halves, so that sums of billions of rows fit.
+    """
+    from pyspark.sql import functions as sql
+
+    hashed = sql.xxhash64(MESSAGE_ID)
+    return [
+        sql.count(sql.lit(1)).alias("rows"),
+        sql.sum(sql.shiftright(hashed, 32)).alias("upper"),
+        sql.sum(sql.shiftright(sql.shiftleft(hashed, 32), 32)).alias("lower"),
+    ]
+
+
+def _digest(found: Mapping[str, int | None]) -> bytes:
+    return b"".join((found[name] or 0).to_bytes(8, "big", signed=True) for name in ("rows", "upper", "lower"))
