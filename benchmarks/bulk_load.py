@@ -147,13 +147,13 @@ def _spark(master: str) -> Iterator[Any]:
 
 
 def _embedded(stack: ExitStack) -> str:
-    from txbox_local import EmbeddedPostgres
+    from txbox_local import LocalPostgres
 
-    return stack.enter_context(EmbeddedPostgres(settings=SETTINGS)).url
+    return stack.enter_context(LocalPostgres(settings=SETTINGS)).url
 
 
 def _psql() -> Path:
-    from txbox_local.postgres.postgres import bin_directory
+    from txbox_local.postgres.local_postgres import bin_directory
 
     return bin_directory() / "psql"
 

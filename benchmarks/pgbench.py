@@ -44,7 +44,7 @@ def find_pgbench(named: str | None) -> str:
     if named is not None:
         return named
     try:
-        from txbox_local.postgres.postgres import bin_directory
+        from txbox_local.postgres.local_postgres import bin_directory
 
         return str(bin_directory() / "pgbench")
     except Exception:  # noqa: BLE001 - whatever keeps it from us, another one may be there

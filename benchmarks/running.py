@@ -61,9 +61,9 @@ def kept(options: argparse.Namespace) -> dict[str, object]:
 
 def embedded(stack: ExitStack, **settings: str) -> str:
     """Start a server for the run; return its URL."""
-    from txbox_local import EmbeddedPostgres
+    from txbox_local import LocalPostgres
 
-    return stack.enter_context(EmbeddedPostgres(settings=settings)).url
+    return stack.enter_context(LocalPostgres(settings=settings)).url
 
 
 def positive(kind: Callable[[str], float]) -> Callable[[str], float]:

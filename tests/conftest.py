@@ -26,7 +26,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropSchema
 
 from support.tcp_proxy import TcpProxy
 from txbox.schema import tables
-from txbox_local import EmbeddedPostgres, LocalAws
+from txbox_local import LocalAws, LocalPostgres
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -68,7 +68,7 @@ def database_url(note_server: Callable[[str], None]) -> Iterator[str]:
         with container.with_command("postgres -c fsync=off -c max_connections=200 -c max_prepared_transactions=2"):
             yield noted(container.get_connection_url(), f"container of {image}")
     else:
-        with EmbeddedPostgres(durable=False, settings={"max_prepared_transactions": "2"}) as server:
+        with LocalPostgres(durable=False, settings={"max_prepared_transactions": "2"}) as server:
             yield noted(server.url, "embedded")
 
 

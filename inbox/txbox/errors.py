@@ -25,7 +25,7 @@
     ├── LetterNotFound       no dead letter of that number waits
     └── BrokerError          the broker could not be reached, or refused
 
-In the packages around it: ``MigrationError``, ``EmbeddedServerError``, and of Spark ``SparkSetupError``,
+In the packages around it: ``MigrationError``, ``LocalServerError``, and of Spark ``SparkSetupError``,
 ``SourceError``, ``BulkLoadFailed``, ``BatchFailed``, ``ApplyFailed``, ``RunNotFound``.
 
 Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not

@@ -21,7 +21,7 @@ from support.soak.broker import Broker
 from support.soak.campaign import BUSINESS, SETTLE_SECONDS, Campaign
 from support.soak.processes import Setting
 from txbox.schema import tables
-from txbox_local import EmbeddedPostgres, LocalAws
+from txbox_local import LocalAws, LocalPostgres
 from txbox_local.postgres.directory import temporary_directory
 from txbox_local.postgres.installation import find_installation
 
@@ -49,7 +49,7 @@ def campaign(aws: LocalAws, tmp_path: Path, note_server: Callable[[str], None]) 
     port = int(aws.endpoint_url.rsplit(":", 1)[1])
     data = temporary_directory(find_installation().user)
     with (
-        EmbeddedPostgres(data, port=free_port(), durable=False, settings=SERVER) as server,
+        LocalPostgres(data, port=free_port(), durable=False, settings=SERVER) as server,
         Broker(port, seed) as broker,
     ):
         engine = create_engine(server.url)

@@ -68,7 +68,7 @@ PUBLIC = {
         "execution_name",
         "stepfunctions_client",
     ],
-    "txbox_local": ["AcceptedMail", "EmbeddedPostgres", "EmbeddedServerError", "LocalAws", "LocalSmtp"],
+    "txbox_local": ["AcceptedMail", "LocalAws", "LocalPostgres", "LocalServerError", "LocalSmtp"],
     "txbox.watermarks": ["Advance", "WAIT_SECONDS", "Watermarks"],
     "txbox.instrumentation": [
         "BrokerLost",

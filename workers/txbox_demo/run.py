@@ -203,9 +203,9 @@ def _services(plan: Plan, cleanup: ExitStack) -> dict[str, str]:
     """Start what is to be embedded, and return the variables that lead to everything."""
     environment: dict[str, str] = {}
     if plan.database_url is None:
-        from txbox_local import EmbeddedPostgres
+        from txbox_local import LocalPostgres
 
-        environment[DATABASE_URL_VARIABLE] = cleanup.enter_context(EmbeddedPostgres()).url
+        environment[DATABASE_URL_VARIABLE] = cleanup.enter_context(LocalPostgres()).url
     else:
         environment[DATABASE_URL_VARIABLE] = plan.database_url
     if plan.own_broker:

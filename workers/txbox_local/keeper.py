@@ -31,37 +31,37 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_SECONDS = 10.0
 STOP_REQUESTS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class KeeperOptions:
     """What to run and how to end it."""
 
     command: Sequence[str]
     stop_signal: signal.Signals = signal.SIGTERM
-    stop_timeout_s: float = STOP_TIMEOUT_S
+    stop_timeout_seconds: float = STOP_TIMEOUT_SECONDS
     user: str | None = None
     share_stdout: bool = False
     remove: str | None = None
 
 
-def parse(arguments: Sequence[str]) -> Order:
+def parse(arguments: Sequence[str]) -> KeeperOptions:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="keeper", description="Run a program; end it when standard input ends.")
     parser.add_argument("--stop-signal", default="SIGTERM", choices=[one.name for one in signal.Signals])
-    parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_S, help="seconds until SIGKILL")
+    parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_SECONDS, help="seconds until SIGKILL")
     parser.add_argument("--user", help="the system user to run the program as")
     parser.add_argument("--share-stdout", action="store_true", help="let the program write to standard output")
     parser.add_argument("--remove", help="a directory to remove once the program was told to stop")
     parser.add_argument("command", nargs="+", help="the program and its arguments, after --")
     parsed = parser.parse_args(arguments)
-    return Order(
+    return KeeperOptions(
         command=parsed.command,
         stop_signal=signal.Signals[parsed.stop_signal],
-        stop_timeout_s=parsed.stop_timeout,
+        stop_timeout_seconds=parsed.stop_timeout,
         user=parsed.user,
         share_stdout=parsed.share_stdout,
         remove=parsed.remove,
@@ -84,21 +84,21 @@ def _die_with_keeper(stop_signal: signal.Signals) -> Callable[[], None] | None:
     return request
 
 
-def _start(order: Order) -> subprocess.Popen[bytes]:
-    account = pwd.getpwnam(order.user) if order.user is not None else None
+def _start(options: KeeperOptions) -> subprocess.Popen[bytes]:
+    account = pwd.getpwnam(options.user) if options.user is not None else None
     return subprocess.Popen(
-        order.command,
+        options.command,
         stdin=subprocess.DEVNULL,
-        stdout=None if order.share_stdout else sys.stderr.fileno(),
+        stdout=None if options.share_stdout else sys.stderr.fileno(),
         cwd="/",
         user=account.pw_uid if account else None,
         group=account.pw_gid if account else None,
         extra_groups=[] if account else None,
-        preexec_fn=_die_with_keeper(order.stop_signal),  # safe: this process has one thread
+        preexec_fn=_die_with_keeper(options.stop_signal),  # safe: this process has one thread
     )
 
 
-def keep(order: Order) -> int:
+def keep(options: KeeperOptions) -> int:
     """Run the program until it exits or its time has come; return its exit status, negative for a signal."""
     wakeup_read, wakeup_write = socket.socketpair()
     with wakeup_read, wakeup_write, selectors.DefaultSelector() as selector:
@@ -107,7 +107,7 @@ def keep(order: Order) -> int:
         signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
         for one in (signal.SIGCHLD, *STOP_REQUESTS):
             signal.signal(one, lambda *_: None)  # noticed through the socket pair
-        server = _start(order)
+        server = _start(options)
         with contextlib.suppress(BrokenPipeError):
             os.write(sys.stdout.fileno(), f"pid {server.pid}\n".encode())
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the server's end of the pipe is the last one
@@ -129,10 +129,10 @@ def keep(order: Order) -> int:
                     selector.unregister(key.fileobj)
                     stop = True
             if stop and deadline is None:
-                server.send_signal(order.stop_signal)
-                deadline = time.monotonic() + order.stop_timeout_s
-    if order.remove is not None and deadline is not None:
-        shutil.rmtree(order.remove, ignore_errors=True)
+                server.send_signal(options.stop_signal)
+                deadline = time.monotonic() + options.stop_timeout_seconds
+    if options.remove is not None and deadline is not None:
+        shutil.rmtree(options.remove, ignore_errors=True)
     return server.returncode
 
 

@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as error:  # it comes with the extra
     raise missing_extra(error) from error
 
-KEEPER_MARGIN_S = 5.0
+KEEPER_MARGIN_SECONDS = 5.0
 """How long after the server's own stop timeout a keeper may take before it is killed, in seconds."""
 
 
@@ -31,7 +31,7 @@ class KeptProcess:
         command: the program and its arguments.
         log: the file that receives its standard error, and its output unless `share_stdout`.
         stop_signal: the signal that ends it in order.
-        stop_timeout_s: how long it may take to end before it is killed, in seconds.
+        stop_timeout_seconds: how long it may take to end before it is killed, in seconds.
         user: the system user to run it as; the caller must be root.
         share_stdout: whether it reports on its standard output, for ``read_line``.
         remove: a directory that the keeper removes once the server was told to stop.
@@ -45,14 +45,14 @@ class KeptProcess:
         *,
         log: Path,
         stop_signal: signal.Signals,
-        stop_timeout_s: float = keeper.STOP_TIMEOUT_S,
+        stop_timeout_seconds: float = keeper.STOP_TIMEOUT_SECONDS,
         user: str | None = None,
         share_stdout: bool = False,
         remove: Path | None = None,
         environment: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        options = [f"--stop-signal={stop_signal.name}", f"--stop-timeout={stop_timeout_s}"]
+        options = [f"--stop-signal={stop_signal.name}", f"--stop-timeout={stop_timeout_seconds}"]
         options += [f"--user={user}"] if user is not None else []
         options += ["--share-stdout"] if share_stdout else []
         options += [f"--remove={remove}"] if remove is not None else []
@@ -62,7 +62,7 @@ class KeptProcess:
         self._environment = environment
         self._pass_fds = tuple(pass_fds)
         self._stop_signal = stop_signal
-        self._wait_s = stop_timeout_s + KEEPER_MARGIN_S
+        self._wait_seconds = stop_timeout_seconds + KEEPER_MARGIN_SECONDS
         self._keeper: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
         self._owner = -1
@@ -116,12 +116,12 @@ class KeptProcess:
         """The keeper's process id; None before ``start`` and after ``stop``."""
         return None if self._keeper is None else self._keeper.pid
 
-    def exited(self, within_s: float = 0.0) -> bool:
-        """Whether the keeper has ended, and with it the server; waits up to `within_s` seconds for it."""
+    def exited(self, within_seconds: float = 0.0) -> bool:
+        """Whether the keeper has ended, and with it the server; waits up to `within_seconds` seconds for it."""
         if self._keeper is None:
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(within_s)
+            self._keeper.wait(within_seconds)
         return self._keeper.returncode is not None
 
     def stop(self) -> None:
@@ -131,7 +131,7 @@ class KeptProcess:
         _running.discard(self)
         self._close_lifeline()
         try:
-            self._keeper.wait(self._wait_s)
+            self._keeper.wait(self._wait_seconds)
         except subprocess.TimeoutExpired:
             self._keeper.kill()
             self._keeper.wait()
@@ -149,7 +149,7 @@ class KeptProcess:
             if self._server.is_running():  # and its number was not given to another process
                 self._server.send_signal(self._stop_signal)
             try:
-                self._server.wait(self._wait_s)
+                self._server.wait(self._wait_seconds)
             except psutil.TimeoutExpired:
                 self._server.kill()
 
@@ -191,7 +191,7 @@ def works_in(pid: int, program: str, directory: Path) -> bool:
         return True  # another user's; better to ask than to disturb it
 
 
-def wait_for_end(pid: int, *, within_s: float) -> None:
-    """Wait up to `within_s` seconds until process `pid`, which need not be a child, has ended."""
+def wait_for_end(pid: int, *, within_seconds: float) -> None:
+    """Wait up to `within_seconds` seconds until process `pid`, which need not be a child, has ended."""
     with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-        psutil.Process(pid).wait(within_s)
+        psutil.Process(pid).wait(within_seconds)

@@ -1,4 +1,4 @@
-"""What PostgreSQL and AWS on this machine have in common: how they are started, and how they end."""
+"""The base of LocalPostgres and LocalAws: how they are started, and how they end."""
 
 import atexit
 import os
@@ -12,7 +12,7 @@ from txbox_local.errors import no_space
 from txbox_local.process import KeptProcess
 
 
-class EmbeddedServer(ABC):
+class LocalServer(ABC):
     """A server that ends with this program.
 
     Only the process that called ``start`` can stop it: a fork of it that exits, or that leaves a ``with`` block,
@@ -41,7 +41,7 @@ class EmbeddedServer(ABC):
         """Start the server and wait until it accepts connections; does nothing when it runs.
 
         Raises:
-            EmbeddedServerError: it could not be started; the message says why and what to do.
+            LocalServerError: it could not be started; the message says why and what to do.
         """
         if self._process is not None:
             return self

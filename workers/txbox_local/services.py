@@ -1,12 +1,12 @@
-"""Everything that a service under development needs around it, started and stopped together."""
+"""PostgreSQL and AWS for a service under development, started and stopped together."""
 
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from txbox_local.aws.aws import LocalAws
-from txbox_local.postgres.postgres import EmbeddedPostgres
+from txbox_local.aws.local_aws import LocalAws
+from txbox_local.postgres.local_postgres import LocalPostgres
 
 
 class DevServices:
@@ -19,7 +19,7 @@ class DevServices:
     """
 
     def __init__(self, directory: Path | None = None, *, port: int | None = None, durable: bool = True) -> None:
-        self.postgres = EmbeddedPostgres(directory, port=port, durable=durable)
+        self.postgres = LocalPostgres(directory, port=port, durable=durable)
         self.aws = LocalAws()
         self._started = ExitStack()
 
@@ -27,7 +27,7 @@ class DevServices:
         """Start both; when one fails, the other is stopped.
 
         Raises:
-            EmbeddedServerError: one of them could not be started.
+            LocalServerError: one of them could not be started.
         """
         with ExitStack() as starting:
             starting.enter_context(self.postgres)

@@ -1,4 +1,4 @@
-"""An SMTP server on this machine that keeps what it accepts: what was really sent, whatever the senders think."""
+"""An SMTP server on this machine that keeps what it accepts, for tests of what was sent."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
-from txbox_local.errors import EmbeddedServerError, missing_extra
+from txbox_local.errors import LocalServerError, missing_extra
 
 if TYPE_CHECKING:
     from aiosmtpd.smtp import SMTP, Envelope, Session
@@ -59,7 +59,7 @@ class LocalSmtp:
     """
 
     def __init__(self, *, refuses: Callable[[], bool] = lambda: False) -> None:
-        self._keeper = _Keeper(refuses)
+        self._mailbox = _Mailbox(refuses)
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], object] = lambda: None
         self._port = 0
@@ -78,18 +78,18 @@ class LocalSmtp:
     @property
     def accepted(self) -> tuple[AcceptedMail, ...]:
         """Every mail that it has accepted, in that order; still there after its end."""
-        return tuple(self._keeper.accepted)
+        return tuple(self._mailbox.accepted)
 
     @property
     def refused(self) -> int:
         """How many mails it has refused."""
-        return self._keeper.refused
+        return self._mailbox.refused
 
     def start(self) -> Self:
         """Start it, and return when it listens; nothing happens if it runs.
 
         Raises:
-            EmbeddedServerError: it could not be started.
+            LocalServerError: it could not be started.
         """
         if self._thread is not None:
             return self
@@ -99,14 +99,14 @@ class LocalSmtp:
             raise missing_extra(missing) from missing
         listening: Future[tuple[int, Callable[[], object]]] = Future()
         thread = threading.Thread(
-            target=lambda: asyncio.run(_serve(SMTP, self._keeper, listening)), name="local-smtp", daemon=True
+            target=lambda: asyncio.run(_serve(SMTP, self._mailbox, listening)), name="local-smtp", daemon=True
         )
         thread.start()
         try:
             self._port, self._stop = listening.result()
         except Exception as error:
             thread.join()
-            raise EmbeddedServerError(f"the local SMTP server could not be started: {error}") from error
+            raise LocalServerError(f"the local SMTP server could not be started: {error}") from error
         self._thread = thread
         return self
 
@@ -127,8 +127,8 @@ class LocalSmtp:
         self.stop()
 
 
-class _Keeper:
-    """What aiosmtpd asks at each step of a mail."""
+class _Mailbox:
+    """aiosmtpd's handler: accepts mails or refuses them."""
 
     def __init__(self, refuses: Callable[[], bool]) -> None:
         self._refuses = refuses
@@ -153,14 +153,14 @@ class _Keeper:
         return ACCEPTED
 
 
-async def _serve(smtp: "type[SMTP]", keeper: _Keeper, listening: "Future[tuple[int, Callable[[], object]]]") -> None:
-    """Serve until told to stop; tell the port, and how to stop it, from another thread."""
+async def _serve(smtp: "type[SMTP]", mailbox: _Mailbox, listening: "Future[tuple[int, Callable[[], object]]]") -> None:
+    """Serve until stopped; ``listening`` receives the port and a function that stops it from another thread."""
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     connections: WeakSet[SMTP] = WeakSet()
 
     def connected() -> "SMTP":
         # By its name it would ask the network for its own.
-        connection = smtp(keeper, hostname="localhost", timeout=IDLE_SECONDS, loop=loop)
+        connection = smtp(mailbox, hostname="localhost", timeout=IDLE_SECONDS, loop=loop)
         connections.add(connection)
         return connection
 

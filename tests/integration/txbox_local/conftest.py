@@ -19,13 +19,13 @@ GONE_TIMEOUT_S = 20
 START = """
 import json, sys
 from pathlib import Path
-from txbox_local import EmbeddedPostgres, LocalAws
+from txbox_local import LocalPostgres, LocalAws
 
 directory = Path(sys.argv[1]) if sys.argv[1] != "-" else None
 kinds = sys.argv[2].split(",")
 servers = {}
 if "postgres" in kinds:
-    servers["postgres"] = EmbeddedPostgres(directory, durable=False).start()
+    servers["postgres"] = LocalPostgres(directory, durable=False).start()
 if "aws" in kinds:
     servers["aws"] = LocalAws().start()
 report = {kind: {"pid": server.pid, "keeper": server.keeper_pid} for kind, server in servers.items()}

@@ -11,7 +11,7 @@ import pytest
 from werkzeug.serving import make_server
 
 from txbox_local import LocalAws
-from txbox_local.aws.aws_server import KeepAliveHandler
+from txbox_local.aws.moto_server import KeepAliveHandler
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

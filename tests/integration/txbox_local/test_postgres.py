@@ -12,9 +12,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from txbox_local import EmbeddedPostgres, EmbeddedServerError
-from txbox_local.keeper import STOP_TIMEOUT_S
-from txbox_local.postgres import postgres
+from txbox_local import LocalPostgres, LocalServerError
+from txbox_local.keeper import STOP_TIMEOUT_SECONDS
+from txbox_local.postgres import local_postgres
 from txbox_local.postgres.installation import service_user
 
 
@@ -26,7 +26,7 @@ def query(url: str, statement: str) -> object:
 
 
 def test_it_serves_and_leaves_nothing_behind(gone: Callable[[list[psutil.Process]], bool]) -> None:
-    with EmbeddedPostgres(durable=False) as server:
+    with LocalPostgres(durable=False) as server:
         assert query(server.url, "SELECT current_setting('server_version_num')::int >= 180000")
         assert query(server.url, "SHOW fsync") == "off"
         assert query(server.url, "SHOW server_encoding") == "UTF8"
@@ -42,7 +42,7 @@ def test_it_serves_and_leaves_nothing_behind(gone: Callable[[list[psutil.Process
 
 
 def test_only_the_password_opens_it() -> None:
-    with EmbeddedPostgres(durable=False) as server:
+    with LocalPostgres(durable=False) as server:
         wrong = server.url.replace("postgresql+psycopg", "postgresql").replace("txbox:", "txbox:x")
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
             psycopg.connect(wrong)
@@ -51,7 +51,7 @@ def test_only_the_password_opens_it() -> None:
 
 def test_a_named_directory_keeps_data_and_password(reachable: Path) -> None:
     directory = reachable / "kept"
-    server = EmbeddedPostgres(directory, settings={"max_connections": "17"})
+    server = LocalPostgres(directory, settings={"max_connections": "17"})
     with server:
         assert query(server.url, "SHOW fsync") == "on"
         query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
@@ -63,45 +63,45 @@ def test_a_named_directory_keeps_data_and_password(reachable: Path) -> None:
 
 
 def test_two_at_once() -> None:
-    with EmbeddedPostgres(durable=False) as one, EmbeddedPostgres(durable=False) as two:
+    with LocalPostgres(durable=False) as one, LocalPostgres(durable=False) as two:
         assert one.port != two.port
         query(one.url, "CREATE TABLE here (n int)")
         assert query(two.url, "SELECT to_regclass('here') IS NULL")
 
 
 def test_a_directory_in_use_is_refused(reachable: Path) -> None:
-    with EmbeddedPostgres(reachable / "used", durable=False) as server:
-        with pytest.raises(EmbeddedServerError, match=f"in use by the server with process id {server.pid}:") as raised:
-            EmbeddedPostgres(reachable / "used").start()
+    with LocalPostgres(reachable / "used", durable=False) as server:
+        with pytest.raises(LocalServerError, match=f"in use by the server with process id {server.pid}:") as raised:
+            LocalPostgres(reachable / "used").start()
         assert raised.value.pid == server.pid
         assert query(server.url, "SELECT 1") == 1
 
 
 def test_a_port_taken_between_choosing_and_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = postgres._free_port
+        free = local_postgres._free_port
         ports = iter([taken.getsockname()[1]])
-        monkeypatch.setattr(postgres, "_free_port", lambda: next(ports, None) or free())
-        with EmbeddedPostgres(durable=False) as server:
+        monkeypatch.setattr(local_postgres, "_free_port", lambda: next(ports, None) or free())
+        with LocalPostgres(durable=False) as server:
             assert server.port != taken.getsockname()[1]
 
 
 def test_a_fixed_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(EmbeddedServerError, match=f"port {port} of 127.0.0.1 is in use"):
-            EmbeddedPostgres(port=port, durable=False).start()
+        with pytest.raises(LocalServerError, match=f"port {port} of 127.0.0.1 is in use"):
+            LocalPostgres(port=port, durable=False).start()
 
 
 def test_a_bad_setting_shows_the_log(reachable: Path) -> None:
-    with pytest.raises(EmbeddedServerError, match="unrecognized configuration parameter"):
-        EmbeddedPostgres(reachable / "bad", settings={"no_such_setting": "1"}).start()
-    with EmbeddedPostgres(reachable / "bad", durable=False) as server:
+    with pytest.raises(LocalServerError, match="unrecognized configuration parameter"):
+        LocalPostgres(reachable / "bad", settings={"no_such_setting": "1"}).start()
+    with LocalPostgres(reachable / "bad", durable=False) as server:
         assert query(server.url, "SELECT 1") == 1
 
 
 def test_a_stale_pid_file_of_another_process(reachable: Path) -> None:
-    server = EmbeddedPostgres(reachable / "stale", durable=False)
+    server = LocalPostgres(reachable / "stale", durable=False)
     with server:
         pid_file = server.directory / "data" / "postmaster.pid"
         lines = pid_file.read_text().splitlines()
@@ -119,15 +119,15 @@ def test_a_stale_pid_file_of_another_process(reachable: Path) -> None:
 
 def test_a_cluster_half_made_is_made_again(reachable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(postgres, "DATABASE", "not a name")
-        with pytest.raises(EmbeddedServerError, match="syntax error"):
-            EmbeddedPostgres(reachable / "half", durable=False).start()
-    with EmbeddedPostgres(reachable / "half", durable=False) as server:
+        broken.setattr(local_postgres, "DATABASE", "not a name")
+        with pytest.raises(LocalServerError, match="syntax error"):
+            LocalPostgres(reachable / "half", durable=False).start()
+    with LocalPostgres(reachable / "half", durable=False) as server:
         assert query(server.url, "SELECT 1") == 1
 
 
 def test_a_fork_does_not_stop_the_server_nor_keep_it_alive(gone: Callable[[list[psutil.Process]], bool]) -> None:
-    server = EmbeddedPostgres(durable=False).start()
+    server = LocalPostgres(durable=False).start()
     processes = [psutil.Process(server.keeper_pid), psutil.Process(server.pid)]
     read, write = os.pipe()
     fork = os.fork()
@@ -140,14 +140,14 @@ def test_a_fork_does_not_stop_the_server_nor_keep_it_alive(gone: Callable[[list[
     assert query(server.url, "SELECT 1") == 1
     started = time.monotonic()
     server.stop()
-    assert time.monotonic() - started < STOP_TIMEOUT_S, "the keeper never saw its pipe end"
+    assert time.monotonic() - started < STOP_TIMEOUT_SECONDS, "the keeper never saw its pipe end"
     assert gone(processes)
     os.close(write)
     assert os.waitpid(fork, 0)[1] == 0
 
 
 def test_killing_the_server_is_noticed_by_stop(reachable: Path) -> None:
-    server = EmbeddedPostgres(reachable / "killed", durable=False)
+    server = LocalPostgres(reachable / "killed", durable=False)
     with server:
         os.kill(server.pid, signal.SIGKILL)
     with server:

@@ -1,7 +1,7 @@
 import psutil
 import pytest
 
-from txbox_local import EmbeddedServerError, LocalAws
+from txbox_local import LocalAws, LocalServerError
 from txbox_local.services import DevServices
 
 
@@ -21,9 +21,9 @@ def test_when_one_fails_the_other_is_stopped(monkeypatch: pytest.MonkeyPatch) ->
 
     def fail(_: LocalAws) -> LocalAws:
         pids.append(services.postgres.pid)
-        raise EmbeddedServerError("no")
+        raise LocalServerError("no")
 
     monkeypatch.setattr(LocalAws, "start", fail)
-    with pytest.raises(EmbeddedServerError, match="no"):
+    with pytest.raises(LocalServerError, match="no"):
         services.start()
     assert not psutil.pid_exists(pids[0])

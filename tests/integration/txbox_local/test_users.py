@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from txbox_local import EmbeddedPostgres, EmbeddedServerError
+from txbox_local import LocalPostgres, LocalServerError
 from txbox_local.postgres import installation
 from txbox_local.postgres.installation import bin_directory, find_installation, service_user
 
@@ -18,7 +18,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="what root does differe
 
 def test_the_server_never_runs_as_root() -> None:
     user = service_user()
-    with EmbeddedPostgres(durable=False) as server:
+    with LocalPostgres(durable=False) as server:
         assert psutil.Process(server.pid).uids().real == (user.uid if user is not None else os.geteuid())
 
 
@@ -56,7 +56,7 @@ def test_an_unreachable_installation_is_copied_once(unreachable: Path, reachable
         assert path.stat().st_uid == 0
         assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     copied = (found[0].bin / "postgres").stat().st_ino
-    with EmbeddedPostgres(durable=False) as server:
+    with LocalPostgres(durable=False) as server:
         assert psutil.Process(server.pid).exe().startswith(str(reachable / "cache"))
     assert (found[0].bin / "postgres").stat().st_ino == copied
 
@@ -65,7 +65,7 @@ def test_an_unreachable_installation_is_copied_once(unreachable: Path, reachable
 def test_a_copy_that_others_could_change_is_not_run(unreachable: Path, reachable: Path) -> None:
     (reachable / "cache").mkdir()
     (reachable / "cache").chmod(0o777)
-    with pytest.raises(EmbeddedServerError, match="could be changed by others than root"):
+    with pytest.raises(LocalServerError, match="could be changed by others than root"):
         find_installation()
 
 
@@ -73,8 +73,8 @@ def test_a_copy_that_others_could_change_is_not_run(unreachable: Path, reachable
 def test_a_directory_that_the_server_cannot_reach(reachable: Path) -> None:
     private = reachable / "private"
     private.mkdir(mode=0o700)
-    with pytest.raises(EmbeddedServerError, match="name a directory that everybody can reach"):
-        EmbeddedPostgres(private / "data", durable=False).start()
+    with pytest.raises(LocalServerError, match="name a directory that every user can reach"):
+        LocalPostgres(private / "data", durable=False).start()
 
 
 @root_only
@@ -82,5 +82,5 @@ def test_an_unreachable_temporary_directory_is_passed_over(reachable: Path, monk
     private = reachable / "private"
     private.mkdir(mode=0o700)
     monkeypatch.setattr("tempfile.tempdir", str(private))
-    with EmbeddedPostgres(durable=False) as server:
+    with LocalPostgres(durable=False) as server:
         assert not server.directory.is_relative_to(private)

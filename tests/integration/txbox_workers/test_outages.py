@@ -24,7 +24,7 @@ from txbox.backoff import Backoff
 from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Received, Settled
 from txbox.schema import tables
 from txbox_aws.sqs import SqsWorker
-from txbox_local import EmbeddedPostgres, LocalAws
+from txbox_local import LocalAws, LocalPostgres
 from txbox_workers import worker as worker_module
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
@@ -224,17 +224,17 @@ def test_a_database_that_falls_silent_holds_the_worker_until_the_connection_brea
 
 
 @pytest.fixture
-def own_postgres() -> Iterator[EmbeddedPostgres]:
+def own_postgres() -> Iterator[LocalPostgres]:
     """A server that a test may stop and start."""
     directory = Path(tempfile.mkdtemp(prefix="txbox-outage-"))
     directory.chmod(0o755)
-    server = EmbeddedPostgres(directory / "postgres", durable=False).start()
+    server = LocalPostgres(directory / "postgres", durable=False).start()
     yield server
     server.stop()
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def test_a_restart_of_postgres_in_the_middle_of_everything(own_postgres: EmbeddedPostgres) -> None:
+def test_a_restart_of_postgres_in_the_middle_of_everything(own_postgres: LocalPostgres) -> None:
     engine = create_engine(own_postgres.url, pool_size=10)
     with engine.begin() as connection:
         tables().metadata.create_all(connection)

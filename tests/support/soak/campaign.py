@@ -22,7 +22,7 @@ from support.soak.broker import REFUSED, Broker
 from support.soak.processes import ACCOUNTS, AT_WORK, BILLING, MAILING, RELAY, Setting, fork
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
-from txbox_local import EmbeddedPostgres
+from txbox_local import LocalPostgres
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -71,7 +71,7 @@ class Campaign:
         counts: what was done.
     """
 
-    server: EmbeddedPostgres
+    server: LocalPostgres
     broker: Broker
     sqs: "SQSClient"
     setting: Setting

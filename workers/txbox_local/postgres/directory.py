@@ -4,7 +4,7 @@
 
     DIRECTORY/data        PostgreSQL's data directory; it exists once it is complete
     DIRECTORY/password    of the superuser `txbox`; readable by its owner only
-    DIRECTORY/server.log  what the server had to say
+    DIRECTORY/server.log  the server's log
     DIRECTORY/lock        locked for as long as a server runs here; holds the process id of its owner
 
 The keeper holds the lock, so it outlives an owner that was killed until the server has ended.
@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from txbox_local.errors import EmbeddedServerError
+from txbox_local.errors import LocalServerError
 from txbox_local.postgres.installation import ServiceUser, can_enter
 from txbox_local.process import process_exists, wait_for_end, works_in
 
-POLL_INTERVAL_S = 0.02
-"""How often what the directory says is looked at again, in seconds."""
+POLL_INTERVAL_SECONDS = 0.02
+"""How often the directory's files are read again, in seconds."""
 
-PREDECESSOR_TIMEOUT_S = 20.0
+PREDECESSOR_TIMEOUT_SECONDS = 20.0
 """How long the server of an owner that was killed may take to end, in seconds."""
 
 READY_LINE = 7
@@ -51,22 +51,20 @@ class ServerDirectory:
         """Make the directory, unless it is there, and see that the server's user can enter it.
 
         Raises:
-            EmbeddedServerError: it cannot be made or entered.
+            LocalServerError: it cannot be made or entered.
         """
         try:
             if not self.path.exists():
                 self.path.mkdir(mode=0o700, parents=True)
                 _let_through(self.path, user)
         except OSError as error:
-            raise EmbeddedServerError(
-                f"cannot create {self.path} ({error.strerror}): name another directory"
-            ) from error
+            raise LocalServerError(f"cannot create {self.path} ({error.strerror}): name another directory") from error
         if not can_enter(user, self.path):
-            raise EmbeddedServerError(
+            raise LocalServerError(
                 f"cannot enter {self.path}: name another directory"
                 if user is None
                 else f"PostgreSQL refuses to run as root, and user {user.name!r}, who runs it instead, cannot enter"
-                f" {self.path}: name a directory that everybody can reach, such as /var/lib/txbox,"
+                f" {self.path}: name a directory that every user can reach, such as /var/lib/txbox,"
                 " or run as an ordinary user"
             )
 
@@ -78,14 +76,12 @@ class ServerDirectory:
         the keeper's.
 
         Raises:
-            EmbeddedServerError: a server runs here, or the directory cannot be written to.
+            LocalServerError: a server runs here, or the directory cannot be written to.
         """
         try:
             lock = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise EmbeddedServerError(
-                f"cannot write to {self.path} ({error.strerror}): name another directory"
-            ) from error
+            raise LocalServerError(f"cannot write to {self.path} ({error.strerror}): name another directory") from error
         try:
             self._remove_stale_pid_file(self._take(lock))
             yield lock
@@ -99,7 +95,7 @@ class ServerDirectory:
 
     def _take(self, lock: int) -> int | None:
         """Take the lock, waiting while a server whose owner was killed ends; return that owner."""
-        deadline = time.monotonic() + PREDECESSOR_TIMEOUT_S
+        deadline = time.monotonic() + PREDECESSOR_TIMEOUT_SECONDS
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,7 +103,7 @@ class ServerDirectory:
                 owner = self._lock_owner()
                 if owner is None or process_exists(owner) or time.monotonic() > deadline:
                     raise self._in_use(self._postmaster_pid() or owner) from None
-                time.sleep(POLL_INTERVAL_S)  # a lock can be waited for, but not with a deadline
+                time.sleep(POLL_INTERVAL_SECONDS)  # a lock can be waited for, but not with a deadline
             else:
                 owner = self._lock_owner()
                 os.ftruncate(lock, 0)
@@ -122,13 +118,15 @@ class ServerDirectory:
         pid = self._postmaster_pid()
         if pid is None:
             return
-        # Without a keeper and an owner it was told to stop, but nobody has waited for it.
+        # Without a keeper and an owner it was told to stop, but its end was not waited for.
         orphan = predecessor is not None and (predecessor == os.getpid() or not process_exists(predecessor))
-        deadline = time.monotonic() + (PREDECESSOR_TIMEOUT_S if orphan else 0)
+        deadline = time.monotonic() + (PREDECESSOR_TIMEOUT_SECONDS if orphan else 0)
         while works_in(pid, "postgres", self.data):
             if time.monotonic() > deadline:
                 raise self._in_use(pid)
-            wait_for_end(pid, within_s=POLL_INTERVAL_S)  # briefly: it may stay a zombie, which no longer works here
+            wait_for_end(
+                pid, within_seconds=POLL_INTERVAL_SECONDS
+            )  # briefly: it may stay a zombie, which no longer works here
         self._pid_file.unlink(missing_ok=True)
 
     def _lock_owner(self) -> int | None:
@@ -143,8 +141,8 @@ class ServerDirectory:
             return self._pid_file.read_text(encoding="utf-8", errors="replace").splitlines()
         return []
 
-    def _in_use(self, pid: int | None) -> EmbeddedServerError:
-        return EmbeddedServerError(
+    def _in_use(self, pid: int | None) -> LocalServerError:
+        return LocalServerError(
             f"{self.path} is in use by the server with process id {pid}: stop that one, or name another directory",
             pid=pid,
         )
@@ -154,7 +152,7 @@ def temporary_directory(user: ServiceUser | None) -> Path:
     """Make a new directory that the server's user can reach.
 
     Raises:
-        EmbeddedServerError: that user can reach no directory for temporary files.
+        LocalServerError: that user can reach no directory for temporary files.
     """
     for parent in dict.fromkeys((tempfile.gettempdir(), "/var/tmp", "/tmp")):  # noqa: S108 # mkdtemp makes it private
         if not can_enter(user, Path(parent)):
@@ -162,7 +160,7 @@ def temporary_directory(user: ServiceUser | None) -> Path:
         directory = Path(tempfile.mkdtemp(prefix="txbox-postgres-", dir=parent))
         _let_through(directory, user)
         return directory
-    raise EmbeddedServerError("no temporary directory is reachable: set TMPDIR to one, or name a directory")
+    raise LocalServerError("no temporary directory is reachable: set TMPDIR to one, or name a directory")
 
 
 def _let_through(directory: Path, user: ServiceUser | None) -> None:

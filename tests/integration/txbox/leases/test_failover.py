@@ -18,14 +18,14 @@ from support.waiting import wait_until
 from txbox import LeaseLost
 from txbox.leases import LeaseState, PostgresLedger
 from txbox.schema import tables
-from txbox_local import EmbeddedPostgres
+from txbox_local import LocalPostgres
 from txbox_local.postgres.installation import find_installation
 from txbox_local.process import process_exists
 
 LATE = {"synchronous_commit": "off", "wal_writer_delay": "10s", "autovacuum": "off", "checkpoint_timeout": "1h"}
 LONG = 600.0
 
-Served = tuple[EmbeddedPostgres, Engine]
+Served = tuple[LocalPostgres, Engine]
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def served() -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="txbox-failover-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         home.chmod(0o711)
-        with EmbeddedPostgres(home / "first", durable=False, settings=LATE) as server:
+        with LocalPostgres(home / "first", durable=False, settings=LATE) as server:
             engine = create_engine(server.url)
             tables().metadata.create_all(engine)
             yield server, engine
             engine.dispose()
 
 
-def crash(server: EmbeddedPostgres) -> None:
+def crash(server: LocalPostgres) -> None:
     """End all of a server's processes at once, and start it again."""
     ended = server.pid
     os.kill(ended, signal.SIGQUIT)
@@ -112,7 +112,7 @@ def test_a_promoted_standby_gives_out_no_fence_twice(served: Served) -> None:
         taken_over.dispose()
 
 
-def standby_of(server: EmbeddedPostgres) -> Callable[[], EmbeddedPostgres]:
+def standby_of(server: LocalPostgres) -> Callable[[], LocalPostgres]:
     """Make a standby that knows what its primary knows now; called, it is promoted and returned, to be started."""
     installation = find_installation()
     home = server.directory.parent / "second"
@@ -132,11 +132,11 @@ def standby_of(server: EmbeddedPostgres) -> Callable[[], EmbeddedPostgres]:
     )
     Path(data, "standby.signal").touch()
 
-    def promoted() -> EmbeddedPostgres:
+    def promoted() -> LocalPostgres:
         options = f"-c listen_addresses= -c unix_socket_directories={data} -c fsync=off"
         run("pg_ctl", "start", "-w", "-s", "-D", data, "-l", f"{data}/log", "-o", options)
         run("pg_ctl", "promote", "-w", "-s", "-D", data)
         run("pg_ctl", "stop", "-w", "-s", "-D", data, "-m", "fast")
-        return EmbeddedPostgres(home, durable=False)
+        return LocalPostgres(home, durable=False)
 
     return promoted

@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from txbox.outbox.snapshot_holders import SnapshotHolder
 from txbox.outbox.status import read_outbox_status
 from txbox.schema import tables
-from txbox_local import EmbeddedPostgres
+from txbox_local import LocalPostgres
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_an_ordinary_user_sees_who_and_how_far_but_not_what(
 class Standby:
     """What a standby says to its server: "somebody here still needs the rows that this transaction deletes"."""
 
-    def __init__(self, server: EmbeddedPostgres, slot: str | None) -> None:
+    def __init__(self, server: LocalPostgres, slot: str | None) -> None:
         url = make_url(server.url).set(drivername="postgresql").update_query_dict({"replication": "true"})
         self._connection = pq.PGconn.connect(url.render_as_string(hide_password=False).encode())
         start = self._ask("IDENTIFY_SYSTEM").get_value(0, 2)
@@ -153,7 +153,7 @@ class Standby:
 
 def test_what_is_no_session_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"max_prepared_transactions": "1", "wal_level": "replica", "max_wal_senders": "2"}
-    with EmbeddedPostgres(durable=False, settings=settings) as server:
+    with LocalPostgres(durable=False, settings=settings) as server:
         engine = create_engine(server.url)
         tables().metadata.create_all(engine)
         with engine.connect() as connection:

@@ -19,7 +19,7 @@ from txbox import Outgoing
 from txbox.backoff import Backoff
 from txbox.relay import OutboxMessage
 from txbox.schema import tables
-from txbox_local import EmbeddedPostgres
+from txbox_local import LocalPostgres
 
 pytestmark = pytest.mark.chaos
 
@@ -29,7 +29,7 @@ MESSAGES = 10
 
 
 @pytest.fixture
-def make_engine(server: EmbeddedPostgres) -> Iterator[Callable[..., Engine]]:
+def make_engine(server: LocalPostgres) -> Iterator[Callable[..., Engine]]:
     """Make an engine on that server: make_engine(**options)."""
     engines: list[Engine] = []
 
@@ -43,18 +43,18 @@ def make_engine(server: EmbeddedPostgres) -> Iterator[Callable[..., Engine]]:
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedPostgres]:
+def server() -> Iterator[LocalPostgres]:
     """A server of the test's own that may crash. What is committed asynchronously reaches the disk late, if at all."""
     directory = Path(tempfile.mkdtemp(prefix="txbox-crash-"))
     directory.chmod(0o755)
     settings = {"synchronous_commit": "on", "wal_writer_delay": "10s", "wal_writer_flush_after": "100MB"}
-    server = EmbeddedPostgres(directory / "postgres", durable=False, settings=settings).start()
+    server = LocalPostgres(directory / "postgres", durable=False, settings=settings).start()
     yield server
     server.stop()
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def stop_immediately(server: EmbeddedPostgres, _backend: int) -> None:
+def stop_immediately(server: LocalPostgres, _backend: int) -> None:
     """As ``pg_ctl stop -m immediate`` does, and start it again."""
     port = server.port
     os.kill(server.pid, signal.SIGQUIT)
@@ -63,7 +63,7 @@ def stop_immediately(server: EmbeddedPostgres, _backend: int) -> None:
     server.start()
 
 
-def kill_a_backend(_server: EmbeddedPostgres, backend: int) -> None:
+def kill_a_backend(_server: LocalPostgres, backend: int) -> None:
     """The server ends all others and recovers, under the same postmaster."""
     os.kill(backend, signal.SIGKILL)
 
@@ -85,10 +85,10 @@ def answers(engine: Engine) -> bool:
     ],
 )
 def test_a_crash_of_the_server_lets_no_message_of_a_key_overtake_another(
-    server: EmbeddedPostgres,
+    server: LocalPostgres,
     make_engine: Callable[..., Engine],
     start_relay: StartRelay,
-    crash: Callable[[EmbeddedPostgres, int], None],
+    crash: Callable[[LocalPostgres, int], None],
     max_attempts: int | None,
     pre_ping: bool,
 ) -> None:

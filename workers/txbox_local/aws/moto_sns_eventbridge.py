@@ -1,30 +1,30 @@
-"""moto's SNS and EventBridge made fit to be left running, and to deliver what AWS would deliver.
+"""Patches moto's SNS and EventBridge: they may run for long, and deliver what AWS would deliver.
 
-Both hand on to SQS queues. Measured with moto 5.2.5:
+Both send to SQS queues. Measured with moto 5.2.5:
 
 * a topic keeps everything that was ever published to it, so a server that is left running grows without end.
 * an event reaches its targets without ``account``, rewritten through a text template: one that holds ``<detail>`` is
-  torn apart, and each costs 7 ms.
+  broken, and each costs 7 ms.
 """
 
 from collections import deque
 from typing import Any
 
 
-def install(service: str) -> None:
-    """Mend one of these services, before it is used for the first time.
+def patch_sns_eventbridge(service: str) -> None:
+    """Patch one of these services, before it is used for the first time.
 
     Args:
-        service: moto's name of it. Another one is left alone; so are these until somebody asks for them, as
-            importing them takes time and memory.
+        service: moto's name of it. Any other is left alone; so are these until they are used, as importing them takes
+            time and memory.
     """
     if service == "sns":
-        _install_topics()
+        _patch_topics()
     elif service == "events":
-        _install_events()
+        _patch_events()
 
 
-def _install_topics() -> None:
+def _patch_topics() -> None:
     from moto.sns import models
 
     class LocalTopic(models.Topic):
@@ -37,7 +37,7 @@ def _install_topics() -> None:
     models.Topic = LocalTopic  # type: ignore[misc] # the class that SNSBackend.create_topic looks up
 
 
-def _install_events() -> None:
+def _patch_events() -> None:
     from moto.events import models
     from moto.events.utils import EventTemplateParser
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from moto.core import DEFAULT_ACCOUNT_ID
 
-from txbox_local.aws import fanout, queues
+from txbox_local.aws.moto_sns_eventbridge import patch_sns_eventbridge
+from txbox_local.aws.moto_sqs import patch_sqs
 
 
 def received(queue: Any) -> list[Any]:
@@ -13,9 +14,9 @@ def received(queue: Any) -> list[Any]:
 
 
 def test_a_topic_forgets_what_it_has_delivered() -> None:
-    queues.install()
-    fanout.install("sns")
-    fanout.install("sns")
+    patch_sqs()
+    patch_sns_eventbridge("sns")
+    patch_sns_eventbridge("sns")
     from moto.sns.models import sns_backends
     from moto.sqs.models import sqs_backends
 
@@ -30,8 +31,8 @@ def test_a_topic_forgets_what_it_has_delivered() -> None:
 
 
 def test_an_event_arrives_whole_whatever_its_texts_say() -> None:
-    queues.install()
-    fanout.install("events")
+    patch_sqs()
+    patch_sns_eventbridge("events")
     from moto.events.models import events_backends
     from moto.sqs.models import sqs_backends
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from txbox_local.aws.aws_server import Dispatcher
-from txbox_local.aws.queues import LOCK
+from txbox_local.aws.moto_server import Dispatcher
+from txbox_local.aws.moto_sqs import LOCK
 
 
 class Application:

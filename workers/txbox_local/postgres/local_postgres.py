@@ -6,30 +6,30 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from txbox_local.errors import EmbeddedServerError, log_tail, server_failed
+from txbox_local.errors import LocalServerError, log_tail, server_failed
 from txbox_local.postgres.cluster import ensure_cluster
-from txbox_local.postgres.directory import POLL_INTERVAL_S, ServerDirectory, temporary_directory
+from txbox_local.postgres.directory import POLL_INTERVAL_SECONDS, ServerDirectory, temporary_directory
 from txbox_local.postgres.installation import Installation, bin_directory, environment, find_installation
 from txbox_local.process import KeptProcess
-from txbox_local.server import EmbeddedServer
+from txbox_local.server import LocalServer
 
-__all__ = ["EmbeddedPostgres", "bin_directory"]
+__all__ = ["LocalPostgres", "bin_directory"]
 
 HOST = "127.0.0.1"
 USER = DATABASE = "txbox"
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_SECONDS = 60.0
 PORT_ATTEMPTS = 10
 
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
-class EmbeddedPostgres(EmbeddedServer):
+class LocalPostgres(LocalServer):
     """A PostgreSQL server on 127.0.0.1 that ends with this program.
 
     ::
 
-        with EmbeddedPostgres() as postgres:
+        with LocalPostgres() as postgres:
             engine = create_engine(postgres.url)
 
     Args:
@@ -89,7 +89,7 @@ class EmbeddedPostgres(EmbeddedServer):
     def _serve(self, installation: Installation, directory: ServerDirectory, lock: int) -> tuple[KeptProcess, int]:
         """Start the server; on another port when that was taken between choosing and binding it."""
         log = directory.log
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         attempts = 0
         while True:
             attempts += 1
@@ -107,12 +107,12 @@ class EmbeddedPostgres(EmbeddedServer):
             )
             try:
                 process.start()
-                while not process.exited(within_s=POLL_INTERVAL_S):
+                while not process.exited(within_seconds=POLL_INTERVAL_SECONDS):
                     if directory.is_ready(process.pid):
                         return process, port
                     if time.monotonic() > deadline:
-                        raise EmbeddedServerError(
-                            f"PostgreSQL was not ready after {START_TIMEOUT_S:.0f} s", log=log_tail(log)
+                        raise LocalServerError(
+                            f"PostgreSQL was not ready after {START_TIMEOUT_SECONDS:.0f} s", log=log_tail(log)
                         )
             except BaseException:
                 process.stop()
@@ -121,7 +121,7 @@ class EmbeddedPostgres(EmbeddedServer):
             reason = log_tail(log)
             port_taken = "Address already in use" in reason
             if port_taken and self._fixed_port is not None:
-                raise EmbeddedServerError(f"port {port} of {HOST} is in use: name another port", log=reason)
+                raise LocalServerError(f"port {port} of {HOST} is in use: name another port", log=reason)
             # The processes of a server that was killed notice it a moment later and then let its memory go.
             predecessor = "pre-existing shared memory block" in reason
             if not (port_taken and attempts < PORT_ATTEMPTS) and not (predecessor and time.monotonic() < deadline):

@@ -7,9 +7,9 @@ a signal ends it. What differs from moto's own server:
 * The service behind a request is found once per service and region, not by listing moto's directory and trying
   two hundred patterns for each request.
 * Requests to SQS, DynamoDB and Step Functions run one after another, as moto's state is not made for threads; a long
-  poll gives way to the others while it waits (see `txbox_local.aws.queues`). SNS and EventBridge may call other
-  servers: they do not hold that lock, and what they hand on to a queue takes it there.
-* A topic does not keep what it has delivered, and an event arrives whole (see `txbox_local.aws.fanout`).
+  poll gives way to the others while it waits (see `txbox_local.aws.moto_sqs`). SNS and EventBridge may call other
+  servers: they do not hold that lock, and what they send to a queue takes it there.
+* A topic does not keep what it has delivered, and an event arrives whole (see `txbox_local.aws.moto_sns_eventbridge`).
 """
 
 import io
@@ -24,8 +24,8 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from txbox_local.aws import fanout
-from txbox_local.aws.queues import LOCK, install
+from txbox_local.aws.moto_sns_eventbridge import patch_sns_eventbridge
+from txbox_local.aws.moto_sqs import LOCK, patch_sqs
 
 SERIALIZED_SERVICES = frozenset({"sqs", "dynamodb", "dynamodb_v20111205", "dynamodbstreams", "stepfunctions"})
 """Services whose requests change shared state and never call another server."""
@@ -37,8 +37,8 @@ _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tupl
 
 
 def _application(service: Any) -> Any:
-    """moto's program for a service, mended before its first use."""
-    fanout.install(service)
+    """moto's program for a service, patched before its first use."""
+    patch_sns_eventbridge(service)
     return create_backend_app(service)
 
 
@@ -128,10 +128,10 @@ class KeepAliveHandler(MotoRequestHandler):
 def main() -> None:
     """Serve until a signal ends this process."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    install()
+    patch_sqs()
     server = make_server("127.0.0.1", 0, Dispatcher(), threaded=True, request_handler=KeepAliveHandler)
     os.write(sys.stdout.fileno(), f"port {server.port}\n".encode())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe from here on
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the pipe is not read from here on
     server.serve_forever()
 
 

@@ -5,8 +5,8 @@ import pytest
 from moto.sqs import models
 from moto.sqs.exceptions import ReceiptHandleIsInvalid
 
-from txbox_local.aws import queues
-from txbox_local.aws.queues import LocalQueue, LocalSqsBackend
+from txbox_local.aws import moto_sqs
+from txbox_local.aws.moto_sqs import LocalQueue, LocalSqsBackend
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> LocalSqsBackend:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Unix time in milliseconds for the queues; a test moves it."""
     now = [time.time() * 1000]
-    monkeypatch.setattr(queues, "_now_ms", lambda: now[0])
+    monkeypatch.setattr(moto_sqs, "_now_ms", lambda: now[0])
     return now
 
 
@@ -72,7 +72,7 @@ def test_a_deduplication_id_is_remembered_after_deletion(backend: LocalSqsBacken
     backend.delete_message("ordered.fifo", receive(backend)["a1"])
     send(backend, "a1")
     assert receive(backend) == {}
-    clock[0] += queues.DEDUPLICATION_INTERVAL_MS
+    clock[0] += moto_sqs.DEDUPLICATION_INTERVAL_MS
     send(backend, "a1")
     assert list(receive(backend)) == ["a1"]
 
@@ -113,7 +113,7 @@ def test_counts(backend: LocalSqsBackend, clock: list[float]) -> None:
     clock[0] += 1000
     receive(backend, 1, "plain")
     attributes = backend.get_queue_attributes("plain", ["All"])
-    assert [attributes[name] for name in queues.COUNTS] == [1, 1, 1]
+    assert [attributes[name] for name in moto_sqs.COUNTS] == [1, 1, 1]
     assert backend.get_queue_attributes("plain", ["VisibilityTimeout"]) == {"VisibilityTimeout": 30}
 
 

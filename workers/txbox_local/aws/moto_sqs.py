@@ -1,4 +1,4 @@
-"""moto's SQS with its queues made fit for several consumers at once.
+"""Patches moto's SQS: its queues may have several consumers at once.
 
 moto answers the SQS protocol well; its queues were written for one test thread. Measured with moto 5.2.5:
 
@@ -41,7 +41,7 @@ COUNTS = (
 )
 
 
-def install() -> None:
+def patch_sqs() -> None:
     """Make every queue that moto creates in this process one of ours."""
     models.Queue = LocalQueue  # type: ignore[misc] # the class that SQSBackend.create_queue looks up
     models.sqs_backends.backend = LocalSqsBackend
@@ -55,7 +55,7 @@ class LocalQueue(Queue):
     """A queue whose operations are atomic and cost what they touch, not what is queued."""
 
     # The counts need a walk over all messages and moto evaluates every attribute at each send; they are
-    # added by LocalSqsBackend.get_queue_attributes, where somebody asked for them.
+    # added by LocalSqsBackend.get_queue_attributes, where they are asked for.
     BASE_ATTRIBUTES = [name for name in Queue.BASE_ATTRIBUTES if name not in COUNTS]  # noqa: RUF012 # moto's name
 
     def __init__(self, name: str, region: str, account_id: str, **kwargs: Any) -> None:
@@ -90,7 +90,7 @@ class LocalQueue(Queue):
         self._recently_sent[key] = now
         return False
 
-    def take(self, count: int, visibility_timeout_s: int, attribute_names: list[str]) -> list[Message]:
+    def take(self, count: int, visibility_timeout_seconds: int, attribute_names: list[str]) -> list[Message]:
         """Up to `count` deliverable messages in order, each now in flight; copies, as they are received."""
         now = _now_ms()
         # Only what is still invisible counts as in flight. Deciding this for all messages before the walk,
@@ -112,7 +112,7 @@ class LocalQueue(Queue):
             elif self._is_exhausted(message):
                 exhausted.append(message)
             else:
-                taken.append(self._deliver(message, now, visibility_timeout_s, attribute_names))
+                taken.append(self._deliver(message, now, visibility_timeout_seconds, attribute_names))
                 if len(taken) == count:
                     break
         for message in expired:
@@ -130,11 +130,13 @@ class LocalQueue(Queue):
             and message.approximate_receive_count >= self.redrive_policy["maxReceiveCount"]
         )
 
-    def _deliver(self, message: Message, now: float, visibility_timeout_s: int, attribute_names: list[str]) -> Message:
+    def _deliver(
+        self, message: Message, now: float, visibility_timeout_seconds: int, attribute_names: list[str]
+    ) -> Message:
         message.approximate_first_receive_timestamp = message.approximate_first_receive_timestamp or int(now)
         message.approximate_receive_count += 1
-        if visibility_timeout_s:
-            message.visible_at = now + visibility_timeout_s * 1000
+        if visibility_timeout_seconds:
+            message.visible_at = now + visibility_timeout_seconds * 1000
         if message.receipt_handle is not None:
             message._old_receipt_handles.append(message.receipt_handle)  # noqa: SLF001 # moto keeps them there
         message.receipt_handle = secrets.token_urlsafe(RECEIPT_HANDLE_BYTES)
@@ -201,7 +203,7 @@ class LocalSqsBackend(SQSBackend):
         while True:
             queue = self.get_queue(queue_name)  # again after each wait: it may have been deleted
             if not isinstance(queue, LocalQueue):
-                raise TypeError(f"queue {queue_name} was created before install()")
+                raise TypeError(f"queue {queue_name} was created before patch_sqs()")
             with queue.changed:
                 taken = queue.take(count, int(visibility_timeout), message_attribute_names or [])
                 remaining = deadline - time.monotonic()
@@ -213,7 +215,7 @@ class LocalSqsBackend(SQSBackend):
         """Let a received message become visible `visibility_timeout` seconds from now."""
         queue = self.get_queue(queue_name)
         if not isinstance(queue, LocalQueue):
-            raise TypeError(f"queue {queue_name} was created before install()")
+            raise TypeError(f"queue {queue_name} was created before patch_sqs()")
         with queue.changed:
             message, received_at = queue.received(receipt_handle)
             now = _now_ms()

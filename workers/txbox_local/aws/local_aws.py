@@ -6,9 +6,9 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from txbox_local.errors import EmbeddedServerError, log_tail, missing_extra
+from txbox_local.errors import LocalServerError, log_tail, missing_extra
 from txbox_local.process import KeptProcess
-from txbox_local.server import EmbeddedServer
+from txbox_local.server import LocalServer
 
 REGION = "us-east-1"
 CREDENTIAL = "local"
@@ -16,7 +16,7 @@ REQUIRED = ("moto", "flask", "werkzeug", "flask_cors")
 """What `moto[server]` installs and the server's program imports."""
 
 
-class LocalAws(EmbeddedServer):
+class LocalAws(LocalServer):
     """A server on 127.0.0.1 that answers like AWS, keeps everything in memory and ends with this program.
 
     ::
@@ -25,7 +25,7 @@ class LocalAws(EmbeddedServer):
             sqs = boto3.client("sqs", endpoint_url=aws.endpoint_url)
 
     Args:
-        log: the file that receives what the server has to say; by default a temporary one, removed by ``stop``.
+        log: the server's log file; by default a temporary one, removed by ``stop``.
     """
 
     def __init__(self, *, log: Path | None = None) -> None:
@@ -55,7 +55,7 @@ class LocalAws(EmbeddedServer):
             log = self._temporary / "server.log"
         log.write_bytes(b"")
         process = KeptProcess(
-            [sys.executable, "-P", "-m", "txbox_local.aws.aws_server"],
+            [sys.executable, "-P", "-m", "txbox_local.aws.moto_server"],
             log=log,
             stop_signal=signal.SIGTERM,
             share_stdout=True,
@@ -65,8 +65,8 @@ class LocalAws(EmbeddedServer):
             process.start()
             port = process.read_line("port ")
             if port is None:
-                process.exited(within_s=1.0)
-                raise EmbeddedServerError("the local AWS server did not start; its log ends with:", log=log_tail(log))
+                process.exited(within_seconds=1.0)
+                raise LocalServerError("the local AWS server did not start; its log ends with:", log=log_tail(log))
         except BaseException:
             process.stop()
             raise
