@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from business import ACCOUNTS, AMOUNT, SCHEMA, SUBSCRIBER, update_many
 from supply import REPEAT_EVERY
 
-from txbox.postgres.statements import statements
+from txbox.inbox.inbox import InboxStatements
 
 __all__ = ["Script", "batch_script", "one_statement_script", "single_script"]
 
@@ -66,9 +66,14 @@ def single_script(record: str | None, ids: str) -> Script:
             *_if_first(update),
         ]
     else:
-        values = (f"'{LOCK_TIMEOUT}'", f"'{SUBSCRIBER}'", f"({message_id})", "NULL")
+        values = {
+            "lock_timeout": f"'{LOCK_TIMEOUT}'",
+            "subscriber_id": f"'{SUBSCRIBER}'",
+            "message_id": f"({message_id})",
+            "fingerprint": "NULL",
+        }
         lines += [
-            (statements(SCHEMA).record_one % values).strip().replace("\n", " ") + r" \gset r_",
+            (InboxStatements.load(SCHEMA).record_one % values).strip().replace("\n", " ") + r" \gset r_",
             *_if_first(update, "r_first"),
         ]
     return Script("\n".join([*lines, "COMMIT;", ""]))

@@ -12,7 +12,8 @@ from txbox.leases.status import LeaseStatus, read_lease_status
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.status import OutboxStatus, read_outbox_status
 from txbox.postgres.blocked_loads import BlockedLoad, find_blocked_loads
-from txbox.postgres.statements import moment, statements, with_moments
+from txbox.postgres.sql import moment, with_moments
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
 
 __all__ = ["EXACT_UP_TO_ROWS", "HandlerConflict", "Status", "SubscriberStatus", "read_status"]
@@ -90,6 +91,16 @@ class Status:
         return asdict(self)
 
 
+class StatusStatements(SqlFile, file="status.sql"):
+    """The statements of ``status.sql``."""
+
+    inbox_estimate: str
+    inbox_counts: str
+    failure_counts: str
+    conflicts: str
+    letter_counts: str
+
+
 def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", exact: bool = False) -> Status:
     """Read how things stand.
 
@@ -103,14 +114,18 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
     Raises:
         SchemaMissing: the tables do not exist.
     """
-    sql = statements(schema, prefix)
+    sql = StatusStatements.load(schema, prefix)
     found: dict[str, dict[str, Any]] = {}
     unsent: dict[str, int] = {}
     with engine.connect() as connection:
         check_table(connection, sql.tables.processed_message)
         check_table(connection, sql.tables.message_failure)
         check_table(connection, sql.tables.dead_letter)
-        rows = int(connection.exec_driver_sql(sql.inbox_estimate, (sql.processed_message,)).scalar_one())
+        rows = int(
+            connection.exec_driver_sql(
+                sql.inbox_estimate, {"table_name": sql.name_of("processed_message")}
+            ).scalar_one()
+        )
         asked, exact = exact, exact or rows <= EXACT_UP_TO_ROWS
         if exact:
             rows = 0
@@ -123,7 +138,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         check_table(connection, sql.tables.handler_conflict)
         conflicts = tuple(
             HandlerConflict(**with_moments(row, "first_at", "last_at"))
-            for row in connection.exec_driver_sql(sql.conflicts, (_CONFLICTS,)).mappings()
+            for row in connection.exec_driver_sql(sql.conflicts, {"most": _CONFLICTS}).mappings()
         )
         for subscriber, reason, count, oldest in connection.exec_driver_sql(sql.letter_counts):
             if subscriber.startswith(_RELAY):

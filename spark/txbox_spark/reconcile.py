@@ -21,8 +21,9 @@ from sqlalchemy import URL, Connection, NullPool
 
 from txbox import Inbox, InvalidConfiguration
 from txbox.postgres.engines import open_engine
-from txbox.postgres.statements import statements
+from txbox.postgres.sql import quoted
 from txbox.postgres.transactions import check_table
+from txbox.schema import tables
 from txbox_spark.database import database_url
 from txbox_spark.loading.progress import ProgressReporter
 from txbox_spark.merging.statements import load_statements
@@ -213,16 +214,17 @@ def _inbox(
 ) -> "DataFrame":
     """Return a subscriber's inbox as ``_PROCESSED`` and ``_PROCESSED_AT``, to be read by several tasks."""
     options = jdbc_options(database)
-    sql = statements(schema, prefix)
+    inbox = tables(schema, prefix).processed_message
+    inbox_name = quoted(inbox).replace("%%", "%")
     engine = open_engine(database, poolclass=NullPool)
     with engine.connect() as connection:
-        check_table(connection, sql.tables.processed_message)
-        bounds = _bounds(connection, sql.processed_message, subscriber_id, partitions)
+        check_table(connection, inbox)
+        bounds = _bounds(connection, inbox_name, subscriber_id, partitions)
     warn_of_new_subscriber(engine, load_statements(schema, prefix), subscriber_id)
     # Spark's JDBC takes SQL as text and binds nothing.
     table = (
         f"(SELECT message_id, processed_at, dead_letter_id IS NOT NULL AS {_PARKED} "  # noqa: S608 - quoted
-        f"FROM {sql.processed_message} WHERE subscriber_id = {_literal(subscriber_id)}) AS inbox"
+        f"FROM {inbox_name} WHERE subscriber_id = {_literal(subscriber_id)}) AS inbox"
     )
     reader = {**options, "fetchsize": str(FETCHED_ROWS)}
     with explained("cannot read the inbox over JDBC"):

@@ -38,13 +38,15 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RowMapping
 from sqlalchemy.exc import DBAPIError
 
-from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, WAIT_SECONDS, History, storable
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, WAIT_SECONDS, FailureStatements, History, storable
 from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound
 from txbox.message import fingerprint
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt, refuse_other_encodings
+from txbox.postgres.server import SERVER
+from txbox.postgres.sql import with_moments
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from txbox.postgres.statements import Statements, statements, with_moments
 from txbox.postgres.transactions import check_table, short_transaction
 
 __all__ = ["DeadLetter", "DeadLetters", "Reason"]
@@ -99,6 +101,22 @@ class DeadLetter:
     history: History = ()
 
 
+class DeadLetterStatements(SqlFile, file="dead_letters.sql"):
+    """The statements of ``dead_letters.sql``."""
+
+    park: str
+    mark_parked: str
+    find_recorded: str
+    unmark_parked: str
+    call_mismatch: str
+    waits_parked: str
+    lease_attempts: str
+    letters: str
+    letter_of: str
+    lock_letters: str
+    mark_redriven: str
+
+
 class DeadLetters:
     """The dead letters of a database, of every subscriber."""
 
@@ -111,7 +129,8 @@ class DeadLetters:
             prefix: what the tables' names start with.
         """
         self._engine = adopt(engine)
-        self._statements: Statements = statements(schema, prefix)
+        self._statements = DeadLetterStatements.load(schema, prefix)
+        self._failures = FailureStatements.load(schema, prefix)
 
     def park(
         self,
@@ -139,7 +158,7 @@ class DeadLetters:
         """
         try:
             with short_transaction(self._engine) as connection:
-                connection.exec_driver_sql(self._statements.bound_wait, (f"{round(wait_seconds * 1000)}ms",))
+                connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{round(wait_seconds * 1000)}ms"})
                 digest = fingerprint(letter.body if body is None else body)
                 return self._park(connection, letter, digest, lease_attempts)
         except _Stands as stands:
@@ -160,14 +179,15 @@ class DeadLetters:
         number = self.park_in(connection, letter, lease_attempts=lease_attempts)
         if letter.reason is Reason.MISMATCH:
             return number  # the message with the other body is, or goes on, as it was
-        key = (letter.subscriber_id, letter.message_id)
-        if not connection.exec_driver_sql(self._statements.mark_parked, (*key, digest, number)).rowcount:
+        key = _key(letter)
+        marked = {**key, "fingerprint": digest, "dead_letter_id": number}
+        if not connection.exec_driver_sql(self._statements.mark_parked, marked).rowcount:
             row = connection.exec_driver_sql(self._statements.find_recorded, key).fetchone()
             if row is None:  # it was redriven just now
                 raise InFlight(letter.subscriber_id, [letter.message_id])
             known, parked_as = row
             if known is not None and bytes(known) != digest:
-                connection.exec_driver_sql(self._statements.call_mismatch, (*key, parked_as or 0))
+                connection.exec_driver_sql(self._statements.call_mismatch, {**key, "dead_letter_id": parked_as or 0})
             elif parked_as != number:
                 raise _Stands(parked_as)
         self._forget_failures(connection, letter)
@@ -179,20 +199,19 @@ class DeadLetters:
         Returns:
             The letter's number.
         """
-        parameters = (
-            letter.subscriber_id,
-            letter.message_id,
-            letter.reason.value,
-            storable(letter.error)[:MAX_ERROR_CHARACTERS],
-            letter.attempts,
-            letter.source,
-            letter.body,
-            fingerprint(letter.body),
-            _json(letter.headers),
-            _json(letter.envelope),
-            json.dumps(list(letter.history)),
-            lease_attempts,
-        )
+        parameters = {
+            **_key(letter),
+            "reason": letter.reason.value,
+            "error": storable(letter.error)[:MAX_ERROR_CHARACTERS],
+            "attempts": letter.attempts,
+            "source": letter.source,
+            "body": letter.body,
+            "body_hash": fingerprint(letter.body),
+            "headers": _json(letter.headers),
+            "envelope": _json(letter.envelope),
+            "history": json.dumps(list(letter.history)),
+            "lease_attempts": lease_attempts,
+        }
         return int(connection.exec_driver_sql(self._statements.park, parameters).scalar_one())
 
     def park_leased(self, letter: DeadLetter, lease_attempts: int) -> int:
@@ -217,14 +236,20 @@ class DeadLetters:
             body: as the broker delivered it; another body under the same id is another letter.
             lease_attempts: as ``park_leased``.
         """
-        parameters = (lease_attempts, subscriber_id, message_id, fingerprint(body))
+        parameters = {
+            "lease_attempts": lease_attempts,
+            "subscriber_id": subscriber_id,
+            "message_id": message_id,
+            "body_hash": fingerprint(body),
+        }
         with short_transaction(self._engine) as connection:
             return connection.exec_driver_sql(self._statements.waits_parked, parameters).rowcount > 0
 
     def lease_attempts(self, subscriber_id: str, message_id: str) -> int:
         """How many attempts a message had in its ledger when it was parked last; 0 if it never was."""
         with short_transaction(self._engine) as connection:
-            found = connection.exec_driver_sql(self._statements.lease_attempts, (subscriber_id, message_id))
+            key = {"subscriber_id": subscriber_id, "message_id": message_id}
+            found = connection.exec_driver_sql(self._statements.lease_attempts, key)
             return found.scalar_one() or 0
 
     def check(self, connection: Connection) -> None:
@@ -247,7 +272,7 @@ class DeadLetters:
             after: only numbers greater than this; the last one of the page before.
             limit: how many, at most.
         """
-        parameters = (subscriber_id, subscriber_id, redriven, after, limit)
+        parameters = {"subscriber_id": subscriber_id, "with_redriven": redriven, "after": after, "page": limit}
         with self._engine.connect() as connection:
             rows = connection.exec_driver_sql(self._statements.letters, parameters).mappings()
             return [_letter(row) for row in rows]
@@ -259,7 +284,8 @@ class DeadLetters:
             LetterNotFound: there is none of that number.
         """
         with self._engine.connect() as connection:
-            row = connection.exec_driver_sql(self._statements.letter, (dead_letter_id,)).mappings().one_or_none()
+            wanted = {"dead_letter_id": dead_letter_id}
+            row = connection.exec_driver_sql(self._statements.letter_of, wanted).mappings().one_or_none()
         if row is None:
             raise LetterNotFound(dead_letter_id)
         return _letter(row)
@@ -319,8 +345,8 @@ class DeadLetters:
 
     def _redrive(self, dead_letter_id: int, send: Callable[[Connection, DeadLetter], None]) -> DeadLetter:
         with short_transaction(self._engine) as connection:
-            locked = (dead_letter_id, dead_letter_id)
-            rows = connection.exec_driver_sql(self._statements.lock_letters, locked).mappings().all()
+            wanted = {"dead_letter_id": dead_letter_id}
+            rows = connection.exec_driver_sql(self._statements.lock_letters, wanted).mappings().all()
             letter = next((_letter(row) for row in rows if row["dead_letter_id"] == dead_letter_id), None)
             if letter is None:
                 raise LetterNotFound(dead_letter_id)
@@ -331,20 +357,25 @@ class DeadLetters:
             if "outbox" not in letter.envelope:  # nobody has received what a relay has parked
                 self._unpark(connection, letter, beside_others=len(rows) > 1)
             send(connection, letter)
-            connection.exec_driver_sql(self._statements.mark_redriven, (dead_letter_id,))
+            connection.exec_driver_sql(self._statements.mark_redriven, wanted)
         return letter
 
     def _unpark(self, connection: Connection, letter: DeadLetter, *, beside_others: bool) -> None:
         """Have the inbox take the message again, before it is sent: whoever is given the copy waits for this."""
-        key = (letter.subscriber_id, letter.message_id)
+        key = _key(letter)
         connection.exec_driver_sql(self._statements.unmark_parked, key)
         if beside_others:
-            connection.exec_driver_sql(self._statements.call_mismatch, (*key, letter.dead_letter_id))
+            connection.exec_driver_sql(self._statements.call_mismatch, {**key, "dead_letter_id": letter.dead_letter_id})
         # It starts afresh, whatever copies of it have failed meanwhile.
         self._forget_failures(connection, letter)
 
     def _forget_failures(self, connection: Connection, letter: DeadLetter) -> None:
-        connection.exec_driver_sql(self._statements.forget_failures, (letter.subscriber_id, [letter.message_id]))
+        forgotten = {"subscriber_id": letter.subscriber_id, "message_ids": [letter.message_id]}
+        connection.exec_driver_sql(self._failures.forget_failures, forgotten)
+
+
+def _key(letter: DeadLetter) -> dict[str, Any]:
+    return {"subscriber_id": letter.subscriber_id, "message_id": letter.message_id}
 
 
 class _Stands(Exception):

@@ -25,8 +25,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from txbox.errors import InFlight
+from txbox.postgres.server import SERVER
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from txbox.postgres.statements import statements
 from txbox.postgres.transactions import check_table, short_transaction
 
 __all__ = ["Attempt", "Failed", "Failures"]
@@ -39,6 +40,9 @@ HISTORY_ERROR_CHARACTERS = 500
 
 WAIT_SECONDS = 1.0
 """How long to wait for another transaction that has the row of the same message."""
+
+MAX_HISTORY = 20
+"""Of the attempts that counted, so many are kept in detail: the last ones."""
 
 History = Sequence[Mapping[str, Any]]
 """Attempts that counted: ``at`` (when, by the database's clock), ``delivery`` (the receive count), ``error`` (why)."""
@@ -78,6 +82,17 @@ class Failed:
     history: History
 
 
+class FailureStatements(SqlFile, file="failures.sql", constants={"max_history": MAX_HISTORY}):
+    """The statements of ``failures.sql``."""
+
+    begin_attempt: str
+    count_failure: str
+    lock_failure: str
+    write_failure: str
+    attempts: str
+    forget_failures: str
+
+
 class Failures:
     """The failed attempts of one subscriber's messages."""
 
@@ -101,7 +116,7 @@ class Failures:
         """
         self._engine = engine
         self._subscriber_id = subscriber_id
-        self._statements = statements(schema, prefix)
+        self._statements = FailureStatements.load(schema, prefix)
         self._lock_timeout = f"{round(wait_seconds * 1000)}ms"
 
     @property
@@ -129,7 +144,7 @@ class Failures:
         entry = _entry(NO_OUTCOME, receive_count, attempt_id)
         with self._bounded(message_id) as connection:
             row = connection.exec_driver_sql(
-                self._statements.begin_attempt, (self._subscriber_id, message_id, NO_OUTCOME, entry)
+                self._statements.begin_attempt, {**self._key(message_id), "error": NO_OUTCOME, "attempt": entry}
             ).fetchone()
             if row is None:
                 return None
@@ -156,12 +171,14 @@ class Failures:
         """
         text = describe(error)
         entry = _entry(text, receive_count, None if attempt is None else attempt.attempt_id)
-        key = (self._subscriber_id, message_id)
+        key = self._key(message_id)
         with short_transaction(self._engine) as connection:
             row = None if attempt is None else connection.exec_driver_sql(self._statements.lock_failure, key).fetchone()
             position = None if row is None or attempt is None else _position(row.history, attempt)
             if row is None or position is None:
-                row = connection.exec_driver_sql(self._statements.count_failure, (*key, text, entry)).one()
+                row = connection.exec_driver_sql(
+                    self._statements.count_failure, {**key, "error": text, "attempt": entry}
+                ).one()
                 return Failed(row.attempts, _oldest_first(row.history))
             history = list(row.history)
             history[position] = {**history[position], **json.loads(entry)}
@@ -174,7 +191,7 @@ class Failures:
 
         Taking it back twice is taking it back once.
         """
-        key = (self._subscriber_id, attempt.message_id)
+        key = self._key(attempt.message_id)
         with short_transaction(self._engine) as connection:
             row = connection.exec_driver_sql(self._statements.lock_failure, key).fetchone()
             position = None if row is None else _position(row.history, attempt)
@@ -190,7 +207,7 @@ class Failures:
     def attempts(self, message_id: str) -> int:
         """Return the number of attempts so far."""
         with self._engine.connect() as connection:
-            row = connection.exec_driver_sql(self._statements.attempts, (self._subscriber_id, message_id)).fetchone()
+            row = connection.exec_driver_sql(self._statements.attempts, self._key(message_id)).fetchone()
         return 0 if row is None else int(row[0])
 
     def check(self, connection: Connection) -> None:
@@ -203,17 +220,22 @@ class Failures:
 
     def forget(self, connection: Connection, message_ids: Iterable[str]) -> None:
         """Forget the failures of messages, in the caller's transaction."""
-        connection.exec_driver_sql(self._statements.forget_failures, (self._subscriber_id, sorted(message_ids)))
+        forgotten = {"subscriber_id": self._subscriber_id, "message_ids": sorted(message_ids)}
+        connection.exec_driver_sql(self._statements.forget_failures, forgotten)
 
-    def _write(self, connection: Connection, attempts: int, error: str, history: History, key: tuple[str, str]) -> None:
-        connection.exec_driver_sql(self._statements.write_failure, (attempts, error, json.dumps(list(history)), *key))
+    def _write(self, connection: Connection, attempts: int, error: str, history: History, key: dict[str, str]) -> None:
+        written = {**key, "attempts": attempts, "error": error, "history": json.dumps(list(history))}
+        connection.exec_driver_sql(self._statements.write_failure, written)
+
+    def _key(self, message_id: str) -> dict[str, str]:
+        return {"subscriber_id": self._subscriber_id, "message_id": message_id}
 
     @contextmanager
     def _bounded(self, message_id: str) -> Iterator[Connection]:
         """A transaction that waits no longer than is allowed for one that processes the message."""
         try:
             with short_transaction(self._engine) as connection:
-                connection.exec_driver_sql(self._statements.bound_wait, (self._lock_timeout,))
+                connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": self._lock_timeout})
                 yield connection
         except DBAPIError as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:

@@ -30,8 +30,9 @@ from sqlalchemy.exc import DBAPIError
 from txbox.errors import InFlight, InvalidConfiguration, Mismatch
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.postgres.engines import note_server, refuse_other_encodings
+from txbox.postgres.sql import text_array
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from txbox.postgres.statements import statements, text_array
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 
 __all__ = ["WAIT_SECONDS", "Inbox", "ParkedIds", "Recorded"]
@@ -64,6 +65,16 @@ class ParkedIds:
 
     same: frozenset[str]
     mismatched: frozenset[str]
+
+
+class InboxStatements(SqlFile, file="inbox.sql"):
+    """The statements of ``inbox.sql``."""
+
+    record_one: str
+    record_many: str
+    fingerprints: str
+    find_parked: str
+    unrecord: str
 
 
 class Inbox:
@@ -100,7 +111,8 @@ class Inbox:
         self.fingerprint = fingerprint
         self.wait_seconds = wait_seconds
         self._lock_timeout = f"{round(wait_seconds * 1000)}ms"
-        self._statements = statements(schema, prefix)
+        self._statements = InboxStatements.load(schema, prefix)
+        self._table = self._statements.name_of("processed_message")
 
     def __repr__(self) -> str:
         where = f", schema={self.schema!r}" if self.schema else ""
@@ -133,7 +145,12 @@ class Inbox:
         """
         digest = self._digest(message_id, body) if self.fingerprint else None
         connection = in_transaction(connection_or_session)
-        parameters = (self._lock_timeout, self.subscriber_id, valid_message_id(message_id), digest)
+        parameters = {
+            "lock_timeout": self._lock_timeout,
+            "subscriber_id": self.subscriber_id,
+            "message_id": valid_message_id(message_id),
+            "fingerprint": digest,
+        }
         row = self._execute(connection, self._statements.record_one, parameters, (message_id,))
         if row[0] == 1:
             return True
@@ -180,7 +197,12 @@ class Inbox:
         connection = in_transaction(connection_or_session)
         if not ordered:
             return Recorded(frozenset(), frozenset())
-        parameters = (self._lock_timeout, self.subscriber_id, text_array(ordered), list(digests.values()))
+        parameters = {
+            "lock_timeout": self._lock_timeout,
+            "subscriber_id": self.subscriber_id,
+            "message_ids": text_array(ordered),
+            "fingerprints": list(digests.values()),
+        }
         row = self._execute(connection, self._statements.record_many, parameters, ordered)
         first = frozenset(row[0] or ())
         known = {message_id: digest for message_id, digest in digests.items() if message_id not in first}
@@ -194,7 +216,7 @@ class Inbox:
             bodies: the messages' bodies by id.
         """
         connection = in_transaction(connection_or_session)
-        rows = connection.exec_driver_sql(self._statements.find_parked, (self.subscriber_id, list(bodies))).fetchall()
+        rows = connection.exec_driver_sql(self._statements.find_parked, self._of(list(bodies))).fetchall()
         # A letter of before there were such rows has left no fingerprint.
         same = {id_ for id_, known in rows if known is None or bytes(known) == fingerprint(bodies[id_])}
         return ParkedIds(frozenset(same), frozenset(id_ for id_, _ in rows if id_ not in same))
@@ -213,8 +235,7 @@ class Inbox:
             NotInTransaction: the connection is in autocommit mode.
         """
         connection = in_transaction(connection_or_session)
-        parameters = (self.subscriber_id, sorted(ids))
-        return connection.exec_driver_sql(self._statements.unrecord, parameters).rowcount
+        return connection.exec_driver_sql(self._statements.unrecord, self._of(sorted(ids))).rowcount
 
     def check(self, connection: Connection) -> None:
         """See that the inbox can be used over this connection, before any message is taken.
@@ -228,14 +249,15 @@ class Inbox:
         refuse_other_encodings(connection)
         check_table(connection, self._statements.tables.processed_message)
 
+    def _of(self, message_ids: list[str]) -> dict[str, Any]:
+        return {"subscriber_id": self.subscriber_id, "message_ids": message_ids}
+
     def _digest(self, message_id: str, body: bytes | str | None) -> bytes:
         if body is None:
             raise TypeError(f"this inbox keeps fingerprints: the body of message {message_id!r} is needed too")
         return fingerprint(body)
 
-    def _execute(
-        self, connection: Connection, statement: str, parameters: tuple[Any, ...], ids: Collection[str]
-    ) -> Any:
+    def _execute(self, connection: Connection, statement: str, parameters: dict[str, Any], ids: Collection[str]) -> Any:
         # The driver's SQL through SQLAlchemy's connection: 18 µs more than psycopg's own cursor, and in return the
         # host's event hooks, its AsyncSession.run_sync and SQLAlchemy's handling of lost connections work.
         try:
@@ -246,7 +268,7 @@ class Inbox:
         except DBAPIError as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 raise InFlight(self.subscriber_id, ids) from error
-            if (missing := missing_schema(error, self._statements.processed_message)) is not None:
+            if (missing := missing_schema(error, self._table)) is not None:
                 raise missing from error
             raise
         assert row is not None  # noqa: S101 - for the type checker
@@ -256,7 +278,7 @@ class Inbox:
     def _differing(self, connection: Connection, digests: Mapping[str, bytes]) -> frozenset[str]:
         # A second statement, for duplicates only: at READ COMMITTED the snapshot of the first may be older than the
         # commit it ran into. A row without a fingerprint was recorded by someone who kept none: nothing to compare.
-        rows = connection.exec_driver_sql(self._statements.fingerprints, (self.subscriber_id, list(digests))).fetchall()
+        rows = connection.exec_driver_sql(self._statements.fingerprints, self._of(list(digests))).fetchall()
         return frozenset(
             message_id for message_id, known in rows if known is not None and bytes(known) != digests[message_id]
         )

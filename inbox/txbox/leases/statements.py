@@ -14,7 +14,7 @@ clock is for rows that were deleted, and for servers that do not tell their time
 
 from functools import lru_cache
 
-from txbox.postgres.statements import quoted
+from txbox.postgres.sql import quoted
 from txbox.schema import tables
 
 __all__ = ["LeaseStatements", "lease_statements"]

@@ -6,7 +6,7 @@ time-out (``txbox.outbox.status``).
 
 from functools import lru_cache
 
-from txbox.postgres.statements import microseconds, quoted
+from txbox.postgres.sql import microseconds, quoted
 from txbox.schema import tables
 
 __all__ = ["OperatorStatements", "operator_statements"]

@@ -26,7 +26,7 @@ from sqlalchemy import Connection, Engine, RowMapping
 from txbox.errors import InvalidConfiguration
 from txbox.outbox.operator_statements import operator_statements
 from txbox.outbox.outbox import Outbox, Outgoing
-from txbox.postgres.statements import with_moments
+from txbox.postgres.sql import with_moments
 from txbox.postgres.transactions import check_table, short_transaction
 
 __all__ = ["CHUNK_MESSAGES", "ReplayChunk", "SentFilter", "SentMessage", "SentMessages"]

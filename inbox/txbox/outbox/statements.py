@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from txbox.postgres.statements import literal, microseconds, quoted
+from txbox.postgres.sql import literal, microseconds, quoted
 from txbox.schema import tables
 
 __all__ = ["OutboxStatements", "outbox_statements"]

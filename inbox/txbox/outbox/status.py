@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.outbox.operator_statements import OperatorStatements, operator_statements
 from txbox.outbox.snapshot_holders import SnapshotHolder, find_snapshot_holders
+from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sqlstates import sqlstate
-from txbox.postgres.statements import moment, with_moments
 from txbox.postgres.transactions import check_table, short_transaction
 
 __all__ = [

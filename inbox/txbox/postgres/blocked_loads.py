@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from txbox.postgres.statements import BLOCKED_LOADS
+from txbox.postgres.server import SERVER
 
 __all__ = ["BlockedLoad", "find_blocked_loads", "run_lock"]
 
@@ -82,5 +82,5 @@ def find_blocked_loads(connection: Connection, run_id: str | None = None) -> tup
         connection: to the database.
         run_id: of one load; None: of all.
     """
-    rows = connection.exec_driver_sql(BLOCKED_LOADS, (_TAG, run_id, run_id)).mappings()
+    rows = connection.exec_driver_sql(SERVER.blocked_loads, {"tag": _TAG, "run_id": run_id}).mappings()
     return tuple(BlockedLoad(**row) for row in rows)

@@ -24,8 +24,8 @@ from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.exc import DisconnectionError
 
 from txbox.errors import InvalidConfiguration
+from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import is_of_the_session
-from txbox.postgres.statements import BACKEND_PID
 from txbox.postgres.watchdog import SILENCE_SECONDS, bound, note_pooler, watch
 
 __all__ = [
@@ -241,7 +241,7 @@ def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
     by_itself = driver.autocommit
     driver.autocommit = True  # one round trip instead of three
     with driver.cursor() as cursor:
-        row = cursor.execute(BACKEND_PID, prepare=False).fetchone()
+        row = cursor.execute(SERVER.backend_pid, prepare=False).fetchone()
     driver.autocommit = by_itself
     if row is not None:
         _compare(driver, int(row[0]))

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import NotInTransaction, SchemaMissing
 from txbox.postgres.engines import discard_if_poisoned
+from txbox.postgres.sql import quoted, read_nothing
 from txbox.postgres.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
-from txbox.postgres.statements import quoted, read_nothing
 
 __all__ = [
     "ConnectionOrSession",

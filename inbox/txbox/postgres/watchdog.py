@@ -31,7 +31,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from txbox.postgres.statements import SESSIONS_AT_WORK
+from txbox.postgres.server import SERVER
 from txbox.threads import log_failure
 
 __all__ = ["ANSWER_SECONDS", "SILENCE_SECONDS", "bound", "bounded", "note_pooler", "watch"]
@@ -230,8 +230,8 @@ class _Watchdog:
                     if wait.pooled and wait.answer_seconds == ANSWER_SECONDS:
                         wait.asked = inf
                 servers = [wait.server for wait in waits if wait.server is not None]
-                idle_seconds = min(wait.seconds for wait in waits) / 4
-                at_work = {row[0] for row in asking.execute(SESSIONS_AT_WORK, (servers, idle_seconds)).fetchall()}
+                asked = {"pids": servers, "seconds": min(wait.seconds for wait in waits) / 4}
+                at_work = {row[0] for row in asking.execute(SERVER.sessions_at_work, asked).fetchall()}
                 answered = True
         except Exception as error:  # noqa: BLE001 - a driver or a network may raise anything
             answered = answered or getattr(error, "sqlstate", None) is not None  # the server is there, and refuses

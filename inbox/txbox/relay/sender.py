@@ -29,7 +29,7 @@ from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.errors import BrokerError
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.statements import OutboxStatements
-from txbox.postgres.statements import moment
+from txbox.postgres.sql import moment
 from txbox.postgres.transactions import driver_cursor, short_transaction
 from txbox.relay.dispatcher import Dispatcher
 from txbox.relay.pending import Claim

@@ -1,4 +1,4 @@
-"""Every SQL statement of the watermarks: named, pure, in one place; ``txbox.postgres.statements`` has the inbox's.
+"""Every SQL statement of the watermarks: named, pure, in one place; ``txbox.postgres.sql`` has the inbox's.
 
 Three habits that all of them share:
 
@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
-from txbox.postgres.statements import quoted
+from txbox.postgres.sql import quoted
 from txbox.schema import tables
 
 __all__ = ["WatermarkStatements", "watermark_statements"]

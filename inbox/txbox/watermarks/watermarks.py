@@ -37,8 +37,8 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import InFlight, InvalidConfiguration
 from txbox.message import valid_subscriber_id
+from txbox.postgres.sql import text_array
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from txbox.postgres.statements import text_array
 from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema
 from txbox.watermarks.advance import Advance, decide
 from txbox.watermarks.statements import watermark_statements

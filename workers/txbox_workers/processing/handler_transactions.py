@@ -18,8 +18,8 @@ from txbox.inbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, Contended, Hook, Retried, emit
 from txbox.leases.runner import refuse_unfinished
 from txbox.postgres.engines import with_sound_connection
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import conflict_place, is_retryable, sqlstate
-from txbox.postgres.statements import statements
 from txbox.postgres.transaction_guard import left_in_use
 from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery
@@ -74,6 +74,12 @@ class Sorted:
     mismatched: frozenset[str]
     parked: frozenset[str]
     left: frozenset[str]
+
+
+class ConflictStatements(SqlFile, file="conflicts.sql"):
+    """The statements of ``conflicts.sql``."""
+
+    count_conflicts: str
 
 
 class HandlerTransactions:
@@ -279,11 +285,12 @@ class HandlerTransactions:
             return
         subscriber = self._inbox.subscriber_id
         emit(self._hooks, Contended(subscriber, self._source_name, report.conflicts, report.way.name.lower()))
-        sql = statements(self._inbox.schema, self._inbox.prefix)
+        sql = ConflictStatements.load(self._inbox.schema, self._inbox.prefix)
         # Nothing rests on these figures; the handler's message goes on without them.
         with suppress(Exception), short_transaction(self._engine) as connection:
             for (code, place), count in sorted(report.conflicts.items()):
-                connection.exec_driver_sql(sql.count_conflicts, (subscriber, code, place, count))
+                counted = {"subscriber_id": subscriber, "sqlstate": code, "place": place, "conflicts": count}
+                connection.exec_driver_sql(sql.count_conflicts, counted)
 
     def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
         if not self._wants_details():

@@ -7,8 +7,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.schema import CreateSchema
 
 from txbox import Failures, Inbox, InFlight
-from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, NO_OUTCOME, Attempt, History
-from txbox.postgres.statements import MAX_HISTORY
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, MAX_HISTORY, NO_OUTCOME, Attempt, History
 from txbox.schema import tables
 
 

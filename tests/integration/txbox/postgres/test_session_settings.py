@@ -14,9 +14,9 @@ from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.leases import PostgresLedger
 from txbox.leases.lease import elapsed
 from txbox.outbox.sent_messages import SentMessages
-from txbox.postgres.statements import statements
 from txbox.relay import Relay
 from txbox.status import read_status
+from txbox_workers.processing.handler_transactions import ConflictStatements
 
 SETTINGS = [
     "datestyle=SQL,DMY",
@@ -78,7 +78,8 @@ def test_inbox_ledger_and_dead_letters_work(unusual: Engine) -> None:
     failures.fail("m2", ValueError("no"))
     assert failures.fail("m2", ValueError("no")).attempts == 2
     with unusual.begin() as connection:
-        connection.exec_driver_sql(statements().count_conflicts, ("billing", "40P01", "stock", 1))
+        counted = {"subscriber_id": "billing", "sqlstate": "40P01", "place": "stock", "conflicts": 1}
+        connection.exec_driver_sql(ConflictStatements.load().count_conflicts, counted)
     letters = DeadLetters(unusual)
     number = letters.park(DeadLetter("billing", "m3", Reason.FAILED, "error", 1, "queue", bytes(range(256))))
     letters.redrive(number, lambda _: None)

@@ -1,0 +1,112 @@
+"""SQL files: the statements of a subject, beside its code, each with a name.
+
+::
+
+    -- name: attempts
+    -- How often a message was tried so far.
+    -- parameters: subscriber_id text, message_id text
+    -- returns: attempts; no row if it was not tried
+    SELECT attempts FROM {{message_failure}} WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
+
+Values are always bound: ``%(name)s`` is psycopg's placeholder. What stands in double braces is put in once, when the
+file is loaded for a schema and a prefix: a table's name as SQLAlchemy quotes it, ``{{literal(message_failure)}}`` for
+the same within a string, ``{{microseconds(parked_at)}}`` for a time as ``moment`` reads it, a fragment of the file,
+or a constant. A fragment is ``-- fragment: name`` in place of ``-- name: name``, and stands above its uses.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import lru_cache
+from importlib import resources
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+from sqlalchemy import Table
+
+from txbox.postgres.sql import literal, microseconds, quoted
+from txbox.schema import Tables, tables
+
+__all__ = ["SqlFile", "parse"]
+
+_HEADER = re.compile(r"^-- (name|fragment): (\w+)$", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\{\{(?:(\w+)\((.+?)\)|(\w+))\}\}")
+
+
+class SqlFile:
+    """The statements of one file for the tables of one schema, under one prefix.
+
+    ::
+
+        class FailureStatements(SqlFile, file="failures.sql", constants={"max_history": 20}):
+            attempts: str
+
+    A subclass names its file, which lies beside it, and annotates an attribute of type str for each statement.
+    """
+
+    _file: ClassVar[str]
+    _constants: ClassVar[Mapping[str, object]]
+
+    def __init_subclass__(cls, *, file: str, constants: Mapping[str, object] | None = None) -> None:
+        cls._file, cls._constants = file, constants or {}
+
+    def __init__(self, schema: str | None, prefix: str) -> None:
+        self.tables: Tables = tables(schema, prefix)
+        texts = parse(resources.files(type(self).__module__.rpartition(".")[0]).joinpath(self._file).read_text("utf-8"))
+        values = {name: str(value) for name, value in self._constants.items()}
+        for field in fields(self.tables):
+            if isinstance(table := getattr(self.tables, field.name), Table):
+                values[field.name] = quoted(table)
+        for name, text in texts.items():
+            values[name] = _filled(text, values)
+        for name in _annotated(type(self)):
+            setattr(self, name, values[name])
+
+    @classmethod
+    def load(cls, schema: str | None = None, prefix: str = "") -> Self:
+        """Return the statements for one place; the same object for the same arguments.
+
+        Args:
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+        """
+        return cast(Self, _load(cast(Any, cls), schema, prefix))
+
+    def name_of(self, table: str) -> str:
+        """Return a table's name, quoted and with its schema: for messages, and to look it up in the catalogue."""
+        return quoted(getattr(self.tables, table)).replace("%%", "%")
+
+
+def parse(text: str) -> dict[str, str]:
+    """Return the statements and fragments of a file by name, without comments."""
+    found = list(_HEADER.finditer(text))
+    ends = [match.start() for match in found[1:]] + [len(text)]
+    return {
+        match[2]: "\n".join(
+            line for line in text[match.end() : end].splitlines() if line.strip() and not line.lstrip().startswith("--")
+        )
+        for match, end in zip(found, ends, strict=True)
+    }
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    def value(match: re.Match[str]) -> str:
+        function, argument, name = match.groups()
+        return values[name] if function is None else _FUNCTIONS[function](values.get(argument, argument))
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+_FUNCTIONS = {"literal": literal, "microseconds": microseconds}
+
+_AnySqlFile = TypeVar("_AnySqlFile", bound=SqlFile)
+
+
+def _annotated(kind: type[Any]) -> list[str]:
+    return [
+        name for base in kind.__mro__ for name, type_ in vars(base).get("__annotations__", {}).items() if type_ is str
+    ]
+
+
+@lru_cache(maxsize=256)
+def _load(kind: type[SqlFile], schema: str | None, prefix: str) -> SqlFile:
+    return kind(schema, prefix)

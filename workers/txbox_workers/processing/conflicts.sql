@@ -1,0 +1,10 @@
+-- Deadlocks and serialization failures of handlers, counted for the status.
+
+-- name: count_conflicts
+-- Count transactions that were rolled back because of others.
+-- parameters: subscriber_id text, sqlstate text, place text (the relation), conflicts bigint
+-- returns: nothing
+INSERT INTO {{handler_conflict}} AS counted (subscriber_id, sqlstate, place, conflicts)
+VALUES (%(subscriber_id)s, %(sqlstate)s, %(place)s, %(conflicts)s)
+ON CONFLICT (subscriber_id, sqlstate, place) DO UPDATE
+SET conflicts = counted.conflicts + excluded.conflicts, last_at = now()
