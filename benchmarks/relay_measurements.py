@@ -205,7 +205,7 @@ class Bench:
     def _publish(self, messages: list[Outgoing]) -> None:
         engine = create_engine(self.url)
         with engine.begin() as connection:
-            Outbox(schema=SCHEMA, ring=False).publish_many(connection, messages)
+            Outbox(schema=SCHEMA, notify=False).publish_many(connection, messages)
         engine.dispose()
 
     # --- latency -----------------------------------------------------------------------------------------------------

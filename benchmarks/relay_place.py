@@ -123,7 +123,7 @@ class OutboxPlace:
         """Return the table that holds a backlog ready to be copied, made once."""
         name = f"{SCHEMA}.backlog_{'keyed' if keyed else 'plain'}"
         if self._backlogs.get(keyed, 0) < count:
-            engine, outbox = create_engine(self.url), Outbox(schema=SCHEMA, ring=False)
+            engine, outbox = create_engine(self.url), Outbox(schema=SCHEMA, notify=False)
             self.reset()
             for start in range(0, count, 10 * FILL_ROWS):
                 numbers = range(start, min(start + 10 * FILL_ROWS, count))

@@ -120,7 +120,7 @@ class _Counted:
 def _measure(production: Production, process: int) -> Produced:
     threads = max(production.connections // production.processes, 1)
     engine = create_engine(production.url, pool_size=threads, max_overflow=0)
-    outbox = Outbox(schema=SCHEMA, ring=production.ring)
+    outbox = Outbox(schema=SCHEMA, notify=production.ring)
     stopping, troubles = threading.Event(), []
     counted = [_Counted() for _ in range(threads)]
     started = threading.Barrier(threads + 1)

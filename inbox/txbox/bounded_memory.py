@@ -1,4 +1,4 @@
-"""A memory of a bounded size: what was told last is kept."""
+"""A memory of a bounded size: what was set last is kept."""
 
 import threading
 from typing import TypeVar
@@ -6,14 +6,14 @@ from typing import TypeVar
 __all__ = ["MOST_DESTINATIONS", "Recent"]
 
 MOST_DESTINATIONS = 10_000
-"""So many destinations are remembered, at most. One that was forgotten is as one that is new."""
+"""Destinations that are remembered, at most. One that was forgotten is like a new one."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class Recent(dict[K, V]):
-    """A dictionary that forgets what was set longest ago. May be written to by several threads at once."""
+    """A dictionary that forgets what was set longest ago. Several threads may write to it at once."""
 
     def __init__(self, most: int = MOST_DESTINATIONS) -> None:
         """Begin empty.

@@ -8,15 +8,49 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from types import FrameType
 
 from txbox.errors import InvalidConfiguration
-from txbox.signals import SignalsStop
 from txbox.threads import go_on
 
-__all__ = ["STOP_SECONDS", "Service"]
+__all__ = ["STOP_SECONDS", "Service", "StopSignals"]
 
 STOP_SECONDS = 30.0
 """How long a stop waits for what was begun: what Kubernetes grants by default."""
+
+
+class StopSignals:
+    """While entered: the first SIGTERM or SIGINT goes to a queue, the second one does what it did before.
+
+    A handler interrupts the main thread anywhere, also where it holds a lock: setting a ``threading.Event``, or
+    logging, could wait for that lock for ever. ``SimpleQueue.put`` may be called there; its documentation says so.
+    """
+
+    def __init__(self, wake: "queue.SimpleQueue[signal.Signals | None]") -> None:
+        self._wake = wake
+        self._asked = False
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._on_signal)
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        # Restored by the second signal, not by the first: one that had come in between would find no handler at all.
+        if self._asked:
+            self._restore()
+            signal.raise_signal(number)
+        self._asked = True
+        self._wake.put(signal.Signals(number))
+
+    def _restore(self) -> None:
+        while self._before:
+            number, before = self._before.popitem()
+            signal.signal(number, before if callable(before) or isinstance(before, int) else signal.SIG_DFL)
 
 
 class Service(ABC):
@@ -89,13 +123,13 @@ class Service(ABC):
             with self._starting:
                 # Before signals are ours, so that one which comes during the start is not forgotten.
                 self._make_ready()
-                signals.enter_context(SignalsStop(self._wake))
+                signals.enter_context(StopSignals(self._wake))
                 self._start()
             if started is not None:
                 started()
             number = self._wake.get()
             if number is not None:
-                _log.info("%s: finishing what was begun; once more to leave at once", number.name)
+                _log.info("%s: finishing what was begun; send it again to exit at once", number.name)
             return self.stop(timeout)
 
     def _make_ready(self) -> None:
@@ -136,4 +170,4 @@ class Service(ABC):
         """Tell that it has stopped, and whether everything begun was finished."""
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.service")

@@ -1,4 +1,4 @@
-"""Threads that go on whatever is raised in them, and errors that are named safely, whatever they do when asked."""
+"""Threads that go on whatever is raised in them, and the text of errors whose ``str`` may raise."""
 
 import logging
 import sys
@@ -30,7 +30,7 @@ def go_on(work: Callable[[], object], *, name: str, wait: Callable[[float], bool
             failures += 1
             pause = AGAIN.seconds(failures)
             try:
-                _log.error("%s failed in a way that was not foreseen, and goes on: %s", name, text_of(error))
+                _log.error("%s raised an unexpected error, and runs again: %s", name, text_of(error))
                 _log.debug("%s failed", name, exc_info=True)
             except BaseException:  # noqa: BLE001, S110 - a handler of the log may raise, too
                 pass
@@ -59,8 +59,8 @@ def text_of(error: BaseException) -> str:
     """Return the text of an error; where ``str`` of it raises, its type and what it raised."""
     try:
         return str(error)
-    except BaseException as broken:  # noqa: BLE001 - an error that cannot be printed is still to be told of
+    except BaseException as broken:  # noqa: BLE001 - an error that cannot be printed is still to be reported
         return f"{type(error).__name__} (str() of it raised {type(broken).__name__})"
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.threads")

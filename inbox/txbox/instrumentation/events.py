@@ -1,4 +1,4 @@
-"""What happens inside txbox, told to whoever wants to know.
+"""Events: what happens inside txbox, for hooks.
 
 An event is a frozen dataclass; a hook is any callable that takes one. Hooks are called in the thread where the event
 happens, so they must be quick; whatever a hook raises is logged and goes no further.
@@ -9,7 +9,7 @@ The life of a batch::
                                  ↑            ↑
                   the database has it         the broker knows
 
-A relay has one of its own, ``Relayed``, beside those of outages and of its end.
+A relay emits ``Relayed``, and those of outages and of its end.
 """
 
 import threading
@@ -83,11 +83,11 @@ class Retried(Event):
 
 @dataclass(frozen=True, slots=True)
 class Contended(Event):
-    """Transactions of handlers are rolled back by the database for one another's sake; told once a minute at most.
+    """Transactions of handlers are rolled back by the database because of conflicts; emitted once a minute at most.
 
     Attributes:
-        conflicts: how many since the last time, by SQLSTATE (40P01: deadlock, 40001: serialization failure) and by the
-            relation where they met, as far as the server has said it.
+        conflicts: how many since the last event, by SQLSTATE (40P01: deadlock, 40001: serialization failure) and by the
+            relation where they met, where the server names it.
         way: how transactions are run now: ``together`` (batches), ``alone`` (one for each message) or ``in_turn`` (one
             after the other, with all workers of the subscriber that do so).
     """
@@ -122,7 +122,7 @@ class Settled(Event):
         acked: the broker has confirmed that it forgot the delivery.
         attempts: how often the message has been delivered, this time included.
         error: what went wrong; None if nothing did.
-        counted: of one that is parked: the attempts that counted, oldest first, as ``DeadLetter.history`` tells them.
+        counted: of one that is parked: the attempts that counted, oldest first, as in ``DeadLetter.history``.
     """
 
     message_id: str
@@ -183,7 +183,7 @@ class BrokerLost(Event):
     """The broker cannot be reached; polling pauses.
 
     Attributes:
-        error: what the last call said.
+        error: of the last call.
         pause_seconds: until the next try.
     """
 
@@ -201,7 +201,7 @@ class DatabaseLost(Event):
     """The database cannot be reached; polling pauses, and deliveries go back to the broker.
 
     Attributes:
-        error: what the last call said.
+        error: of the last call.
         pause_seconds: until the next try.
     """
 
@@ -226,11 +226,11 @@ class Stopped(Event):
 
 
 Hook = Callable[[Event], None]
-"""Is told of every event."""
+"""Is called with every event."""
 
 
 def emit(hooks: Iterable[Hook], event: Event) -> None:
-    """Tell every hook of an event; what a hook raises is logged and goes no further.
+    """Call every hook with an event; what a hook raises is logged and goes no further.
 
     Raises:
         KeyboardInterrupt: in the main thread, where it may be a Ctrl-C that came while a hook ran.

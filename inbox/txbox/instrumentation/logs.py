@@ -1,4 +1,4 @@
-"""Events as lines of Python's own logging, under the logger ``txbox``."""
+"""Events as lines of Python's own logging: under ``txbox.relay`` those of relays, under ``txbox.worker`` all others."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,15 @@ from txbox.instrumentation.events import (
     Settled,
     Stopped,
 )
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outcome import Outcome
 from txbox.postgres.sqlstates import CONFLICTS
 from txbox.threads import text_of
 
 __all__ = ["log_event"]
 
-_log = logging.getLogger("txbox")
+_relay_log = logging.getLogger("txbox.relay")
+_worker_log = logging.getLogger("txbox.worker")
 
 _SETTLED_LEVEL = {
     Outcome.PROCESSED: logging.DEBUG,
@@ -39,55 +41,69 @@ _SETTLED_LEVEL = {
 
 
 def log_event(event: Event) -> None:
-    """Write one event to the log: the usual ones at DEBUG, what a person should see higher up.
+    """Write one event to the log: the usual ones at DEBUG, what an operator should see higher up.
 
-    Bodies and headers are never logged: they may hold what nobody should read there.
+    Bodies and headers are never logged: they may hold secrets.
     """
     who = event.subscriber_id
+    log = _relay_log if who == RELAY_SUBSCRIBER else _worker_log
     match event:
         case Received():
-            _log.debug("%s received %d messages", who, len(event.message_ids))
+            log.debug("%s received %d messages", who, len(event.message_ids))
         case Committed():
-            _log.debug(
+            log.debug(
                 "%s committed %d messages, %d duplicates, in %.3f s", who, event.first, event.duplicates, event.seconds
             )
         case Settled():
             level = _SETTLED_LEVEL[event.outcome]
-            because = f": {type(event.error).__name__}: {_said(event.error)}" if event.error else ""
+            because = f": {type(event.error).__name__}: {_text(event.error)}" if event.error else ""
             because += f"; what counted: {_attempts(event.counted)}" if event.counted else ""
-            _log.log(level, "%s %s %s (delivery %d)%s", who, event.outcome, event.message_id, event.attempts, because)
+            log.log(level, "%s %s %s (delivery %d)%s", who, event.outcome, event.message_id, event.attempts, because)
             if not event.acked and event.outcome.acked:
-                _log.warning(
-                    "%s could not ack %s; if its broker still has it, it comes again, as a duplicate",
+                log.warning(
+                    "%s could not ack %s; the broker may deliver it again, as a duplicate",
                     who,
                     event.message_id,
                 )
         case Contended():
-            _log.warning(_CONTENDED, who, _conflicts(event.conflicts), _WAYS.get(event.way, event.way))
+            log.warning(_CONTENDED, who, _conflicts(event.conflicts), _WAYS.get(event.way, event.way))
         case Retried():
-            _log.info("%s retries %d messages after %s, run %d", who, event.messages, event.sqlstate, event.attempt)
+            log.info("%s retries %d messages after %s, run %d", who, event.messages, event.sqlstate, event.attempt)
         case Relayed():
             level = logging.ERROR if event.parked else logging.WARNING if event.postponed else logging.DEBUG
             because = f": {event.error}" if event.error else ""
-            said = "%s sent %d messages to %s, postponed %d, parked %d%s"
-            _log.log(level, said, who, event.sent, event.source, event.postponed, event.parked, because)
+            line = "%s sent %d messages to %s, postponed %d, parked %d%s"
+            log.log(level, line, who, event.sent, event.source, event.postponed, event.parked, because)
         case PublisherOverdue():
-            said = "%s: the publisher of %s was given %d messages, and has not returned for %g s"
-            _log.error(said, who, event.source, event.messages, event.seconds)
+            line = "%s: the publisher of %s was given %d messages, and has not returned for %g s"
+            log.error(line, who, event.source, event.messages, event.seconds)
         case HeartbeatFailed():
-            _log.warning("%s could not prolong its right to %s: %s", who, event.message_id, event.why)
+            log.warning(
+                "%s could not extend its right to %s, which may be delivered again meanwhile: %s",
+                who,
+                event.message_id,
+                event.why,
+            )
         case BrokerLost():
-            _log.warning("%s lost the broker, next try in %.1f s: %s", who, event.pause_seconds, _said(event.error))
+            log.warning(
+                "%s cannot reach the broker, next try in %.1f s: %s", who, event.pause_seconds, _text(event.error)
+            )
         case DatabaseLost():
-            _log.warning("%s lost the database, next try in %.1f s: %s", who, event.pause_seconds, _said(event.error))
+            log.warning(
+                "%s cannot use the database, next try in %.1f s: %s", who, event.pause_seconds, _text(event.error)
+            )
         case BrokerRestored():
-            _log.info("%s has the broker again", who)
+            log.info("%s reaches the broker again", who)
         case DatabaseRestored():
-            _log.info("%s has the database again", who)
+            log.info("%s can use the database again", who)
         case Stopped():
-            _log.info("%s stopped%s", who, "" if event.drained else ", leaving messages to come again")
+            log.info(
+                "%s stopped%s",
+                who,
+                "" if event.drained else " before everything was finished; the rest is delivered again",
+            )
         case _:
-            _log.debug("%s %r", who, event)
+            log.debug("%s %r", who, event)
 
 
 def _attempts(counted: Sequence[Mapping[str, Any]]) -> str:
@@ -103,8 +119,8 @@ def _conflicts(conflicts: Mapping[tuple[str, str], int]) -> str:
 
 
 _CONTENDED = (
-    "%s loses time to other transactions: %s since this was last said; nothing is lost, and messages are processed %s. "
-    "Have handlers lock rows in one order"
+    "%s has conflicts with other transactions: %s since the last report; nothing is lost, and messages are processed "
+    "%s. Have handlers lock rows in one order"
 )
 
 _WAYS = {
@@ -114,7 +130,7 @@ _WAYS = {
 }
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     """Return an error's text on one line, without the values of statements that SQLAlchemy's own text quotes."""
     cause = error.__cause__
     if cause is not None and text_of(cause) == text_of(error):

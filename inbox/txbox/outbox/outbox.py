@@ -9,11 +9,12 @@ commits with the business update or not at all::
     COMMIT
                                           a relay, in transactions of its own: claim, send, delete
 
-A message's id is made here, once. It travels as ``message-id`` with every send, so that the inbox of whoever receives
-it knows a second one.
+A message's id is made here, once. It travels as ``message-id`` with every send, so that the receiver's inbox recognises
+a second one.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -24,11 +25,10 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import InvalidConfiguration, NotSendable
 from txbox.message import HEADER_MESSAGE_ID, valid_message_id
-from txbox.outbox.identifiers import new_message_id
 from txbox.outbox.lanes import lane_of
-from txbox.outbox.notifier import ring_when_returned
+from txbox.outbox.message_ids import new_message_id
+from txbox.outbox.notifier import notify_when_returned
 from txbox.outbox.statements import outbox_statements
-from txbox.outbox.trace_context import with_trace_context
 from txbox.postgres.engines import note_server, refuse_other_encodings
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 from txbox.wire.destinations import require_sendable
@@ -36,14 +36,13 @@ from txbox.wire.destinations import require_sendable
 __all__ = ["RELAY_SUBSCRIBER", "Outbox", "Outgoing"]
 
 RELAY_SUBSCRIBER = "txbox:outbox"
-"""The subscriber that events of relays name, and with ``:`` and the destination, their dead letters: nobody has
-received those."""
+"""The subscriber_id of relays in events; with ``:`` and the destination, that of their dead letters."""
 
 MAX_NAME_BYTES = 1_024
 """Of a destination, and of a key: both are parts of indexes."""
 
 MAX_DELAY = timedelta(days=36_500)
-"""Whoever gives a longer one has mistaken the unit."""
+"""A longer one is a mistaken unit."""
 
 Delay = float | timedelta | datetime
 """Seconds, a time span, or a moment with its zone."""
@@ -74,19 +73,19 @@ class Outgoing:
 class Outbox:
     """What this service still has to send."""
 
-    def __init__(self, *, schema: str | None = None, prefix: str = "", ring: bool = True) -> None:
+    def __init__(self, *, schema: str | None = None, prefix: str = "", notify: bool = True) -> None:
         """Name the place of the outbox; nothing is connected.
 
         Args:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            ring: wake idle relays at once. A NOTIFY is sent when the connection goes back to its pool, so outside of
+            notify: wake idle relays at once. A NOTIFY is sent when the connection goes back to its pool, so outside of
                 the business transaction, and at most four times a second by a process. Without it, or with a connection
                 that cannot (asyncio's), an idle relay finds the message within 0.6 seconds.
         """
         self.schema = schema
         self.prefix = prefix
-        self._ring = ring
+        self._notify = notify
         self._statements = outbox_statements(schema, prefix)
 
     def __repr__(self) -> str:
@@ -172,8 +171,8 @@ class Outbox:
                 raise missing from error
             raise
         note_server(connection, pid)
-        if self._ring:
-            ring_when_returned(connection)
+        if self._notify:
+            notify_when_returned(connection)
 
 
 def _row(message: Outgoing) -> tuple[Any, ...]:
@@ -193,7 +192,7 @@ def _row(message: Outgoing) -> tuple[Any, ...]:
         raise TypeError(f"a body is bytes or text, not {type(message.body).__name__}; json.dumps makes text of most")
     if not isinstance(message.headers, Mapping | None):
         raise TypeError(f"headers are text by name, not {type(message.headers).__name__}")
-    headers = with_trace_context(message.headers or {})
+    headers = _with_trace_context(message.headers or {})
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"headers are text: {name!r}: {value!r}")
@@ -211,6 +210,21 @@ def _row(message: Outgoing) -> tuple[Any, ...]:
     seconds, moment = _delay(message.delay)
     lane = lane_of(destination, key, message_id)
     return lane, message_id, destination, key, json.dumps(headers), body, seconds, moment
+
+
+def _with_trace_context(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return headers with ``traceparent`` and ``tracestate`` of the current span, unless they have a ``traceparent``.
+
+    https://www.w3.org/TR/trace-context/
+    """
+    # Who has a current span has imported OpenTelemetry. Importing it here would cost those who do not use it.
+    if "opentelemetry.trace" not in sys.modules or "traceparent" in headers:
+        return headers
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return {**headers, **carrier} if carrier else headers
 
 
 def _delay(delay: object) -> tuple[timedelta | None, datetime | None]:

@@ -38,7 +38,7 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
-from txbox.outbox.identifiers import new_message_id
+from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.statements import outbox_statements
 from txbox.postgres.engines import adopt, refuse_other_encodings

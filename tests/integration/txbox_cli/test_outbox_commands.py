@@ -31,7 +31,7 @@ class Refuses:
 
 def publish(engine: Engine, *messages: Outgoing) -> list[str]:
     with engine.begin() as connection:
-        return Outbox(ring=False).publish_many(connection, messages)
+        return Outbox(notify=False).publish_many(connection, messages)
 
 
 def change(engine: Engine, statement: str) -> None:

@@ -149,7 +149,7 @@ def test_a_deadlock_between_two_handlers_is_retried(
     assert (business.balance(1), business.balance(2)) == (2, 2)
     assert business.applied() == once("ab")
     assert [event.sqlstate for event in kept.of(Retried)] == ["40P01"]
-    (said,) = [record for record in caplog.records if "loses time" in record.getMessage()]
+    (said,) = [record for record in caplog.records if "has conflicts with" in record.getMessage()]
     assert said.levelname == "WARNING"
     assert "1 deadlock on account" in said.getMessage()
     (conflict,) = read_status(engine).conflicts

@@ -30,7 +30,7 @@ def test_whatever_is_raised_the_work_goes_on_until_it_returns(caplog: pytest.Log
         go_on(work, name="the work", wait=wait)
     assert len(pauses) == 4
     assert all(0.05 <= pause <= 1.0 for pause in pauses)
-    assert "the work failed in a way that was not foreseen, and goes on: one" in caplog.messages
+    assert "the work raised an unexpected error, and runs again: one" in caplog.messages
     assert "Unprintable (str() of it raised ValueError)" in caplog.text
 
 
@@ -38,7 +38,7 @@ def test_a_log_that_raises_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object) -> None:
         raise SystemExit(1)
 
-    monkeypatch.setattr(logging.getLogger("txbox"), "error", broken)
+    monkeypatch.setattr(logging.getLogger("txbox.threads"), "error", broken)
     errors = [ValueError("one")]
 
     def work() -> None:
@@ -54,7 +54,7 @@ def test_a_log_that_raises_goes_no_further(monkeypatch: pytest.MonkeyPatch) -> N
         raise SystemExit(1)
 
     for name in ("exception", "error"):
-        monkeypatch.setattr(logging.getLogger("txbox"), name, broken)
+        monkeypatch.setattr(logging.getLogger("txbox.threads"), name, broken)
     try:
         raise Unprintable
     except Unprintable:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from txbox.outbox.sent_messages import ReplayChunk, SentFilter, SentMessage, SentMessages
-from txbox.signals import SignalsStop
+from txbox.service import StopSignals
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError, explain
 from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, read_moment, require_order
 from txbox_cli.output import counted, plain_console, print_json, print_table, printable, progress_bars
@@ -154,7 +154,7 @@ def _replay(kept: SentMessages, chunks: list[ReplayChunk], which: SentFilter, *,
     console = plain_console(stderr=True)
     done, position = 0, which.after
     asked: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
-    with SignalsStop(asked), progress_bars(console) as progress:
+    with StopSignals(asked), progress_bars(console) as progress:
         progress.disable = quiet or not console.is_terminal
         task = progress.add_task("messages", total=sum(chunk.messages for chunk in chunks))
         for number, chunk in enumerate(chunks, start=1):

@@ -42,7 +42,7 @@ class Away:
 
 def publish(engine: Engine, *messages: Outgoing) -> None:
     with engine.begin() as connection:
-        Outbox(ring=False).publish_many(connection, messages)
+        Outbox(notify=False).publish_many(connection, messages)
 
 
 def change(engine: Engine, statement: str) -> None:

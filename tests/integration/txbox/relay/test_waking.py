@@ -19,14 +19,14 @@ from txbox.relay import poller
 
 @pytest.fixture
 def sleepy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relays that look by themselves once in an hour, and never stay awake."""
+    """Relays that poll once in an hour, and never stay awake."""
     monkeypatch.setattr(poller, "IDLE_SECONDS", 3_600.0)
     monkeypatch.setattr(poller, "AWAKE_SECONDS", 0.0)
 
 
 @contextmanager
 def listening(engine: Engine) -> Iterator[Callable[[], int]]:
-    """Listen; yield a function that counts the rings since it was called last."""
+    """Listen; yield a function that counts the notifications since it was called last."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         driver: Any = connection.connection.driver_connection
         connection.detach()
@@ -59,54 +59,54 @@ def is_listening(engine: Engine) -> bool:
         return bool(connection.exec_driver_sql(query).scalar_one())
 
 
-def test_the_bell_is_rung_after_the_business_transaction_and_not_in_it(engine: Engine) -> None:
-    with listening(engine) as rings:
+def test_relays_are_notified_after_the_business_transaction_and_not_in_it(engine: Engine) -> None:
+    with listening(engine) as notifications:
         with engine.connect() as connection:
             Outbox().publish(connection, OWN, "one")
             connection.commit()
-            assert rings() == 0
-        assert rings() == 1
+            assert notifications() == 0
+        assert notifications() == 1
 
 
-def test_many_transactions_ring_a_few_times(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txbox.outbox.notifier.RING_SECONDS", 3_600.0)
+def test_many_transactions_notify_a_few_times(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txbox.outbox.notifier.NOTIFY_SECONDS", 3_600.0)
     own = create_engine(engine.url)
-    with listening(engine) as rings:
+    with listening(engine) as notifications:
         for _ in range(20):
             with own.begin() as connection:
                 Outbox().publish(connection, OWN, "one")
-        assert rings() == 1
-        with engine.begin() as connection:  # another pool has a bell of its own
+        assert notifications() == 1
+        with engine.begin() as connection:  # another pool notifies by itself
             Outbox().publish(connection, OWN, "one")
-        assert rings() == 1
+        assert notifications() == 1
     own.dispose()
 
 
-def test_nobody_rings_who_did_not_publish_or_does_not_want_to(engine: Engine) -> None:
-    with listening(engine) as rings:
+def test_a_transaction_that_did_not_publish_or_does_not_want_to_does_not_notify(engine: Engine) -> None:
+    with listening(engine) as notifications:
         with engine.begin() as connection:
-            Outbox(ring=False).publish(connection, OWN, "one")
+            Outbox(notify=False).publish(connection, OWN, "one")
         with engine.begin() as connection:
             connection.exec_driver_sql("SELECT 1")
-        assert rings() == 0
+        assert notifications() == 0
         with engine.begin() as connection:
             Outbox().publish(connection, OWN, "one")
-        assert rings() == 1
+        assert notifications() == 1
         with engine.begin() as connection:
             connection.exec_driver_sql("SELECT 1")
-        assert rings() == 0
+        assert notifications() == 0
 
 
-def test_an_engine_without_a_pool_rings_too(schema_url: str, engine: Engine) -> None:
+def test_an_engine_without_a_pool_notifies_too(schema_url: str, engine: Engine) -> None:
     own = create_engine(schema_url, poolclass=NullPool)
-    with listening(engine) as rings:
+    with listening(engine) as notifications:
         with own.begin() as connection:
             Outbox().publish(connection, OWN, "one")
-        assert rings() == 1
+        assert notifications() == 1
     own.dispose()
 
 
-def test_a_bell_that_cannot_be_rung_harms_nobody(engine: Engine) -> None:
+def test_a_notify_that_fails_has_its_connection_replaced(engine: Engine) -> None:
     own = create_engine(engine.url, pool_size=1, max_overflow=0)
     with own.connect() as connection:
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
@@ -126,6 +126,6 @@ def test_a_relay_that_must_not_listen_finds_messages_by_itself(engine: Engine, s
     start_relay(broker, listen=False)
     wait_until(lambda: any("outbox_relay" in statement for statement in statements), "its first report")
     with engine.begin() as connection:
-        Outbox(ring=False).publish(connection, OWN, "one")
+        Outbox(notify=False).publish(connection, OWN, "one")
     broker.wait_for(1)
     assert [statement for statement in statements if "LISTEN" in statement or "NOTIFY" in statement] == []

@@ -37,8 +37,8 @@ LINES: list[tuple[Event, int, str]] = [
         Contended(*WHO, {("40P01", "stock"): 3, ("40001", ""): 1}, "in_turn"),
         logging.WARNING,
         (
-            "billing loses time to other transactions: 1 serialization failure, 3 deadlocks on stock since this was "
-            "last said; nothing is lost, and messages are processed by one transaction at a time, for now. Have "
+            "billing has conflicts with other transactions: 1 serialization failure, 3 deadlocks on stock since the "
+            "last report; nothing is lost, and messages are processed by one transaction at a time, for now. Have "
             "handlers lock rows in one order"
         ),
     ),
@@ -56,19 +56,27 @@ LINES: list[tuple[Event, int, str]] = [
     (
         HeartbeatFailed(*WHO, "m-1", "expired"),
         logging.WARNING,
-        "billing could not prolong its right to m-1: expired",
+        "billing could not extend its right to m-1, which may be delivered again meanwhile: expired",
     ),
     (
         PublisherOverdue(*WHO, 3, 60.0),
         logging.ERROR,
         "billing: the publisher of queue was given 3 messages, and has not returned for 60 s",
     ),
-    (BrokerLost(*WHO, OSError("gone"), 1.5), logging.WARNING, "billing lost the broker, next try in 1.5 s: gone"),
-    (BrokerRestored(*WHO), logging.INFO, "billing has the broker again"),
-    (DatabaseLost(*WHO, OSError("gone"), 2.0), logging.WARNING, "billing lost the database, next try in 2.0 s: gone"),
-    (DatabaseRestored(*WHO), logging.INFO, "billing has the database again"),
+    (
+        BrokerLost(*WHO, OSError("gone"), 1.5),
+        logging.WARNING,
+        "billing cannot reach the broker, next try in 1.5 s: gone",
+    ),
+    (BrokerRestored(*WHO), logging.INFO, "billing reaches the broker again"),
+    (
+        DatabaseLost(*WHO, OSError("gone"), 2.0),
+        logging.WARNING,
+        "billing cannot use the database, next try in 2.0 s: gone",
+    ),
+    (DatabaseRestored(*WHO), logging.INFO, "billing can use the database again"),
     (Stopped(*WHO, True), logging.INFO, "billing stopped"),
-    (Stopped(*WHO, False), logging.INFO, "billing stopped, leaving messages to come again"),
+    (Stopped(*WHO, False), logging.INFO, "billing stopped before everything was finished; the rest is delivered again"),
 ]
 
 
@@ -82,7 +90,7 @@ def test_an_event_is_one_line(event: Event, level: int, line: str, caplog: pytes
 def test_an_ack_that_failed_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "txbox"):
         log_event(settled(Outcome.PROCESSED, acked=False))
-    assert caplog.messages == ["billing could not ack m-1; if its broker still has it, it comes again, as a duplicate"]
+    assert caplog.messages == ["billing could not ack m-1; the broker may deliver it again, as a duplicate"]
 
 
 def test_a_database_error_is_one_line_without_the_values_of_its_statement(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,8 +102,14 @@ def test_a_database_error_is_one_line_without_the_values_of_its_statement(caplog
         log_event(DatabaseLost(*WHO, unavailable, 2.0))
     assert caplog.messages == [
         "billing failed m-1 (delivery 3): DBAPIError: permission denied HINT: grant it",
-        "billing lost the database, next try in 2.0 s: permission denied HINT: grant it",
+        "billing cannot use the database, next try in 2.0 s: permission denied HINT: grant it",
     ]
+
+
+def test_lines_of_relays_and_of_workers_have_their_own_loggers(caplog: pytest.LogCaptureFixture) -> None:
+    log_event(BrokerLost("txbox:outbox", "own:somewhere", OSError("gone"), 1.5))
+    log_event(BrokerLost(*WHO, OSError("gone"), 1.5))
+    assert [record.name for record in caplog.records] == ["txbox.relay", "txbox.worker"]
 
 
 def test_every_outcome_has_a_level() -> None:

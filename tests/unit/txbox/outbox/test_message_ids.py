@@ -8,8 +8,8 @@ import uuid
 import pytest
 
 from txbox.message import valid_message_id
-from txbox.outbox import identifiers
-from txbox.outbox.identifiers import new_message_id
+from txbox.outbox import message_ids
+from txbox.outbox.message_ids import new_message_id
 
 
 def test_an_id_is_a_uuid_of_version_7_with_the_time_in_front() -> None:
@@ -44,14 +44,14 @@ def test_threads_share_no_id() -> None:
 def test_ids_grow_while_the_clock_stands_still_or_goes_back(monkeypatch: pytest.MonkeyPatch, change: int) -> None:
     first = new_message_id()
     now = time.time_ns() + change
-    monkeypatch.setattr(identifiers.time, "time_ns", lambda: now)
+    monkeypatch.setattr(message_ids.time, "time_ns", lambda: now)
     made = [first, *(new_message_id() for _ in range(1_000))]
     assert made == sorted(set(made))
 
 
 def test_a_counter_that_runs_over_borrows_the_next_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = identifiers._Generator()
-    monkeypatch.setattr(identifiers.time, "time_ns", lambda: 1_000_000_000)
+    generator = message_ids._Generator()
+    monkeypatch.setattr(message_ids.time, "time_ns", lambda: 1_000_000_000)
     first = generator.next()
     generator._counter = (1 << 42) - 2
     made = [generator.next() for _ in range(3)]
@@ -61,7 +61,7 @@ def test_a_counter_that_runs_over_borrows_the_next_millisecond(monkeypatch: pyte
 
 def test_a_forked_child_makes_ids_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time_ns() + 10**10
-    monkeypatch.setattr(identifiers.time, "time_ns", lambda: now)
+    monkeypatch.setattr(message_ids.time, "time_ns", lambda: now)
     new_message_id()
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from txbox.signals import SignalsStop
+from txbox.service import StopSignals
 
 PROGRAM = """
 import queue, signal
-from txbox.signals import SignalsStop
+from txbox.service import StopSignals
 
 wake = queue.SimpleQueue()
-with SignalsStop(wake):
+with StopSignals(wake):
     signal.raise_signal(signal.{first})
     print(wake.get().name, flush=True)
     signal.raise_signal(signal.{second})
@@ -43,7 +43,7 @@ def test_between_two_signals_there_is_always_a_handler() -> None:
     """Were it gone after the first, one that is under way already would be an OSError in whatever the program does."""
     wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
     before = signal.getsignal(signal.SIGTERM)
-    with SignalsStop(wake):
+    with StopSignals(wake):
         signal.raise_signal(signal.SIGTERM)
         assert wake.get() is signal.SIGTERM
         assert callable(signal.getsignal(signal.SIGTERM))

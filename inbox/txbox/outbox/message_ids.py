@@ -1,4 +1,4 @@
-"""Ids for messages that nobody has named: UUIDs of version 7, which grow with time.
+"""Ids for messages that are published without one: UUIDs of version 7, which grow with time.
 
 An index on ids that grow stays small in memory, however large it gets; random ids touch all of it.
 """
