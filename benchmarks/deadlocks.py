@@ -26,8 +26,8 @@ from txbox import Inbox, Message, Outcome
 from txbox.instrumentation import Event, Retried
 from txbox.schema import tables
 from txbox_workers.memory import MemorySource
-from txbox_workers.processing import factory
-from txbox_workers.processing.contention import Contention, Report, Way
+from txbox_workers.processing import deadlocks
+from txbox_workers.processing.deadlocks import Contention, Report, Way
 from txbox_workers.worker import Worker
 
 LIMIT = 0.8
@@ -95,7 +95,7 @@ def _measure(url: str, name: str, settings: Mapping[str, Any], seconds: float) -
 def _work(number: int, url: str, fixed: bool, settings: dict[str, Any], seconds: float, begin: Any, out: Any) -> None:
     """One process: work for so long on more messages than there is time for."""
     if fixed:
-        factory.Contention = Fixed  # type: ignore[misc]
+        deadlocks.Contention = Fixed  # type: ignore[misc]
     engine = create_engine(url, pool_size=8)
     conflicts: collections.Counter[str] = collections.Counter()
 

@@ -48,4 +48,4 @@ def log_in(_dialect: Any, _record: Any, _arguments: Any, options: dict[str, Any]
     options.update(user=secret["username"], password=secret["password"])
 
 
-handler = sqs_handler(Inbox("billing"), engine, add_purchase)
+handler = sqs_handler(inbox=Inbox("billing"), engine=engine, handler=add_purchase)

@@ -18,8 +18,8 @@ from sqlalchemy import Engine, make_url, text
 
 from support.documents import blocks
 from support.lambda_events import item_id
-from txbox_aws.lambda_.handler import MAX_ATTEMPTS
 from txbox_local import LocalAws
+from txbox_workers.options import MAX_ATTEMPTS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lambda_billing"
 TEMPLATE = EXAMPLE / "template.yaml"

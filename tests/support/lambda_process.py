@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from support.business import ADD, apply
 from support.lambda_events import Context
 from support.worker_process import COUNT, NOTE
-from txbox import Inbox, Message
+from txbox import DeadLetters, Inbox, Message
 from txbox.leases import PostgresLedger
 from txbox_aws.lambda_ import sqs_handler
 from txbox_workers.processing import transaction_limits
@@ -106,9 +106,11 @@ def main() -> None:
         time.sleep(pause)
 
     if with_ledger:
-        function = sqs_handler(PostgresLedger(engine, "billing"), engine, mail, **settings)
+        function = sqs_handler(
+            ledger=PostgresLedger(engine, "billing"), dead_letters=DeadLetters(engine), handler=mail, **settings
+        )
     else:
-        function = sqs_handler(Inbox("billing", wait_seconds=0.2), engine, handle, **settings)
+        function = sqs_handler(inbox=Inbox("billing", wait_seconds=0.2), engine=engine, handler=handle, **settings)
     for line in sys.stdin:
         asked = json.loads(line)
         context = None if asked["seconds"] is None else Context(asked["seconds"])

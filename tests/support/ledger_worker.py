@@ -5,14 +5,16 @@ from typing import Any
 from sqlalchemy import Engine
 
 from support.memory_worker import AT_ONCE
-from txbox import Inbox
+from txbox import DeadLetters, Inbox
 from txbox.leases import PostgresLedger
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
 
 
 def make(source: MemorySource, ledger: PostgresLedger, handler: Any, engine: Engine | None, **options: Any) -> Worker:
-    return Worker(source, ledger=ledger, engine=engine, handler=handler, **{"backoff": AT_ONCE, **options})
+    if engine is not None:
+        options |= {"engine": engine} if "inbox" in options else {"dead_letters": DeadLetters(engine)}
+    return Worker(source, ledger=ledger, handler=handler, **{"backoff": AT_ONCE, **options})
 
 
 def beside(engine: Engine, ledger: PostgresLedger, handler: Any, **options: Any) -> Worker:

@@ -95,6 +95,7 @@ PUBLIC = {
     "txbox_aws.envelopes": ["Envelope", "open_envelope"],
     "txbox_workers.visibility_heartbeat": ["Heartbeat"],
     "txbox_workers.memory": ["MemorySource"],
+    "txbox_workers.options": ["MAX_ATTEMPTS", "ProcessingOptions", "WorkerOptions"],
     "txbox_workers.worker": ["Worker"],
     "txbox_spark": [
         "ApplyFailed",

@@ -4,11 +4,14 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
 from txbox import InvalidConfiguration, Message
 from txbox.leases import Lease
 from txbox.leases.runner import takes_lease
 
-__all__ = ["BatchHandler", "Handler", "HandlerWithLease", "LedgerHandlerWithLease", "refuse_unfit"]
+__all__ = ["BatchHandler", "Handler", "HandlerWithLease", "LedgerHandlerWithLease", "SessionFactory", "refuse_unfit"]
 
 
 class HandlerWithLease(Protocol):
@@ -31,6 +34,13 @@ ledger alone, handler(message). With a ledger, one that names a parameter ``leas
 
 BatchHandler = Callable[[Any, Sequence[Message]], object]
 """batch_handler(session, messages): applies all the messages that are first, in one transaction."""
+
+
+class SessionFactory(Protocol):
+    """Makes the session that a handler is given: ``Session`` itself, a subclass, or a ``sessionmaker``."""
+
+    def __call__(self, *, bind: Connection, join_transaction_mode: Any) -> Session:
+        """Make a session that works in the transaction of this connection."""
 
 
 def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:

@@ -8,18 +8,14 @@ The ack comes after the commit, so whatever dies in between leads to a redeliver
 """
 
 import logging
-import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Literal
+from typing import Unpack
 
-from sqlalchemy import Engine
-from sqlalchemy.orm import Session
-
-from txbox import BrokerError, Inbox, InvalidConfiguration, Outcome, TxboxError
+from txbox import BrokerError, Outcome, TxboxError
 from txbox.backoff import Backoff
 from txbox.instrumentation import (
     BrokerLost,
@@ -35,27 +31,17 @@ from txbox.instrumentation import (
     emit,
 )
 from txbox.instrumentation.logs import log_event
-from txbox.leases import LEASE_SECONDS, Ledger
 from txbox.service import Service
 from txbox.threads import log_failure, text_of
 from txbox_workers.delivery import Delivery, Settlement, Source
-from txbox_workers.handlers import BatchHandler, Handler
-from txbox_workers.processing.factory import Processing
-from txbox_workers.processing.handler_transactions import SessionFactory
-from txbox_workers.processing.outages import DatabaseUnavailable
+from txbox_workers.options import ValidOptions, WorkerOptions
+from txbox_workers.processing import DatabaseUnavailable, ProcessorContext, make_processor
 from txbox_workers.visibility_heartbeat import Heartbeat
 
 __all__ = ["Worker"]
 
-MAX_ATTEMPTS = 10
-"""With the default backoff, 4 to 9 minutes from a message's first failure to its dead letter."""
-
 OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 """Between tries while the broker or the database cannot be reached."""
-
-TRANSACTION_VISIBILITIES = 4
-TRANSACTION_SECONDS = 60.0
-"""How long a handler's transaction may take: so many times the visibility of its source, and at least so long."""
 
 KEEP_SECONDS = 900.0
 """How long a delivery is kept that was counted, while the database cannot be told how its attempt has ended. A worker
@@ -71,93 +57,33 @@ class Worker(Service):
     ``stop`` finishes the transactions under way, and hands back to the source what was not begun.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        *,
-        inbox: Inbox | None = None,
-        ledger: Ledger | None = None,
-        engine: Engine | None = None,
-        handler: Handler | None = None,
-        batch_handler: BatchHandler | None = None,
-        transactions: Literal["batch", "message"] = "batch",
-        threads: int = 1,
-        max_attempts: int | None = MAX_ATTEMPTS,
-        backoff: Backoff | None = None,
-        session_factory: SessionFactory = Session,
-        lease_seconds: float = LEASE_SECONDS,
-        fingerprint: bool = False,
-        transaction_seconds: float | None = None,
-        hooks: Sequence[Hook] = (),
-    ) -> None:
+    def __init__(self, source: Source, **options: Unpack[WorkerOptions]) -> None:
         """Put a worker together; nothing is connected before ``start`` or ``run``.
 
         Args:
             source: where deliveries come from.
-            inbox: what the subscriber has processed; its table is in the engine's database.
-            ledger: in its place, for a handler whose effects no transaction covers: leases. Beside it, for one that has
-                both kinds: its transactions are recorded in the inbox, and no two workers run it at the same time.
-            engine: the database of the inbox and of the handler's effects. With a ledger alone: where dead letters are
-                kept; without one, they are left to the broker's own redrive policy.
-            handler: ``handler(session, message)``, called for each message that comes for the first time. It works in
-                the transaction that records the message, leaves commit and rollback alone, and raises to fail. With
-                a ledger alone, ``handler(message)``. With a ledger, one that names a parameter ``lease`` is given it.
-            batch_handler: ``batch_handler(session, messages)``, in its place: one call for all the first-timers of a
-                batch. Faster by far where the effect is one set-based statement.
-            transactions: "batch": one transaction for a batch, and one for each message only when something in it
-                fails. "message": always one for each.
-            threads: polling threads; each needs a connection of the engine's pool, and a ledger in Postgres with the
-                same engine one more, for renewals.
-            max_attempts: failed attempts after which a message is parked as a dead letter; None leaves that to the
-                broker's own redrive policy. With 1 there are no batches: each attempt is counted before it is made.
-            backoff: the delay before a failed message is delivered again, by attempt.
-            session_factory: makes the handler's session: ``Session``, a subclass, or a ``sessionmaker``.
-            lease_seconds: how long the ledger keeps a message for a worker that has died; while one lives, the lease is
-                renewed.
-            fingerprint: have the ledger refuse an id that comes again with another body.
-            transaction_seconds: how long a handler's transaction may take; then the server ends it, for its locks not
-                to outlast a worker that is stopped in it, and the message has failed. None: four times the visibility
-                of the source, and at least a minute. ``math.inf``: as long as it likes.
-            hooks: told of every event; the log is told in any case.
+            options: those of ``txbox_workers.options.WorkerOptions``.
 
         Raises:
-            InvalidConfiguration: an argument cannot work.
+            InvalidConfiguration: an option cannot work.
         """
-        if threads < 1:
-            raise InvalidConfiguration(f"Worker.threads must be at least 1, not {threads!r}")
-        processing = Processing(
-            of="Worker",
-            inbox=inbox,
-            ledger=ledger,
-            engine=engine,
-            handler=handler,
-            batch_handler=batch_handler,
-            transactions=transactions,
-            max_attempts=max_attempts,
-            backoff=backoff or Backoff(),
-            session_factory=session_factory,
-            lease_seconds=lease_seconds,
-            fingerprint=fingerprint,
-        )
-        if transaction_seconds is None:
-            transaction_seconds = max(
-                TRANSACTION_VISIBILITIES * (source.visibility_seconds or 0.0), TRANSACTION_SECONDS
-            )
-        elif not transaction_seconds > 0:
-            raise InvalidConfiguration(f"Worker.transaction_seconds must be more than 0, not {transaction_seconds!r}")
-        limit = None if transaction_seconds == math.inf else transaction_seconds
+        valid = ValidOptions(of="Worker", **options)
+        limit = valid.limit_seconds(source.visibility_seconds)
         super().__init__()
-        self.subscriber_id = processing.subscriber_id
+        self.subscriber_id = valid.subscriber_id
         self.source = source
-        self._threads_wanted = threads
-        self._hooks: tuple[Hook, ...] = (log_event, *hooks)
-        self._heard = bool(hooks)
-        self._processor = processing.processor(
-            source_name=source.name,
-            hooks=self._hooks,
-            wants_details=self._wants_details,
-            stopping=self._stopping,
-            limit=lambda: limit,
+        self._threads_wanted = valid.threads
+        self._hooks: tuple[Hook, ...] = (log_event, *valid.hooks)
+        self._heard = bool(valid.hooks)
+        self._processor = make_processor(
+            valid,
+            ProcessorContext(
+                source_name=source.name,
+                hooks=self._hooks,
+                wants_details=self._wants_details,
+                stopping=self._stopping,
+                limit=lambda: limit,
+            ),
         )
         self._heartbeat = Heartbeat(source, self._heartbeat_failed)
         self._polling = 0
@@ -264,7 +190,7 @@ class Worker(Service):
         kept: list[Settlement] = []
         free: list[Settlement] = []
         for settlement in settlements:
-            (kept if self._processor.owes(settlement.delivery) else free).append(settlement)
+            (kept if self._processor.has_unsaved(settlement.delivery) else free).append(settlement)
         self._tell([*after, *free])
         return kept
 
@@ -333,7 +259,7 @@ class Worker(Service):
                 return
         if kept:
             with suppress(Exception):
-                self._processor.settle_owed()
+                self._processor.save_unsaved()
             # The rest comes again when its visibility ends.
             self._heartbeat.forget(each.delivery for each in self._hand_back(kept))
 

@@ -30,6 +30,7 @@ letter says nothing of whether its id is processed; the body in it is not.
 
 import json
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -131,6 +132,17 @@ class DeadLetters:
         self._engine = adopt(engine)
         self._statements = DeadLetterStatements.load(schema, prefix)
         self._failures = FailureStatements.load(schema, prefix)
+
+    @property
+    def engine(self) -> Engine:
+        """Where the short transactions are opened."""
+        return self._engine
+
+    def on(self, engine: Engine) -> "DeadLetters":
+        """Return the same dead letters, over another engine of the same database."""
+        other = copy(self)
+        other._engine = adopt(engine)  # noqa: SLF001 - its own
+        return other
 
     def park(
         self,

@@ -149,9 +149,9 @@ def test_an_attempt_whose_counting_was_not_answered_is_taken_back(
     with pytest.raises(DatabaseUnavailable):
         process(worker, suspect)
     assert business.failing() == ({"a": 1} if reaches_server else {})
-    assert worker._processor.owes(suspect)
+    assert worker._processor.has_unsaved(suspect)
     worker._processor.check_recording()
-    assert not worker._processor.owes(suspect)
+    assert not worker._processor.has_unsaved(suspect)
     assert business.failing() == {}
 
 
@@ -167,10 +167,10 @@ def test_a_failure_that_could_not_be_noted_is_noted_later_and_is_no_crash(
     with pytest.raises(DatabaseUnavailable):
         process(worker, suspect)
     assert business.rows("SELECT error FROM message_failure") == [NO_OUTCOME]
-    assert worker._processor.owes(suspect)
+    assert worker._processor.has_unsaved(suspect)
     worker._processor.check_recording()
     assert business.rows("SELECT error FROM message_failure") == ["ValueError: no"]
-    assert not worker._processor.owes(suspect)
+    assert not worker._processor.has_unsaved(suspect)
 
 
 def test_a_message_in_flight_whose_attempt_cannot_be_taken_back_is_kept(
@@ -185,6 +185,6 @@ def test_a_message_in_flight_whose_attempt_cannot_be_taken_back_is_kept(
             process(worker, suspect)
         elsewhere.rollback()
     assert proxy.lost == 1
-    assert worker._processor.owes(suspect)
+    assert worker._processor.has_unsaved(suspect)
     assert process(worker, suspect) == [("a-2", Outcome.PROCESSED)]
     assert business.failing() == {}

@@ -68,7 +68,7 @@ def test_a_start_on_older_tables_is_refused_with_the_cure(older: Engine, part: s
 
 
 def test_a_function_in_lambda_that_meets_older_tables_names_the_cure(older: Engine) -> None:
-    handle = sqs_handler(Inbox("billing"), older, nothing)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=older, handler=nothing)
     handle(of("a"), Context(30))  # a first record needs no column that is new
     with pytest.raises(TxboxError, match=r"(?s)column .* does not exist.*`txbox db upgrade`"):
         handle(of("a"), Context(30))

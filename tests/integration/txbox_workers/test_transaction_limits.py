@@ -14,8 +14,8 @@ from support.memory_worker import at_work, make, messages, work_off
 from txbox import InvalidConfiguration, Message, TransactionTimedOut
 from txbox.instrumentation import Settled
 from txbox_workers.memory import MemorySource
+from txbox_workers.options import TRANSACTION_SECONDS, TRANSACTION_VISIBILITIES
 from txbox_workers.processing import transaction_limits
-from txbox_workers.worker import TRANSACTION_SECONDS, TRANSACTION_VISIBILITIES
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

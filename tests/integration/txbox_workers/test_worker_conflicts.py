@@ -15,7 +15,7 @@ from txbox.backoff import Backoff
 from txbox.instrumentation import Contended, Retried
 from txbox.status import read_status
 from txbox_workers.memory import MemorySource
-from txbox_workers.processing import guarded_transaction, handler_transactions
+from txbox_workers.processing import deadlocks, guarded_transaction
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -90,7 +90,7 @@ def test_a_serialization_failure_at_the_commit_is_retried_too(engine: Engine, bu
 def test_a_transaction_that_is_rolled_back_again_and_again_fails_its_message_after_six_runs(
     engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler_transactions, "RETRY_BACKOFF", Backoff(first_seconds=0, longest_seconds=0))
+    monkeypatch.setattr(deadlocks, "RETRY_BACKOFF", Backoff(first_seconds=0, longest_seconds=0))
     kept, runs = Kept(), []
 
     def handle(session: Session, message: Message) -> None:
@@ -188,24 +188,24 @@ def test_a_turn_that_does_not_come_in_time_is_not_waited_for(
     engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_transaction, "TURN_SECONDS", 0.1)
-    transactions = guarded_transaction.LentTransactions(engine)
-    with transactions.lend(turn=-7) as first:
+    transactions = guarded_transaction.GuardedTransactions(engine)
+    with transactions.open(turn=-7) as first:
         first.execute(ADD, {"account": 1, "amount": 1})
-        with transactions.lend(turn=-7) as second:
+        with transactions.open(turn=-7) as second:
             second.execute(ADD, {"account": 2, "amount": 1})
             assert second.execute(text("SHOW lock_timeout")).scalar_one() == "0"
     assert (business.balance(1), business.balance(2)) == (1, 1)
 
 
 def test_transactions_in_turn_come_one_after_the_other(engine: Engine, business: Business) -> None:
-    transactions = guarded_transaction.LentTransactions(engine)
+    transactions = guarded_transaction.GuardedTransactions(engine)
     inside, most = 0, 0
     lock = threading.Lock()
 
     def take() -> None:
         nonlocal inside, most
         for _ in range(5):
-            with transactions.lend(turn=8) as connection:
+            with transactions.open(turn=8) as connection:
                 with lock:
                     inside += 1
                     most = max(most, inside)

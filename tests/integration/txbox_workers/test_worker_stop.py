@@ -14,7 +14,7 @@ from txbox import InvalidConfiguration, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import Retried, Settled, Stopped
 from txbox_workers.memory import MemorySource
-from txbox_workers.processing import handler_transactions
+from txbox_workers.processing import deadlocks
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -72,7 +72,7 @@ def test_stop_does_not_wait_for_a_pause_between_runs_of_a_transaction(
         apply(session, message)
         session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
 
-    monkeypatch.setattr(handler_transactions, "RETRY_BACKOFF", Backoff(first_seconds=600, longest_seconds=600))
+    monkeypatch.setattr(deadlocks, "RETRY_BACKOFF", Backoff(first_seconds=600, longest_seconds=600))
     kept = Kept()
     source = MemorySource(numbered(deliveries))
     worker = make(source, engine, handle, transactions=transactions, hooks=[kept])

@@ -24,7 +24,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from support.lease_process import COMPLETED, note
-from txbox import EffectUnknown, Inbox, Message, Outbox
+from txbox import DeadLetters, EffectUnknown, Inbox, Message, Outbox
 from txbox.backoff import Backoff
 from txbox.leases import Lease, PostgresLedger
 from txbox.relay import Relay
@@ -201,7 +201,7 @@ def _mail(setting: Setting) -> bool:
     return SqsWorker(
         setting.mails,
         ledger=_NotedLedger(engine, setting.completed),
-        engine=engine,
+        dead_letters=DeadLetters(engine),
         handler=handle,
         threads=2,
         max_attempts=MAX_ATTEMPTS,

@@ -18,7 +18,7 @@ from typing import Any
 
 from txbox import Message
 from txbox.leases.lease import elapsed
-from txbox_workers.processing.handler_transactions import BatchHandler, Handler
+from txbox_workers.handlers import BatchHandler, Handler
 
 __all__ = ["MARGIN_SECONDS", "Deadline", "seconds_left", "timed", "timed_batch"]
 

@@ -13,58 +13,42 @@ answer goes out. One thread may be there, the one that has renewed leases: it ha
 finds that nothing is to be done, and ends.
 """
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Unpack
 
-from sqlalchemy import Engine
-from sqlalchemy.orm import Session
-
-from txbox import Identify, Inbox, InvalidConfiguration, Outcome, TxboxError, identify
+from txbox import Identify, InvalidConfiguration, Outcome, TxboxError, identify
 from txbox.backoff import Backoff
 from txbox.instrumentation import Event, Hook, Received, Settled, emit
 from txbox.instrumentation.logs import log_event
-from txbox.leases import LEASE_SECONDS, Ledger
 from txbox.leases.lease import elapsed
+from txbox.retries import retry
 from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_.deadline import MARGIN_SECONDS, Deadline, seconds_left, timed, timed_batch
 from txbox_aws.lambda_.event_source import Batch, batch_item_failures, batches
 from txbox_workers.delivery import Settlement
-from txbox_workers.processing.factory import Processing
-from txbox_workers.processing.handler_transactions import BatchHandler, Handler, SessionFactory
-from txbox_workers.processing.outages import DatabaseUnavailable
-from txbox_workers.processing.processor import Processor
-from txbox_workers.worker import MAX_ATTEMPTS
+from txbox_workers.options import ProcessingOptions, ValidOptions
+from txbox_workers.processing import DatabaseUnavailable, Processor, ProcessorContext, make_processor
 
 __all__ = ["sqs_handler"]
 
-OWED_SECONDS = 10.0
-"""How long an invocation goes on trying to tell the database how an attempt has ended, within its own time."""
+UNSAVED_SECONDS = 10.0
+"""How long an invocation goes on trying to save how an attempt has ended, within its own time."""
 
-OWED_BACKOFF = Backoff(first_seconds=0.2, longest_seconds=2.0)
+UNSAVED_BACKOFF = Backoff(first_seconds=0.2, longest_seconds=2.0)
 """Between those tries."""
 
 Answer = dict[str, list[dict[str, str]]]
 
 
 def sqs_handler(
-    inbox_or_ledger: Inbox | Ledger,
-    engine: Engine | None = None,
-    handler: Handler | None = None,
     *,
-    ledger: Ledger | None = None,
-    batch_handler: BatchHandler | None = None,
     identify: Identify = identify,
     envelope: Envelope | str = Envelope.AUTO,
-    transactions: Literal["batch", "message"] = "batch",
-    max_attempts: int | None = MAX_ATTEMPTS,
-    session_factory: SessionFactory = Session,
-    lease_seconds: float = LEASE_SECONDS,
-    fingerprint: bool = False,
     margin_seconds: float = MARGIN_SECONDS,
-    hooks: Sequence[Hook] = (),
+    **options: Unpack[ProcessingOptions],
 ) -> Callable[[Any, Any], Answer]:
     """Make the handler of a Lambda function that is triggered by an SQS queue.
 
@@ -76,32 +60,20 @@ def sqs_handler(
             purchase = message.json()
             session.execute(update(Account).where(...).values(...))
 
-        handler = sqs_handler(Inbox("billing"), engine, on_purchase)
+        handler = sqs_handler(inbox=Inbox("billing"), engine=engine, handler=on_purchase)
 
     Make it where the function's module is loaded: nothing is connected before the first event, and the connections stay
     for the events after it. The trigger needs ``FunctionResponseTypes: [ReportBatchItemFailures]``: without it, Lambda
     does not read the answer, and **deletes messages that have failed**.
 
+    A ledger in Postgres that shares the inbox's engine needs one connection more.
+
     Args:
-        inbox_or_ledger: what the subscriber has processed; or a ledger, for a handler whose effects no transaction
-            covers.
-        engine: the database of the inbox and of the handler's effects. With a ledger alone: where dead letters are
-            kept; without one, they are left to the queue's redrive policy.
-        handler: ``handler(session, message)``; with a ledger alone, ``handler(message)``; as for ``Worker``.
-        ledger: beside an inbox, as for ``Worker``. One in Postgres that shares the engine needs a connection more.
-        batch_handler: ``batch_handler(session, messages)``, in place of ``handler``.
         identify: chooses a message's id; the default order is that of ``txbox.identify``.
         envelope: how bodies are read: auto, raw, json, sns, eventbridge or cloudevents.
-        transactions: "batch": one transaction for an event; when time runs out, what was handled is committed.
-            "message": one for each message. Better for handlers of many seconds: a time-out undoes only one of them.
-        max_attempts: failed attempts after which a message is parked as a dead letter; None leaves that to the queue's
-            redrive policy, whose maxReceiveCount should be greater otherwise.
-        session_factory: makes the handler's session: ``Session``, a subclass, or a ``sessionmaker``.
-        lease_seconds: how long the ledger keeps a message for a process that has died; never beyond the invocation's
-            end.
-        fingerprint: have the ledger refuse an id that comes again with another body.
         margin_seconds: before the invocation's end, in which no handler is begun any more; at most half of its time.
-        hooks: told of every event, within the invocation; the log is told in any case.
+        options: those of ``txbox_workers.options.ProcessingOptions``. A batch is an event; when time runs out, what was
+            handled is committed.
 
     Returns:
         ``handle(event, context)``, which returns the batch item failures: whatever is to be delivered again. It raises
@@ -111,11 +83,6 @@ def sqs_handler(
     Raises:
         InvalidConfiguration: an argument cannot work.
     """
-    inbox, alone = (inbox_or_ledger, None) if isinstance(inbox_or_ledger, Inbox) else (None, inbox_or_ledger)
-    if inbox is None and not hasattr(alone, "acquire"):
-        raise InvalidConfiguration(f"sqs_handler needs an Inbox or a ledger first, not {alone!r}")
-    if alone is not None and ledger is not None:
-        raise InvalidConfiguration("sqs_handler.ledger is for a ledger beside an inbox; it was given a ledger already")
     if not margin_seconds >= 0:
         raise InvalidConfiguration(f"sqs_handler.margin_seconds must be at least 0, not {margin_seconds!r}")
     try:
@@ -125,35 +92,24 @@ def sqs_handler(
             f"sqs_handler.envelope must be one of {', '.join(Envelope)}, not {envelope!r}"
         ) from error
     deadline = Deadline(margin_seconds)
-    processing = Processing(
-        of="sqs_handler",
-        inbox=inbox,
-        ledger=alone or ledger,
-        engine=engine,
-        handler=None if handler is None else timed(handler, deadline),
-        batch_handler=None if batch_handler is None else timed_batch(batch_handler, deadline),
-        transactions=transactions,
-        max_attempts=max_attempts,
-        backoff=Backoff(),  # the queue's visibility timeout is what counts: an answer holds no delays
-        session_factory=session_factory,
-        lease_seconds=lease_seconds,
-        fingerprint=fingerprint,
-    )
-    return _Function(processing, deadline, read_as, identify, hooks).handle
+    valid = ValidOptions(of="sqs_handler", **options)
+    if valid.handler is not None:
+        valid = replace(valid, handler=timed(valid.handler, deadline))
+    elif valid.batch_handler is not None:
+        valid = replace(valid, batch_handler=timed_batch(valid.batch_handler, deadline))
+    return _Function(valid, deadline, read_as, identify).handle
 
 
 class _Function:
     """One function of Lambda, in one process. An event at a time, or several in a thread each."""
 
-    def __init__(
-        self, processing: Processing, deadline: Deadline, envelope: Envelope, identify: Identify, hooks: Sequence[Hook]
-    ) -> None:
-        self._processing = processing
+    def __init__(self, options: ValidOptions, deadline: Deadline, envelope: Envelope, identify: Identify) -> None:
+        self._options = options
         self._deadline = deadline
         self._envelope = envelope
         self._identify = identify
-        self._hooks: tuple[Hook, ...] = (log_event, *hooks)
-        self._heard = bool(hooks)
+        self._hooks: tuple[Hook, ...] = (log_event, *options.hooks)
+        self._heard = bool(options.hooks)
         self._processors: dict[str, Processor] = {}
 
     def handle(self, event: Any, context: Any = None) -> Answer:
@@ -170,7 +126,7 @@ class _Function:
                         settled[settlement.delivery.receipt] = settlement
             except Exception as error:  # noqa: BLE001 - what has an outcome is reported, whatever becomes of the others
                 trouble = error
-                self._settle_owed(self._processor(batch.source))
+                self._save_unsaved(self._processor(batch.source))
         failed = [item_id for batch in found for item_id in self._told(batch, settled, trouble)]
         if trouble is not None:
             self._raise_or_log(trouble, settled, len(failed))
@@ -178,7 +134,7 @@ class _Function:
             said = (
                 "%s ran out of time: %d of %d deliveries come again; smaller batches, or a longer time-out, would help"
             )
-            _log.warning(said, self._processing.subscriber_id, len(failed), sum(len(b.deliveries) for b in found))
+            _log.warning(said, self._options.subscriber_id, len(failed), sum(len(b.deliveries) for b in found))
         return batch_item_failures(failed)
 
     def _outcomes(self, batch: Batch) -> Iterator[Settlement]:
@@ -196,7 +152,7 @@ class _Function:
         except DatabaseUnavailable as error:
             if begun or not error.before_handler:
                 raise
-            _log.info("%s begins again with a new connection: %s", self._processing.subscriber_id, error)
+            _log.info("%s begins again with a new connection: %s", self._options.subscriber_id, error)
             for settlements in processor.process(batch.deliveries):
                 yield from settlements
 
@@ -204,42 +160,44 @@ class _Function:
         """Return the processor for a queue; a function has one queue, seldom a few."""
         processor = self._processors.get(source)
         if processor is None:
-            processor = self._processors[source] = self._processing.processor(
-                source_name=source,
-                hooks=self._hooks,
-                wants_details=self._wants_details,
-                stopping=self._deadline,
-                cut_short=self._deadline,
-                ends_at=self._deadline.ends_at,
-                limit=self._deadline.seconds_left,
+            processor = self._processors[source] = make_processor(
+                self._options,
+                ProcessorContext(
+                    source_name=source,
+                    hooks=self._hooks,
+                    wants_details=self._wants_details,
+                    stopping=self._deadline,
+                    cut_short=self._deadline,
+                    ends_at=self._deadline.ends_at,
+                    limit=self._deadline.seconds_left,
+                ),
             )
         return processor
 
-    def _settle_owed(self, processor: Processor) -> None:
-        """Tell the database how attempts have ended, if that could not be done at once.
+    def _save_unsaved(self, processor: Processor) -> None:
+        """Save how attempts have ended, if that could not be done at once.
 
         Before the answer, as with it the messages go to others, and this sandbox may never be invoked again. What is
-        left then is told at its next invocation.
+        left then is saved at its next invocation.
         """
         began = elapsed()
-        for tries in itertools.count(1):
-            try:
-                processor.settle_owed()
-            except DatabaseUnavailable as error:
-                margin = self._deadline.seconds_to_margin()
-                left = OWED_SECONDS - (elapsed() - began)
-                left = left if margin is None else min(left, margin)
-                if left <= 0:
-                    said = "%s: how an attempt has ended is still to be told, and it counts until then: %s"
-                    _log.warning(said, self._processing.subscriber_id, error)
-                    return
-                time.sleep(min(OWED_BACKOFF.seconds(tries), left))
-            else:
-                return
+
+        def wait(seconds: float) -> bool:
+            margin = self._deadline.seconds_to_margin()
+            left = UNSAVED_SECONDS - (elapsed() - began)
+            left = left if margin is None else min(left, margin)
+            time.sleep(max(min(seconds, left), 0.0))
+            return left <= 0
+
+        try:
+            retry(processor.save_unsaved, again=_is_unavailable, backoff=UNSAVED_BACKOFF, wait=wait)
+        except DatabaseUnavailable as error:
+            said = "%s: how an attempt has ended could not be saved, and it counts until it is: %s"
+            _log.warning(said, self._options.subscriber_id, error)
 
     def _raise_or_log(self, trouble: Exception, settled: Mapping[str, Settlement], failed: int) -> None:
         """Raise if nothing has an outcome: Lambda's metrics count it, and the whole event comes again."""
-        who = self._processing.subscriber_id
+        who = self._options.subscriber_id
         known = isinstance(trouble, DatabaseUnavailable)
         if settled:
             why = "the database or the ledger could not be used any more" if known else "of an unforeseen error"
@@ -284,11 +242,15 @@ class _Function:
         return failed
 
     def _emit(self, kind: Callable[..., Event], batch: Batch, **attributes: object) -> None:
-        emit(self._hooks, kind(self._processing.subscriber_id, batch.source, **attributes))
+        emit(self._hooks, kind(self._options.subscriber_id, batch.source, **attributes))
 
     def _wants_details(self) -> bool:
         """Whether anybody hears the events of messages that went well."""
         return self._heard or _log.isEnabledFor(logging.DEBUG)
+
+
+def _is_unavailable(error: Exception, _run: int) -> bool:
+    return isinstance(error, DatabaseUnavailable)
 
 
 _QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)

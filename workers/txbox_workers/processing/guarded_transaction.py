@@ -15,11 +15,11 @@ from txbox.postgres.transaction_guard import guard, left_in_use, lent, refuse_ab
 from txbox_workers.processing.outages import DatabaseUnavailable, bookkeeping, unavailable, without_values
 from txbox_workers.processing.transaction_limits import TimeLimit, limit_statement, unlimited
 
-__all__ = ["LentTransactions", "finish"]
+__all__ = ["GuardedTransactions", "finish"]
 
 
-class LentTransactions:
-    """Lends transactions on an engine."""
+class GuardedTransactions:
+    """Opens transactions that only the worker can end."""
 
     def __init__(self, engine: Engine, limit: TimeLimit = unlimited) -> None:
         """Take the engine.
@@ -33,7 +33,7 @@ class LentTransactions:
         self._limit = limit
 
     @contextmanager
-    def lend(self, turn: int | None = None) -> Iterator[Connection]:
+    def open(self, turn: int | None = None) -> Iterator[Connection]:
         """One transaction; whatever breaks the connection on the way, COMMIT included, is DatabaseUnavailable.
 
         A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery

@@ -5,58 +5,34 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection
 
-from txbox import Failures, Inbox, Mismatch, TransactionEnded
-from txbox.backoff import Backoff
+from txbox import Failures, Message, Mismatch, TransactionEnded
 from txbox.inbox.inbox import ParkedIds, Recorded
-from txbox.instrumentation import Committed, Contended, Hook, Retried, emit
-from txbox.leases.runner import refuse_unfinished
+from txbox.instrumentation import Committed, emit
+from txbox.leases import Lease
+from txbox.leases.runner import refuse_unfinished, takes_lease
 from txbox.postgres.engines import with_sound_connection
-from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import conflict_place, is_retryable, sqlstate
 from txbox.postgres.transaction_guard import left_in_use
-from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery
-from txbox_workers.handlers import BatchHandler, Handler
-from txbox_workers.processing.contention import Contention, Report, Way
-from txbox_workers.processing.guarded_transaction import LentTransactions, finish
+from txbox_workers.handlers import Handler, HandlerWithLease
+from txbox_workers.options import ValidOptions
+from txbox_workers.processing.context import ProcessorContext
+from txbox_workers.processing.deadlocks import ConflictRetries, Way
+from txbox_workers.processing.guarded_transaction import GuardedTransactions, finish
 from txbox_workers.processing.outages import DatabaseUnavailable, connecting, recording
-from txbox_workers.processing.transaction_limits import TimeLimit, unlimited
 
-__all__ = ["BatchHandler", "Halt", "Handler", "HandlerTransactions", "Parked", "SessionFactory", "Sorted", "Stopping"]
+__all__ = ["HandlerTransactions", "Parked", "Sorted"]
 
 T = TypeVar("T")
 
 
-class SessionFactory(Protocol):
-    """Makes the session that a handler is given: ``Session`` itself, a subclass, or a ``sessionmaker``."""
-
-    def __call__(self, *, bind: Connection, join_transaction_mode: Any) -> Session:
-        """Make a session that works in the transaction of this connection."""
-
-
-class Halt(Protocol):
-    """Says when nothing more is to be begun: a ``threading.Event``, or a deadline."""
-
-    def is_set(self) -> bool:
-        """Whether that is now."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it, so many seconds at most; return whether it is now."""
-
-
 class Parked(Exception):
     """The message waits as a dead letter; its ack was lost, or it is another copy."""
-
-
-class Stopping(Exception):
-    """Nothing more is to be begun while a transaction that the database has rolled back waits to be run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,54 +52,33 @@ class Sorted:
     left: frozenset[str]
 
 
-class ConflictStatements(SqlFile, file="conflicts.sql"):
-    """The statements of ``conflicts.sql``."""
-
-    count_conflicts: str
-
-
 class HandlerTransactions:
     """Records deliveries and runs the handler, in one transaction for one or for many."""
 
-    def __init__(
-        self,
-        *,
-        inbox: Inbox,
-        engine: Engine,
-        handler: Handler | None,
-        batch_handler: BatchHandler | None,
-        session_factory: SessionFactory,
-        source_name: str,
-        hooks: Sequence[Hook],
-        wants_details: Callable[[], bool],
-        stopping: Halt,
-        cut_short: Halt | None = None,
-        limit: TimeLimit = unlimited,
-        contention: Contention | None = None,
-    ) -> None:
-        """Take what ``Worker`` was given; it has validated all of it.
-
-        Args:
-            cut_short: within a batch, begin no more handlers once this is set: what was not begun is taken out of the
-                inbox again, and the rest commits.
-            limit: says how long a transaction may take.
-            contention: learns of conflicts, and says how transactions are to be run.
-        """
+    def __init__(self, options: ValidOptions, context: ProcessorContext) -> None:
+        inbox, engine, handler = options.inbox, options.engine, options.handler
+        assert inbox is not None  # noqa: S101 - for the type checker: made for an inbox only, which has an engine
+        assert engine is not None  # noqa: S101
         self._engine = engine
-        self._transactions = LentTransactions(engine, limit)
+        self._transactions = GuardedTransactions(engine, context.limit)
         self._inbox = inbox
-        self._handler: Callable[..., object] | None = handler
-        self._batch_handler = batch_handler
-        self._session_factory = session_factory
-        self._source_name = source_name
-        self._hooks = hooks
-        self._wants_details = wants_details
-        self._stopping = stopping
-        self._cut_short = cut_short or threading.Event()
+        self._handler: Callable[..., object] | None = (
+            handler if handler is None or options.ledger is None else _under_lease(handler)
+        )
+        self._batch_handler = options.batch_handler
+        self._session_factory = options.session_factory
+        self._context = context
         self._closed = threading.local()
-        self.contention = contention or Contention()
-        place = f"{inbox.schema or ''}.{inbox.prefix} {inbox.subscriber_id}"
-        self._turn = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], signed=True)
+        self._conflicts = ConflictRetries(
+            inbox, engine, context, together=options.transactions == "batch" and options.ledger is None
+        )
+        tables = f"{inbox.schema or ''}.{inbox.prefix} {inbox.subscriber_id}"
+        self._turn = int.from_bytes(hashlib.sha256(tables.encode()).digest()[:8], signed=True)
+
+    @property
+    def way(self) -> Way:
+        """How transactions are run now, by what conflicts there were."""
+        return self._conflicts.way
 
     def check(self) -> None:
         """See that the inbox can be used.
@@ -159,7 +114,7 @@ class HandlerTransactions:
         Raises:
             Stopping, DatabaseUnavailable; and whatever a handler raises. Nothing is committed.
         """
-        return self._with_retries(deliveries, lambda: self._unless_closed(lambda: self._batch(deliveries)))
+        return self._conflicts.run(len(deliveries), lambda: self._unless_closed(lambda: self._batch(deliveries)))
 
     def run_one(self, delivery: Delivery, failures: Failures | None = None, **extra: Any) -> bool:
         """Process a delivery in a transaction of its own.
@@ -176,7 +131,7 @@ class HandlerTransactions:
             InFlight, Mismatch, Parked, Stopping, DatabaseUnavailable; and whatever the handler raises. Nothing is
                 committed.
         """
-        return self._with_retries([delivery], lambda: self._unless_closed(lambda: self._one(delivery, failures, extra)))
+        return self._conflicts.run(1, lambda: self._unless_closed(lambda: self._one(delivery, failures, extra)))
 
     def _unless_closed(self, run: Callable[[], T]) -> T:
         """Tell a handler that has closed its connection from a connection that was lost: that is no handler's fault."""
@@ -190,7 +145,7 @@ class HandlerTransactions:
 
     def _batch(self, deliveries: Sequence[Delivery]) -> Sorted:
         begun = time.monotonic()
-        with self._lend() as connection:
+        with self._open() as connection:
             with recording():
                 recorded = self._inbox.sort_out(connection, {d.message.id: d.message.body for d in deliveries})
                 parked = self._find_parked(connection, deliveries, recorded)
@@ -212,7 +167,7 @@ class HandlerTransactions:
     def _one(self, delivery: Delivery, failures: Failures | None, extra: Mapping[str, Any]) -> bool:
         begun = time.monotonic()
         message = delivery.message
-        with self._lend() as connection:
+        with self._open() as connection:
             with recording():
                 first = self._inbox.record(connection, message.id, message.body)
                 parked = _NONE_PARKED if first else self._inbox.find_parked(connection, {message.id: message.body})
@@ -237,6 +192,7 @@ class HandlerTransactions:
         # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
         # transaction, which is then found inactive.
         session = self._session_factory(bind=connection, join_transaction_mode="rollback_only")
+        cut_short = self._context.cut_short
         pooled = connection.connection
         driver = pooled.dbapi_connection
         try:
@@ -245,7 +201,7 @@ class HandlerTransactions:
                 finish(session, connection)
             elif self._handler is not None:
                 for number, delivery in enumerate(deliveries):
-                    if number and self._cut_short.is_set():
+                    if number and cut_short is not None and cut_short.is_set():
                         return [rest.message.id for rest in deliveries[number:]]
                     refuse_unfinished(self._handler(session, delivery.message, **extra))
                     finish(session, connection)
@@ -256,47 +212,28 @@ class HandlerTransactions:
                 session.close()
         return []
 
-    def _with_retries(self, deliveries: Sequence[Delivery], run: Callable[[], T]) -> T:
-        for attempt in range(1, TRANSACTION_RUNS):
-            way, begun = self.contention.way, time.monotonic()
-            try:
-                done = run()
-            except Exception as error:
-                if not is_retryable(error):
-                    raise
-                code = sqlstate(error) or ""
-                self._tell(self.contention.conflicted(way, code, conflict_place(error), time.monotonic() - begun))
-                emit(self._hooks, Retried(self._inbox.subscriber_id, self._source_name, code, attempt, len(deliveries)))
-                if len(deliveries) > 1 and self.contention.way is Way.ALONE:
-                    raise  # not together again
-                if self._stopping.wait(RETRY_BACKOFF.seconds(attempt)):
-                    raise Stopping("not run again, because nothing more is to be begun") from error
-            else:
-                self._tell(self.contention.committed(len(deliveries), time.monotonic() - begun))
-                return done
-        return run()
-
-    def _lend(self) -> AbstractContextManager[Connection]:
-        return self._transactions.lend(self._turn if self.contention.way is Way.IN_TURN else None)
-
-    def _tell(self, report: Report | None) -> None:
-        """Tell of conflicts: here, and by the database, whoever asks for the status."""
-        if report is None:
-            return
-        subscriber = self._inbox.subscriber_id
-        emit(self._hooks, Contended(subscriber, self._source_name, report.conflicts, report.way.name.lower()))
-        sql = ConflictStatements.load(self._inbox.schema, self._inbox.prefix)
-        # Nothing rests on these figures; the handler's message goes on without them.
-        with suppress(Exception), short_transaction(self._engine) as connection:
-            for (code, place), count in sorted(report.conflicts.items()):
-                counted = {"subscriber_id": subscriber, "sqlstate": code, "place": place, "conflicts": count}
-                connection.exec_driver_sql(sql.count_conflicts, counted)
+    def _open(self) -> AbstractContextManager[Connection]:
+        return self._transactions.open(self._turn if self.way is Way.IN_TURN else None)
 
     def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
-        if not self._wants_details():
-            return
-        seconds = time.monotonic() - begun
-        emit(self._hooks, Committed(self._inbox.subscriber_id, self._source_name, first, duplicates, seconds))
+        if self._context.wants_details():
+            seconds = time.monotonic() - begun
+            committed = Committed(self._inbox.subscriber_id, self._context.source_name, first, duplicates, seconds)
+            emit(self._context.hooks, committed)
+
+
+def _under_lease(handler: Handler) -> HandlerWithLease:
+    """Have the lease record how far the handler has come: its transaction may be run again, or not be committed."""
+    wants_lease = takes_lease(handler)
+    call: Callable[..., object] = handler
+
+    def run(session: Any, message: Message, /, *, lease: Lease) -> object:
+        lease.begin_work()
+        result = call(session, message, **({"lease": lease} if wants_lease else {}))
+        lease.returned = True
+        return result
+
+    return run
 
 
 def _was_closed(driver: Any) -> bool:
@@ -305,9 +242,3 @@ def _was_closed(driver: Any) -> bool:
 
 
 _NONE_PARKED = ParkedIds(frozenset(), frozenset())
-
-TRANSACTION_RUNS = 6
-"""How often a transaction is run before a deadlock or serialization failure counts as a failure of its messages."""
-
-RETRY_BACKOFF = Backoff(first_seconds=0.02, longest_seconds=1.0)
-"""Between the runs of a transaction that the database rolled back."""

@@ -16,18 +16,18 @@ whose receive count says that it was delivered before (*suspect*) is processed a
 transaction of its own, **before** it is made::
 
     count the attempt ── BEGIN record ── forget what was counted ── handler ── COMMIT
-                                                                       ├─ raises: say why it has failed
+                                                                       ├─ raises: save why it has failed
                                                                        ├─ loses its connection, is called off: take back
                                                                        └─ the process ends: it has no outcome
 
-While the database cannot be told how an attempt has ended, it looks as if the process had ended. So until it was told,
-the delivery is kept (``Processor.owes``), for no other worker to decide by that::
+While it cannot be saved how an attempt has ended, it looks as if the process had ended. So until it is saved, the
+delivery is kept (``Processor.has_unsaved``), for no other worker to decide by that::
 
     A  count ── handler: loses its connection ── keeps the delivery … takes back ── hands it back
     B                                                                                    count ── handler
 
-The receive count alone does not condemn: innocent messages that were delivered beside a deadly one have the same count,
-and so have those that were handed back. What a first delivery came to when its process has ended, nothing tells, so it
+The receive count alone is not enough: other messages that were delivered beside a deadly one have the same count, and
+so have those that were handed back. What a first delivery came to when its process has ended is not recorded, so it
 does not count.
 """
 
@@ -36,50 +36,44 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Engine
-
-from txbox import Failures, InFlight, LedgerError, MalformedMessage, Mismatch, Outcome, Reason
+from txbox import DeadLetters, Failures, InFlight, LedgerError, MalformedMessage, Mismatch, Outcome, Reason
 from txbox.backoff import Backoff
 from txbox.dead_letters.failures import NO_OUTCOME, Attempt, Failed, describe
 from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.processing import processor
-from txbox_workers.processing.contention import Way
-from txbox_workers.processing.handler_transactions import Halt, HandlerTransactions, Parked, Stopping
+from txbox_workers.options import ValidOptions
+from txbox_workers.processing.context import ProcessorContext
+from txbox_workers.processing.deadlocks import Stopping, Way
+from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
 from txbox_workers.processing.outages import DatabaseUnavailable, bookkeeping, connecting
 from txbox_workers.processing.parking import Parking
-from txbox_workers.processing.processor import Processor
+from txbox_workers.processing.processor import Processor, in_flight
+from txbox_workers.processing.transaction_limits import limited
 
 __all__ = ["InboxProcessor"]
 
 
 class InboxProcessor(Processor):
-    """Runs deliveries of one worker through the inbox and the handler."""
+    """Processes deliveries of one worker through the inbox and the handler."""
 
-    def __init__(
-        self,
-        *,
-        transactions: HandlerTransactions,
-        failures: Failures,
-        parking: Parking,
-        engine: Engine,
-        one_transaction_per_message: bool,
-        max_attempts: int | None,
-        backoff: Backoff,
-        stopping: Halt,
-    ) -> None:
-        """Take what ``Worker`` was given; it has validated all of it."""
-        super().__init__(stopping)
-        self._transactions = transactions
-        self._failures = failures
-        self._parking = parking
-        self._engine = engine
-        self._singly = one_transaction_per_message
-        self._max_attempts = max_attempts
-        self._backoff = backoff
+    def __init__(self, options: ValidOptions, context: ProcessorContext) -> None:
+        super().__init__(context)
+        inbox, subscriber_id = options.inbox, options.subscriber_id
+        assert inbox is not None  # noqa: S101 - for the type checker: made for an inbox only, which has an engine
+        assert options.engine is not None  # noqa: S101
+        self._engine = limited(options.engine, context.limit)
+        self._transactions = HandlerTransactions(options, context)
+        tables: dict[str, Any] = {"schema": inbox.schema, "prefix": inbox.prefix}
+        self._failures = Failures(self._engine, subscriber_id, wait_seconds=inbox.wait_seconds, **tables)
+        self._parking = Parking(DeadLetters(self._engine, **tables), subscriber_id, context.source_name, inbox)
+        self._singly = options.transactions == "message"
+        self._max_attempts = options.max_attempts
+        self._backoff = options.backoff or Backoff()
         self._lost: OrderedDict[str, int] = OrderedDict()
-        self._suspect_after = SUSPECT_AFTER if max_attempts is None else min(SUSPECT_AFTER, max_attempts - 1)
+        most = self._max_attempts
+        self._suspect_after = SUSPECT_AFTER if most is None else min(SUSPECT_AFTER, most - 1)
 
     def check(self) -> None:
         """See that the database answers and has the tables."""
@@ -90,7 +84,7 @@ class InboxProcessor(Processor):
 
     def check_recording(self) -> None:
         """See that a message could be recorded."""
-        self.settle_owed()
+        self.save_unsaved()
         self._transactions.check_recording()
 
     def _suspect(self, delivery: Delivery) -> bool:
@@ -99,7 +93,7 @@ class InboxProcessor(Processor):
     def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
         """Process a batch in one transaction; None if it has to be processed singly instead."""
         if (
-            self._transactions.contention.way is Way.ALONE
+            self._transactions.way is Way.ALONE
             or self._singly
             or any(self._suspect(delivery) or delivery.problem for delivery in deliveries)
         ):
@@ -140,10 +134,9 @@ class InboxProcessor(Processor):
             if isinstance(error, LedgerError) and error.permanent:
                 return self._failed(delivery, error, attempt)
             self._take_back(attempt)
-            # Another worker may have it at once, unless somebody elsewhere has it already, or a ledger that the handler
-            # uses is away: that is no message's fault.
-            delay = 0.0 if isinstance(error, Stopping) else processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
-            return Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
+            if isinstance(error, Stopping):  # another worker may have it at once
+                return Settlement(delivery, Outcome.IN_FLIGHT, error)
+            return in_flight(delivery, error)
         except Parked:
             return Settlement(delivery, Outcome.DEAD)
         except Mismatch as error:
@@ -163,7 +156,7 @@ class InboxProcessor(Processor):
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
 
     def _begin(self, delivery: Delivery) -> Attempt | None:
-        in_flight: InFlight | None = None
+        refused: InFlight | None = None
         counted: list[Attempt] = []
         with bookkeeping():
             try:
@@ -171,28 +164,28 @@ class InboxProcessor(Processor):
                     delivery.message.id, receive_count=delivery.receive_count, counting=counted.append
                 )
             except InFlight as error:
-                in_flight = error
+                refused = error
             except Exception:
                 if counted:  # the answer to its commit was lost
-                    self._owe_taking_back(counted[0])
+                    self._take_back_later(counted[0])
                 raise
-        raise in_flight
+        raise refused
 
     def _take_back(self, attempt: Attempt | None) -> None:
         """Take back an attempt that was none.
 
         Raises:
-            DatabaseUnavailable: that could not be done now; it is owed.
+            DatabaseUnavailable: that could not be done now, and is done later.
         """
         if attempt is not None:
-            self._owe_taking_back(attempt)
-            self.settle_owed()
+            self._take_back_later(attempt)
+            self.save_unsaved()
 
-    def _owe_taking_back(self, attempt: Attempt) -> None:
-        self._owe(attempt.message_id, lambda: self._failures.take_back(attempt))
+    def _take_back_later(self, attempt: Attempt) -> None:
+        self._save_later(attempt.message_id, lambda: self._failures.take_back(attempt))
 
     def _count_lost(self, delivery: Delivery) -> None:
-        """Say so, if the connection is lost with a message again and again: it may be the handler that ends it."""
+        """Log it, if the connection is lost with a message again and again: it may be the handler that ends it."""
         message_id = delivery.message.id
         lost = self._lost[message_id] = self._lost.pop(message_id, 0) + 1
         if len(self._lost) > LOST_MESSAGES:
@@ -201,7 +194,7 @@ class InboxProcessor(Processor):
             _log.warning(
                 "%s: the connection to the database was lost in the handler of %s in %d deliveries here, now in "
                 "delivery %d; none of them counts as an attempt, so if it is this message that ends the connection, it "
-                "comes again and again: mend its handler, or take it out of the queue",
+                "comes again and again: repair its handler, or take it out of the queue",
                 self._failures.subscriber_id,
                 message_id,
                 lost,
@@ -220,7 +213,8 @@ class InboxProcessor(Processor):
             raise InFlight(self._failures.subscriber_id, [delivery.message.id])
         reason = Reason.CRASHED if crashed else Reason.FAILED
         had = Failed(attempt.number - 1, attempt.before)
-        # Whoever still runs it has not crashed: not waited for, as this would be parked as soon as that has failed.
+        # A process that still runs it has not crashed: it is not waited for, as the message would be parked as soon as
+        # that one has failed.
         wait = NO_WAIT_SECONDS if crashed else None
         settlement = self._parking.park(delivery, reason, attempt.error_before or NO_OUTCOME, had, wait_seconds=wait)
         if settlement.outcome is Outcome.IN_FLIGHT:
@@ -236,7 +230,7 @@ class InboxProcessor(Processor):
                 failed = fail()
         except DatabaseUnavailable:
             if attempt is not None:  # counted already, but not as failed
-                self._owe(delivery.message.id, fail)
+                self._save_later(delivery.message.id, fail)
             raise
         # What cannot be read will not be readable the next time.
         reason = Reason.MALFORMED if isinstance(error, MalformedMessage) or delivery.problem else Reason.FAILED
@@ -261,4 +255,4 @@ NO_WAIT_SECONDS = 0.01
 JUST_BEGUN_SECONDS = 2.0
 """An attempt that was counted in advance, so recently, may not have begun its transaction yet."""
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.worker")

@@ -4,19 +4,19 @@ Each delivery is processed under the lease of its message::
 
     acquire ── in flight: hand back ── completed: a duplicate
        │
-    handler(message)                          a keeper renews the lease
+    handler(message)                          the lease is renewed meanwhile
        │
     complete ── ack
 
 Beside an inbox, the handler runs in a transaction that records the message, as it would without a ledger: the inbox
 decides whether its effects in the database stand, and the lease keeps two workers from running it at the same time.
 
-Attempts are counted by the ledger, when they begin. So a message that takes its process down is known by its attempts,
+Attempts are counted by the ledger, when they begin. So a message that takes its process down shows in its attempts,
 and when it has had them all, it is parked instead of run. One that an outage of the database has ended is taken out of
-the count again, and the next owner is told of it, as the handler may have had its effect. While the ledger cannot be
-told how an attempt has ended, the delivery is kept (``Processor.owes``). The ledger's count goes on
-when a message is parked: so its next lease, of a copy or of the letter that was redriven, is not its first, and has its
-owner look for letters.
+the count again, and the next lease says so, as the handler may have had its effect. While it cannot be saved in the
+ledger how an attempt has ended, the delivery is kept (``Processor.has_unsaved``). The ledger's count goes on when a
+message is parked: so its next lease, of a copy or of the letter that was redriven, is not its first, and has its owner
+look for letters.
 
 Processed or parked, never both: beside an inbox, the inbox decides (see ``txbox.dead_letters``). With a ledger alone,
 the owner of the lease parks, and renews it before: if it was taken over, nothing is parked::
@@ -32,79 +32,68 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from txbox import InFlight, LeaseLost, LedgerError, MalformedMessage, Mismatch, Outcome, Reason, SchemaMissing
+from txbox import (
+    DeadLetters,
+    InFlight,
+    LeaseLost,
+    LedgerError,
+    MalformedMessage,
+    Mismatch,
+    Outcome,
+    Reason,
+    SchemaMissing,
+)
 from txbox.backoff import Backoff
 from txbox.dead_letters.failures import NO_OUTCOME, Failed, describe
-from txbox.leases import Lease, Ledger
+from txbox.instrumentation import Committed, HeartbeatFailed, emit
+from txbox.leases import Lease
 from txbox.leases.lease import Ended
 from txbox.leases.runner import Ending, Leased, known_ending, refuse_unfinished, takes_lease
 from txbox.message import fingerprint as sha256
+from txbox.threads import text_of
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.handlers import Handler
-from txbox_workers.processing import processor
-from txbox_workers.processing.handler_transactions import Halt, HandlerTransactions, Parked, Stopping
+from txbox_workers.options import ValidOptions
+from txbox_workers.processing.context import ProcessorContext
+from txbox_workers.processing.deadlocks import Stopping
+from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
 from txbox_workers.processing.outages import DatabaseUnavailable, unavailable
 from txbox_workers.processing.parking import Parking
-from txbox_workers.processing.processor import Processor
+from txbox_workers.processing.processor import Processor, in_flight
+from txbox_workers.processing.transaction_limits import limited
 
 __all__ = ["LedgerProcessor"]
 
 
 class LedgerProcessor(Processor):
-    """Runs deliveries of one worker under the leases of a ledger."""
+    """Processes deliveries of one worker under the leases of a ledger."""
 
-    def __init__(
-        self,
-        *,
-        ledger: Ledger,
-        handler: Handler,
-        transactions: HandlerTransactions | None,
-        parking: Parking | None,
-        lease_seconds: float,
-        fingerprint: bool,
-        max_attempts: int | None,
-        backoff: Backoff,
-        stopping: Halt,
-        completed: Callable[[bool, float], None],
-        renewal_failed: Callable[[Lease, Exception], None],
-        ends_at: Callable[[], float | None] = lambda: None,
-    ) -> None:
-        """Take what ``Worker`` was given; it has validated all of it.
-
-        Args:
-            ledger: where leases live.
-            handler: what is run.
-            transactions: beside an inbox, the transactions in which it is run; None: it is run by itself.
-            parking: for dead letters; None leaves them to the broker.
-            lease_seconds: of a lease.
-            fingerprint: have another body under the same id refused.
-            max_attempts: attempts after which a message is parked.
-            backoff: the delay before a failed message is delivered again, by attempt.
-            stopping: says when nothing more is to be begun.
-            completed: is told of each message that is completed in the ledger, whether that was now, and how many
-                seconds it took; not beside an inbox, whose transactions tell of themselves.
-            renewal_failed: is told of a lease that could not be renewed.
-            ends_at: a reading of ``elapsed`` at which this process ends, and no lease may last longer; None: never.
-        """
-        super().__init__(stopping)
-        self._ledger = ledger
+    def __init__(self, options: ValidOptions, context: ProcessorContext) -> None:
+        super().__init__(context)
+        assert options.ledger is not None  # noqa: S101 - for the type checker: made for a ledger only, with a handler
+        assert options.handler is not None  # noqa: S101
+        self._ledger = options.ledger
+        self._subscriber_id = options.subscriber_id
         self._leased = Leased(
-            ledger,
-            seconds=lease_seconds,
-            on_renewal_failure=renewal_failed,
-            on_release_failure=lambda lease, ending: self._owe(
+            options.ledger,
+            seconds=options.lease_seconds,
+            on_renewal_failure=self._renewal_failed,
+            on_release_failure=lambda lease, ending: self._save_later(
                 lease.message_id, lambda: self._release_late(lease, ending)
             ),
         )
-        self._handler: Callable[..., object] = handler
-        self._wants_lease = takes_lease(handler)
-        self._transactions = transactions
-        self._parking = parking
-        self._fingerprint = fingerprint
-        self._max_attempts = max_attempts if parking is not None else None
-        self._backoff = backoff
-        self._completed = completed
-        self._ends_at = ends_at
+        self._handler: Callable[..., object] = options.handler
+        self._wants_lease = takes_lease(options.handler)
+        letters, inbox = options.dead_letters, options.inbox
+        self._transactions = None if inbox is None else HandlerTransactions(options, context)
+        if inbox is not None and options.engine is not None:
+            letters = DeadLetters(options.engine, schema=inbox.schema, prefix=inbox.prefix)
+        self._parking = None
+        if letters is not None:
+            letters = letters.on(limited(letters.engine, context.limit))
+            self._parking = Parking(letters, options.subscriber_id, context.source_name, inbox)
+        self._fingerprint = options.fingerprint
+        self._max_attempts = options.max_attempts if self._parking is not None else None
+        self._backoff = options.backoff or Backoff()
 
     def check(self) -> None:
         """See that the stores answer and have what is needed."""
@@ -116,7 +105,7 @@ class LedgerProcessor(Processor):
 
     def check_recording(self) -> None:
         """See that a lease could be acquired, and a message recorded."""
-        self.settle_owed()
+        self.save_unsaved()
         self._ledger.check()
         if self._transactions is not None:
             self._transactions.check_recording()
@@ -130,26 +119,36 @@ class LedgerProcessor(Processor):
                 message.id,
                 lambda lease: self._work(attempt, lease),
                 fingerprint=sha256(message.body) if self._fingerprint else None,
-                until=self._ends_at(),
+                until=self._context.ends_at(),
                 ends=lambda lease, error: self._settle_failure(attempt, lease, error),
             )
         except BaseException as error:
             if attempt.settlement is not None:
                 if attempt.settlement.outcome.acked:  # it is parked, and its letter says so
-                    self._drop_owed(message.id)
-                elif self.owes(delivery):
-                    raise DatabaseUnavailable(f"the ledger could not be told of: {describe(error)}") from error
+                    self._discard_unsaved(message.id)
+                elif self.has_unsaved(delivery):
+                    raise DatabaseUnavailable(f"it is not saved how an attempt has ended: {describe(error)}") from error
                 return attempt.settlement
             if isinstance(error, DatabaseUnavailable) or error is attempt.error:
                 raise
-            return self._ledger_said(delivery, error, attempt.begun)
+            return self._settle_ledger_error(delivery, error, attempt.begun)
         first = done.outcome is Outcome.PROCESSED and bool(done.result)
         if self._transactions is None:
-            self._completed(first, time.monotonic() - begun)
+            self._emit_completed(first, time.monotonic() - begun)
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
 
+    def _emit_completed(self, first: bool, seconds: float) -> None:
+        if self._context.wants_details():
+            committed = Committed(self._subscriber_id, self._context.source_name, int(first), int(not first), seconds)
+            emit(self._context.hooks, committed)
+
+    def _renewal_failed(self, lease: Lease, error: Exception) -> None:
+        why = f"its lease: {text_of(error)}"
+        failed = HeartbeatFailed(self._subscriber_id, self._context.source_name, lease.message_id, why)
+        emit(self._context.hooks, failed)
+
     def _release_late(self, lease: Lease, ending: Ending) -> None:
-        """Tell the ledger how an attempt has ended, unless another owner has the message, or has done it."""
+        """Save in the ledger how an attempt has ended, unless another owner has the message, or has done it."""
         try:
             self._ledger.release(lease, ending.ended, forget_attempts=ending.forget_attempts)
         except LeaseLost:
@@ -162,7 +161,7 @@ class LedgerProcessor(Processor):
     def _work(self, attempt: "_Attempt", lease: Lease) -> bool:
         """Do the work of a message; return whether it was done now, and not before.
 
-        What it raises is kept, to be told from what the ledger raises.
+        What it raises is kept, to distinguish it from what the ledger raises.
         """
         delivery = attempt.delivery
         attempt.begun = True
@@ -187,7 +186,7 @@ class LedgerProcessor(Processor):
         return True
 
     def _settle_failure(self, attempt: "_Attempt", lease: Lease, error: BaseException) -> Ending:
-        """Say what becomes of a delivery whose work has raised, and how the attempt has ended."""
+        """Settle a delivery whose work has raised; return how the attempt has ended."""
         delivery = attempt.delivery
         ending = known_ending(lease, error)
         match error:
@@ -196,11 +195,11 @@ class LedgerProcessor(Processor):
             case DatabaseUnavailable():
                 return Ending(Ended.NOT_COUNTED if lease.begun else Ended.NOT_MADE)
             case InFlight() | Stopping() | LedgerError(permanent=False) | LeaseLost():
-                # Another worker may have it at once, unless somebody elsewhere has it already, or a ledger that the
-                # handler uses is away: that is no message's fault.
-                delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
-                delay = 0.0 if isinstance(error, Stopping) else delay
-                attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, error, delay)
+                # After Stopping, another worker may have it at once.
+                waits = not isinstance(error, Stopping)
+                attempt.settlement = (
+                    in_flight(delivery, error) if waits else Settlement(delivery, Outcome.IN_FLIGHT, error)
+                )
                 return Ending(Ended.NOT_COUNTED if isinstance(error, Stopping) and lease.begun else Ended.NOT_MADE)
             case Parked():
                 attempt.settlement = Settlement(delivery, Outcome.DEAD)
@@ -210,8 +209,7 @@ class LedgerProcessor(Processor):
                 return Ending(Ended.NOT_MADE)
         if ending.ended is Ended.NOT_COUNTED:
             # A database that the handler itself has connected to: there is nothing to wait for with the next message.
-            delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
-            attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, unavailable(error), delay)
+            attempt.settlement = in_flight(delivery, unavailable(error))
             return ending
         if lease.returned:
             ending = Ending(Ended.UNKNOWN)  # the handler was done; its transaction was not to be committed
@@ -237,12 +235,11 @@ class LedgerProcessor(Processor):
         attempt.settlement = self._parking.park(delivery, reason, describe(error), had, error, attempt.of_all)
         return ending
 
-    def _ledger_said(self, delivery: Delivery, error: BaseException, begun: bool) -> Settlement:
+    def _settle_ledger_error(self, delivery: Delivery, error: BaseException, begun: bool) -> Settlement:
         """Settle a delivery whose lease could not be had, or was lost."""
         match error:
             case InFlight():
-                delay = processor.IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
-                return Settlement(delivery, Outcome.IN_FLIGHT, error, min(delay, error.seconds or delay))
+                return in_flight(delivery, error, longest_seconds=error.seconds)
             case LeaseLost():
                 return Settlement(delivery, Outcome.IN_FLIGHT, error)
             case Mismatch() if self._parking is not None:
@@ -277,4 +274,4 @@ class _Spent(Exception):
     """The message has had all of its attempts."""
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.worker")

@@ -1,7 +1,10 @@
-"""What becomes of deliveries: in which order they are processed, and what is not to be begun. No broker, no database.
+"""The processor: in which order a batch of deliveries is processed, and what is not begun. No broker, no database.
 
-How one delivery, or several together, are processed, subclasses say: ``InboxProcessor`` with transactions of the
-database that the effects are in, ``LedgerProcessor`` with leases.
+How one delivery, or several together, are processed, is in the subclasses: ``InboxProcessor`` works with transactions
+of the database that the effects are in, ``LedgerProcessor`` with leases.
+
+Attempts are counted in a database, and how one has ended may have to be saved there later, when the database can be
+reached again. Until then its delivery is kept: another worker would decide by a count that is wrong.
 """
 
 from abc import ABC, abstractmethod
@@ -10,19 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from txbox import Outcome
 from txbox.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.processing.handler_transactions import Halt
+from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.outages import bookkeeping
 
-__all__ = ["Processor"]
+__all__ = ["Processor", "in_flight"]
 
 
 class Processor(ABC):
-    """Runs the deliveries of one worker."""
+    """Processes the deliveries of one worker."""
 
-    def __init__(self, stopping: Halt) -> None:
-        """Take what says that nothing more is to be begun."""
-        self._stopping = stopping
-        self._owed: dict[Callable[[], object], str] = {}
+    def __init__(self, context: ProcessorContext) -> None:
+        self._context = context
+        self._stopping = context.stopping
+        self._unsaved: dict[Callable[[], object], str] = {}
 
     @abstractmethod
     def check(self) -> None:
@@ -41,38 +44,38 @@ class Processor(ABC):
             DatabaseUnavailable, SchemaMissing, LedgerError: it could not.
         """
 
-    # --- what the database is still to be told ------------------------------------------------------------------------
+    # --- how attempts have ended, where that is not saved yet ---------------------------------------------------------
 
-    def owes(self, delivery: Delivery) -> bool:
-        """Whether the database does not know yet how an attempt of this message has ended.
+    def has_unsaved(self, delivery: Delivery) -> bool:
+        """Whether the database does not have yet how an attempt of this message has ended.
 
-        Its delivery is to be kept until it does: another worker would take the silence for the end of this process.
+        Its delivery is to be kept until then: another worker would conclude that this process has ended.
         """
-        return delivery.message.id in tuple(self._owed.values())
+        return delivery.message.id in tuple(self._unsaved.values())
 
-    def settle_owed(self) -> None:
-        """Tell the database what it is still to be told.
+    def save_unsaved(self) -> None:
+        """Save how attempts have ended.
 
         Raises:
-            DatabaseUnavailable: it could not be told all of it.
+            DatabaseUnavailable: not all of it could be saved.
         """
-        for tell in tuple(self._owed):
+        for save in tuple(self._unsaved):
             with bookkeeping():
-                tell()
-            self._owed.pop(tell, None)  # not before: another thread may ask what is owed
+                save()
+            self._unsaved.pop(save, None)  # not before: another thread may ask what is unsaved
 
-    def _owe(self, message_id: str, tell: Callable[[], object]) -> None:
-        """Have the database told how an attempt has ended; telling it twice must do no harm."""
-        self._owed[tell] = message_id
+    def _save_later(self, message_id: str, save: Callable[[], object]) -> None:
+        """Have it saved how an attempt has ended; saving it twice must do no harm."""
+        self._unsaved[save] = message_id
 
-    def _drop_owed(self, message_id: str) -> None:
-        """Owe nothing for a message any more, as what is counted of it decides nothing."""
-        for tell, owed_for in tuple(self._owed.items()):
-            if owed_for == message_id:
-                self._owed.pop(tell, None)
+    def _discard_unsaved(self, message_id: str) -> None:
+        """Save nothing of a message any more, as what is counted of it decides nothing."""
+        for save, saved_for in tuple(self._unsaved.items()):
+            if saved_for == message_id:
+                self._unsaved.pop(save, None)
 
     def process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
-        """Process deliveries, and yield what is to be told to the broker as soon as it stands.
+        """Process deliveries, and yield settlements as soon as they are certain.
 
         Once it is stopping, nothing is begun any more, and the rest is handed back untouched.
 
@@ -80,16 +83,16 @@ class Processor(ABC):
             deliveries: in the broker's order.
 
         Raises:
-            DatabaseUnavailable: whatever was not yielded before has no known outcome.
+            DatabaseUnavailable: the outcome of what was not yielded before is not known.
         """
-        self.settle_owed()
+        self.save_unsaved()
         blocked: set[str] = set()
         settled_before: dict[str, Settlement] = {}
         for several in _without_repeats(deliveries):
             repeats = [self._settled_like(d, settled_before.get(d.message.id)) for d in several]
-            if known := [settlement for settlement in repeats if settlement is not None]:
-                blocked.update(s.delivery.group for s in known if s.delivery.group and not s.outcome.acked)
-                yield known
+            if settled_already := [settlement for settlement in repeats if settlement is not None]:
+                blocked.update(s.delivery.group for s in settled_already if s.delivery.group and not s.outcome.acked)
+                yield settled_already
             unique = [d for d, settlement in zip(several, repeats, strict=True) if settlement is None]
             if not unique:
                 continue
@@ -140,6 +143,12 @@ class Processor(ABC):
 
 IN_FLIGHT_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=60.0)
 """Until a delivery comes again whose message another transaction was processing."""
+
+
+def in_flight(delivery: Delivery, error: BaseException, *, longest_seconds: float | None = None) -> Settlement:
+    """Return the settlement of a delivery that is to come again later, without a fault of its message."""
+    delay = IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
+    return Settlement(delivery, Outcome.IN_FLIGHT, error, min(delay, longest_seconds or delay))
 
 
 def _without_repeats(deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("transactions", ["batch", "message"])
 def test_only_what_has_failed_comes_again(pool: Engine, business: Business, transactions: Any) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("c"), transactions=transactions)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("c"), transactions=transactions)
     asked = of(["a", "b", "c", "d"])
     assert handle(asked, Context(30)) == failing(["c"])
     assert business.applied() == once("abd")
@@ -50,21 +50,21 @@ def test_only_what_has_failed_comes_again(pool: Engine, business: Business, tran
 
 
 def test_everything_went_well(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, apply)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
     assert handle(of("abc"), Context(30)) == NOTHING
     assert handle(of("abcd"), Context(30)) == NOTHING
     assert business.applied() == once("abcd")
 
 
 def test_the_documented_events(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, apply)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
     for documented in (STANDARD_EVENT, FIFO_EVENT, STANDARD_EVENT, FIFO_EVENT):
         assert handle(documented, Context(30)) == NOTHING
     assert business.applied() == once([r["messageId"] for r in STANDARD_EVENT["Records"]] + ["1 1"])  # type: ignore[misc]
 
 
 def test_what_came_through_sns_and_eventbridge_is_known_by_their_ids(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, apply)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
     wrapped = [
         record(f"of SQS {number}", body) | {"messageAttributes": {}}
         for number, body in enumerate([SNS_NOTIFICATION, EVENTBRIDGE_EVENT, SNS_NOTIFICATION, EVENTBRIDGE_EVENT])
@@ -74,7 +74,7 @@ def test_what_came_through_sns_and_eventbridge_is_known_by_their_ids(pool: Engin
 
 
 def test_copies_within_one_event(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("bad"))
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("bad"))
     one = record("a")
     bad, copy = record("bad"), record("bad") | {"messageId": item_id("copy of bad")}
     asked = event_of(one, one, record("a"), bad, copy)
@@ -85,7 +85,9 @@ def test_copies_within_one_event(pool: Engine, business: Business) -> None:
 
 def test_records_with_one_handle_by_hand_are_told_apart(pool: Engine, business: Business) -> None:
     asked = event_of(*(record(name) | {"receiptHandle": "r"} for name in ("a", "bad", "c")))
-    assert sqs_handler(Inbox("billing"), pool, failing_for("bad"))(asked, Context(30)) == failing(["bad"])
+    assert sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("bad"))(asked, Context(30)) == failing(
+        ["bad"]
+    )
     assert business.applied() == once("ac")
 
 
@@ -94,7 +96,7 @@ def test_a_batch_handler(pool: Engine, business: Business) -> None:
         for message in messages:
             failing_for("b")(session, message)
 
-    handle = sqs_handler(Inbox("billing"), pool, batch_handler=handle_all)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, batch_handler=handle_all)
     assert handle(of("abc"), Context(30)) == failing("b")
     assert business.applied() == once("ac")
 
@@ -103,20 +105,20 @@ def test_a_batch_handler(pool: Engine, business: Business) -> None:
 def test_whatever_a_handler_raises_fails_its_message_only(
     pool: Engine, business: Business, error: type[BaseException]
 ) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("b", error=error))
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("b", error=error))
     assert handle(of("abc"), Context(30)) == failing("b")
     assert business.applied() == once("ac")
 
 
 def test_an_interrupt_from_the_keyboard_is_not_kept_from_anybody(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("b", error=KeyboardInterrupt))
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("b", error=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         handle(of("abc"), None)
     assert business.applied() == Counter()
 
 
 def test_a_message_that_cannot_be_read_is_parked_at_once(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, apply, envelope="json")
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply, envelope="json")
     assert handle(event_of(record("a", {"fine": True}), record("b", "{")), Context(30)) == NOTHING
     assert list(business.letters().values()) == ["malformed"]
     assert business.applied() == once("a")
@@ -128,20 +130,20 @@ def test_a_dead_letter_goes_back_to_its_queue(
     queue = make_queue()
     mapping = EventSourceMapping(sqs, queue)
     send(sqs, queue, ["a"], tenant="t-1")
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("a"), max_attempts=1)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("a"), max_attempts=1)
     assert mapping.poll(lambda event: handle(event, Context(30)))
     assert sum(held(sqs, queue).values()) == 0
     (letter,) = DeadLetters(pool).list()
     assert letter.source == queue_url(mapping.arn)
     DeadLetters(pool).redrive(letter.dead_letter_id or 0, lambda it: redrive_to_queue(it, client=sqs))
-    well = sqs_handler(Inbox("billing"), pool, apply)
+    well = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
     assert mapping.poll(lambda event: well(event, Context(30)))
     assert business.applied() == once("a")
 
 
 def test_hooks_hear_what_becomes_of_each_delivery(pool: Engine, business: Business) -> None:
     heard: list[Any] = []
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("b"), hooks=[heard.append])
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("b"), hooks=[heard.append])
     handle(of("ab"), Context(30))
     (received,) = [it for it in heard if isinstance(it, Received)]
     assert received.message_ids == ("a", "b")
@@ -151,7 +153,7 @@ def test_hooks_hear_what_becomes_of_each_delivery(pool: Engine, business: Busine
 
 
 def test_a_function_of_two_queues_parks_each_message_with_its_own(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("a", "b"), max_attempts=1)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("a", "b"), max_attempts=1)
     other = "arn:aws:sqs:eu-central-1:123456789012:other"
     assert handle(event_of(record("a"), record("b", arn=other)), Context(30)) == NOTHING
     sources = {letter.message_id: letter.source for letter in DeadLetters(pool).list()}
@@ -162,7 +164,7 @@ def test_no_error_shows_what_a_message_holds(pool: Engine, engine: Engine, busin
     with engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE dead_letter ADD CHECK (false)")
     secret = "4111-1111-1111-1111"
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("a"), max_attempts=1)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("a"), max_attempts=1)
     with pytest.raises(TxboxError) as caught:
         handle(event_of(record("a") | {"body": secret}), Context(30))
     shown = "".join(traceback.format_exception(caught.value))

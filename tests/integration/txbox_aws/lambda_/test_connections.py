@@ -31,7 +31,7 @@ def test_nothing_is_connected_before_the_first_event_and_warm_invocations_share_
     connected: list[object] = []
     event.listen(pool, "connect", lambda connection, _: connected.append(connection))
     seen: list[int] = []
-    handle = sqs_handler(Inbox("billing"), pool, backend(seen))
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=backend(seen))
     assert connected == []
     for message_id in "abc":
         assert handle(of(message_id), Context(30)) == NOTHING
@@ -49,7 +49,7 @@ def test_a_connection_that_has_died_meanwhile_goes_unnoticed(
 ) -> None:
     seen: list[int] = []
     context = None if seconds is None else Context(seconds)
-    handle = sqs_handler(Inbox("billing"), pool, backend(seen))
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=backend(seen))
     handle(of("a"), context)
     with engine.begin() as connection:
         connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": seen[0]})
@@ -61,7 +61,7 @@ def test_a_connection_that_has_died_meanwhile_goes_unnoticed(
 
 def test_many_connections_that_have_died_meanwhile_go_unnoticed(engine: Engine, business: Business) -> None:
     """A function in several threads; here, a host that has used the pool before."""
-    handle = sqs_handler(Inbox("billing"), engine, apply)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=engine, handler=apply)
     connections = [engine.connect() for _ in range(5)]
     pids = [connection.execute(text("SELECT pg_backend_pid()")).scalar_one() for connection in connections]
     for connection in connections:
@@ -78,7 +78,7 @@ def test_a_ledgers_connection_that_has_died_meanwhile_goes_unnoticed(
     pool: Engine, engine: Engine, business: Business
 ) -> None:
     ledger_pool = create_engine(engine.url, pool_size=1)
-    handle = sqs_handler(PostgresLedger(ledger_pool, "billing"), None, lambda message: None)
+    handle = sqs_handler(ledger=PostgresLedger(ledger_pool, "billing"), handler=lambda message: None)
     handle(of("a"), Context(30))
     with ledger_pool.connect() as connection:
         pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
@@ -90,14 +90,14 @@ def test_a_ledgers_connection_that_has_died_meanwhile_goes_unnoticed(
 
 def test_without_a_database_the_function_fails_as_a_whole() -> None:
     nowhere = create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing", connect_args={"connect_timeout": 2})
-    handle = sqs_handler(Inbox("billing"), nowhere, apply)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=nowhere, handler=apply)
     with pytest.raises(TxboxError, match="billing: the database or the ledger cannot be used; all 3 messages"):
         handle(of("abc"), Context(30))
 
 
 def test_without_the_tables_the_function_says_so(fresh_database: str) -> None:
     empty = create_engine(fresh_database)
-    handle = sqs_handler(Inbox("billing"), empty, apply)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=empty, handler=apply)
     with pytest.raises(TxboxError, match="processed_message"):
         handle(of("abc"), Context(30))
     empty.dispose()
@@ -113,7 +113,9 @@ def test_when_the_database_goes_in_the_middle_the_outcomes_before_it_stand(
             session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
     heard: list[Any] = []
-    handle = sqs_handler(Inbox("billing"), pool, lose_it, transactions=transactions, hooks=[heard.append])
+    handle = sqs_handler(
+        inbox=Inbox("billing"), engine=pool, handler=lose_it, transactions=transactions, hooks=[heard.append]
+    )
     asked = of("abcd")
     if transactions == "message":
         assert handle(asked, Context(30)) == failing("cd")
@@ -126,7 +128,7 @@ def test_when_the_database_goes_in_the_middle_the_outcomes_before_it_stand(
     handed_back = {it.message_id for it in heard if isinstance(it, Settled) and it.outcome is Outcome.IN_FLIGHT}
     assert handed_back == ({"c", "d"} if transactions == "message" else set("abcd"))
     assert business.failing() == {}, "no message's fault"
-    well = sqs_handler(Inbox("billing"), pool, apply)
+    well = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
     assert well(asked, Context(30)) == NOTHING
     assert business.applied() == once("abcd")
 
@@ -142,7 +144,7 @@ def test_an_event_is_begun_again_only_if_nothing_has_happened(pool: Engine, engi
                 admin.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": cuts[0]})
 
     event.listen(pool, "checkin", cut)
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("bad"), transactions="message")
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("bad"), transactions="message")
     assert handle(of(["bad", "b"]), Context(30)) == failing(["bad", "b"])
     assert len(cuts) == 1
     assert business.failing() == {"bad": 1}
@@ -152,7 +154,7 @@ def test_an_event_is_begun_again_only_if_nothing_has_happened(pool: Engine, engi
 def test_an_unforeseen_error_does_not_undo_outcomes(
     pool: Engine, business: Business, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, apply, transactions="message")
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply, transactions="message")
     recorded = Inbox.record
 
     def breaks(self: Inbox, *arguments: Any) -> bool:

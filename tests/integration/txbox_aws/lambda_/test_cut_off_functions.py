@@ -45,12 +45,12 @@ def test_an_attempt_is_taken_back_before_the_answer(
 
     healers: list[threading.Thread] = []
     for count in range(2, 6):
-        handle = sqs_handler(Inbox("billing"), sandbox, lose_it, max_attempts=2)
+        handle = sqs_handler(inbox=Inbox("billing"), engine=sandbox, handler=lose_it, max_attempts=2)
         with pytest.raises(TxboxError, match="cannot be used"):
             handle(of("a", receives=count), Context(30))
         assert business.failing() == {}
         healers[-1].join(20)
-    well = sqs_handler(Inbox("billing"), pool, apply, max_attempts=2)
+    well = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply, max_attempts=2)
     assert well(of("a", receives=6), Context(30)) == NOTHING
     assert business.applied() == once("a")
     assert business.letters() == {}
@@ -66,7 +66,7 @@ def test_what_could_not_be_taken_back_in_time_is_taken_back_by_the_next_invocati
     seconds: float,
     owed_seconds: float,
 ) -> None:
-    monkeypatch.setattr(function_module, "OWED_SECONDS", owed_seconds)
+    monkeypatch.setattr(function_module, "UNSAVED_SECONDS", owed_seconds)
     runs: list[str] = []
 
     def lose_it(session: Session, message: Message) -> None:
@@ -77,12 +77,12 @@ def test_what_could_not_be_taken_back_in_time_is_taken_back_by_the_next_invocati
             proxy.cut()
             session.execute(text("SELECT 1"))
 
-    handle = sqs_handler(Inbox("billing"), sandbox, lose_it, max_attempts=1)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=sandbox, handler=lose_it, max_attempts=1)
     began = time.monotonic()
     with pytest.raises(TxboxError, match="cannot be used"):
         handle(of("a"), Context(seconds))
     assert time.monotonic() - began < 10
-    assert "how an attempt has ended is still to be told" in caplog.text
+    assert "how an attempt has ended could not be saved" in caplog.text
     assert business.failing() == {"a": 1}
     proxy.accept()
     assert handle(of("a", receives=2), Context(30)) == NOTHING

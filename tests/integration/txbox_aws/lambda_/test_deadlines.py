@@ -47,7 +47,7 @@ def test_out_of_time_what_was_handled_is_committed_and_the_rest_comes_again_unat
     fifo: bool,
 ) -> None:
     slow = Slow(monkeypatch, 3.0)
-    handle = sqs_handler(Inbox("billing"), pool, slow, transactions=transactions)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=slow, transactions=transactions)
     asked, answers = of("abcdefgh", group="g" if fifo else None), []
     while asked["Records"]:
         answer = handle(asked, Context(12))
@@ -67,7 +67,7 @@ def test_handlers_that_take_nearly_all_the_time_still_get_on(
     pool: Engine, business: Business, monkeypatch: pytest.MonkeyPatch, transactions: Any
 ) -> None:
     slow = Slow(monkeypatch, 10.5)
-    handle = sqs_handler(Inbox("billing"), pool, slow, transactions=transactions)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=slow, transactions=transactions)
     asked = of("abcdef")
     for left in ("bcdef", "cdef", "def", "ef", "f", ""):
         answer = handle(asked, Context(12))
@@ -88,7 +88,7 @@ def test_a_handler_that_is_slow_and_fails_is_counted_in_the_end(
         if message.id == "a":
             raise ValueError("no")
 
-    handle = sqs_handler(Inbox("billing"), pool, fails, max_attempts=3)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=fails, max_attempts=3)
     asked = of("abc", group="g")
     invocations = 0
     while asked["Records"] and invocations < 20:
@@ -108,13 +108,13 @@ def test_a_failure_is_not_called_a_want_of_time(
         slow(session, message)
         raise ValueError("no")
 
-    handle = sqs_handler(Inbox("billing"), pool, fails)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=fails)
     assert handle(of("a"), Context(12)) == failing("a")
     assert "ran out of time" not in caplog.text
 
 
 def test_an_invocation_with_no_time_begins_nothing(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, apply)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
     assert handle(of("abc"), Context(0)) == failing("abc")
     assert business.recorded() == set()
 
@@ -123,7 +123,7 @@ def test_a_ledger_begins_nothing_that_does_not_fit(
     pool: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(monkeypatch, 5.0)
-    handle = sqs_handler(PostgresLedger(pool, "billing"), None, slow.mail)
+    handle = sqs_handler(ledger=PostgresLedger(pool, "billing"), handler=slow.mail)
     asked = of("abcd")
     answer = handle(asked, Context(12))
     assert answer == failing("cd")
@@ -148,9 +148,9 @@ def test_a_lease_does_not_outlive_the_invocation(
 
     ledger = PostgresLedger(engine, "billing")
     if beside_an_inbox:
-        handle = sqs_handler(Inbox("billing"), pool, look, ledger=ledger, lease_seconds=600)
+        handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=look, ledger=ledger, lease_seconds=600)
     else:
-        handle = sqs_handler(ledger, None, look, lease_seconds=600)
+        handle = sqs_handler(ledger=ledger, handler=look, lease_seconds=600)
     context = Context(7)
     assert handle(of("a"), context) == NOTHING
     assert handle(of("b"), None) == NOTHING
@@ -168,7 +168,7 @@ def test_invocations_in_several_threads_have_each_their_own_time(engine: Engine,
         assert go_on.wait(20)
         apply(session, message)
 
-    handle = sqs_handler(Inbox("billing"), engine, slow)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=engine, handler=slow)
     with ThreadPoolExecutor(1) as threads:
         timely = threads.submit(handle, of("ab"), Context(60))
         assert running.wait(20)

@@ -16,20 +16,20 @@ from txbox_aws.lambda_ import sqs_handler
 
 @pytest.mark.parametrize("transactions", ["batch", "message"])
 def test_fifo_stops_at_the_first_failure(pool: Engine, business: Business, transactions: Any) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("c"), transactions=transactions)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("c"), transactions=transactions)
     groups = {"a": "g-1", "b": "g-2", "c": "g-1", "d": "g-2", "e": "g-3"}
     asked = event_of(*(record(name, group=group) for name, group in groups.items()))
     answer = handle(asked, Context(30))
     assert answer == failing("cde"), "those of other groups too: Lambda asks for it"
     assert business.order() == ["a", "b"]
     assert business.failing() == {"c": 1}
-    well = sqs_handler(Inbox("billing"), pool, apply)
+    well = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
     assert well(again(asked, answer), Context(30)) == NOTHING
     assert business.order() == list("abcde")
 
 
 def test_fifo_goes_on_after_a_dead_letter(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("b"), max_attempts=1)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("b"), max_attempts=1)
     assert handle(of("abc", group="g"), Context(30)) == NOTHING
     assert business.order() == ["a", "c"]
     assert business.letters() == {"b": "failed"}
@@ -43,6 +43,6 @@ def test_fifo_with_a_ledger_stops_at_the_first_failure(pool: Engine, business: B
         if message.id == "b":
             raise ValueError("no")
 
-    handle = sqs_handler(PostgresLedger(pool, "billing"), None, mail)
+    handle = sqs_handler(ledger=PostgresLedger(pool, "billing"), handler=mail)
     assert handle(of("abcd", group="g"), Context(30)) == failing("bcd")
     assert seen == ["a", "b"]

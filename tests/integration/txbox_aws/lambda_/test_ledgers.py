@@ -11,7 +11,7 @@ from support.business import Business, once
 from support.lambda_events import Context, again, failing, of
 from support.lambda_functions import NOTHING, failing_for
 from support.leases import dynamodb_store
-from txbox import Inbox, Message, TxboxError
+from txbox import DeadLetters, Inbox, Message, TxboxError
 from txbox.leases import LeaseState, Ledger, PostgresLedger
 from txbox_aws.lambda_ import sqs_handler
 from txbox_local import LocalAws
@@ -36,7 +36,7 @@ def test_a_ledger_alone(ledger: Ledger) -> None:
         if message.id == "b" and lease.attempt == 1:
             raise ConnectionError("no answer")
 
-    handle = sqs_handler(ledger, None, mail)
+    handle = sqs_handler(ledger=ledger, handler=mail)
     asked = of("abc")
     answer = handle(asked, Context(30))
     assert answer == failing("b")
@@ -48,13 +48,13 @@ def test_a_ledger_alone(ledger: Ledger) -> None:
 def test_what_another_function_works_on_is_handed_back(ledger: Ledger) -> None:
     assert ledger.acquire("b").state is LeaseState.ACQUIRED
     seen = []
-    handle = sqs_handler(ledger, None, lambda message: seen.append(message.id))
+    handle = sqs_handler(ledger=ledger, handler=lambda message: seen.append(message.id))
     assert handle(of("abc"), Context(30)) == failing("b")
     assert seen == ["a", "c"]
 
 
 def test_a_ledger_beside_an_inbox(pool: Engine, business: Business, ledger: Ledger) -> None:
-    handle = sqs_handler(Inbox("billing"), pool, failing_for("b"), ledger=ledger)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("b"), ledger=ledger)
     assert handle(of("abc"), Context(30)) == failing("b")
     assert business.applied() == once("ac")
     assert handle(of("abc"), Context(30)) == failing("b")
@@ -65,7 +65,9 @@ def test_with_a_ledger_alone_dead_letters_are_kept_where_the_engine_says(pool: E
     def fail(message: Message) -> None:
         raise ValueError("no")
 
-    handle = sqs_handler(PostgresLedger(pool, "billing"), pool, fail, max_attempts=2)
+    handle = sqs_handler(
+        ledger=PostgresLedger(pool, "billing"), dead_letters=DeadLetters(pool), handler=fail, max_attempts=2
+    )
     assert handle(of("a"), Context(30)) == failing("a")
     assert handle(of("a", receives=2), Context(30)) == NOTHING
     assert business.letters() == {"a": "failed"}
@@ -75,7 +77,9 @@ def test_a_ledger_that_is_away_fails_the_function_as_a_whole(aws: LocalAws) -> N
     from txbox_aws.dynamodb import DynamoDBLedger
 
     client = boto3.client("dynamodb")
-    handle = sqs_handler(DynamoDBLedger("billing", table="no_such_table", client=client), None, lambda message: None)
+    handle = sqs_handler(
+        ledger=DynamoDBLedger("billing", table="no_such_table", client=client), handler=lambda message: None
+    )
     with pytest.raises(TxboxError, match=r"all 2 messages of the event come again.*no_such_table"):
         handle(of("ab"), Context(30))
     client.close()

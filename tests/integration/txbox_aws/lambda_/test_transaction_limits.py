@@ -16,7 +16,7 @@ def settings(session: Session) -> dict[str, str]:
 
 def test_a_transaction_tells_the_server_when_the_invocation_ends(pool: Engine, business: Business) -> None:
     seen = []
-    handle = sqs_handler(Inbox("billing"), pool, lambda session, _: seen.append(settings(session)))
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=lambda session, _: seen.append(settings(session)))
     handle(of("a"), Context(20))
     handle(of("b"), None)
     with pool.connect() as connection:
@@ -33,7 +33,9 @@ def test_a_stricter_limit_of_the_hosts_stays(schema_url: str, business: Business
     url = make_url(schema_url).update_query_dict({"options": f"{options} -c idle_in_transaction_session_timeout=3s"})
     strict = create_engine(url, pool_size=1)
     seen = []
-    handle = sqs_handler(Inbox("billing"), strict, lambda session, _: seen.append(settings(session)))
+    handle = sqs_handler(
+        inbox=Inbox("billing"), engine=strict, handler=lambda session, _: seen.append(settings(session))
+    )
     handle(of("a"), Context(20))
     strict.dispose()
     assert seen[0]["idle_in_transaction_session_timeout"] == "3s"
@@ -42,6 +44,6 @@ def test_a_stricter_limit_of_the_hosts_stays(schema_url: str, business: Business
 def test_the_limit_costs_no_statement_of_its_own(pool: Engine, business: Business) -> None:
     statements: list[str] = []
     event.listen(pool, "before_cursor_execute", lambda _c, _k, statement, *_: statements.append(statement))
-    handle = sqs_handler(Inbox("billing"), pool, lambda session, message: None)
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=lambda session, message: None)
     handle(of("abcdefghij"), Context(30))
     assert len(statements) == 1, "the record; the limit goes out with BEGIN"

@@ -83,8 +83,9 @@ def test_what_another_ledger_says_within_a_handler_is_no_message_s_fault(
         raise error
 
     options: dict[str, Any] = {"ledger": ledger} if kept_by != "inbox" else {}
-    options |= {"inbox": Inbox("mailing")} if kept_by != "ledger" else {}
-    worker = Worker(MemorySource(), engine=engine, handler=handle, backoff=AT_ONCE, max_attempts=2, **options)
+    beside: dict[str, Any] = {"inbox": Inbox("mailing"), "engine": engine}
+    options |= beside if kept_by != "ledger" else {"dead_letters": DeadLetters(engine)}
+    worker = Worker(MemorySource(), handler=handle, backoff=AT_ONCE, max_attempts=2, **options)
     for count in range(1, 6):
         assert process(worker, delivery("x", receive_count=count))[0][1] is Outcome.IN_FLIGHT
     assert DeadLetters(engine).list() == []

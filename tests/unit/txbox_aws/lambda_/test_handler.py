@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from sqlalchemy import create_engine
 from support.envelopes import CLOUDEVENT, CLOUDEVENT_ID, EVENTBRIDGE_EVENT, EVENTBRIDGE_ID, SNS_ID, SNS_NOTIFICATION
 from support.lambda_events import FIFO_ARN, FIFO_EVENT, STANDARD_EVENT, STANDARD_URL, Context, event, of, record
 from txbox import Inbox, InvalidConfiguration, MalformedMessage
-from txbox.leases import PostgresLedger
 from txbox.leases.runner import takes_lease
 from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_ import deadline as deadlines
@@ -126,7 +124,9 @@ def test_what_is_no_event_of_a_queue_is_refused(wrong: Any, said: str) -> None:
 
 
 def test_an_event_without_records_is_answered() -> None:
-    handle = sqs_handler(Inbox("billing"), create_engine("postgresql+psycopg://nowhere"), lambda *_: None)
+    handle = sqs_handler(
+        inbox=Inbox("billing"), engine=create_engine("postgresql+psycopg://nowhere"), handler=lambda *_: None
+    )
     assert handle({"Records": []}, None) == {"batchItemFailures": []}
 
 
@@ -298,28 +298,15 @@ def handle(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("options", "said"),
     [
-        (lambda engine: sqs_handler(Inbox("b"), None, handle), "engine"),
-        (lambda engine: sqs_handler(Inbox("b"), engine), "either handler or batch_handler"),
-        (lambda engine: sqs_handler(Inbox("b"), engine, handle, batch_handler=handle), "handler or batch_handler"),
-        (lambda engine: sqs_handler(engine, engine, handle), "needs an Inbox or a ledger first"),
-        (lambda engine: sqs_handler(None, engine, handle), "needs an Inbox or a ledger first"),
-        (lambda engine: sqs_handler(PostgresLedger(engine, "b"), engine, batch_handler=handle), "needs handler"),
-        (
-            lambda engine: sqs_handler(PostgresLedger(engine, "b"), None, handle, ledger=PostgresLedger(engine, "b")),
-            "sqs_handler.ledger",
-        ),
-        (lambda engine: sqs_handler(Inbox("b"), engine, handle, ledger=PostgresLedger(engine, "c")), "one subscriber"),
-        (lambda engine: sqs_handler(Inbox("b"), engine, handle, margin_seconds=-1), "margin_seconds"),
-        (lambda engine: sqs_handler(Inbox("b"), engine, handle, margin_seconds=float("nan")), "margin_seconds"),
-        (lambda engine: sqs_handler(Inbox("b"), engine, handle, envelope="xml"), "sqs_handler.envelope.*auto, raw"),
-        (lambda engine: sqs_handler(Inbox("b"), engine, handle, max_attempts=0), "sqs_handler.max_attempts"),
-        (lambda engine: sqs_handler(Inbox("b"), engine, handle, transactions="all"), "sqs_handler.transactions"),
-        (lambda engine: sqs_handler(Inbox("b"), engine, handle, lease_seconds=0), "sqs_handler.lease_seconds"),
-        (lambda engine: sqs_handler(Inbox("b"), engine, handle, fingerprint=True), "sqs_handler.fingerprint"),
+        ({"margin_seconds": -1}, "sqs_handler.margin_seconds"),
+        ({"margin_seconds": float("nan")}, "sqs_handler.margin_seconds"),
+        ({"envelope": "xml"}, "sqs_handler.envelope.*auto, raw"),
+        ({"max_attempts": 0}, "sqs_handler.max_attempts"),  # the others: tests of the options
     ],
 )
-def test_what_cannot_work_is_refused_when_it_is_made(make: Callable[..., object], said: str) -> None:
+def test_what_cannot_work_is_refused_when_it_is_made(options: dict[str, Any], said: str) -> None:
+    engine = create_engine("postgresql+psycopg://nowhere")
     with pytest.raises(InvalidConfiguration, match=said):
-        make(create_engine("postgresql+psycopg://nowhere"))
+        sqs_handler(inbox=Inbox("b"), engine=engine, handler=handle, **options)

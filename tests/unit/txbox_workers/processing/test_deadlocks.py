@@ -1,9 +1,9 @@
 """What a worker does about conflicts: another way when they cost too much, and back when it is time."""
 
-from txbox_workers.processing.contention import (
+from txbox_workers.processing.deadlocks import (
     HOLD_SECONDS,
     LONGEST_HOLD_SECONDS,
-    TELL_EVERY_SECONDS,
+    REPORT_SECONDS,
     Contention,
     Report,
     Way,
@@ -105,7 +105,7 @@ def test_people_are_told_at_once_and_then_once_a_minute() -> None:
     assert story.meets() == Report({(DEADLOCK, "stock"): 1}, Way.ALONE)
     told = []
     begun = story.now
-    while story.now - begun < 2 * TELL_EVERY_SECONDS:
+    while story.now - begun < 2 * REPORT_SECONDS:
         told += [report for report in (story.meets(), story.commits(9.0)) if report]
     assert sum(sum(report.conflicts.values()) for report in told) == 12
     assert len(told) == 2

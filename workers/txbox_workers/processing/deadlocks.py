@@ -1,9 +1,11 @@
-"""Contention: what a worker does about transactions that the database rolls back for one another's sake.
+"""Deadlocks, and serialization failures: what a worker does about transactions that the database rolls back.
+
+One that was rolled back is run again, after a pause, with all of its messages: ``ConflictRetries``.
 
 Handlers that lock rows in different orders run into deadlocks. Nothing is lost, but each costs Postgres's
 ``deadlock_timeout``, a second in which all that wait for those rows stand still, too; the more rows a transaction locks
-and the more of them there are at once, the likelier it is. So a worker that loses much of its time to them goes another
-way, and looks now and then whether it is still needed::
+and the more of them there are at once, the likelier it is. So a worker that loses much of its time to them runs its
+transactions in another way, and tries now and then whether that is still needed: ``Contention``::
 
     TOGETHER ──── too much time lost ───► ALONE ──── still too much ───► IN_TURN
     a batch is                            a message is                   batches again, but the transactions of all
@@ -19,10 +21,29 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar
 
-__all__ = ["Contention", "Report", "Way"]
+from sqlalchemy import Engine
+
+from txbox import Inbox
+from txbox.backoff import Backoff
+from txbox.instrumentation import Contended, Retried, emit
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.sqlstates import conflict_place, is_retryable, sqlstate
+from txbox.postgres.transactions import short_transaction
+from txbox.retries import retry
+from txbox_workers.processing.context import ProcessorContext
+
+__all__ = ["ConflictRetries", "Contention", "Report", "Stopping", "Way"]
+
+T = TypeVar("T")
+
+
+class Stopping(Exception):
+    """Nothing more is to be begun while a transaction that the database has rolled back waits to be run again."""
 
 
 class Way(IntEnum):
@@ -67,7 +88,7 @@ class Contention:
         self._on_trial = False
         self._hold_seconds = HOLD_SECONDS
         self._conflicts: Counter[tuple[str, str]] = Counter()
-        self._told_at = -TELL_EVERY_SECONDS
+        self._reported_at = -REPORT_SECONDS
 
     @property
     def way(self) -> Way:
@@ -107,7 +128,7 @@ class Contention:
             seconds: that it took.
 
         Returns:
-            What to tell people, now and then.
+            What to report, now and then.
         """
         with self._lock:
             self._conflicts[code, place] += 1
@@ -125,11 +146,11 @@ class Contention:
 
     def _report(self) -> Report | None:
         now = self._clock()
-        if not self._conflicts or now - self._told_at < TELL_EVERY_SECONDS:
+        if not self._conflicts or now - self._reported_at < REPORT_SECONDS:
             return None
-        self._told_at = now
-        told, self._conflicts = dict(self._conflicts), Counter()
-        return Report(told, self._way)
+        self._reported_at = now
+        conflicts, self._conflicts = dict(self._conflicts), Counter()
+        return Report(conflicts, self._way)
 
     def _pass(self, seconds: float) -> None:
         """Add to the time that transactions took, and forget what is long ago.
@@ -152,6 +173,84 @@ class Contention:
         self._on_trial = trial
 
 
+class ConflictStatements(SqlFile, file="deadlocks.sql"):
+    """The statements of ``deadlocks.sql``."""
+
+    count_conflicts: str
+
+
+class ConflictRetries:
+    """Runs transactions again that the database has rolled back, and reports the conflicts."""
+
+    def __init__(self, inbox: Inbox, engine: Engine, context: ProcessorContext, *, together: bool) -> None:
+        """``together``: whether there are batches at all."""
+        self._inbox = inbox
+        self._engine = engine
+        self._context = context
+        self._contention = Contention(together=together)
+
+    @property
+    def way(self) -> Way:
+        """How the next transaction is to be run."""
+        return self._contention.way
+
+    def run(self, messages: int, transaction: Callable[[], T]) -> T:
+        """Run a transaction, and again if the database rolls it back for the sake of another one.
+
+        Args:
+            messages: how many it has.
+            transaction: what is run.
+
+        Raises:
+            Stopping: it was rolled back, and nothing more is to be begun.
+        """
+        way, begun = self._contention.way, time.monotonic()
+
+        def run() -> T:
+            nonlocal way, begun
+            way, begun = self._contention.way, time.monotonic()
+            return transaction()
+
+        def again(error: Exception, attempt: int) -> bool:
+            if not is_retryable(error):
+                return False
+            code, seconds = sqlstate(error) or "", time.monotonic() - begun
+            self._report(self._contention.conflicted(way, code, conflict_place(error), seconds))
+            emit(
+                self._context.hooks,
+                Retried(self._inbox.subscriber_id, self._context.source_name, code, attempt, messages),
+            )
+            return messages == 1 or self._contention.way is not Way.ALONE  # not together again
+
+        def wait(seconds: float) -> None:
+            if self._context.stopping.wait(seconds):
+                raise Stopping("not run again, because nothing more is to be begun")
+
+        done = retry(run, again=again, backoff=RETRY_BACKOFF, runs=TRANSACTION_RUNS, wait=wait)
+        self._report(self._contention.committed(messages, time.monotonic() - begun))
+        return done
+
+    def _report(self, report: Report | None) -> None:
+        """Report conflicts to the hooks, and in the database, where the status reads them."""
+        if report is None:
+            return
+        subscriber_id = self._inbox.subscriber_id
+        way = report.way.name.lower()
+        emit(self._context.hooks, Contended(subscriber_id, self._context.source_name, report.conflicts, way))
+        sql = ConflictStatements.load(self._inbox.schema, self._inbox.prefix)
+        # Nothing rests on these figures; the handler's message goes on without them.
+        with suppress(Exception), short_transaction(self._engine) as connection:
+            for (code, place), count in sorted(report.conflicts.items()):
+                counted = {"subscriber_id": subscriber_id, "sqlstate": code, "place": place, "conflicts": count}
+                connection.exec_driver_sql(sql.count_conflicts, counted)
+
+
+TRANSACTION_RUNS = 6
+"""How often a transaction is run before a deadlock or serialization failure counts as a failure of its messages."""
+
+RETRY_BACKOFF = Backoff(first_seconds=0.02, longest_seconds=1.0)
+"""Between the runs of a transaction that the database rolled back."""
+
 LOST_SHARE = 0.1
 """Of the time of transactions: a worker that loses more to conflicts goes another way."""
 
@@ -164,7 +263,7 @@ HOLD_SECONDS, LONGEST_HOLD_SECONDS = 15.0, 600.0
 MEASURED_SECONDS = 3.0
 """How long messages are counted before their rate is believed."""
 
-TELL_EVERY_SECONDS = 60.0
-"""How often people are told, at most."""
+REPORT_SECONDS = 60.0
+"""Between two reports, at least."""
 
 _NOTHING = 0.001

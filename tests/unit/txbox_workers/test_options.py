@@ -1,0 +1,103 @@
+"""Options that cannot work are refused when a worker is made; defaults; and the three lists of options agree."""
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from txbox import DeadLetters, Inbox, InvalidConfiguration, Message
+from txbox.leases import PostgresLedger
+from txbox_workers.memory import MemorySource
+from txbox_workers.options import ProcessingOptions, ValidOptions, WorkerOptions
+from txbox_workers.worker import Worker
+
+ENGINE = create_engine("postgresql+psycopg://nowhere")
+INBOX = Inbox("mailing")
+LEDGER = PostgresLedger(ENGINE, "mailing")
+
+
+async def coroutine_function(message: Message) -> None: ...
+
+
+def generator_function(session: Session, message: Message) -> Any:
+    yield
+
+
+class CallableCoroutine:
+    async def __call__(self, message: Message) -> None: ...
+
+
+BESIDE: dict[str, Any] = {"inbox": INBOX, "engine": ENGINE}
+ALONE: dict[str, Any] = {**BESIDE, "ledger": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"ledger": None}, "needs an inbox, or a ledger, or both"),
+        ({"ledger": None, "inbox": INBOX}, "needs the engine of its inbox"),
+        ({"handler": None}, "either handler or batch_handler"),
+        ({**ALONE, "batch_handler": print}, "either handler or batch_handler"),
+        ({"handler": "mail"}, r"Worker\.handler must be a function, not str"),
+        ({"handler": coroutine_function}, "must be a plain function"),
+        ({"handler": generator_function}, "must be a plain function"),
+        ({"handler": CallableCoroutine()}, "must be a plain function"),
+        ({"handler": lambda session, message: None}, r"is called with \(message\) here"),
+        ({"handler": lambda lease, message: None}, "has to be its last one"),
+        ({**BESIDE, "handler": lambda message: None}, r"\(session, message\)"),
+        (
+            {**ALONE, "handler": None, "batch_handler": generator_function},
+            r"Worker\.batch_handler must be a plain function",
+        ),
+        ({"inbox": ENGINE}, r"Worker\.inbox must be an Inbox, not Engine"),
+        ({"ledger": INBOX}, r"Worker\.ledger must be a ledger"),
+        ({"ledger": PostgresLedger}, "not PostgresLedger"),
+        ({"engine": "postgresql://"}, r"Worker\.engine must be an Engine, not str"),
+        ({"dead_letters": ENGINE}, r"Worker\.dead_letters must be a DeadLetters, not Engine"),
+        ({"engine": ENGINE}, r"Worker\.engine is the inbox's.*dead_letters=DeadLetters"),
+        ({**BESIDE, "dead_letters": DeadLetters(ENGINE)}, r"Worker\.dead_letters is for a ledger alone"),
+        ({"lease_seconds": "30"}, r"Worker\.lease_seconds must be from"),
+        ({"lease_seconds": 0}, r"Worker\.lease_seconds must be from"),
+        ({"handler": None, "batch_handler": print}, "with a ledger needs handler"),
+        ({**BESIDE, "inbox": Inbox("billing")}, "an inbox of billing and a ledger of mailing"),
+        ({**ALONE, "fingerprint": True}, "the ledger's"),
+        ({"max_attempts": 0}, r"Worker\.max_attempts"),
+        ({"transactions": "all"}, r"Worker\.transactions must be 'batch' or 'message'"),
+        ({"threads": 0}, r"Worker\.threads must be at least 1"),
+        ({"transaction_seconds": 0}, r"Worker\.transaction_seconds must be more than 0"),
+        ({"transaction_seconds": math.nan}, r"Worker\.transaction_seconds must be more than 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(options: dict[str, Any], text: str) -> None:
+    arguments: dict[str, Any] = {"ledger": LEDGER, "handler": print, **options}
+    with pytest.raises(InvalidConfiguration, match=text):
+        Worker(MemorySource(), **arguments)
+
+
+def test_an_option_that_there_is_not_is_refused() -> None:
+    unknown: dict[str, Any] = {"thread": 2}
+    with pytest.raises(TypeError, match="'thread'"):
+        Worker(MemorySource(), ledger=LEDGER, handler=print, **unknown)
+
+
+def test_each_typed_option_has_a_default_and_only_those() -> None:
+    assert {field.name for field in fields(ValidOptions) if field.init} - {"of"} == set(WorkerOptions.__annotations__)
+    assert set(WorkerOptions.__annotations__) - set(ProcessingOptions.__annotations__) == {
+        "threads",
+        "backoff",
+        "transaction_seconds",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "visibility_seconds", "limit_seconds"),
+    [(None, None, 60.0), (None, 30.0, 120.0), (None, 1.0, 60.0), (7.0, 30.0, 7.0), (math.inf, 30.0, None)],
+)
+def test_how_long_a_transaction_may_take(
+    given: float | None, visibility_seconds: float | None, limit_seconds: float | None
+) -> None:
+    options = ValidOptions(of="Worker", ledger=LEDGER, handler=print, transaction_seconds=given)
+    assert options.limit_seconds(visibility_seconds) == limit_seconds

@@ -1,0 +1,200 @@
+"""The options of ``Worker``, ``SqsWorker`` and Lambda's ``sqs_handler``: listed, documented and validated once.
+
+The first two classes type the keyword arguments; the third one holds their defaults, and refuses what cannot work.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from txbox import DeadLetters, Inbox, InvalidConfiguration
+from txbox.backoff import Backoff
+from txbox.instrumentation import Hook
+from txbox.leases import LEASE_SECONDS, Ledger
+from txbox.leases.lease import valid_lease_seconds
+from txbox.leases.ledger import require_ledger
+from txbox.postgres.engines import adopt
+from txbox_workers.handlers import BatchHandler, Handler, SessionFactory, refuse_unfit
+
+__all__ = ["MAX_ATTEMPTS", "ProcessingOptions", "WorkerOptions"]
+
+MAX_ATTEMPTS = 10
+"""With the default backoff, 4 to 9 minutes from a message's first failure to its dead letter."""
+
+
+class ProcessingOptions(TypedDict, total=False):
+    """How messages are processed: keyword arguments of ``Worker``, ``SqsWorker`` and ``sqs_handler``.
+
+    Attributes:
+        inbox: what the subscriber has processed; its tables are in the engine's database. Dead letters are kept in the
+            same schema.
+        ledger: in its place, for a handler whose effects no transaction covers: leases. Beside it, for one that has
+            both kinds: its transactions are recorded in the inbox, and no two workers run it at the same time.
+        engine: the database of the inbox and of the handler's effects.
+        dead_letters: with a ledger alone: where dead letters are kept. None: they are left to the broker's own redrive
+            policy.
+        handler: ``handler(session, message)``, called for each message that comes for the first time. It works in the
+            transaction that records the message, leaves commit and rollback alone, and raises to fail. With a ledger
+            alone, ``handler(message)``. With a ledger, one that names a parameter ``lease`` is given it.
+        batch_handler: ``batch_handler(session, messages)``, in its place: one call for all the first-timers of a batch.
+            Faster by far where the effect is one set-based statement.
+        transactions: "batch" (the default): one transaction for a batch, and one for each message only when something
+            in it fails. "message": always one for each. In Lambda, better for handlers of many seconds: a time-out
+            undoes only one of them.
+        max_attempts: failed attempts after which a message is parked as a dead letter; ``MAX_ATTEMPTS`` by default.
+            None leaves that to the broker's own redrive policy, whose maxReceiveCount should be greater otherwise.
+            With 1 there are no batches: each attempt is counted before it is made.
+        session_factory: makes the handler's session: ``Session`` (the default), a subclass, or a ``sessionmaker``.
+        lease_seconds: how long the ledger keeps a message for a process that has died, ``LEASE_SECONDS`` by default;
+            while one lives, the lease is renewed. In Lambda, never beyond the invocation's end.
+        fingerprint: have the ledger refuse an id that comes again with another body.
+        hooks: called with every event, which is logged in any case.
+    """
+
+    inbox: Inbox | None
+    ledger: Ledger | None
+    engine: Engine | None
+    dead_letters: DeadLetters | None
+    handler: Handler | None
+    batch_handler: BatchHandler | None
+    transactions: Literal["batch", "message"]
+    max_attempts: int | None
+    session_factory: SessionFactory
+    lease_seconds: float
+    fingerprint: bool
+    hooks: Sequence[Hook]
+
+
+class WorkerOptions(ProcessingOptions, total=False):
+    """What a ``Worker`` takes beside that.
+
+    Attributes:
+        threads: polling threads, 1 by default; each needs a connection of the engine's pool, and a ledger in Postgres
+            with the same engine one more, for renewals.
+        backoff: the delay before a failed message is delivered again, by attempt; ``Backoff()`` by default.
+        transaction_seconds: how long a handler's transaction may take; then the server ends it, so that its locks do
+            not outlast a worker that is stopped in it, and the message has failed. By default four times the
+            visibility of the source, and at least a minute. ``math.inf``: no limit.
+    """
+
+    threads: int
+    backoff: Backoff | None
+    transaction_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidOptions:
+    """Options that can work, with their defaults; the fields are those of ``WorkerOptions``.
+
+    Attributes:
+        of: what they are given to, for errors.
+
+    Raises:
+        InvalidConfiguration: when made, if something cannot work.
+    """
+
+    of: str
+    inbox: Inbox | None = None
+    ledger: Ledger | None = None
+    engine: Engine | None = None
+    dead_letters: DeadLetters | None = None
+    handler: Handler | None = None
+    batch_handler: BatchHandler | None = None
+    transactions: Literal["batch", "message"] = "batch"
+    max_attempts: int | None = MAX_ATTEMPTS
+    session_factory: SessionFactory = Session
+    lease_seconds: float = LEASE_SECONDS
+    fingerprint: bool = False
+    hooks: Sequence[Hook] = ()
+    threads: int = 1
+    backoff: Backoff | None = None
+    transaction_seconds: float | None = None
+    subscriber_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        inbox, ledger = self.inbox, self.ledger
+        for name, kind, article in (
+            ("inbox", Inbox, "an"),
+            ("engine", Engine, "an"),
+            ("dead_letters", DeadLetters, "a"),
+        ):
+            value = getattr(self, name)
+            fits = value is None or isinstance(value, kind)
+            self._require(fits, f".{name} must be {article} {kind.__name__}, not {type(value).__name__}")
+        if ledger is not None:
+            require_ledger(ledger, f"{self.of}.ledger")
+        owner = inbox or ledger
+        if owner is None:
+            raise InvalidConfiguration(f"{self.of} needs an inbox, or a ledger, or both")
+        object.__setattr__(self, "subscriber_id", owner.subscriber_id)
+        self._require(
+            inbox is None or ledger is None or inbox.subscriber_id == ledger.subscriber_id,
+            f" has an inbox of {inbox and inbox.subscriber_id} and a ledger of {ledger and ledger.subscriber_id}; they "
+            "have to be of one subscriber",
+        )
+        self._require(inbox is None or self.engine is not None, " needs the engine of its inbox")
+        self._require(
+            inbox is not None or self.engine is None,
+            ".engine is the inbox's; to keep dead letters with a ledger alone, give dead_letters=DeadLetters(engine)",
+        )
+        self._require(
+            inbox is None or self.dead_letters is None,
+            ".dead_letters is for a ledger alone; with an inbox, dead letters are kept in the inbox's schema",
+        )
+        self._require(
+            (self.handler is None) != (self.batch_handler is None),
+            " needs either handler or batch_handler, and not both",
+        )
+        self._require(
+            ledger is None or self.handler is not None,
+            " with a ledger needs handler: each message has a lease of its own",
+        )
+        if self.batch_handler is not None:
+            refuse_unfit(self.batch_handler, f"{self.of}.batch_handler", "session, messages", ledger=False)
+        else:
+            wanted = "message" if inbox is None else "session, message"
+            refuse_unfit(self.handler, f"{self.of}.handler", wanted, ledger=ledger is not None)
+        self._require(
+            ledger is not None or not self.fingerprint,
+            ".fingerprint is the ledger's; for an inbox: Inbox(…, fingerprint=True)",
+        )
+        self._require(
+            self.transactions in ("batch", "message"),
+            f".transactions must be 'batch' or 'message', not {self.transactions!r}",
+        )
+        self._require(
+            self.max_attempts is None or self.max_attempts >= 1,
+            f".max_attempts must be at least 1, or None, not {self.max_attempts!r}",
+        )
+        self._require(self.threads >= 1, f".threads must be at least 1, not {self.threads!r}")
+        self._require(
+            self.transaction_seconds is None or self.transaction_seconds > 0,
+            f".transaction_seconds must be more than 0, not {self.transaction_seconds!r}",
+        )
+        valid_lease_seconds(self.lease_seconds, f"{self.of}.lease_seconds")
+        if self.engine is not None:
+            adopt(self.engine)
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise InvalidConfiguration(f"{self.of}{otherwise}")
+
+    def limit_seconds(self, visibility_seconds: float | None) -> float | None:
+        """Return how long a transaction may take; None: as long as it likes.
+
+        Args:
+            visibility_seconds: of the source.
+        """
+        seconds = self.transaction_seconds
+        if seconds is None:
+            return max(TRANSACTION_VISIBILITIES * (visibility_seconds or 0.0), TRANSACTION_SECONDS)
+        return None if seconds == math.inf else seconds
+
+
+TRANSACTION_VISIBILITIES = 4
+TRANSACTION_SECONDS = 60.0
+"""How long a handler's transaction may take: so many times the visibility of its source, and at least so long."""
