@@ -28,9 +28,10 @@ OLDEST_TESTS := tests/integration/txbox_spark tests/migrations \
   tests/integration/txbox_workers/test_worker_batches.py tests/integration/txbox_workers/test_worker_conflicts.py \
   tests/integration/txbox_workers/test_worker_handlers.py
 SPARK_TESTS := tests/integration/txbox_spark tests/acceptance/spark
-# Of Spark's tests, those that rest most on what Postgres does, lest the suite takes twice as long.
-CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/txbox_workers tests/integration/txbox_aws tests/integration/txbox_cli tests/integration/txbox_local \
-  $(wildcard tests/integration/test_*.py) \
+# Of Spark's, of AWS's and of the command line's tests, those that rest most on what Postgres does: no others need another version of it.
+CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/txbox_workers \
+  $(wildcard tests/integration/test_*.py) tests/integration/txbox_aws/lambda_ tests/integration/txbox_aws/test_sqs_worker.py \
+  tests/integration/txbox_cli/test_reports.py tests/integration/txbox_cli/test_outbox_commands.py \
   tests/integration/txbox_spark/test_merge.py tests/integration/txbox_spark/test_bulk_load_types.py
 OLDEST := $(VENV)-oldest
 OLDEST_READY := $(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(ALEMBIC_OLDEST)-$(PSYCOPG_OLDEST)-$(SPARK_OLDEST)
