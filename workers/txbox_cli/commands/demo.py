@@ -2,16 +2,16 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
-from txbox_cli.commands.demo_report import print_report
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import read_url
 from txbox_cli.output import plain_console, progress_bars
@@ -20,13 +20,13 @@ from txbox_cli.signals import terminated_as_interrupt
 from txbox_demo.purchases import TOTAL_PURCHASES
 
 if TYPE_CHECKING:
-    from txbox_demo.plan import Plan
-    from txbox_demo.plan import Progress as RunProgress
+    from txbox_demo.check import Report
+    from txbox_demo.run import Plan
+    from txbox_demo.sandbox import Progress as RunProgress
 
 __all__ = ["demo"]
 
-DEFAULT_PURCHASES = 3_000
-DEFAULT_KILLS = 24
+DEFAULT_PURCHASES, DEFAULT_KILLS = 3_000, 24
 PURCHASES_PER_KILL = 50
 """A run too small for the default number of kills has fewer."""
 
@@ -66,42 +66,44 @@ def demo(
     A shop writes each purchase down and publishes it to its outbox, in one transaction; relays send it to SQS; billing
     adds it to its customer's account and publishes that, in one transaction; relays send that, too; and notification
     mails the customer, under a lease, because no transaction covers a mail. Processes of all four are killed with
-    SIGKILL again and again, some between send and settle, between commit and ack, or between a mail and its completion;
-    answers and acks get lost; some orders are rolled back, and some mails refused. At the end every account, and every
-    mail that a local SMTP server has accepted, is compared with the file. In the last act Spark loads the whole file
-    through billing's inbox, while workers are still busy with a part of it.
+    SIGKILL again and again, answers and acks get lost, some orders are rolled back, and some mails refused. At the end
+    every account, and every mail that a local SMTP server has accepted, is compared with the file. In the last act
+    Spark loads the whole file through billing's inbox, while workers are still busy with a part of it.
 
-    Exit status 0 only if every customer is right to the cent, was mailed every purchase, and once wherever that can be
-    known, and every order, send and delivery is accounted for. What cannot be known is counted: a worker that is killed
-    between a mail and its completion leaves nobody who knows of the mail.
+    Exit status 0 only if every customer is right to the cent, and was mailed every purchase, once wherever that can be
+    known. What cannot be known is counted: whether a worker that was killed between a mail and its completion sent it.
     """
-    from txbox_demo.plan import Plan
-    from txbox_demo.run import run_demo
+    from txbox_demo.run import Plan, run_demo
 
     if url is not None:
         read_url(url)
     if json_file is not None:
-        _require_writable(json_file)
+        try:
+            json_file.open("a").close()
+        except OSError as error:
+            raise UsageError(f"--json: cannot write {json_file}: {error.strerror}") from error
     if not without_spark:
         _require_spark()
     if keep and url is None:
         raise UsageError("--keep needs --url: the embedded database goes when the demo ends")
-    plan = Plan(
-        purchases=purchases,
-        workers=workers,
-        kills=min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL) if kills is None else kills,
-        seed=seed,
-        database_url=url,
-        own_broker=not (aws or aws_endpoint()),
-        keep=keep,
-        last_act=not without_spark,
-    )
-    with terminated_as_interrupt(), _told(plan) as on_progress:
-        report = run_demo(plan, on_progress)
+    if kills is None:
+        kills = min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL)
+    own_broker = not (aws or aws_endpoint())
+    plan = Plan(purchases, workers, kills, seed, url, own_broker, keep, last_act=not without_spark)
+    console = plain_console(stderr=True)
+    with terminated_as_interrupt(), progress_bars(console) if console.is_terminal else nullcontext() as bars:
+        report = run_demo(plan, _Bars(bars, plan) if bars else _Lines())
     if json_file is not None:
         json_file.write_text(f"{json.dumps(report.as_dict(), indent=2)}\n")
-    print_report(plain_console(), report)
-    return 0 if report.exact else 1
+    console = plain_console()
+    _print_report(console, report)
+    if not report.exact:
+        console.print("\nNOT EXACT: what is wrong is said above, in capitals", style="bold")
+        return 1
+    killed = sum(sum(moments.values()) for moments in report.kills.values())
+    console.print(f"\nEXACT: nothing was lost, and nothing was applied twice; processes killed: {killed}", style="bold")
+    console.print("next: `txbox dev` starts servers for a service of yours; see docs/getting-started.md")
+    return 0
 
 
 def _require_spark() -> None:
@@ -117,57 +119,64 @@ def _require_spark() -> None:
         raise CommandFailed(f"{error}; or leave the last act out with --without-spark") from error
 
 
-def _require_writable(file: Path) -> None:
-    """Find out before the work, not after it."""
-    try:
-        file.open("a").close()
-    except OSError as error:
-        raise UsageError(f"--json: cannot write {file}: {error.strerror}") from error
-
-
-@contextmanager
-def _told(plan: "Plan") -> Iterator["Callable[[RunProgress], None]"]:
-    console = plain_console(stderr=True)
-    if not console.is_terminal:
-        yield _Lines()
-        return
-    with progress_bars(console) as progress:
-        yield _Bars(progress, plan)
-
-
 class _Lines:
-    """Where nobody watches: a line for each stage, and one now and then."""
+    """Without a terminal: a line for each stage, and one now and then."""
 
     def __init__(self) -> None:
-        self._stage = ""
-        self._next_at = 0.0
+        self._stage, self._next_at = "", 0.0
 
     def __call__(self, run: "RunProgress") -> None:
         now = time.monotonic()
-        if run.stage == self._stage and now < self._next_at:
-            return
-        now_at = run.standing
-        counts = f"{now_at.placed:,} placed, {now_at.billed:,} billed, {now_at.notified:,} notified"
-        typer.echo(f"{run.stage}: {counts}, {run.kills} killed" if now_at.placed else run.stage, err=True)
-        self._stage, self._next_at = run.stage, now + SECONDS_PER_LINE
+        if run.stage != self._stage or now >= self._next_at:
+            counts = f": {run.placed:,} placed, {run.billed:,} billed, {run.notified:,} notified, {run.kills} killed"
+            typer.echo(run.stage + (counts if run.billed else ""), err=True)
+            self._stage, self._next_at = run.stage, now + SECONDS_PER_LINE
 
 
 class _Bars:
     """Four bars: placed, billed, notified, killed."""
 
-    def __init__(self, progress: Progress, plan: "Plan") -> None:
-        self._progress = progress
-        self._placed = progress.add_task("orders placed", total=plan.purchases)
-        self._billed = progress.add_task("billed", total=plan.purchases)
-        self._notified = progress.add_task("notified", total=plan.purchases)
-        self._kills = progress.add_task("processes killed", total=plan.kills)
-        self._stage = ""
+    def __init__(self, bars: Progress, plan: "Plan") -> None:
+        self._bars, self._stage = bars, ""
+        names = {"placed": "orders placed", "billed": "billed", "notified": "notified", "kills": "processes killed"}
+        totals = {"kills": plan.kills}
+        self._tasks = {key: bars.add_task(name, total=totals.get(key, plan.purchases)) for key, name in names.items()}
 
     def __call__(self, run: "RunProgress") -> None:
-        self._progress.update(self._placed, completed=run.standing.placed)
-        self._progress.update(self._billed, completed=run.standing.billed)
-        self._progress.update(self._notified, completed=run.standing.notified)
-        self._progress.update(self._kills, completed=run.kills)
         if run.stage != self._stage:
             self._stage = run.stage
-            self._progress.console.print(f"{self._stage} …", style="dim")
+            self._bars.console.print(f"{run.stage} …", style="dim")
+        if run.placed:
+            for key, task in self._tasks.items():
+                self._bars.update(task, completed=getattr(run, key))
+
+
+def _print_report(console: Console, report: "Report") -> None:
+    wrong = {what: ids for what, ids in report.wrong.items() if ids}
+    verdict = "THE ACCOUNTS ARE WRONG" if "accounts" in wrong else "every customer is right to the cent"
+    if any(what.startswith("mails") for what in wrong):
+        verdict += ", THE NOTIFICATIONS ARE WRONG"
+    elif "mails" in report.figures:
+        verdict += f", and was notified of every purchase: of {report.figures['mailed once'][0]:,} once"
+        again = report.figures["mailed again"][0]
+        verdict += f", of {again:,} again, as it cannot be known" if again else ""
+    console.print(f"{verdict}; {report.seconds:.0f} s\n", style="bold")
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for name, (figure, remark) in report.figures.items():
+        table.add_row(name, f"{figure:,}", remark)
+    for role, moments in report.kills.items():
+        where = ", ".join(f"{times} {moment}" for moment, times in moments.items())
+        table.add_row(f"kills: {role}", str(sum(moments.values())), where)
+    for name, cents in report.cents.items():
+        table.add_row(name, f"${cents // 100:,}.{cents % 100:02}")
+    console.print(table)
+    for what, ids in wrong.items():
+        console.print(f"WRONG: {what.upper()}: {len(ids):,}, such as {', '.join(ids[:3])}")
+    if report.kept:
+        console.print(f"kept: {report.kept}")
+    if report.last_act:
+        console.print("\nlast act: Spark loads the whole file while workers process a part of it", style="bold")
+        _print_report(console, report.last_act)

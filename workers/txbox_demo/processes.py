@@ -1,0 +1,234 @@
+"""The processes of the chain, and the moments at which they kill themselves."""
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from txbox import Inbox, Message, Outbox, Outcome
+from txbox.backoff import Backoff
+from txbox.instrumentation import Committed, Event, Received, Settled
+from txbox.leases import Lease, PostgresLedger
+from txbox.postgres.urls import database_engine, database_url
+from txbox.relay import OutboxMessage, Publisher, Refused, Relay
+from txbox.wire.destinations import SQS
+from txbox_aws.publishers import aws_publishers
+from txbox_aws.sqs import SqsWorker, sqs_client
+from txbox_demo.purchases import read_purchases
+from txbox_demo.services import bill, place_order, send_mail
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+__all__ = ["COUNTS", "ROLES", "Process", "Task", "run_process"]
+
+DECLINED_SHARE, LOST_ANSWER_SHARE, LOST_ACK_SHARE = 0.05, 0.12, 0.18
+"""Of all orders: rolled back, as the card is declined, and placed anew. Of all messages: the broker has taken or
+forgotten it, and the other side does not hear so."""
+
+VISIBILITY_SECONDS, LEASE_SECONDS, BACKOFF = 2, 3.0, Backoff(first_seconds=0.5, longest_seconds=2.0)
+"""Short: a demo need not wait for what a killed process held, or for a server that takes the next mail."""
+
+INSERTED, COMMITTED = "between insert and commit", "before the ack"
+RECEIVED, LEASED, MAILED = "before the transaction", "between lease and mail", "between mail and completion"
+CLAIMED, SENT, ANYWHERE = "before the send", "between send and settle", "anywhere"
+"""The moments to die, in the words of the report."""
+
+N_ROLLED_BACK, N_SENT, N_RECEIVED, N_DUPLICATES = COUNTS = range(4)
+"""What processes count, in memory that outlives them: positions in an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a process is to do.
+
+    Attributes:
+        database_url, queue_urls: the schema as search path; the queues of billing and of notification, empty for none.
+        purchases, smtp_port, environment: how many the shops place, the mail server, and variables that lead to AWS.
+        slot, slots, log: its number among those of its role, how many these are, the file that gets what it prints.
+        moment, life, seed: where it kills itself, after about how many messages; of its random choices.
+    """
+
+    database_url: str
+    queue_urls: tuple[str, str]
+    purchases: int
+    smtp_port: int
+    environment: dict[str, str]
+    seed: int
+    log: str = ""
+    slot: int = 0
+    slots: int = 1
+    moment: str = ""
+    life: int = 0
+
+    def engine(self) -> Engine:
+        """Make an engine on the schema; up to ten connections."""
+        return database_engine(database_url(self.database_url), pool_size=10)
+
+
+class Process:
+    """A process of the demo from the inside: its task, what it counts, and its death."""
+
+    def __init__(self, task: Task, counts: MutableSequence[int]) -> None:
+        self.task, self.counts, self._left = task, counts, task.life
+
+    def may_die(self, moment: str, messages: int = 1) -> None:
+        """Count messages that have come to a moment; die by SIGKILL if it is the task's, for as many as it says."""
+        if self.task.moment in (moment, ANYWHERE):
+            self._left -= messages
+            if self._left <= 0 and self.task.moment == moment:
+                _kill()
+            elif self._left <= 0:  # wherever this thread is by then
+                threading.Thread(target=_kill, args=(random.uniform(0, 0.05),), daemon=True).start()  # noqa: S311
+
+
+def _kill(delay_seconds: float = 0.0) -> None:
+    time.sleep(delay_seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_process(run: Callable[[Process], None], task: Task, counts: MutableSequence[int]) -> None:
+    """Be a process of the demo, the target of ``multiprocessing``; no other one writes to these counts."""
+    os.setsid()  # Ctrl-C is for the program that has started it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    log = os.open(task.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.environ.update(task.environment)
+    random.seed(task.seed)
+    run(Process(task, counts))
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        _kill()
+
+
+def run_shop(process: Process) -> None:
+    """Place the orders of this slot that are not placed, by date. All of one customer's are in one slot."""
+    task, engine, outbox = process.task, process.task.engine(), Outbox()
+    with engine.connect() as connection:
+        placed = set(connection.execute(text("SELECT order_id FROM purchase_order")).scalars())
+    for purchase in sorted(read_purchases(task.purchases), key=attrgetter("ordered_on")):
+        if purchase.order_id in placed or int(purchase.customer_id) % task.slots != task.slot:
+            continue
+        if _happens(DECLINED_SHARE):
+            with Session(engine) as session:  # with an id of its own: sent all the same, it is no duplicate
+                declined = replace(purchase, order_id=f"{purchase.order_id}-declined")
+                place_order(session, outbox, task.queue_urls[0], declined)
+                session.rollback()
+            process.counts[N_ROLLED_BACK] += 1
+        with Session(engine) as session, session.begin():
+            place_order(session, outbox, task.queue_urls[0], purchase)
+            process.may_die(INSERTED)
+
+
+def run_relay(process: Process) -> None:
+    """Send what shop and billing have published, in small batches: what a killed relay has sent is sent again."""
+    publisher = LossyPublisher(aws_publishers()[SQS], process)
+    Relay(process.task.engine(), {SQS: publisher}, senders=1, batch_size=100, backoff=BACKOFF).run()
+
+
+class LossyPublisher:
+    """Sends through another publisher, and loses some of its answers: the relay sends those messages again."""
+
+    def __init__(self, publisher: Publisher, process: Process) -> None:
+        self._publisher, self._process = publisher, process
+
+    def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        """Send, and return messages as refused whose answer is lost."""
+        self._process.may_die(CLAIMED, len(messages))
+        self._process.counts[N_SENT] += len(messages)
+        refused = list(self._publisher.send(messages))
+        self._process.may_die(SENT, len(messages))
+        known = {refusal.message.id for refusal in refused}
+        lost = [one for one in messages if one.id not in known and _happens(LOST_ANSWER_SHARE)]
+        return refused + [Refused(message, "the answer was lost") for message in lost]
+
+
+def run_billing(process: Process) -> None:
+    """Work through an inbox: the effects are in the transaction that records the message."""
+    outbox = Outbox()
+
+    def handler(session: Session, message: Message) -> None:
+        bill(session, message, outbox, process.task.queue_urls[1])
+        process.may_die(INSERTED)
+
+    _work(process, process.task.queue_urls[0], inbox=Inbox("billing"), handler=handler)
+
+
+def run_notification(process: Process) -> None:
+    """Work under leases: no transaction covers a mail."""
+
+    def handler(message: Message, lease: Lease) -> None:
+        if lease.unknown_attempts:  # it has ended one process, and ends no second one: the report counts both mails
+            send_mail(message, lease, process.task.smtp_port)
+            return
+        process.may_die(LEASED)
+        send_mail(message, lease, process.task.smtp_port)
+        process.may_die(MAILED)
+
+    ledger = PostgresLedger(process.task.engine(), "notification")
+    _work(process, process.task.queue_urls[1], ledger=ledger, handler=handler, lease_seconds=LEASE_SECONDS)
+
+
+def _work(process: Process, queue_url: str, **service: Any) -> None:
+    def hook(event: Event) -> None:
+        match event:
+            case Received():
+                process.counts[N_RECEIVED] += len(event.message_ids)
+                process.may_die(RECEIVED, len(event.message_ids))
+            case Committed(first=first) if first:
+                process.may_die(COMMITTED, first)
+            case Settled(outcome=Outcome.DUPLICATE):
+                process.counts[N_DUPLICATES] += 1
+            case _:
+                pass
+
+    client = sqs_client(queue_url)
+    lose_acks(client)
+    service |= {"visibility_seconds": VISIBILITY_SECONDS, "wait_seconds": 1, "backoff": BACKOFF}
+    SqsWorker(queue_url, **service, engine=process.task.engine(), client=client, hooks=[hook]).run()
+
+
+def lose_acks(client: "SQSClient") -> None:
+    """Have some acks confirmed but not carried out.
+
+    SQS's standard queues may do that: a server that holds a copy of the message is unavailable when it is deleted,
+    and "you might get that message copy again" (SQS Developer Guide, At-least-once delivery).
+    """
+    lost = threading.local()
+
+    def before(params: dict[str, Any], **_: Any) -> None:
+        lost.entries = [entry for entry in params["Entries"][1:] if _happens(LOST_ACK_SHARE)]
+        params["Entries"] = [entry for entry in params["Entries"] if entry not in lost.entries]
+
+    def after(parsed: dict[str, Any], **_: Any) -> None:
+        if "Successful" in parsed:
+            parsed["Successful"].extend({"Id": entry["Id"]} for entry in lost.entries)
+
+    client.meta.events.register("provide-client-params.sqs.DeleteMessageBatch", before)
+    client.meta.events.register("after-call.sqs.DeleteMessageBatch", after)
+
+
+def _happens(share: float) -> bool:
+    return random.random() < share  # noqa: S311 - choices of the demo, no secrets
+
+
+ROLES: dict[str, tuple[Callable[[Process], None], tuple[str, ...]]] = {
+    "shop": (run_shop, (INSERTED, ANYWHERE)),
+    "relay": (run_relay, (SENT, ANYWHERE, CLAIMED)),
+    "billing": (run_billing, (INSERTED, COMMITTED, ANYWHERE, RECEIVED)),
+    "notification": (run_notification, (MAILED, COMMITTED, ANYWHERE, LEASED, RECEIVED)),
+}
+"""What the processes do, and where they die, in turn."""

@@ -1,0 +1,105 @@
+"""What a run works in, a schema with the tables and two queues, and how far it is there."""
+
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateSchema, DropSchema
+
+from txbox.postgres.sqlstates import is_retryable
+from txbox.postgres.urls import database_engine, database_url
+from txbox_aws.sqs import create_queue, delete_queue, queue_backlog
+from txbox_demo import check, services
+from txbox_migrations import upgrade_database
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+__all__ = ["OnProgress", "Progress", "Sandbox"]
+
+DROP_TRIES = 10
+"""How often the schema is dropped, if that is a deadlock each time: the server may still work for killed processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: its stage, kills, and the messages at each step; ``waiting`` ones in outbox and queues."""
+
+    stage: str
+    kills: int = 0
+    placed: int = 0
+    billed: int = 0
+    notified: int = 0
+    waiting: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A schema, the database with that schema as its search path, and the queues of billing and of notification."""
+
+    schema: str
+    url: str
+    engine: Engine
+    client: "SQSClient"
+    queue_urls: tuple[str, str]
+
+    @classmethod
+    def open(cls, url: str, client: "SQSClient", cleanup: ExitStack, *, keep: bool) -> "Sandbox":
+        """Create schema, tables and queues; ``cleanup`` removes them unless they are to be kept."""
+        schema = f"txbox_demo_{secrets.token_hex(4)}"
+        own_url = database_url(url).update_query_dict({"options": f"-csearch_path={schema}"})
+        admin, engine = database_engine(database_url(url)), database_engine(own_url)
+        cleanup.callback(admin.dispose)
+        with admin.begin() as connection:
+            connection.execute(CreateSchema(schema))
+        if not keep:
+            cleanup.callback(_drop_schema, admin, schema)
+        cleanup.callback(engine.dispose)
+        upgrade_database(admin, schema=schema)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"{services.TABLES};{check.TABLES}")
+        names = (f"{schema.replace('_', '-')}-{name}" for name in ("purchases", "notifications"))
+        purchases_url, notifications_url = (create_queue(name, client=client) for name in names)
+        for queue_url in () if keep else (purchases_url, notifications_url):
+            cleanup.callback(delete_queue, queue_url, client=client)
+        own = own_url.render_as_string(hide_password=False)
+        return cls(schema, own, engine, client, (purchases_url, notifications_url))
+
+    def progress(self, stage: str, kills: int) -> Progress:
+        """Read how far the chain is.
+
+        What has happened is counted before what waits: if all purchases are billed, then all notifications were
+        published before the outbox is read, and sent before the queues are. What waits is counted in the order of the
+        chain, each place while the next one already has what left it, so that nothing is in none of the counts.
+        """
+        placed = self.count("purchase_order")
+        billed = self.count("processed_message WHERE subscriber_id = 'billing' AND dead_letter_id IS NULL")
+        notified = self.count("message_lease WHERE subscriber_id = 'notification' AND completed_at IS NOT NULL")
+        waiting, outbox = 0, "outbox_message"
+        for queue_url in self.queue_urls:
+            waiting += self.count(outbox)  # again for the second one: billing has published since
+            waiting += sum(queue_backlog(queue_url, client=self.client).values())
+        return Progress(stage, kills, placed, billed, notified, waiting)
+
+    def count(self, rows: str) -> int:
+        """Return how many rows of a table, with a condition if need be, there are."""
+        with self.engine.connect() as connection:
+            return int(connection.execute(text(f"SELECT count(*) FROM {rows}")).scalar_one())  # noqa: S608 - ours
+
+
+def _drop_schema(engine: Engine, schema: str) -> None:
+    for tries_left in reversed(range(DROP_TRIES)):
+        try:
+            with engine.begin() as connection:
+                connection.execute(DropSchema(schema, cascade=True))
+            return
+        except DBAPIError as error:
+            if not (tries_left and is_retryable(error)):
+                raise

@@ -1,0 +1,87 @@
+"""What the three services do. None of them knows of duplicates.
+
+No transaction can take a mail back, so notification works under a lease, and the ledger knows which mails are sent.
+SMTP has no key by which a server could see that it has a mail already: there are moments when that is not known::
+
+
+    acquire ──→ mail ──→ 250 accepted ──→ complete ──→ ack
+           (1)      (2)              (3)          (4)
+    killed at (4): the ledger answers that it is done: no second mail
+           at (1), (2) or (3): the lease runs out, and the next owner sees only that, in ``lease.unknown_attempts``
+
+The handler has to decide. This one sends again, as two mails are better than none; others raise, to have it parked.
+"""
+
+import json
+import smtplib
+from dataclasses import asdict
+from email.mime.text import MIMEText
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from txbox import EffectUnknown, Message, Outbox
+from txbox.leases import Lease
+from txbox_demo.purchases import Purchase
+
+__all__ = ["TABLES", "bill", "place_order", "send_mail"]
+
+TABLES = """
+CREATE TABLE purchase_order (order_id text PRIMARY KEY, customer_id text, ordered_on text, cds int, cents bigint);
+CREATE TABLE account (customer_id text PRIMARY KEY, purchases bigint, cds bigint, cents bigint)
+"""
+
+_INSERT_ORDER = text("INSERT INTO purchase_order VALUES (:order_id, :customer_id, :ordered_on, :cds, :cents)")
+_ADD_TO_ACCOUNT = text(
+    "INSERT INTO account VALUES (:customer_id, 1, :cds, :cents) ON CONFLICT (customer_id) DO UPDATE SET "
+    "purchases = account.purchases + 1, cds = account.cds + excluded.cds, cents = account.cents + excluded.cents"
+)
+
+
+def place_order(session: Session, outbox: Outbox, queue_url: str, purchase: Purchase) -> None:
+    """Insert an order and publish it, both in the session's transaction; its id is the message's."""
+    session.execute(_INSERT_ORDER, asdict(purchase))
+    outbox.publish(session, queue_url, purchase.as_json(), key=purchase.customer_id, message_id=purchase.order_id)
+
+
+def bill(session: Session, message: Message, outbox: Outbox, queue_url: str) -> None:
+    """Add a purchase to its customer's account and publish, if there is a queue, both in the session's transaction."""
+    purchase = message.json()
+    session.execute(_ADD_TO_ACCOUNT, {name: purchase[name] for name in ("customer_id", "cds", "cents")})
+    if queue_url:  # with a new id in each run: done twice, it leads to two mails, which the check finds
+        billed = {"order_id": message.id, "customer_id": purchase["customer_id"], "cents": purchase["cents"]}
+        outbox.publish(session, queue_url, json.dumps(billed), key=purchase["customer_id"])
+
+
+def send_mail(message: Message, lease: Lease, smtp_port: int) -> None:
+    """Send one mail through the server on 127.0.0.1; its X- headers are for the check."""
+    billed = message.json()
+    email = MIMEText(f"Thank you! We have billed ${billed['cents'] // 100:,}.{billed['cents'] % 100:02}.\n")
+    email["Subject"], email["From"] = f"Your purchase {billed['order_id']}", "shop@cdnow.example"
+    email["To"] = f"{billed['customer_id']}@customers.example"
+    email["X-Order"], email["X-Cents"], email["X-Message"] = billed["order_id"], str(billed["cents"]), message.id
+    email["X-Fence"], email["X-Unknown-Attempts"] = str(lease.fence), str(lease.unknown_attempts)
+    lease.ensure()  # a process that was stopped until now may have been replaced
+    server = _Server("127.0.0.1", smtp_port, local_hostname="localhost", timeout=10)
+    try:
+        server.send_message(email)
+    except Exception as error:
+        if server.answer_is_due:
+            raise EffectUnknown(f"the mail server has not answered, and may have the mail: {error}") from error
+        raise
+    finally:
+        server.close()
+
+
+class _Server(smtplib.SMTP):
+    """A connection that knows whether the server has a mail that it has not answered for."""
+
+    answer_is_due = False
+
+    def data(self, msg: Any) -> tuple[int, bytes]:
+        """Send the mail's text; from here to its answer it is not known whether the server has it."""
+        self.answer_is_due = True
+        answer = super().data(msg)
+        self.answer_is_due = False
+        return answer

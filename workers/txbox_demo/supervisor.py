@@ -1,0 +1,162 @@
+"""The supervisor: keeps the processes of all roles running, of which some kill themselves, until enough have."""
+
+import multiprocessing
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from txbox import TxboxError
+from txbox_demo.processes import COUNTS, ROLES, Task, run_process
+from txbox_demo.sandbox import OnProgress, Progress, Sandbox
+
+__all__ = ["Group", "Supervisor"]
+
+STALL_SECONDS, LOST_SECONDS = 300.0, 6.0
+"""Without any progress: something is broken. If nothing waits: what is missing is lost, and the check says what."""
+
+LOOK_SECONDS, LOOK_PAUSE = 0.1, 10
+"""Between looks at processes, database and queues, which have no signal in common: seconds; times of the last one."""
+
+STOP_SECONDS = 30.0
+
+SPARE = 2.0
+"""Lives are so many times shorter than the number of kills asks for, so that no slot's work ends before its kills."""
+
+
+@dataclass(slots=True)
+class Group:
+    """The processes of one role.
+
+    Attributes:
+        name, size, kills: see ``ROLES``; how many run at a time, and how many are to be killed.
+        messages: about how many of them they see, all together.
+        killed, started: how many were, by moment, and how many were started.
+        running, finished: by slot: the process and its task; the slots of a shop that has come to its end.
+        counts: by slot: what its processes have counted; see ``COUNTS``.
+    """
+
+    name: str
+    size: int
+    kills: int = 0
+    messages: int = 0
+    killed: Counter[str] = field(default_factory=Counter)
+    started: int = 0
+    running: dict[int, tuple[BaseProcess, Task]] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    counts: list[Any] = field(default_factory=list)
+
+    def count(self, what: int) -> int:
+        """Return what all processes together have counted."""
+        return sum(array[what] for array in self.counts)
+
+
+class Supervisor:
+    """Starts processes by the standard library's fork server: in milliseconds, as it has loaded everything once."""
+
+    def __init__(self, groups: Sequence[Group], task: Task, directory: Path) -> None:
+        """Take the groups, what is the same for all of their tasks, and a directory for their logs."""
+        self.groups, self._task, self._directory = groups, task, directory
+        self._random = random.Random(task.seed)  # noqa: S311 - choices of the demo, no secrets
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["__main__", "txbox_demo.processes"])
+        for group in groups:
+            group.counts = [self._context.RawArray("q", len(COUNTS)) for _ in range(group.size)]
+
+    def drive(
+        self,
+        sandbox: Sandbox,
+        stage: str,
+        on_progress: OnProgress,
+        is_ending: Callable[[], bool],
+        is_complete: Callable[[Progress], bool],
+    ) -> Progress:
+        """Tend the processes until everything is through the chain, or what is missing is lost; then stop them.
+
+        Args:
+            sandbox: where they work.
+            stage: shown.
+            on_progress: called at every look.
+            is_ending: whether nothing more will be published; called at every look.
+            is_complete: whether everything has happened, if nothing waits.
+        """
+        progress, changed_at = Progress(stage), time.monotonic()
+        while True:
+            for group in self.groups:
+                self._tend(group)
+            ending, begun = is_ending(), time.monotonic()
+            kills = sum(group.killed.total() for group in self.groups)
+            before, progress = progress, sandbox.progress(stage, kills)
+            if before != progress:
+                changed_at = begun
+            unchanged_seconds = begun - changed_at  # from one look to another one, never by the age of one
+            if ending and not progress.waiting and (is_complete(progress) or unchanged_seconds > LOST_SECONDS):
+                break
+            if unchanged_seconds > STALL_SECONDS:
+                raise TxboxError(
+                    f"no progress for {STALL_SECONDS:g} s: {progress}; "
+                    "run again with --url and --keep, and look with `txbox status` and `txbox dead-letters list`"
+                )
+            on_progress(progress)
+            time.sleep(max(LOOK_SECONDS, LOOK_PAUSE * (time.monotonic() - begun)))
+        on_progress(replace(progress, stage="draining"))
+        for process, deadline in [(one, time.monotonic() + STOP_SECONDS) for one in self._signal(signal.SIGTERM)]:
+            process.join(max(deadline - time.monotonic(), 0.0))
+        self.kill()
+        return progress
+
+    def kill(self) -> None:
+        """Kill every process; what one of them held comes again."""
+        for process in self._signal(signal.SIGKILL):
+            process.join()
+
+    def _signal(self, number: signal.Signals) -> list[BaseProcess]:
+        processes = [process for group in self.groups for process, _ in group.running.values()]
+        for process in processes:
+            process.kill() if number == signal.SIGKILL else process.terminate()
+        return processes
+
+    def _tend(self, group: Group) -> None:
+        """Replace the processes that were killed, and start those that are missing."""
+        for slot in range(group.size):
+            if slot in group.running:
+                process, task = group.running[slot]
+                if process.exitcode is None:
+                    continue
+                del group.running[slot]
+                if process.exitcode == -signal.SIGKILL and task.moment:
+                    group.killed[task.moment] += 1
+                elif process.exitcode == 0 and group.name == "shop":
+                    group.finished.add(slot)
+                else:
+                    lines = Path(task.log).read_text(errors="replace").split("\n") if Path(task.log).exists() else []
+                    reason = next(filter(None, reversed(lines)), "its log is empty")
+                    raise TxboxError(f"{process.name} ended by itself with status {process.exitcode}: {reason}")
+            if slot not in group.finished:
+                self._start(group, slot)
+
+    def _start(self, group: Group, slot: int) -> None:
+        run, moments = ROLES[group.name]
+        # A process that is to die counts as a kill from its start, so that there are not more than are asked for.
+        dying = sum(bool(task.moment) for _, task in group.running.values())
+        life = group.messages / (max(group.size, group.kills) * SPARE) * self._random.uniform(0.5, 1.5)
+        group.started += 1
+        name = f"{group.name} {group.started}"
+        task = replace(
+            self._task,
+            log=str(self._directory / f"{name}.log"),
+            slot=slot,
+            slots=group.size,
+            moment=moments[(group.started - 1) % len(moments)] if group.killed.total() + dying < group.kills else "",
+            life=max(1, round(life)),
+            seed=self._random.randrange(2**32),
+        )
+        arguments = (run, task, group.counts[slot])
+        process = self._context.Process(target=run_process, args=arguments, daemon=True, name=name)
+        process.start()
+        group.running[slot] = process, task
