@@ -22,7 +22,7 @@ def test_the_groups_are_of_tests_that_there_are() -> None:
     for place in GROUPS:
         assert (REPOSITORY / place).exists()
     assert group_of("tests/acceptance/spark/test_kills.py::test_x[1]") == "spark"
-    assert group_of("tests/acceptance/test_demo.py::test_x") == "demo"
+    assert group_of("tests/acceptance/demo/test_exact.py::test_x") == "demo"
     assert group_of("tests/unit/txbox_spark/loading/test_chunks.py::test_x") is None
 
 

@@ -13,7 +13,7 @@ __all__ = ["GROUPS", "group_of"]
 GROUPS = {
     "tests/integration/txbox_spark/": "spark",  # one JVM is enough: it needs a gigabyte, and seconds to start
     "tests/acceptance/spark/": "spark",
-    "tests/acceptance/test_demo.py": "demo",  # they look for what other demos have left on their servers
+    "tests/acceptance/demo/": "demo",  # they look for what other demos have left on their servers
 }
 """Folders and files whose tests run in one process, one after the other, and the name of their group; longest first."""
 

@@ -6,21 +6,17 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from support.demo_reports import COMPLETE, NOTICES, RIGHT
 from support.program import Ended
 from txbox import TxboxError
 from txbox_cli.commands import demo as command
 from txbox_demo import run as demo_run
-from txbox_demo.accounting import Sends
-from txbox_demo.crew import ROLES
-from txbox_demo.plan import Plan, Progress
-from txbox_demo.report import Report
-from txbox_demo.standing import Standing
+from txbox_demo.check import CHAIN, Report
+from txbox_demo.run import Plan
+from txbox_demo.sandbox import Progress
 from txbox_spark.runtime import java as spark_java
 
 Txbox = Callable[..., Ended]
@@ -65,8 +61,8 @@ def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: py
 
     def progresses(_: Plan, on_progress: OnProgress) -> Report:
         on_progress(Progress(stage="starting servers"))
-        on_progress(Progress("processing", Standing(placed=200, billed=150, notified=140), kills=3))
-        on_progress(Progress("processing", Standing(placed=400, billed=350, notified=330), kills=7))
+        on_progress(Progress("processing", placed=200, billed=150, notified=140, kills=3))
+        on_progress(Progress("processing", placed=400, billed=350, notified=330, kills=7))
         raise TxboxError("far enough")
 
     monkeypatch.setattr(command, "plain_console", lambda **_: terminal)
@@ -84,101 +80,72 @@ def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: py
         assert re.search(rf"\b{name} .* {count} ", shown.getvalue()), name
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"deliveries": {"billing": replace(COMPLETE, duplicates=0), "notification": COMPLETE}},
-            "DOES NOT ADD UP: billing: deliveries 2 = 1 processed + 0 duplicates",
-        ),
-        ({"sends": Sends(3, 3, ("one too many",))}, "CONTRADICTION: relay: one too many"),
-        ({"notices": replace(NOTICES, missing=("x", "y"))}, "2 missing, 0 repeated, 0 wrong"),
-        ({"notices": replace(NOTICES, repeated=("x",))}, "0 missing, 1 repeated, 0 wrong"),
-        (
-            {"notices": replace(NOTICES, wrong=("x",), unsure_twice=1)},
-            "every customer is right to the cent, THE NOTIFICATIONS ARE WRONG",
-        ),
-        ({"notices": replace(NOTICES, contradictions=("nobody sent it",))}, "CONTRADICTION: mails: nobody sent it"),
-        ({"comparison": replace(RIGHT.comparison, wrong=("1",))}, "THE ACCOUNTS ARE WRONG, and was notified"),
-    ],
+NOTHING: dict[str, list[str]] = {what: [] for what in CHAIN}
+RIGHT = Report(
+    wrong=NOTHING,
+    figures={
+        "orders": (1_003, "committed"),
+        "mails": (1_006, "accepted"),
+        "mailed once": (1_000, "one mail"),
+        "mailed again": (0, "nothing can know"),
+    },
+    cents={"by the file": 117700, "in the accounts": 117700, "difference": 0},
+    kills={"relay": {"between send and settle": 2, "anywhere": 1}, "shop": {}},
+    seconds=1.0,
 )
+
+
+@pytest.mark.parametrize("what", CHAIN)
 def test_whatever_is_wrong_is_said_and_is_a_failure(
-    changes: dict[str, Any], said: str, txbox: Txbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    what: str, txbox: Txbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, **changes))
+    report = replace(RIGHT, wrong=NOTHING | {what: ["a", "b", "c", "d"]})
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: report)
     ended = txbox("demo", "--without-spark", "--purchases", "1", "--json", str(tmp_path / "figures.json"))
     assert ended.status == 1
-    assert said in ended.out
+    assert f"WRONG: {what.upper()}: 4, such as a, b, c\n" in ended.out
+    assert ("THE ACCOUNTS ARE WRONG" in ended.out) == (what == "accounts")
+    assert ("THE NOTIFICATIONS ARE WRONG" in ended.out) == what.startswith("mails")
     assert ended.out.splitlines()[-1].startswith("NOT EXACT: ")
     assert "\nEXACT" not in ended.out
-    assert json.loads((tmp_path / "figures.json").read_text())["exact"] is False
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["exact"], figures["wrong"][what]) == (False, ["a", "b", "c", "d"])
+
+
+def test_a_last_act_that_is_wrong_is_a_failure(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    act = replace(RIGHT, wrong={"accounts": ["00001"]}, figures={"read by Spark": (3, "writer")}, kills={})
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, last_act=act))
+    ended = txbox("demo", "--without-spark", "--purchases", "1")
+    assert ended.status == 1
+    _, shown = ended.out.split("\nlast act: ")
+    assert "THE ACCOUNTS ARE WRONG; 1 s" in shown
+    assert "WRONG: ACCOUNTS: 1, such as 00001" in shown
 
 
 def test_a_run_in_which_all_is_well_is_a_success(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, kills={"relay": {"sent": 2, "anywhere": 1}}))
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: RIGHT)
     ended = txbox("demo", "--without-spark", "--purchases", "1")
     assert ended.status == 0
     first, *_, verdict, following = ended.out.splitlines()
-    assert first.startswith("every customer is right to the cent, and was notified of every purchase once; 1 s")
+    assert first == "every customer is right to the cent, and was notified of every purchase: of 1,000 once; 1 s"
     assert verdict == "EXACT: nothing was lost, and nothing was applied twice; processes killed: 3"
     assert following.startswith("next: `txbox dev` ")
+    assert re.search(r"^ *orders +1,003 +committed", ended.out, re.MULTILINE)
     assert re.search(r"^ *kills: relay +3 +2 between send and settle, 1 anywhere", ended.out, re.MULTILINE)
     assert re.search(r"^ *in the accounts +\$1,177\.00 ", ended.out, re.MULTILINE)
-    assert "CONTRADICTION" not in ended.out
-    assert "mailed twice" not in ended.out
+    assert "WRONG" not in ended.out
+    assert "kept: " not in ended.out
 
 
-UNSURE = replace(NOTICES, mails=1_003, once=997, refused=21, unsure=7, unsure_twice=3, unsure_once=4)
-
-
-def test_mails_that_came_twice_where_nobody_can_know_are_said_and_are_no_failure(
+def test_mails_that_came_twice_where_it_cannot_be_known_are_said_and_are_no_failure(
     txbox: Txbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, notices=UNSURE))
+    figures = RIGHT.figures | {"mailed once": (997, "one mail"), "mailed again": (3, "nothing can know")}
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, figures=figures, kept="schema x, queues y z"))
     ended = txbox("demo", "--without-spark", "--purchases", "1")
     assert ended.status == 0
-    first, *_, verdict, _ = ended.out.splitlines()
-    assert "right to the cent, and was notified of every purchase: of 997 once, of 3 twice; 1 s" in first
-    assert verdict.startswith("EXACT: nothing was lost, and nothing was applied twice; processes killed: ")
-    assert verdict.endswith("; mails sent twice: 3, as said above")
-    said = (
-        "\nmailed twice: 3, each worker killed or stalled between the mail and its completion: nobody can know; "
-        "mailed once: 4, which looked the same to the next worker\n"
-    )
-    assert said in ended.out
-    for name, figure in {"mails": "1,003", "mails refused": "21", "mailed once": "997", "unsure": "7"}.items():
-        assert re.search(rf"^ *{name} +{figure} ", ended.out, re.MULTILINE), name
-
-
-def test_mails_that_only_looked_so_are_said_too(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    notices = replace(UNSURE, unsure_twice=0)
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, notices=notices))
-    ended = txbox("demo", "--without-spark", "--purchases", "1")
-    assert "\nmailed twice: 0; mailed once: 4, which looked the same to the next worker\n" in ended.out
-    assert "notified of every purchase once; " in ended.out
-    assert "mails sent twice" not in ended.out
-
-
-@pytest.mark.parametrize(
-    ("role", "words"),
-    [
-        ("billing", "0 between insert and commit, 1 between commit and ack, 2 anywhere, 3 before the transaction"),
-        (
-            "notification",
-            (
-                "0 between mail and completion, 1 between completion and ack, 2 anywhere, 3 between lease and mail, "
-                "4 before the lease"
-            ),
-        ),
-    ],
-)
-def test_where_processes_died_is_said_in_the_words_of_their_role(
-    role: str, words: str, txbox: Txbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (team,) = (one for one in ROLES if one.name == role)
-    kills = {role: {moment: number for number, moment in enumerate(team.moments)}}
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, kills=kills))
-    assert words in txbox("demo", "--without-spark", "--purchases", "1").out
+    assert "notified of every purchase: of 997 once, of 3 again, as it cannot be known; 1 s" in ended.out
+    assert "\nkept: schema x, queues y z\n" in ended.out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the demo's parts need: orders, and a database with the services' tables."""
+"""What the demo's parts need: a task, and a database with the services' tables and the check's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,37 +7,27 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from txbox_demo.orders import Orders
-from txbox_demo.place import create_tables
+from txbox_demo import check, services
+from txbox_demo.processes import COUNTS, Process, Task
 
-PURCHASES_URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/purchases"
-NOTIFICATIONS_URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/notifications"
-
-MakeOrders = Callable[..., Orders]
+QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/purchases"
 
 
 @pytest.fixture
-def make_orders(tmp_path: Path) -> MakeOrders:
-    """Make orders: make_orders(**changes)."""
+def make_process(tmp_path: Path) -> Callable[..., Process]:
+    """Make a process's own side: make_process(**changes of its task)."""
 
-    def make(**changes: Any) -> Orders:
-        settings: dict[str, Any] = {
-            "role": "shop",
-            "database_url": "postgresql://127.0.0.1:1/none",
-            "purchases_url": PURCHASES_URL,
-            "notifications_url": NOTIFICATIONS_URL,
-            "purchases": 20,
-            "visibility_seconds": 2,
-            "smtp_port": 1,
-            "directory": str(tmp_path),
-        }
-        return Orders(**{**settings, **changes})
+    def make(**changes: Any) -> Process:
+        settings: dict[str, Any] = {"database_url": "", "queue_urls": (QUEUE, QUEUE), "purchases": 20, "smtp_port": 1}
+        settings |= {"seed": 1, "environment": {}, "log": str(tmp_path / "log")}
+        return Process(Task(**(settings | changes)), [0] * len(COUNTS))
 
     return make
 
 
 @pytest.fixture
-def services(engine: Engine) -> Engine:
-    """An engine on txbox's tables and those of the services."""
-    create_tables(engine)
+def tables(engine: Engine) -> Engine:
+    """An engine on txbox's tables, those of the services and those of the check."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"{services.TABLES};{check.TABLES}")
     return engine

@@ -1,55 +1,152 @@
-"""What shop and billing do: all of it is in the transaction that they are lent."""
+"""What the services do: it is in the transaction that they are given, or under a lease."""
 
 import json
+import smtplib
+import socketserver
+import threading
+from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from txbox import Message
-from txbox.outbox import Outbox
-from txbox_demo.billing import Billing, read_accounts
-from txbox_demo.purchases import Account, Purchase
-from txbox_demo.shop import place_order, read_orders
+from support.waiting import wait_until
+from txbox import EffectUnknown, LeaseLost, Message, Outbox
+from txbox.leases import Lease, LeaseState, PostgresLedger
+from txbox_demo.purchases import Purchase
+from txbox_demo.services import bill, place_order, send_mail
+from txbox_local import LocalSmtp
 
 QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/notifications"
 PURCHASE = Purchase("cdnow-00001", "00001", "19970101", 2, 1177)
-MESSAGE = Message(PURCHASE.event_id, PURCHASE.as_json().encode())
+MESSAGE = Message(PURCHASE.order_id, PURCHASE.as_json().encode())
+BILLED = Message("m-1", b'{"order_id": "cdnow-00001", "customer_id": "00001", "cents": 117700}')
 
 
-def outbox(engine: Engine) -> list[tuple[str, str, str]]:
+def rows(engine: Engine, sql: str) -> list[tuple[object, ...]]:
     with engine.connect() as connection:
-        rows = connection.execute(text("SELECT message_id, key, convert_from(body, 'UTF8') FROM outbox_message"))
-        return [(message_id, key, body) for message_id, key, body in rows]
+        return [tuple(row) for row in connection.execute(text(sql))]
 
 
-def test_a_purchase_is_added_to_its_account_and_the_customer_is_to_be_told(services: Engine) -> None:
+def outbox(engine: Engine) -> list[tuple[object, ...]]:
+    return rows(engine, "SELECT message_id, key, convert_from(body, 'UTF8') FROM outbox_message")
+
+
+def test_a_purchase_is_added_to_its_account_and_published(tables: Engine) -> None:
     for _ in range(2):
-        with Session(services) as session, session.begin():
-            Billing(Outbox(), QUEUE)(session, MESSAGE)
-    with services.connect() as connection:
-        assert read_accounts(connection) == {"00001": Account(2, 4, 2354)}
-    (first, key, body), (second, *_) = outbox(services)
+        with Session(tables) as session, session.begin():
+            bill(session, MESSAGE, Outbox(), QUEUE)
+    assert rows(tables, "TABLE account") == [("00001", 2, 4, 2354)]
+    (first, key, body), (second, *_) = outbox(tables)
     assert key == "00001"
-    assert json.loads(body) == {"purchase_id": "cdnow-00001", "customer_id": "00001", "cents": 1177}
-    # Handled twice it would be told twice, and the demo would see it.
-    assert len({first, second, PURCHASE.event_id}) == 3
+    assert json.loads(str(body)) == {"order_id": "cdnow-00001", "customer_id": "00001", "cents": 1177}
+    # Handled twice it leads to two mails, and the check finds them.
+    assert len({first, second, PURCHASE.order_id}) == 3
 
 
-def test_without_a_queue_nobody_is_told(services: Engine) -> None:
-    with Session(services) as session, session.begin():
-        Billing(Outbox(), "")(session, MESSAGE)
-    assert outbox(services) == []
+def test_without_a_queue_nothing_is_published(tables: Engine) -> None:
+    with Session(tables) as session, session.begin():
+        bill(session, MESSAGE, Outbox(), "")
+    assert outbox(tables) == []
 
 
 @pytest.mark.parametrize("service", ["shop", "billing"])
-def test_a_rollback_takes_everything_back(service: str, services: Engine) -> None:
-    with Session(services) as session:
+def test_a_rollback_takes_everything_back(service: str, tables: Engine) -> None:
+    with Session(tables) as session:
         if service == "shop":
             place_order(session, Outbox(), QUEUE, PURCHASE)
         else:
-            Billing(Outbox(), QUEUE)(session, MESSAGE)
+            bill(session, MESSAGE, Outbox(), QUEUE)
         session.rollback()
-    assert outbox(services) == []
-    with services.connect() as connection:
-        assert (read_orders(connection), read_accounts(connection)) == ({}, {})
+    assert outbox(tables) == rows(tables, "TABLE purchase_order") == rows(tables, "TABLE account") == []
+
+
+class Answers:
+    """Whether the mail server refuses: as often as it is told to, from now on."""
+
+    refusals = 0
+
+    def __call__(self) -> bool:
+        self.refusals -= 1
+        return self.refusals >= 0
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def smtp(answers: Answers) -> Iterator[LocalSmtp]:
+    with LocalSmtp(refuses=answers) as smtp:
+        yield smtp
+
+
+@pytest.fixture
+def ledger(engine: Engine) -> PostgresLedger:
+    return PostgresLedger(engine, "notification")
+
+
+def acquire(ledger: PostgresLedger, seconds: float = 60.0) -> Lease:
+    """Acquire the message's lease, when it is free or has run out."""
+    leases: list[Lease] = []
+
+    def acquired() -> bool:
+        acquisition = ledger.acquire(BILLED.id, seconds=seconds)
+        if acquisition.state is LeaseState.ACQUIRED and acquisition.lease is not None:
+            leases.append(acquisition.lease)
+        return bool(leases)
+
+    wait_until(acquired, "the lease is ours")
+    return leases[0]
+
+
+def test_a_mail_is_sent_as_often_as_the_handler_is_called(ledger: PostgresLedger, smtp: LocalSmtp) -> None:
+    lease = acquire(ledger)
+    for _ in range(2):
+        send_mail(BILLED, lease, smtp.port)
+    assert [mail.recipients for mail in smtp.accepted] == [("00001@customers.example",)] * 2
+    assert b"We have billed $1,177.00." in smtp.accepted[0].content
+
+
+def test_a_mail_that_is_refused_is_a_failure_and_known(
+    ledger: PostgresLedger, smtp: LocalSmtp, answers: Answers
+) -> None:
+    answers.refusals = 1
+    lease = acquire(ledger)
+    with pytest.raises(smtplib.SMTPRecipientsRefused):
+        send_mail(BILLED, lease, smtp.port)
+    ledger.release(lease)
+    assert smtp.accepted == ()
+    send_mail(BILLED, acquire(ledger), smtp.port)
+    assert len(smtp.accepted) == 1
+
+
+def test_a_worker_that_has_lost_its_lease_before_the_mail_sends_none(ledger: PostgresLedger, smtp: LocalSmtp) -> None:
+    late = acquire(ledger, seconds=0.01)
+    acquire(ledger)
+    with pytest.raises(LeaseLost):
+        send_mail(BILLED, late, smtp.port)
+    assert smtp.accepted == ()
+
+
+class _HangsUp(socketserver.StreamRequestHandler):
+    """A mail server that dies when it has the whole mail, and before it has said so."""
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 ready\r\n")
+        for line in self.rfile:
+            command = line[:4].upper()
+            if command == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                for part in self.rfile:
+                    if part == b".\r\n":
+                        return
+            self.wfile.write(b"250 yes\r\n")
+
+
+def test_a_server_that_hangs_up_before_it_has_answered_leaves_it_open(ledger: PostgresLedger) -> None:
+    with socketserver.TCPServer(("127.0.0.1", 0), _HangsUp) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(EffectUnknown, match="may have the mail"):
+            send_mail(BILLED, acquire(ledger), server.server_address[1])

@@ -1,0 +1,58 @@
+"""``txbox demo`` leaves nothing behind, whatever ends it."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from support.program import Running
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from txbox_local import LocalAws
+
+pytestmark = pytest.mark.chaos
+
+DEMO = ("demo", "--without-spark", "--purchases", "5000")
+
+
+def forks(demo: psutil.Process) -> list[psutil.Process]:
+    """The processes of all roles: children of the fork server."""
+    return [
+        fork
+        for child in demo.children()
+        if any("multiprocessing.forkserver" in argument for argument in child.cmdline())
+        for fork in child.children()
+    ]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_however_it_ends_nothing_keeps_running(on_its_own: None, number: signal.Signals, status: int) -> None:
+    with Running(*DEMO) as running:
+        running.says("processing")
+        demo = psutil.Process(running.process.pid)
+        wait_until(lambda: len(forks(demo)) >= 8, "two processes of each role run")
+        processes = demo.children(recursive=True)
+        running.signal(number)
+        assert running.wait() == status
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert alive == []
+    if status > 0:
+        assert running.err[-1] == "txbox: interrupted\n"
+
+
+def test_an_interrupt_leaves_a_database_and_queues_of_ones_own_clean(
+    database_url: str, aws: "LocalAws", left: Callable[[], Any], tmp_path: Path
+) -> None:
+    before = left()
+    with Running(*DEMO, "--url", database_url, env={"TMPDIR": str(tmp_path)}) as running:
+        running.says("processing")
+        assert (len(left().schemas), len(left().queues)) == (len(before.schemas) + 1, len(before.queues) + 2)
+        assert list(tmp_path.iterdir())
+        running.signal(signal.SIGINT)
+        assert running.wait() == 130
+    assert left() == before
+    assert list(tmp_path.iterdir()) == []

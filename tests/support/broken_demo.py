@@ -1,0 +1,144 @@
+"""Processes of the demo that do one thing wrong, or note what they do: they take the place of those in ``ROLES``."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from txbox import Message, Outbox
+from txbox.leases import Lease, PostgresLedger
+from txbox.relay import OutboxMessage, Refused
+from txbox_demo import processes
+from txbox_demo.processes import Process
+from txbox_demo.services import send_mail
+
+ORDER = "cdnow-00007"
+"""The order that is lost or doubled."""
+
+Run = Callable[[Process], None]
+
+
+def take_place(patch: pytest.MonkeyPatch, run: Run, *, moments: tuple[str, ...] | None = None) -> None:
+    """Have a role run another function, named as the one in its place with something before it."""
+    (role,) = (name for name in processes.ROLES if run.__name__.endswith(f"_{name}"))
+    patch.setitem(processes.ROLES, role, (run, moments or processes.ROLES[role][1]))
+
+
+def noted(directory: Path, what: str) -> Counter[str]:
+    """Return what processes have noted, and how often."""
+    return Counter(line for file in directory.glob(f"*.{what}") for line in file.read_text().splitlines())
+
+
+def _note(process: Process, what: str, name: str) -> None:
+    with Path(os.environ["AWS_TEST_NOTES"], f"{os.getpid()}.{what}").open("a") as file:
+        file.write(f"{name}\n")
+
+
+def failing_relay(process: Process) -> None:
+    raise ValueError(f"no relay in slot {process.task.slot}")
+
+
+def patient_notification(process: Process) -> None:
+    """No lease runs out but those of killed workers."""
+    processes.LEASE_SECONDS = 10.0
+    processes.run_notification(process)
+
+
+def doubling_notification(process: Process) -> None:
+    def send(message: Message, lease: Lease, smtp_port: int) -> None:
+        send_mail(message, lease, smtp_port)
+        if message.json()["order_id"] == ORDER:
+            send_mail(message, lease, smtp_port)
+
+    processes.send_mail = send
+    patient_notification(process)
+
+
+def losing_notification(process: Process) -> None:
+    def send(message: Message, lease: Lease, smtp_port: int) -> None:
+        if message.json()["order_id"] != ORDER:
+            send_mail(message, lease, smtp_port)
+
+    processes.send_mail = send
+    patient_notification(process)
+
+
+def forgetful_notification(process: Process) -> None:
+    """The ledger forgets what is completed whenever it is asked again; each mail is noted."""
+
+    def send(message: Message, lease: Lease, smtp_port: int) -> None:
+        send_mail(message, lease, smtp_port)
+        _note(process, "mail", message.json()["order_id"])
+
+    acquire = PostgresLedger.acquire
+
+    def acquire_anew(self: PostgresLedger, message_id: str, **options: Any) -> Any:
+        with process.task.engine().begin() as connection:
+            forget = "UPDATE message_lease SET completed_at = NULL, failures = attempts WHERE message_id = :id"
+            connection.execute(text(f"{forget} AND completed_at IS NOT NULL"), {"id": message_id})
+        return acquire(self, message_id, **options)
+
+    processes.send_mail = send
+    PostgresLedger.acquire = acquire_anew  # type: ignore[method-assign]
+    patient_notification(process)
+
+
+class _OwnTransaction(Outbox):
+    """Publishes in a transaction of its own, which a rollback of the session's does not take back."""
+
+    def publish(self, session: Any, destination: str, body: Any, **options: Any) -> Any:
+        with session.get_bind().engine.begin() as connection:
+            return super().publish(connection, destination, body, **options)
+
+
+def careless_shop(process: Process) -> None:
+    processes.DECLINED_SHARE = 0.2
+    processes.Outbox = _OwnTransaction  # type: ignore[misc]
+    processes.run_shop(process)
+
+
+def careless_billing(process: Process) -> None:
+    """It publishes in a transaction of its own, and notes each order that it has published."""
+    bill = processes.bill
+
+    def bill_and_note(session: Session, message: Message, outbox: Outbox, queue_url: str) -> None:
+        bill(session, message, _OwnTransaction(), queue_url)
+        _note(process, "published", message.id)
+
+    processes.bill = bill_and_note
+    processes.run_billing(process)
+
+
+class _Losing:
+    def __init__(self, publisher: Any) -> None:
+        self.publisher = publisher
+
+    def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        kept = [one for one in messages if one.id != ORDER]
+        return list(self.publisher.send(kept)) if kept else []
+
+
+def losing_relay(process: Process) -> None:
+    """It confirms an order that it has not sent."""
+    publishers = processes.aws_publishers
+    processes.aws_publishers = lambda **_: {"sqs": _Losing(publishers()["sqs"])}  # type: ignore[assignment, dict-item]
+    processes.run_relay(process)
+
+
+def dying_billing(process: Process) -> None:
+    """It comes to all of its moments, again and again."""
+    while True:
+        process.counts[0] += 1
+        for moment in processes.ROLES["billing"][1]:
+            process.may_die(moment)
+        time.sleep(0.001)
+
+
+def ending_shop(process: Process) -> None:
+    """It has nothing to do."""

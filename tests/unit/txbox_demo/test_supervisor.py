@@ -1,0 +1,114 @@
+"""The supervisor: which processes are started, killed and replaced."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.broken_demo import dying_billing, ending_shop, take_place
+from support.waiting import wait_until
+from txbox import TxboxError
+from txbox_demo.processes import ROLES, Process
+from txbox_demo.run import Plan
+from txbox_demo.supervisor import SPARE, Group, Supervisor
+
+MakeProcess = Callable[..., Process]
+
+
+@pytest.mark.parametrize("kills", range(40))
+def test_all_kills_are_given_to_a_role(kills: int) -> None:
+    groups = Plan(purchases=1000, workers=2, kills=kills, seed=1).groups()
+    assert [group.name for group in groups] == list(ROLES)
+    assert sum(group.kills for group in groups) == kills
+    assert min(group.kills for group in groups) >= 0
+
+
+def test_with_the_default_every_role_dies_at_each_of_its_moments_within_its_work() -> None:
+    for group in Plan(purchases=3000, workers=2, kills=24, seed=1).groups():
+        assert group.kills >= len(ROLES[group.name][1]), group.name
+        longest_life = group.messages / (group.kills * SPARE) * 1.5
+        assert group.kills * longest_life < group.messages
+
+
+@pytest.fixture
+def supervise(make_process: MakeProcess, tmp_path: Path) -> Iterator[Callable[[Group], Supervisor]]:
+    """Supervise a group, whose processes end with the test."""
+    supervisors: list[Supervisor] = []
+
+    def start(group: Group) -> Supervisor:
+        supervisors.append(Supervisor([group], make_process().task, tmp_path))
+        return supervisors[-1]
+
+    yield start
+    for supervisor in supervisors:
+        supervisor.kill()
+
+
+Supervise = Callable[[Group], Supervisor]
+
+
+def test_the_killed_are_counted_by_moment_and_replaced_until_enough_have_died(
+    supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_place(monkeypatch, dying_billing)
+    group = Group("billing", 2, kills=5, messages=800)
+    supervisor = supervise(group)
+
+    def all_dead() -> bool:
+        supervisor._tend(group)
+        return group.killed.total() == 5
+
+    wait_until(all_dead, "five have died", timeout=60)
+    assert set(group.killed) == set(ROLES["billing"][1])
+    tasks = [group.running[slot][1] for slot in range(2)]
+    assert [(task.slot, task.slots, task.moment) for task in tasks] == [(0, 2, ""), (1, 2, "")]
+    assert group.started == 7
+    assert all(40 <= task.life <= 120 for task in tasks)
+    assert len({task.seed for task in tasks}) == 2
+
+
+def test_what_a_killed_process_has_counted_stays(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_place(monkeypatch, dying_billing, moments=("between insert and commit",))
+    group = Group("billing", 1, kills=1, messages=100)
+    supervisor = supervise(group)
+    supervisor._tend(group)
+    life = group.running[0][1].life
+
+    def replaced() -> bool:
+        supervisor._tend(group)
+        return group.started == 2
+
+    wait_until(replaced, "it has died", timeout=60)
+    assert group.count(0) >= life
+
+
+def test_a_shop_that_is_done_is_not_replaced(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_place(monkeypatch, ending_shop)
+    group = Group("shop", 2)
+    supervisor = supervise(group)
+
+    def done() -> bool:
+        supervisor._tend(group)
+        return len(group.finished) == 2
+
+    wait_until(done, "both have ended", timeout=60)
+    assert (group.started, group.running) == (2, {})
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_a_process_that_was_not_to_die_ends_the_run(
+    number: signal.Signals, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_place(monkeypatch, dying_billing)
+    group = Group("billing", 1, kills=0, messages=1000)
+    supervisor = supervise(group)
+    supervisor._tend(group)
+    process, _ = group.running[0]
+    assert process.pid is not None
+    psutil.Process(process.pid).send_signal(number)
+    process.join(60)
+    message = rf"billing 1 ended by itself with status {-number}: its log is empty"
+    with pytest.raises(TxboxError, match=message):
+        supervisor._tend(group)
