@@ -58,14 +58,14 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
     Raises:
         TxboxError: it could not be run to its end, for a reason that the message gives.
     """
-    from txbox_local import EmbeddedPostgres, LocalAws, LocalSmtp
+    from txbox_local import LocalPostgres, LocalAws, LocalSmtp
 
     on_progress(Progress("starting servers"))
     with ExitStack() as cleanup:
         directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="txbox-demo-")))
         chance = random.Random(plan.seed)  # noqa: S311 - choices of the demo, no secrets
         smtp = cleanup.enter_context(LocalSmtp(refuses=lambda: chance.random() < REFUSED_MAIL_SHARE))
-        url = plan.database_url or cleanup.enter_context(EmbeddedPostgres()).url
+        url = plan.database_url or cleanup.enter_context(LocalPostgres()).url
         if plan.own_broker:
             os.environ.update(cleanup.enter_context(LocalAws()).environment())
         environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
