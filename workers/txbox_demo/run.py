@@ -58,7 +58,7 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
     Raises:
         TxboxError: it could not be run to its end, for a reason that the message gives.
     """
-    from txbox_local import LocalPostgres, LocalAws, LocalSmtp
+    from txbox_local import LocalAws, LocalPostgres, LocalSmtp
 
     on_progress(Progress("starting servers"))
     with ExitStack() as cleanup:
