@@ -33,6 +33,8 @@ CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tes
   $(wildcard tests/integration/test_*.py) tests/integration/txbox_aws/lambda_ tests/integration/txbox_aws/test_sqs_worker.py \
   tests/integration/txbox_cli/test_reports.py tests/integration/txbox_cli/test_outbox_commands.py \
   tests/integration/txbox_spark/test_merge.py tests/integration/txbox_spark/test_bulk_load_types.py
+# What `make bench` measures, and its options.
+BENCH ?= consumer
 OLDEST := $(VENV)-oldest
 OLDEST_READY := $(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(ALEMBIC_OLDEST)-$(PSYCOPG_OLDEST)-$(SPARK_OLDEST)
 OLDEST_PIP := $(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt
@@ -127,20 +129,12 @@ types: $(VENV)/.dev-ready ## Check types strictly
 	@$(BIN)/mypy
 
 .PHONY: bench
-bench: $(VENV)/.dev-ready ## Measure the consumer against pgbench with the same SQL (BENCH='--seconds 5')
-	@$(BIN)/python benchmarks/consumer.py $(BENCH)
+bench: $(VENV)/.dev-ready ## Measure consumer, record, relay, ledger, deadlocks or bulk_load against limits (BENCH='relay --full')
+	@$(BIN)/python -m benchmarks $(BENCH)
 
-.PHONY: bench-relay
-bench-relay: $(VENV)/.dev-ready ## Measure the outbox and its relay, each against its limit (BENCH='--quick')
-	@$(BIN)/python benchmarks/relay.py $(BENCH)
-
-.PHONY: bench-deadlocks
-bench-deadlocks: $(VENV)/.dev-ready ## Measure workers whose handlers run into deadlocks against fixed settings (BENCH='--seconds 30')
-	@$(BIN)/python benchmarks/deadlocks.py $(BENCH)
-
-.PHONY: bench-ledger
-bench-ledger: $(VENV)/.dev-ready ## Measure leases against a plain conditional UPDATE (BENCH='--seconds 5')
-	@$(BIN)/python benchmarks/ledger.py $(BENCH)
+.PHONY: figures
+figures: $(VENV)/.dev-ready ## Draw the plots of the documentation from the results in benchmarks/saved
+	@$(BIN)/python -m benchmarks figures
 
 .PHONY: docs
 docs: $(VENV)/.dev-ready ## Build the documentation into site/, strictly

@@ -1,4 +1,4 @@
-"""The business that every benchmark does: money onto one of 10,000 accounts, beside an inbox of its own.
+"""The database that is measured in: the tables of txbox, and 10,000 accounts that each message adds an amount to.
 
 Everything lives in a schema of its own, which is dropped at the end, so a benchmark can run in any database.
 """
@@ -9,10 +9,8 @@ import psycopg
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
+from benchmarks.shared.measurements import WrongResult
 from txbox.schema import tables
-
-__all__ = ["ACCOUNTS", "AMOUNT", "INSERT_MANY", "INSERT_ONE", "SCHEMA", "SUBSCRIBER", "UPDATE_MANY", "UPDATE_ONE"]
-__all__ += ["Business", "WrongResult", "conninfo", "update_many"]
 
 SCHEMA = "txbox_benchmark"
 SUBSCRIBER = "benchmark"
@@ -34,18 +32,14 @@ UPDATE_ONE = f"UPDATE {SCHEMA}.account SET balance = balance + %s WHERE account_
 """The effect of one message: (amount, account)."""
 
 
-def update_many(change: str, before: str = "") -> str:
-    """Return the statement that applies many changes.
+def update_many(change: str) -> str:
+    """Return the statement that applies many changes, which is given a query of accounts and amounts.
 
     It locks the accounts in one order first. An update locks in whatever order its join delivers, and one deadlock
     makes sixteen connections wait for a second.
-
-    Args:
-        change: a query of accounts and amounts.
-        before: named queries that it uses, each with a comma after it.
     """
     return f"""
-WITH {before}change (account_id, amount) AS MATERIALIZED ({change}), locked AS MATERIALIZED (
+WITH change (account_id, amount) AS MATERIALIZED ({change}), locked AS MATERIALIZED (
   SELECT account.account_id, change.amount FROM {SCHEMA}.account JOIN change USING (account_id)
   ORDER BY account.account_id FOR NO KEY UPDATE OF account
 )
@@ -56,51 +50,51 @@ WHERE account.account_id = locked.account_id"""
 UPDATE_MANY = update_many("SELECT * FROM unnest(%s::int[], %s::bigint[])")
 """The effect of many messages: (accounts, amounts)."""
 
+SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_sync_method")
+"""What decides what a commit costs."""
 
-class WrongResult(Exception):
-    """A measurement left other balances than its messages add up to: its figure is worth nothing."""
 
-
-class Business:
-    """The accounts and the inbox: made once, made empty before each measurement, checked after it."""
+class Database:
+    """Made once, made empty before each measurement, checked after it."""
 
     def __init__(self, url: str) -> None:
-        """Name the database; nothing is connected."""
-        self._url = url
-        self._connection: psycopg.Connection | None = None
+        """Connect, as SQLAlchemy's URL says, and make the tables anew."""
+        self.url = url
+        self._connection = psycopg.connect(conninfo(url), autocommit=True)
         self._seeds = 0
 
-    def __enter__(self) -> "Business":
-        connection = psycopg.connect(conninfo(self._url), autocommit=True)
-        connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
-        connection.execute(f"CREATE SCHEMA {SCHEMA}")
-        engine = create_engine(self._url)
+    def __enter__(self) -> "Database":
+        self.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE; CREATE SCHEMA {SCHEMA}")
+        engine = create_engine(self.url)
         tables(SCHEMA).metadata.create_all(engine)
         engine.dispose()
-        connection.execute(
+        self.execute(
             # Room on each page, so that updates stay on it and none of the sides is slowed down by its own speed.
             f"CREATE TABLE {SCHEMA}.account (account_id int PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor=50)"
         )
-        self._connection = connection
         return self
 
     def __exit__(self, *_: object) -> None:
         self.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
-        self._entered.close()
+        self._connection.close()
 
-    def reset(self, seeds: Sequence[str] = ()) -> None:
+    def reset(self, seeds: Sequence[str] = (), others: Sequence[str] = (), accounts: int = ACCOUNTS) -> None:
         """Start over: no growth, no dead rows, no pending checkpoint that the next measurement would pay for.
 
         Args:
             seeds: ids to record beforehand; ``recorded`` does not count them.
+            others: tables to empty, beside the accounts and the inbox.
+            accounts: how many there are to be.
         """
         self._seeds = len(seeds)
-        self.execute(f"TRUNCATE {SCHEMA}.processed_message, {SCHEMA}.account")
-        self.execute(f"INSERT INTO {SCHEMA}.account SELECT number, 0 FROM generate_series(1, {ACCOUNTS}) AS number")
+        for name in ("processed_message", "account", *others):
+            self.execute(f"TRUNCATE {SCHEMA}.{name}")
+        self.execute(f"INSERT INTO {SCHEMA}.account SELECT number, 0 FROM generate_series(1, {accounts}) AS number")
         if seeds:
-            with self._entered.cursor() as cursor:
+            with self._connection.cursor() as cursor:
                 cursor.executemany(INSERT_ONE.encode(), [(seed,) for seed in seeds])
-        self.execute(f"VACUUM ANALYZE {SCHEMA}.processed_message, {SCHEMA}.account")
+        for name in ("processed_message", "account", *others):
+            self.execute(f"VACUUM ANALYZE {SCHEMA}.{name}")
         self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -114,19 +108,6 @@ class Business:
         """How many messages the inbox holds, without the seeds."""
         return self.number(f"SELECT count(*) FROM {SCHEMA}.processed_message") - self._seeds
 
-    def wal_syncs(self) -> tuple[int, float]:
-        """How often the write-ahead log was synced so far, and how long that took, in milliseconds.
-
-        The time is 0 unless the server has track_wal_io_timing.
-        """
-        try:
-            row = self._entered.execute(
-                "SELECT sum(fsyncs), sum(fsync_time) FROM pg_stat_io WHERE object = 'wal'"
-            ).fetchone()
-        except psycopg.Error:  # before PostgreSQL 18
-            row = None
-        return (int(row[0] or 0), float(row[1] or 0)) if row else (0, 0.0)
-
     def check(self, applied: int, what: str) -> None:
         """See that this many messages have been applied, no more and no fewer.
 
@@ -137,32 +118,22 @@ class Business:
         if balance != applied * AMOUNT:
             raise WrongResult(f"{what}: the balances add up to {balance}, not to {applied} x {AMOUNT}")
 
-    def server_version(self) -> str:
-        """The server's version, such as 18.1."""
-        return self._entered.info.parameter_status("server_version") or ""
+    def description(self) -> dict[str, str]:
+        """The server's version, such as 18.1, and its settings."""
+        version = self._connection.info.parameter_status("server_version") or ""
+        return {"version": version, **{name: str(self._value(f"SHOW {name}")) for name in SETTINGS}}
 
-    def settings(self) -> dict[str, str]:
-        """The server's settings that decide what a commit costs."""
-        names = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_sync_method")
-        return {name: str(self._value(f"SHOW {name}")) for name in names}
-
-    @property
-    def _entered(self) -> psycopg.Connection:
-        if self._connection is None:
-            raise RuntimeError("not entered")
-        return self._connection
-
-    def execute(self, statement: str) -> None:
-        """Execute a statement, in a transaction of its own."""
-        self._entered.execute(statement.encode())
-
-    def _value(self, query: str) -> object:
-        row = self._entered.execute(query.encode()).fetchone()
-        return row[0] if row else None
+    def execute(self, statements: str) -> None:
+        """Execute statements, in a transaction of their own."""
+        self._connection.execute(statements.encode())
 
     def number(self, query: str) -> int:
         """Return the one number that a query finds."""
         return int(str(self._value(query)))
+
+    def _value(self, query: str) -> object:
+        row = self._connection.execute(query.encode()).fetchone()
+        return row[0] if row else None
 
 
 def conninfo(url: str) -> str:

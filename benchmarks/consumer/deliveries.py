@@ -1,15 +1,12 @@
-"""Messages made before the clock starts, so that no side pays for making them."""
+"""Messages made before the clock starts, so that no side pays for making them; and the source that hands them out."""
 
 import random
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
-from business import ACCOUNTS
-
+from benchmarks.shared.database import ACCOUNTS
 from txbox import Message
 from txbox_workers.delivery import Delivery, Settlement
-
-__all__ = ["REPEAT_EVERY", "Supply", "make_deliveries"]
 
 REPEAT_EVERY = 20
 """Every twentieth delivery repeats an earlier message: 5 % duplicates."""
@@ -20,12 +17,11 @@ REPEAT_SPREAD = 20_000
 IDLE_SECONDS = 0.01
 
 
-def make_deliveries(count: int, *, ids: str, distance: int) -> list[Delivery]:
-    """Make deliveries, 5 % of them repeats of a message that came before.
+def make_deliveries(count: int, *, distance: int) -> list[Delivery]:
+    """Make deliveries with random ids, 5 % of them repeats of a message that came before.
 
     Args:
         count: how many.
-        ids: "v4": 32 random hexadecimal digits; "v7": beginning with a number that grows.
         distance: a repeat comes at least so many deliveries after the first, so that the first has committed.
     """
     generator = random.Random()
@@ -34,16 +30,17 @@ def make_deliveries(count: int, *, ids: str, distance: int) -> list[Delivery]:
         if number % REPEAT_EVERY == REPEAT_EVERY - 1 and number > distance:
             farthest = max(number - distance - REPEAT_SPREAD, 0)
             messages.append(messages[generator.randint(farthest, number - distance)])
-            continue
-        message_id = (
-            f"{generator.getrandbits(128):032x}" if ids == "v4" else f"{number:012x}{generator.getrandbits(80):020x}"
-        )
-        messages.append(Message(message_id, str(generator.randint(1, ACCOUNTS)).encode()))
+        else:
+            account = str(generator.randint(1, ACCOUNTS)).encode()
+            messages.append(Message(f"{generator.getrandbits(128):032x}", account))
     return [Delivery(message, receipt=str(number)) for number, message in enumerate(messages)]
 
 
-class Supply:
+class PreparedSource:
     """A source that only hands out what was made before, and counts what is acked."""
+
+    name = "benchmark"
+    visibility_seconds: float | None = None
 
     def __init__(self, deliveries: Sequence[Delivery], batch: int) -> None:
         """Take the deliveries; each ``receive`` hands out ``batch`` of them."""
@@ -53,30 +50,19 @@ class Supply:
         self._lock = threading.Lock()
         self._acked: list[Sequence[Delivery]] = []
         self.acked = 0
-        self.handed_back = 0
-        self.dry = threading.Event()
-
-    @property
-    def name(self) -> str:
-        """The source's name."""
-        return "benchmark"
-
-    @property
-    def visibility_seconds(self) -> float | None:
-        """None: a delivery is the worker's until it is settled."""
-        return None
+        self.used_up = threading.Event()
 
     def open(self) -> None:
         """Nothing to check."""
 
     def receive(self) -> Sequence[Delivery]:
-        """Return the next deliveries; none, and ``dry`` is set, when they have come to an end."""
+        """Return the next deliveries; none, and ``used_up`` is set, when they have come to an end."""
         with self._lock:
             start = self._next
             self._next = start + self._batch
         deliveries = self._deliveries[start : start + self._batch]
         if not deliveries:
-            self.dry.set()
+            self.used_up.set()
             threading.Event().wait(IDLE_SECONDS)
         return deliveries
 
@@ -88,9 +74,7 @@ class Supply:
         return [delivery.receipt for delivery in deliveries]
 
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
-        """Count, and do not deliver again: what is handed back was not processed."""
-        with self._lock:
-            self.handed_back += len(settlements)
+        """Do not deliver again: what is handed back was not processed."""
 
     def extend(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:  # noqa: ARG002 - protocol
         """Nothing to extend."""

@@ -1,0 +1,44 @@
+"""``python -m benchmarks SUBJECT``: run one benchmark; ``figures`` draws the plots of the documentation again."""
+
+import sys
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.shared.measurements import Figures
+from benchmarks.shared.plot import draw
+from benchmarks.shared.program import Benchmark, Run, run
+
+SUBJECTS = ("consumer", "record", "relay", "ledger", "deadlocks", "bulk_load")
+SAVED = Path(__file__).parent / "saved"
+
+
+def main() -> int:
+    """Run what the first argument names; return the exit status."""
+    name, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
+    if name == "figures":
+        _draw_saved(Path(arguments[0]) if arguments else Path("docs/figures"))
+        return 0
+    if name not in SUBJECTS:
+        print(f"usage: python -m benchmarks {{{','.join(SUBJECTS)},figures}} [--help]", file=sys.stderr)
+        return 2
+    return run(_benchmark(name), arguments)
+
+
+def _benchmark(name: str) -> Benchmark:
+    benchmark: Benchmark = import_module(f"benchmarks.{name}.benchmark").BENCHMARK
+    return benchmark
+
+
+def _draw_saved(folder: Path) -> None:
+    """Draw a plot for each saved result: ``saved/NAME.json`` becomes ``NAME.svg`` in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(SAVED.glob("*.json")):
+        figures = Figures.read(path)
+        benchmark = _benchmark(path.stem)
+        tables = benchmark.tables(Run(benchmark, figures.options, None, ExitStack()))
+        (folder / f"{path.stem}.svg").write_text(draw(benchmark.title, tables, figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

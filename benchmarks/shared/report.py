@@ -1,0 +1,43 @@
+"""Figures as tables for a person: a row fits in 80 columns."""
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from benchmarks.shared.measurements import Figures, Row, Table
+
+
+def print_table(console: Console, table: Table, figures: Figures) -> None:
+    """Print measurements, each beside its ratio to another one and its target; what was not measured is left out.
+
+    "cpu us" is the client's processor time for a unit, which moves less than the rate does.
+    """
+    printed = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    printed.add_column(table.title, no_wrap=True, min_width=28)
+    for heading in ("", "ratio", "low-high", "target", "cpu us"):
+        printed.add_column(heading, justify="right", no_wrap=True)
+    for row in table.rows:
+        spread, ratio = row.measured(figures), ("", "")
+        if row.key not in figures or (spread is None and row.run is None):
+            continue
+        if spread is not None and row.to is not None:
+            digits = 2 if spread.highest < 10 else 1
+            ratio = (f"{spread.median:.{digits}f}x", f"{spread.lowest:.{digits}f}-{spread.highest:.{digits}f}")
+        value = f"{number(figures.spread(row.key).median)} {row.unit}"
+        cpu = figures.detail(row.key, "cpu_us")
+        printed.add_row(row.key, value, *ratio, _target(row, figures), number(cpu) if cpu else "")
+    if printed.row_count:
+        console.print(printed, "")
+
+
+def number(value: float) -> str:
+    """Return a number with as many digits as mean something."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _target(row: Row, figures: Figures) -> str:
+    met = row.is_met(figures)
+    if met is None:
+        return ""
+    bound = f">={row.at_least:g}" if row.at_least is not None else f"<={row.at_most:g}"
+    return f"[green]{bound} yes[/]" if met else f"[red]{bound} no[/]"
