@@ -1,11 +1,12 @@
-"""The edge where environment variables are read. AWS's are boto3's own business."""
+"""The environment variables that the command line reads. AWS's are boto3's own, but for those below."""
 
 import os
+from collections.abc import Mapping
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["Settings", "aws_endpoint"]
+__all__ = ["Settings", "aws_endpoint", "is_submitted", "lead_boto3_to", "uses_hadoop"]
 
 
 class Settings(BaseSettings):
@@ -21,3 +22,19 @@ class Settings(BaseSettings):
 def aws_endpoint() -> str | None:
     """Where boto3 will look for SQS, if that is not AWS itself."""
     return os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def lead_boto3_to(environment: Mapping[str, str]) -> bool:
+    """Have boto3 find the servers of this environment; return whether a variable of SQS's own was in the way."""
+    os.environ.update(environment)
+    return os.environ.pop("AWS_ENDPOINT_URL_SQS", None) is not None
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit runs this command; it has one stream for what a program prints and what it warns of."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def uses_hadoop() -> bool:
+    """Whether a path without a scheme may be one of a distributed file system."""
+    return "HADOOP_CONF_DIR" in os.environ

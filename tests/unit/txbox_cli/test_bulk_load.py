@@ -1,6 +1,7 @@
 """The commands around Spark: what they refuse before it is started, what they hand on, what they show."""
 
 import io
+import logging
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from rich.console import Console
 
 import txbox_spark
 from support.program import Ended
-from txbox_cli import event_lines, spark_progress
+from txbox_cli import spark as cli_spark
 from txbox_cli.commands import bulk_load as load_command
 from txbox_cli.commands import reconcile as reconcile_command
 from txbox_spark import BulkLoadReport, JobProgress, Reconciliation
@@ -248,7 +249,7 @@ def test_in_a_terminal_each_stage_has_a_bar(
 ) -> None:
     shown = io.StringIO()
     terminal = Console(file=shown, force_terminal=True, width=120, color_system=None)
-    monkeypatch.setattr(spark_progress, "plain_console", lambda **_: terminal)
+    monkeypatch.setattr(cli_spark, "plain_console", lambda **_: terminal)
     spark.progress = [JobProgress(None, "survey", 4, 4), JobProgress("0123456789ab", "merge", 1, 2, 5_000)]
     assert txbox("bulk-load", *WHAT, *URL, "--apply", script).status == 0
     assert "4/4 tasks" in " ".join(shown.getvalue().split())
@@ -272,6 +273,28 @@ def test_what_an_interrupt_has_broken_is_an_interrupt_too(txbox: Txbox, spark: S
     assert ended.status == 130
     assert ended.err.endswith("txbox: interrupted; finish it with --resume 0123456789ab, or run it again\n")
     assert spark.stopped == 1
+
+
+@pytest.mark.usefixtures("spark")
+def test_an_interrupt_while_spark_starts_is_one_line(
+    txbox: Txbox, script: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """py4j logs what it was interrupted in, by the root logger, and what is broken then fails in its own way."""
+    monkeypatch.setattr(logging.getLogger(), "filters", [])
+
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        except KeyboardInterrupt:
+            logging.exception("KeyboardInterrupt while sending command.")  # noqa: LOG015 - as py4j does
+        raise ConnectionError("answer from Java side is empty")
+
+    monkeypatch.setattr(txbox_spark, "spark_session", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
+    signal.signal(signal.SIGINT, before)
+    assert (ended.status, ended.err, caplog.text) == (130, "txbox: interrupted\n", "")
 
 
 def test_json_is_all_that_spark_submit_shows(
@@ -301,6 +324,6 @@ def test_a_reconciliation_that_is_not_complete_has_exit_status_1(txbox: Txbox, s
 
 
 def test_the_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch, spark: Spark) -> None:
-    with pytest.raises(ZeroDivisionError), event_lines.session("name", None, None, None):
+    with pytest.raises(ZeroDivisionError), cli_spark.session("name", None, None, None):
         raise ZeroDivisionError
     assert spark.stopped == 1

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txbox_cli.errors import Interrupted, UsageError
-from txbox_cli.event_lines import (
+from txbox_cli.importer import find
+from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_cli.output import print_counts, print_json, printable
+from txbox_cli.settings import is_submitted
+from txbox_cli.signals import terminated_as_interrupt
+from txbox_cli.spark import (
     ConfOption,
     EncodingOption,
     FieldsOption,
@@ -17,17 +22,13 @@ from txbox_cli.event_lines import (
     MessageIdOption,
     PathsArgument,
     ReadOption,
+    RunSeen,
     SubscriberOption,
     check_before_spark,
-    is_submitted,
     pairs,
+    progress_display,
     session,
 )
-from txbox_cli.named import find
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
-from txbox_cli.output import print_counts, print_json, printable
-from txbox_cli.signals import terminated_as_interrupt
-from txbox_cli.spark_progress import Seen, told
 
 if TYPE_CHECKING:
     from txbox_spark import BulkLoadReport
@@ -129,12 +130,12 @@ def bulk_load(
             "a function does it, give --force"
         )
     check_before_spark(place, paths, format, master, ledger=True, resume=resume)
-    seen = Seen()
+    seen = RunSeen()
     try:
         with (
             terminated_as_interrupt(),
             session("txbox bulk-load", master, jdbc_jar, conf) as spark,
-            told(seen, silent=as_json and is_submitted()) as tell,
+            progress_display(seen, silent=as_json and is_submitted()) as show,
         ):
             report = load(
                 read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
@@ -150,7 +151,7 @@ def bulk_load(
                 chunk_rows=chunk_rows or CHUNK_ROWS,
                 source=source_of(spark, paths, options=options),
                 resume=resume,
-                on_progress=tell,
+                on_progress=show,
                 stalled_seconds=stalled_seconds or STALLED_SECONDS,
                 effects_seconds=effects_seconds or EFFECTS_SECONDS,
                 force=force,

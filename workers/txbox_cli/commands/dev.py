@@ -1,6 +1,5 @@
 """``txbox dev``: a Postgres and a local AWS of your own, for as long as you work."""
 
-import os
 import re
 import shlex
 import signal
@@ -13,6 +12,7 @@ import typer
 
 from txbox_cli.errors import UsageError
 from txbox_cli.output import print_json
+from txbox_cli.settings import lead_boto3_to
 
 __all__ = ["dev"]
 
@@ -58,8 +58,7 @@ def dev(
     with DevServices(directory=data, port=port) as services:
         upgrade_database(services.postgres.url)
         environment = dict(services.environment())
-        os.environ.update(environment)  # boto3's way to be told where SQS is
-        elsewhere = os.environ.pop("AWS_ENDPOINT_URL_SQS", None)  # it would come before the general one
+        unset = lead_boto3_to(environment)
         queue_urls = {name: create_queue(name) for name in queues or ()}
         if queue_urls:
             environment["QUEUE_URL"] = next(iter(queue_urls.values()))
@@ -69,7 +68,7 @@ def dev(
         else:
             for name, value in environment.items():
                 typer.echo(f"export {name}={shlex.quote(value)}")
-            if elsewhere is not None:
+            if unset:
                 typer.echo("unset AWS_ENDPOINT_URL_SQS")
         where = "is kept" if data else "goes when you stop"
         typer.echo(f"ready; the data in {services.postgres.directory} {where}; Ctrl-C stops", err=True)

@@ -4,7 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txbox_cli.event_lines import (
+from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_cli.output import print_counts, print_json, printable
+from txbox_cli.settings import is_submitted
+from txbox_cli.signals import terminated_as_interrupt
+from txbox_cli.spark import (
     ConfOption,
     EncodingOption,
     FieldsOption,
@@ -14,16 +18,13 @@ from txbox_cli.event_lines import (
     MessageIdOption,
     PathsArgument,
     ReadOption,
+    RunSeen,
     SubscriberOption,
     check_before_spark,
-    is_submitted,
     pairs,
+    progress_display,
     session,
 )
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
-from txbox_cli.output import print_counts, print_json, printable
-from txbox_cli.signals import terminated_as_interrupt
-from txbox_cli.spark_progress import Seen, told
 
 if TYPE_CHECKING:
     from txbox_spark import Reconciliation
@@ -69,7 +70,7 @@ def reconcile(
     with (
         terminated_as_interrupt(),
         session("txbox reconcile", master, jdbc_jar, conf) as spark,
-        told(Seen(), silent=as_json and is_submitted()) as tell,
+        progress_display(RunSeen(), silent=as_json and is_submitted()) as show,
     ):
         found = compare(
             read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
@@ -81,7 +82,7 @@ def reconcile(
             output=output,
             sample=sample,
             partitions=partitions,
-            on_progress=tell,
+            on_progress=show,
         )
     if as_json:
         print_json(found.as_dict())

@@ -9,7 +9,7 @@ from txbox.relay import Publisher, Relay
 from txbox.relay.poller import IDLE_SECONDS
 from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PATIENCE_SECONDS
 from txbox.service import STOP_SECONDS
-from txbox_cli import named
+from txbox_cli import importer
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database, PrefixOption, SchemaOption, UrlOption, database, read_span
 from txbox_cli.signals import hangup_terminates
@@ -142,7 +142,7 @@ def _load(target: str) -> Relay | Mapping[str, Publisher]:
         UsageError: there is no such module or name, or it is neither.
         CommandFailed: the module is there, and its own code raised.
     """
-    found = named.load(target, _fits, such_as="shop:publishers")
+    found = importer.load(target, _fits, such_as="shop:publishers")
     if isinstance(found.value, Relay):
         return found.value
     if isinstance(found.value, Mapping) and _fits(found.value):
@@ -164,7 +164,7 @@ def _is_publisher(value: object) -> bool:
     return not isinstance(value, type) and callable(getattr(value, "send", None))
 
 
-def _instead(found: named.Named) -> str:
+def _instead(found: importer.Imported) -> str:
     module_name = found.module.__name__
     if found.fitting:
         return "run " + " or ".join(f"`txbox relay {module_name}:{name}`" for name in found.fitting)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from txbox.service import STOP_SECONDS
-from txbox_cli import named
+from txbox_cli import importer
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.signals import hangup_terminates
 from txbox_workers.worker import Worker
@@ -49,13 +49,13 @@ def load(target: str) -> Worker:
         UsageError: there is no such module or name, or it is not a worker.
         CommandFailed: the module is there, and its own code raised.
     """
-    found = named.load(target, lambda value: isinstance(value, Worker), such_as="billing:worker")
+    found = importer.load(target, lambda value: isinstance(value, Worker), such_as="billing:worker")
     if not isinstance(found.value, Worker):
         raise UsageError(f"{found.what}, not a worker; {_instead(found)}")
     return found.value
 
 
-def _instead(found: named.Named) -> str:
+def _instead(found: importer.Imported) -> str:
     """Say what to do instead: run a worker that is there, or make one of what looks like a handler."""
     module_name = found.module.__name__
     if found.fitting:

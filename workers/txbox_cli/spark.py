@@ -1,18 +1,23 @@
-"""What commands that read events from files have in common: their options, and a Spark session."""
+"""What the commands on Spark share: their options, a session, and the display of its progress."""
 
-import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import Progress, TextColumn
 
 from txbox.postgres.transactions import check_table
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database
-from txbox_cli.output import plain_console
+from txbox_cli.output import plain_console, progress_bars
+from txbox_cli.settings import is_submitted, uses_hadoop
 from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt
+
+if TYPE_CHECKING:
+    from txbox_spark import JobProgress
 
 __all__ = [
     "ConfOption",
@@ -24,10 +29,11 @@ __all__ = [
     "MessageIdOption",
     "PathsArgument",
     "ReadOption",
+    "RunSeen",
     "SubscriberOption",
     "check_before_spark",
-    "is_submitted",
     "pairs",
+    "progress_display",
     "session",
 ]
 
@@ -80,6 +86,10 @@ ConfOption = Annotated[
 ]
 
 
+SECONDS_PER_LINE = 10.0
+"""How often a line is printed where stderr is no terminal, while a stage goes on."""
+
+
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     """Read the values of a repeatable option of the form NAME=VALUE.
 
@@ -124,7 +134,7 @@ def check_before_spark(
     if format_ is not None and format_ not in FORMATS:
         raise UsageError(f"--format {format_} is unknown; use one of {', '.join(FORMATS)}")
     # Elsewhere a path without a scheme may be one of a distributed file system.
-    if (master is None or master.startswith("local")) and not {_SUBMITTED, "HADOOP_CONF_DIR"} & os.environ.keys():
+    if (master is None or master.startswith("local")) and not (is_submitted() or uses_hadoop()):
         for path in paths:
             if not any(sign in path for sign in ("://", *"*?[{")) and not Path(path).exists():
                 raise SourceError(f"there is nothing at {path}")
@@ -142,11 +152,6 @@ def check_before_spark(
                 check_table(connection, sql.tables.processed_message)
 
 
-def is_submitted() -> bool:
-    """Whether spark-submit runs this command; it has one stream for what a program prints and what it warns of."""
-    return _SUBMITTED in os.environ
-
-
 @contextmanager
 def session(name: str, master: str | None, jdbc_jar: Path | None, conf: Sequence[str] | None) -> Iterator[Any]:
     """Start a Spark session for one command, and stop it; a JVM that does not stop in time is killed.
@@ -156,18 +161,19 @@ def session(name: str, master: str | None, jdbc_jar: Path | None, conf: Sequence
         CommandFailed: Spark has died.
     """
     from txbox_spark import BulkLoadFailed, spark_session
+    from txbox_spark.reading.errors import InvalidFields
     from txbox_spark.runtime.jvm import cause_of_death, kill_jvm
     from txbox_spark.runtime.session import quiet_pyspark
 
     console = plain_console(stderr=True)
     if console.is_terminal:
         console.print("starting Spark …", style="dim")
-    spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=pairs("--conf", conf))
-    # Spark's own handler cancels jobs over the connection that it interrupts, which ends in pages of tracebacks.
+    quiet_pyspark()  # before the start: py4j logs a traceback for a Ctrl-C in the middle of it
     interrupted_plainly()
-    quiet_pyspark()
-    from txbox_spark.reading.errors import InvalidFields
-
+    with seen_as_interrupt():
+        spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=pairs("--conf", conf))
+    # Once more: Spark has set a handler that cancels jobs over the connection that it interrupts.
+    interrupted_plainly()
     with seen_as_interrupt(), ended_in_time(kill_jvm):
         try:
             yield spark
@@ -194,4 +200,83 @@ def _stop(spark: Any) -> None:
             raise
 
 
-_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+class RunSeen:
+    """What is known of the run so far.
+
+    Attributes:
+        run_id: its id, once the job has one.
+    """
+
+    def __init__(self) -> None:
+        self.run_id: str | None = None
+
+
+@contextmanager
+def progress_display(seen: RunSeen, *, silent: bool = False) -> "Iterator[Callable[[JobProgress], None]]":
+    """Show how far a job is: bars in a terminal, else lines.
+
+    Args:
+        seen: is kept up to date.
+        silent: print nothing.
+    """
+    console = plain_console(stderr=True)
+    if silent or not console.is_terminal:
+        yield _Silence(seen) if silent else _Lines(seen)
+        return
+    with progress_bars(console, TextColumn("{task.fields[remark]}")) as progress:
+        yield _Bars(seen, progress)
+
+
+class _Silence:
+    def __init__(self, seen: RunSeen) -> None:
+        self._seen = seen
+
+    def __call__(self, job: "JobProgress") -> None:
+        self._seen.run_id = job.run_id
+
+
+class _Lines:
+    """No terminal: a line for each stage, and one now and then."""
+
+    def __init__(self, seen: RunSeen) -> None:
+        self._seen = seen
+        self._printed = ("", False)
+        self._next_at = 0.0
+
+    def __call__(self, job: "JobProgress") -> None:
+        self._seen.run_id = job.run_id
+        now = time.monotonic()
+        if not job.total:  # Spark has not planned it yet
+            return
+        state = (job.stage, job.done == job.total)
+        if state == self._printed and (now < self._next_at or job.done == job.total):
+            return
+        run = f"run {job.run_id}, " if job.run_id else ""
+        typer.echo(f"{run}{job.stage}: {job.done} of {job.total}{_remark(job)}", err=True)
+        self._printed, self._next_at = state, now + SECONDS_PER_LINE
+
+
+class _Bars:
+    """A bar for each stage; the one before is complete when the next one begins."""
+
+    def __init__(self, seen: RunSeen, progress: Progress) -> None:
+        self._seen = seen
+        self._progress = progress
+        self._tasks: dict[str, Any] = {}
+        self._last: tuple[str, int] = ("", 0)
+
+    def __call__(self, job: "JobProgress") -> None:
+        self._seen.run_id = job.run_id
+        before, total = self._last
+        if job.stage not in self._tasks:
+            if before:
+                self._progress.update(self._tasks[before], completed=total, total=total)
+            self._tasks[job.stage] = self._progress.add_task(job.stage, total=None, remark="")
+        self._progress.update(
+            self._tasks[job.stage], completed=job.done, total=job.total or None, remark=_remark(job).strip(", ")
+        )
+        self._last = (job.stage, job.total)
+
+
+def _remark(job: "JobProgress") -> str:
+    return f" chunks, {job.applied:,} events applied" if job.stage == "merge" else " tasks"

@@ -1,4 +1,4 @@
-"""Finding what a user names as MODULE:NAME, and running code of theirs."""
+"""Imports what a user names as MODULE:NAME, and runs code of theirs."""
 
 import importlib
 import inspect
@@ -12,11 +12,11 @@ from types import ModuleType
 from txbox import TxboxError
 from txbox_cli.errors import CommandFailed, UsageError
 
-__all__ = ["Named", "find", "load", "own_code_of"]
+__all__ = ["Imported", "find", "load", "own_code_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Imported:
     """What MODULE:NAME is, or what it returned.
 
     Attributes:
@@ -36,7 +36,7 @@ class Named:
     fitting: tuple[str, ...]
 
 
-def load(target: str, fits: Callable[[object], bool], *, such_as: str) -> Named:
+def load(target: str, fits: Callable[[object], bool], *, such_as: str) -> Imported:
     """Import what MODULE:NAME is; if that is a function without parameters, call it.
 
     Args:
@@ -45,7 +45,7 @@ def load(target: str, fits: Callable[[object], bool], *, such_as: str) -> Named:
         such_as: an example, for the error.
 
     Returns:
-        What was found. Whether it fits is for the caller to say: he knows what to do instead.
+        What was found. Whether it fits is for the caller to say, who knows what to do instead.
 
     Raises:
         UsageError: there is no such module or name.
@@ -66,7 +66,7 @@ def load(target: str, fits: Callable[[object], bool], *, such_as: str) -> Named:
         with own_code_of(f"{target}()"):
             found = found()
         what = f"{target}() returned a {type(found).__name__}"
-    return Named(module, name, found, what, wanted, fitting)
+    return Imported(module, name, found, what, wanted, fitting)
 
 
 def find(target: str, *, such_as: str) -> tuple[ModuleType, str]:
