@@ -63,6 +63,8 @@ EVENTS = sorted(
     ),
     key=lambda kind: kind.__name__,
 )
+PLAIN = {"changelog", "reference"}
+"""Pages that open with no diagram."""
 LANGUAGES = {"python", "console", "sql", "json", "yaml", "text", "diagram"}
 by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 
@@ -254,6 +256,30 @@ def test_every_block_says_its_language_and_is_closed(page: Path) -> None:
     assert [
         block.line for block in blocks(page) if block.language == "console" and not block.text.startswith(("$ ", "^C"))
     ] == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_every_block_fits_its_column(page: Path) -> None:
+    widest = {"diagram": 92}  # these are scaled
+    lines = [(block.language, line) for block in blocks(page) for line in block.text.splitlines()]
+    assert [line for language, line in lines if len(line) > widest.get(language, 84)] == []
+
+
+@pytest.mark.parametrize(
+    "page", [path for path in sorted(DOCS.glob("*.md")) if path.stem not in PLAIN], ids=lambda page: page.stem
+)
+def test_every_page_opens_with_a_diagram(page: Path) -> None:
+    first = blocks(page)[0]
+    assert first.language == "diagram"
+    assert first.title
+
+
+def test_every_file_that_internals_names_exists() -> None:
+    named = re.findall(r"`((?:inbox|workers|spark)/[\w/]+\.\w+)`", page("internals.md"))
+    assert len(named) > 30
+    assert [name for name in named if not (REPOSITORY / name).is_file()] == [], (
+        "docs/internals.md names it; where is it now?"
+    )
 
 
 @by_name
