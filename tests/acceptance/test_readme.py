@@ -233,3 +233,10 @@ def test_the_rights_that_are_granted_are_enough_for_a_worker(schema_url: str, en
         with engine.begin() as connection:
             connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
     assert worker.counts == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: 1, Outcome.FAILED: 2, Outcome.DEAD: 1}
+
+
+def test_every_file_that_internals_names_exists() -> None:
+    text = (REPOSITORY / "docs" / "internals.md").read_text()
+    named = set(re.findall(r"`((?:inbox|workers|spark)/[\w/]+\.\w+)`", text))
+    assert len(named) > 20
+    assert {name for name in named if not (REPOSITORY / name).is_file()} == set()

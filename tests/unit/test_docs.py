@@ -274,14 +274,6 @@ def test_every_page_opens_with_a_diagram(page: Path) -> None:
     assert first.title
 
 
-def test_every_file_that_internals_names_exists() -> None:
-    named = re.findall(r"`((?:inbox|workers|spark)/[\w/]+\.\w+)`", page("internals.md"))
-    assert len(named) > 30
-    assert [name for name in named if not (REPOSITORY / name).is_file()] == [], (
-        "docs/internals.md names it; where is it now?"
-    )
-
-
 @by_name
 def test_every_yaml_block_can_be_read(page: Path) -> None:
     for block in blocks(page):
