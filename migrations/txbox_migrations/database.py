@@ -13,7 +13,9 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy.engine import URL, Connection, Engine
 
+from txbox.errors import InvalidConfiguration
 from txbox.postgres.engines import open_engine
+from txbox.postgres.urls import database_url
 from txbox_migrations.environment import VersionChange
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
@@ -155,11 +157,6 @@ def _config(
 
 def _psycopg_url(url: str | URL) -> URL:
     try:
-        parsed = sa.make_url(url)
-    except sa.exc.ArgumentError as error:
-        raise MigrationError("not a database URL; write postgresql://user@host:port/database") from error
-    if parsed.drivername in ("postgres", "postgresql"):
-        return parsed.set(drivername="postgresql+psycopg")
-    if parsed.get_backend_name() != "postgresql":
-        raise MigrationError(f"{parsed.drivername} is not Postgres; write postgresql://user@host:port/database")
-    return parsed
+        return database_url(url)
+    except InvalidConfiguration as error:
+        raise MigrationError(str(error)) from error

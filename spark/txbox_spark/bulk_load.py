@@ -20,7 +20,7 @@ from sqlalchemy import URL
 from txbox import Inbox, InvalidConfiguration
 from txbox.postgres.engines import open_engine
 from txbox.postgres.transaction_guard import guard
-from txbox_spark.database import database_url
+from txbox.postgres.urls import database_url
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import AUTO, load
 from txbox_spark.loading.progress import ProgressReporter

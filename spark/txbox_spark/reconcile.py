@@ -23,8 +23,8 @@ from txbox import Inbox, InvalidConfiguration
 from txbox.postgres.engines import open_engine
 from txbox.postgres.sql import quoted
 from txbox.postgres.transactions import check_table
+from txbox.postgres.urls import database_url
 from txbox.schema import tables
-from txbox_spark.database import database_url
 from txbox_spark.loading.progress import ProgressReporter
 from txbox_spark.merging.statements import load_statements
 from txbox_spark.reading.errors import explained

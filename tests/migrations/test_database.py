@@ -81,7 +81,7 @@ def test_the_usual_spellings_of_a_url_will_do(fresh_database: str, scheme: str) 
 
 @pytest.mark.parametrize("url", ["not a url", "sqlite://", "mysql://root@localhost/x"])
 def test_any_other_url_is_refused(url: str) -> None:
-    with pytest.raises(MigrationError, match="write postgresql://"):
+    with pytest.raises(MigrationError, match="give postgresql://"):
         upgrade_database(url)
 
 

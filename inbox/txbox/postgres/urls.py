@@ -1,4 +1,4 @@
-"""URLs of databases, as people write them."""
+"""Database URLs, as people write them: the only reader of them."""
 
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
@@ -15,20 +15,20 @@ CONNECT_SECONDS = 5
 """How long a program waits for a database to answer."""
 
 
-def database_url(text: str) -> URL:
-    """Read a database URL; ``postgres://`` and ``postgresql://`` mean psycopg 3.
+def database_url(given: str | URL) -> URL:
+    """Read a database URL: ``postgresql://``, ``postgres://`` or ``postgresql+psycopg://``, all with psycopg 3.
 
     Raises:
-        InvalidConfiguration: it is not the URL of a Postgres database.
+        InvalidConfiguration: it is not such a URL.
     """
     try:
-        url = make_url(text)
+        url = make_url(given)
     except (ArgumentError, ValueError) as error:
         raise InvalidConfiguration(f"this is not a database URL; {_URL_FORM}") from error
     if url.drivername in ("postgres", "postgresql"):
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername != "postgresql+psycopg":
-        raise InvalidConfiguration(f"a database of kind {url.drivername} cannot be used; {_URL_FORM}")
+        raise InvalidConfiguration(f"a database of kind {url.drivername} cannot be used, psycopg 3 is; {_URL_FORM}")
     if "@" in (url.host or ""):
         raise InvalidConfiguration("the host in the database URL has an @; in a password, write it as %40")
     return url

@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 from sqlalchemy.exc import ArgumentError
 
 from txbox import InvalidConfiguration
+from txbox.postgres.urls import database_url
 from txbox_spark.runtime.explanations import ABOUT_DATA
 
 __all__ = ["JDBC_DRIVER_CLASS", "is_about_data", "jdbc_options"]
@@ -69,10 +70,8 @@ def is_about_data(error: Exception) -> bool:
 
 def _libpq_parameters(url: URL) -> dict[str, str]:
     """Return what psycopg would be given, so that every way to write hosts in a URL means the same here."""
-    if url.get_backend_name() not in ("postgresql", "postgres"):
-        raise InvalidConfiguration(f"a database of kind {url.drivername} cannot be used; give postgresql://…")
     try:
-        _, given = psycopg_dialect().create_connect_args(url)  # type: ignore[no-untyped-call]
+        _, given = psycopg_dialect().create_connect_args(database_url(url))  # type: ignore[no-untyped-call]
     except (ArgumentError, ValueError) as error:
         raise InvalidConfiguration(f"the database URL cannot be used: {error}") from error
     parameters = {}

@@ -229,8 +229,8 @@ def test_an_inbox_that_is_missing(fresh_database: str, archive: Callable[..., Da
     [
         ({"sample": -1}, "sample must not be negative"),
         ({"partitions": 0}, "partitions must be at least 1"),
-        ({"url": "no url"}, "url is not a database URL"),
-        ({"url": "postgresql://u:secret@127.0.0.1:port/x"}, "url is not a database URL"),
+        ({"url": "no url"}, "not a database URL"),
+        ({"url": "postgresql://u:secret@127.0.0.1:port/x"}, "not a database URL"),
         ({"subscriber_id": "a\0b"}, "Inbox.subscriber_id must be 1 to 200 bytes of text"),
         ({"message_id": "no_such_column"}, "no_such_column"),
     ],
