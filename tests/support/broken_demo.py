@@ -15,13 +15,13 @@ from txbox import Message, Outbox
 from txbox.leases import Lease, PostgresLedger
 from txbox.relay import OutboxMessage, Refused
 from txbox_demo import processes
-from txbox_demo.processes import Process
+from txbox_demo.processes import Task
 from txbox_demo.services import send_mail
 
 ORDER = "cdnow-00007"
 """The order that is lost or doubled."""
 
-Run = Callable[[Process], None]
+Run = Callable[[Task], None]
 
 
 def take_place(patch: pytest.MonkeyPatch, run: Run, *, moments: tuple[str, ...] | None = None) -> None:
@@ -35,58 +35,58 @@ def noted(directory: Path, what: str) -> Counter[str]:
     return Counter(line for file in directory.glob(f"*.{what}") for line in file.read_text().splitlines())
 
 
-def _note(process: Process, what: str, name: str) -> None:
+def _note(task: Task, what: str, name: str) -> None:
     with Path(os.environ["AWS_TEST_NOTES"], f"{os.getpid()}.{what}").open("a") as file:
         file.write(f"{name}\n")
 
 
-def failing_relay(process: Process) -> None:
-    raise ValueError(f"no relay in slot {process.task.slot}")
+def failing_relay(task: Task) -> None:
+    raise ValueError(f"no relay in slot {task.slot}")
 
 
-def patient_notification(process: Process) -> None:
+def patient_notification(task: Task) -> None:
     """No lease runs out but those of killed workers."""
     processes.LEASE_SECONDS = 10.0
-    processes.run_notification(process)
+    processes.run_notification(task)
 
 
-def doubling_notification(process: Process) -> None:
+def doubling_notification(task: Task) -> None:
     def send(message: Message, lease: Lease, smtp_port: int) -> None:
         send_mail(message, lease, smtp_port)
         if message.json()["order_id"] == ORDER:
             send_mail(message, lease, smtp_port)
 
     processes.send_mail = send
-    patient_notification(process)
+    patient_notification(task)
 
 
-def losing_notification(process: Process) -> None:
+def losing_notification(task: Task) -> None:
     def send(message: Message, lease: Lease, smtp_port: int) -> None:
         if message.json()["order_id"] != ORDER:
             send_mail(message, lease, smtp_port)
 
     processes.send_mail = send
-    patient_notification(process)
+    patient_notification(task)
 
 
-def forgetful_notification(process: Process) -> None:
+def forgetful_notification(task: Task) -> None:
     """The ledger forgets what is completed whenever it is asked again; each mail is noted."""
 
     def send(message: Message, lease: Lease, smtp_port: int) -> None:
         send_mail(message, lease, smtp_port)
-        _note(process, "mail", message.json()["order_id"])
+        _note(task, "mail", message.json()["order_id"])
 
     acquire = PostgresLedger.acquire
 
     def acquire_anew(self: PostgresLedger, message_id: str, **options: Any) -> Any:
-        with process.task.engine().begin() as connection:
+        with task.engine().begin() as connection:
             forget = "UPDATE message_lease SET completed_at = NULL, failures = attempts WHERE message_id = :id"
             connection.execute(text(f"{forget} AND completed_at IS NOT NULL"), {"id": message_id})
         return acquire(self, message_id, **options)
 
     processes.send_mail = send
     PostgresLedger.acquire = acquire_anew  # type: ignore[method-assign]
-    patient_notification(process)
+    patient_notification(task)
 
 
 class _OwnTransaction(Outbox):
@@ -97,22 +97,22 @@ class _OwnTransaction(Outbox):
             return super().publish(connection, destination, body, **options)
 
 
-def careless_shop(process: Process) -> None:
+def careless_shop(task: Task) -> None:
     processes.DECLINED_SHARE = 0.2
     processes.Outbox = _OwnTransaction  # type: ignore[misc]
-    processes.run_shop(process)
+    processes.run_shop(task)
 
 
-def careless_billing(process: Process) -> None:
+def careless_billing(task: Task) -> None:
     """It publishes in a transaction of its own, and notes each order that it has published."""
     bill = processes.bill
 
     def bill_and_note(session: Session, message: Message, outbox: Outbox, queue_url: str) -> None:
         bill(session, message, _OwnTransaction(), queue_url)
-        _note(process, "published", message.id)
+        _note(task, "published", message.id)
 
     processes.bill = bill_and_note
-    processes.run_billing(process)
+    processes.run_billing(task)
 
 
 class _Losing:
@@ -124,21 +124,21 @@ class _Losing:
         return list(self.publisher.send(kept)) if kept else []
 
 
-def losing_relay(process: Process) -> None:
+def losing_relay(task: Task) -> None:
     """It confirms an order that it has not sent."""
     publishers = processes.aws_publishers
     processes.aws_publishers = lambda **_: {"sqs": _Losing(publishers()["sqs"])}  # type: ignore[assignment, dict-item]
-    processes.run_relay(process)
+    processes.run_relay(task)
 
 
-def dying_billing(process: Process) -> None:
+def dying_billing(task: Task) -> None:
     """It comes to all of its moments, again and again."""
     while True:
-        process.counts[0] += 1
+        task.counts[0] += 1
         for moment in processes.ROLES["billing"][1]:
-            process.may_die(moment)
+            task.may_die(moment)
         time.sleep(0.001)
 
 
-def ending_shop(process: Process) -> None:
+def ending_shop(task: Task) -> None:
     """It has nothing to do."""

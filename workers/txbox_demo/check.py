@@ -22,9 +22,8 @@ TABLES = """
 CREATE TABLE purchase (LIKE purchase_order);
 CREATE VIEW account_by_file AS SELECT customer_id, count(*) AS purchases, sum(cds) AS cds, sum(cents) AS cents
 FROM purchase GROUP BY customer_id;
-CREATE TABLE mail (
-  number int, order_id text, customer_id text, cents bigint, message_id text, fence bigint, unknown_attempts int
-);
+CREATE TABLE mail
+(number int, order_id text, customer_id text, cents bigint, message_id text, fence bigint, unknown_attempts int);
 CREATE TABLE lease_run_out (message_id text, fence bigint);
 CREATE FUNCTION note_run_out() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -37,10 +36,7 @@ WHEN (new.fence <> old.fence AND old.completed_at IS NULL) EXECUTE FUNCTION note
 """The file's purchases, the mails that the server has accepted, and the leases that had run out when the next began."""
 
 ACCOUNTS = {
-    "accounts": """
-SELECT customer_id FROM (
-  (TABLE account_by_file EXCEPT TABLE account) UNION ALL (TABLE account EXCEPT TABLE account_by_file)
-) AS differs""",
+    "accounts": "(TABLE account_by_file EXCEPT TABLE account) UNION (TABLE account EXCEPT TABLE account_by_file)",
     "billed not once": """
 SELECT coalesce(order_id, message_id) FROM purchase FULL JOIN (
   SELECT message_id FROM processed_message WHERE subscriber_id = 'billing' AND dead_letter_id IS NULL
@@ -98,16 +94,9 @@ _REMARKS = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run has come to.
+    """What a run has come to: the ids of what is wrong, by what it is; what was counted, with remarks; and the money.
 
-    Attributes:
-        wrong: by what it is, the ids of what is wrong; all empty if all is well.
-        figures: what was counted, each with a remark.
-        cents: by the file, in the accounts, and the sum of the absolute differences of all customers.
-        kills: of processes, by role and moment.
-        seconds: from the first order to the last ack.
-        kept: schema and queues that were left behind.
-        last_act: the same of Spark's last act; None if it was left out.
+    Then how many processes were killed, by role and moment; the duration; what was left behind; and Spark's last act.
     """
 
     wrong: dict[str, list[str]]

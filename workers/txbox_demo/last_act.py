@@ -1,9 +1,8 @@
 """The last act: Spark loads the whole file while the workers are still busy with a part of it.
 
-Load and workers share one inbox, so it does not matter which of them comes first. The workers' purchases are taken from
-all over the file. A third of them are published before the load has merged its first chunk, and the rest while it goes
-on: some are processed by the workers and found by the load, others the other way round. A bulk load catches up on what
-is past, so no mails are sent.
+They share one inbox: it does not matter which comes first. The workers' purchases are from all over the file; a third
+are published before the load has merged its first chunk, and the rest while it goes on. Some are processed by the
+workers and found by the load, others the other way round. No mails are sent: a bulk load catches up on what is past.
 """
 
 import json

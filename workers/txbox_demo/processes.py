@@ -7,14 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, MutableSequence, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from txbox import Inbox, Message, Outbox, Outcome
+from txbox import DeadLetters, Inbox, Message, Outbox, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import Committed, Event, Received, Settled
 from txbox.leases import Lease, PostgresLedger
@@ -29,11 +29,10 @@ from txbox_demo.services import bill, place_order, send_mail
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["COUNTS", "ROLES", "Process", "Task", "run_process"]
+__all__ = ["COUNTS", "ROLES", "Task", "run_process"]
 
 DECLINED_SHARE, LOST_ANSWER_SHARE, LOST_ACK_SHARE = 0.05, 0.12, 0.18
-"""Of all orders: rolled back, as the card is declined, and placed anew. Of all messages: the broker has taken or
-forgotten it, and the other side does not hear so."""
+"""Orders rolled back, as the card is declined, and placed anew; messages that the broker takes or forgets unheard."""
 
 VISIBILITY_SECONDS, LEASE_SECONDS, BACKOFF = 2, 3.0, Backoff(first_seconds=0.5, longest_seconds=2.0)
 """Short: a demo need not wait for what a killed process held, or for a server that takes the next mail."""
@@ -47,15 +46,16 @@ N_ROLLED_BACK, N_SENT, N_RECEIVED, N_DUPLICATES = COUNTS = range(4)
 """What processes count, in memory that outlives them: positions in an array."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Task:
     """What a process is to do.
 
     Attributes:
         database_url, queue_urls: the schema as search path; the queues of billing and of notification, empty for none.
         purchases, smtp_port, environment: how many the shops place, the mail server, and variables that lead to AWS.
-        slot, slots, log: its number among those of its role, how many these are, the file that gets what it prints.
-        moment, life, seed: where it kills itself, after about how many messages; of its random choices.
+        seed, log: of its random choices; the file that gets what it prints.
+        slot, slots, counts: its number among those of its role, how many these are, and what those in its slot counted.
+        moment, life: where it kills itself, empty for nowhere, and after about how many messages.
     """
 
     database_url: str
@@ -67,6 +67,7 @@ class Task:
     log: str = ""
     slot: int = 0
     slots: int = 1
+    counts: MutableSequence[int] = field(default_factory=list)
     moment: str = ""
     life: int = 0
 
@@ -74,20 +75,13 @@ class Task:
         """Make an engine on the schema; up to ten connections."""
         return database_engine(database_url(self.database_url), pool_size=10)
 
-
-class Process:
-    """A process of the demo from the inside: its task, what it counts, and its death."""
-
-    def __init__(self, task: Task, counts: MutableSequence[int]) -> None:
-        self.task, self.counts, self._left = task, counts, task.life
-
     def may_die(self, moment: str, messages: int = 1) -> None:
-        """Count messages that have come to a moment; die by SIGKILL if it is the task's, for as many as it says."""
-        if self.task.moment in (moment, ANYWHERE):
-            self._left -= messages
-            if self._left <= 0 and self.task.moment == moment:
+        """Count messages that have come to a moment; die by SIGKILL if it is the task's, at the end of its life."""
+        if self.moment in (moment, ANYWHERE):
+            self.life -= messages
+            if self.life <= 0 and self.moment == moment:
                 _kill()
-            elif self._left <= 0:  # wherever this thread is by then
+            elif self.life <= 0:  # wherever this thread is by then
                 threading.Thread(target=_kill, args=(random.uniform(0, 0.05),), daemon=True).start()  # noqa: S311
 
 
@@ -96,8 +90,8 @@ def _kill(delay_seconds: float = 0.0) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_process(run: Callable[[Process], None], task: Task, counts: MutableSequence[int]) -> None:
-    """Be a process of the demo, the target of ``multiprocessing``; no other one writes to these counts."""
+def run_process(run: Callable[[Task], None], task: Task) -> None:
+    """Be a process of the demo: the target of ``multiprocessing``."""
     os.setsid()  # Ctrl-C is for the program that has started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log = os.open(task.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -105,7 +99,7 @@ def run_process(run: Callable[[Process], None], task: Task, counts: MutableSeque
         os.dup2(log, descriptor)
     os.environ.update(task.environment)
     random.seed(task.seed)
-    run(Process(task, counts))
+    run(task)
 
 
 def _end_with_parent() -> None:
@@ -114,9 +108,9 @@ def _end_with_parent() -> None:
         _kill()
 
 
-def run_shop(process: Process) -> None:
+def run_shop(task: Task) -> None:
     """Place the orders of this slot that are not placed, by date. All of one customer's are in one slot."""
-    task, engine, outbox = process.task, process.task.engine(), Outbox()
+    engine, outbox = task.engine(), Outbox()
     with engine.connect() as connection:
         placed = set(connection.execute(text("SELECT order_id FROM purchase_order")).scalars())
     for purchase in sorted(read_purchases(task.purchases), key=attrgetter("ordered_on")):
@@ -127,86 +121,83 @@ def run_shop(process: Process) -> None:
                 declined = replace(purchase, order_id=f"{purchase.order_id}-declined")
                 place_order(session, outbox, task.queue_urls[0], declined)
                 session.rollback()
-            process.counts[N_ROLLED_BACK] += 1
+            task.counts[N_ROLLED_BACK] += 1
         with Session(engine) as session, session.begin():
             place_order(session, outbox, task.queue_urls[0], purchase)
-            process.may_die(INSERTED)
+            task.may_die(INSERTED)
 
 
-def run_relay(process: Process) -> None:
+def run_relay(task: Task) -> None:
     """Send what shop and billing have published, in small batches: what a killed relay has sent is sent again."""
-    publisher = LossyPublisher(aws_publishers()[SQS], process)
-    Relay(process.task.engine(), {SQS: publisher}, senders=1, batch_size=100, backoff=BACKOFF).run()
+    publisher = LossyPublisher(aws_publishers()[SQS], task)
+    Relay(task.engine(), {SQS: publisher}, senders=1, batch_size=100, backoff=BACKOFF).run()
 
 
 class LossyPublisher:
     """Sends through another publisher, and loses some of its answers: the relay sends those messages again."""
 
-    def __init__(self, publisher: Publisher, process: Process) -> None:
-        self._publisher, self._process = publisher, process
+    def __init__(self, publisher: Publisher, task: Task) -> None:
+        self._publisher, self._task = publisher, task
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
         """Send, and return messages as refused whose answer is lost."""
-        self._process.may_die(CLAIMED, len(messages))
-        self._process.counts[N_SENT] += len(messages)
+        self._task.may_die(CLAIMED, len(messages))
+        self._task.counts[N_SENT] += len(messages)
         refused = list(self._publisher.send(messages))
-        self._process.may_die(SENT, len(messages))
+        self._task.may_die(SENT, len(messages))
         known = {refusal.message.id for refusal in refused}
         lost = [one for one in messages if one.id not in known and _happens(LOST_ANSWER_SHARE)]
         return refused + [Refused(message, "the answer was lost") for message in lost]
 
 
-def run_billing(process: Process) -> None:
+def run_billing(task: Task) -> None:
     """Work through an inbox: the effects are in the transaction that records the message."""
     outbox = Outbox()
 
     def handler(session: Session, message: Message) -> None:
-        bill(session, message, outbox, process.task.queue_urls[1])
-        process.may_die(INSERTED)
+        bill(session, message, outbox, task.queue_urls[1])
+        task.may_die(INSERTED)
 
-    _work(process, process.task.queue_urls[0], inbox=Inbox("billing"), handler=handler)
+    _work(task, task.queue_urls[0], inbox=Inbox("billing"), engine=task.engine(), handler=handler)
 
 
-def run_notification(process: Process) -> None:
+def run_notification(task: Task) -> None:
     """Work under leases: no transaction covers a mail."""
 
     def handler(message: Message, lease: Lease) -> None:
         if lease.unknown_attempts:  # it has ended one process, and ends no second one: the report counts both mails
-            send_mail(message, lease, process.task.smtp_port)
+            send_mail(message, lease, task.smtp_port)
             return
-        process.may_die(LEASED)
-        send_mail(message, lease, process.task.smtp_port)
-        process.may_die(MAILED)
+        task.may_die(LEASED)
+        send_mail(message, lease, task.smtp_port)
+        task.may_die(MAILED)
 
-    ledger = PostgresLedger(process.task.engine(), "notification")
-    _work(process, process.task.queue_urls[1], ledger=ledger, handler=handler, lease_seconds=LEASE_SECONDS)
+    engine = task.engine()
+    ledger, letters = PostgresLedger(engine, "notification"), DeadLetters(engine)
+    _work(task, task.queue_urls[1], ledger=ledger, dead_letters=letters, handler=handler, lease_seconds=LEASE_SECONDS)
 
 
-def _work(process: Process, queue_url: str, **service: Any) -> None:
+def _work(task: Task, queue_url: str, **service: Any) -> None:
     def hook(event: Event) -> None:
         match event:
             case Received():
-                process.counts[N_RECEIVED] += len(event.message_ids)
-                process.may_die(RECEIVED, len(event.message_ids))
+                task.counts[N_RECEIVED] += len(event.message_ids)
+                task.may_die(RECEIVED, len(event.message_ids))
             case Committed(first=first) if first:
-                process.may_die(COMMITTED, first)
+                task.may_die(COMMITTED, first)
             case Settled(outcome=Outcome.DUPLICATE):
-                process.counts[N_DUPLICATES] += 1
+                task.counts[N_DUPLICATES] += 1
             case _:
                 pass
 
     client = sqs_client(queue_url)
     lose_acks(client)
     service |= {"visibility_seconds": VISIBILITY_SECONDS, "wait_seconds": 1, "backoff": BACKOFF}
-    SqsWorker(queue_url, **service, engine=process.task.engine(), client=client, hooks=[hook]).run()
+    SqsWorker(queue_url, **service, client=client, hooks=[hook]).run()
 
 
 def lose_acks(client: "SQSClient") -> None:
-    """Have some acks confirmed but not carried out.
-
-    SQS's standard queues may do that: a server that holds a copy of the message is unavailable when it is deleted,
-    and "you might get that message copy again" (SQS Developer Guide, At-least-once delivery).
-    """
+    """Have some acks confirmed but not carried out, as standard queues may (SQS Developer Guide, At-least-once)."""
     lost = threading.local()
 
     def before(params: dict[str, Any], **_: Any) -> None:
@@ -225,7 +216,7 @@ def _happens(share: float) -> bool:
     return random.random() < share  # noqa: S311 - choices of the demo, no secrets
 
 
-ROLES: dict[str, tuple[Callable[[Process], None], tuple[str, ...]]] = {
+ROLES: dict[str, tuple[Callable[[Task], None], tuple[str, ...]]] = {
     "shop": (run_shop, (INSERTED, ANYWHERE)),
     "relay": (run_relay, (SENT, ANYWHERE, CLAIMED)),
     "billing": (run_billing, (INSERTED, COMMITTED, ANYWHERE, RECEIVED)),

@@ -119,7 +119,4 @@ def _figures(groups: Sequence[Group], progress: Progress) -> dict[str, tuple[int
                 "without effect: the worker was killed, or a mail refused; they came again",
             ),
         }
-    return figures | {
-        "left": (progress.waiting, "messages in the outbox and in the queues"),
-        "processes": (sum(group.started for group in groups), "started"),
-    }
+    return figures | {"processes": (sum(group.started for group in groups), "started")}

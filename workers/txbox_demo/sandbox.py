@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["OnProgress", "Progress", "Sandbox"]
 
-DROP_TRIES = 10
-"""How often the schema is dropped, if that is a deadlock each time: the server may still work for killed processes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: its stage, kills, and the messages at each step; ``waiting`` ones in outbox and queues."""
+    """How far a run is: its stage, killed processes, messages at each step; ``waiting``: in outbox and queues."""
 
     stage: str
-    kills: int = 0
+    killed: int = 0
     placed: int = 0
     billed: int = 0
     notified: int = 0
@@ -72,7 +69,7 @@ class Sandbox:
         own = own_url.render_as_string(hide_password=False)
         return cls(schema, own, engine, client, (purchases_url, notifications_url))
 
-    def progress(self, stage: str, kills: int) -> Progress:
+    def progress(self, stage: str, killed: int) -> Progress:
         """Read how far the chain is.
 
         What has happened is counted before what waits: if all purchases are billed, then all notifications were
@@ -86,7 +83,7 @@ class Sandbox:
         for queue_url in self.queue_urls:
             waiting += self.count(outbox)  # again for the second one: billing has published since
             waiting += sum(queue_backlog(queue_url, client=self.client).values())
-        return Progress(stage, kills, placed, billed, notified, waiting)
+        return Progress(stage, killed, placed, billed, notified, waiting)
 
     def count(self, rows: str) -> int:
         """Return how many rows of a table, with a condition if need be, there are."""
@@ -95,7 +92,8 @@ class Sandbox:
 
 
 def _drop_schema(engine: Engine, schema: str) -> None:
-    for tries_left in reversed(range(DROP_TRIES)):
+    # It may be a deadlock: the server may still work for killed processes.
+    for tries_left in reversed(range(10)):
         try:
             with engine.begin() as connection:
                 connection.execute(DropSchema(schema, cascade=True))

@@ -17,13 +17,11 @@ from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 
 __all__ = ["Group", "Supervisor"]
 
-STALL_SECONDS, LOST_SECONDS = 300.0, 6.0
-"""Without any progress: something is broken. If nothing waits: what is missing is lost, and the check says what."""
+STALL_SECONDS, LOST_SECONDS, STOP_SECONDS = 300.0, 6.0, 30.0
+"""No progress: something is broken. None, and nothing waits: what is missing is lost. For all processes to drain."""
 
 LOOK_SECONDS, LOOK_PAUSE = 0.1, 10
 """Between looks at processes, database and queues, which have no signal in common: seconds; times of the last one."""
-
-STOP_SECONDS = 30.0
 
 SPARE = 2.0
 """Lives are so many times shorter than the number of kills asks for, so that no slot's work ends before its kills."""
@@ -31,14 +29,9 @@ SPARE = 2.0
 
 @dataclass(slots=True)
 class Group:
-    """The processes of one role.
+    """The processes of a role of ``ROLES``: how many at a time, are to be killed, and about how many messages they see.
 
-    Attributes:
-        name, size, kills: see ``ROLES``; how many run at a time, and how many are to be killed.
-        messages: about how many of them they see, all together.
-        killed, started: how many were, by moment, and how many were started.
-        running, finished: by slot: the process and its task; the slots of a shop that has come to its end.
-        counts: by slot: what its processes have counted; see ``COUNTS``.
+    Then how many were killed, by moment, and started; those that run, and the shops that have ended, by slot; counts.
     """
 
     name: str
@@ -78,48 +71,43 @@ class Supervisor:
     ) -> Progress:
         """Tend the processes until everything is through the chain, or what is missing is lost; then stop them.
 
-        Args:
-            sandbox: where they work.
-            stage: shown.
-            on_progress: called at every look.
-            is_ending: whether nothing more will be published; called at every look.
-            is_complete: whether everything has happened, if nothing waits.
+        That is when ``is_ending``, called at every look, says that nothing more will be published, nothing waits, and
+        ``is_complete`` says that all has happened, or nothing happens any more.
         """
         progress, changed_at = Progress(stage), time.monotonic()
         while True:
             for group in self.groups:
                 self._tend(group)
             ending, begun = is_ending(), time.monotonic()
-            kills = sum(group.killed.total() for group in self.groups)
-            before, progress = progress, sandbox.progress(stage, kills)
+            killed = sum(group.killed.total() for group in self.groups)
+            before, progress = progress, sandbox.progress(stage, killed)
             if before != progress:
                 changed_at = begun
             unchanged_seconds = begun - changed_at  # from one look to another one, never by the age of one
             if ending and not progress.waiting and (is_complete(progress) or unchanged_seconds > LOST_SECONDS):
                 break
             if unchanged_seconds > STALL_SECONDS:
-                raise TxboxError(
-                    f"no progress for {STALL_SECONDS:g} s: {progress}; "
-                    "run again with --url and --keep, and look with `txbox status` and `txbox dead-letters list`"
-                )
+                remedy = "run again with --url and --keep, and look with `txbox status` and `txbox dead-letters list`"
+                raise TxboxError(f"no progress for {STALL_SECONDS:g} s: {progress}; {remedy}")
             on_progress(progress)
             time.sleep(max(LOOK_SECONDS, LOOK_PAUSE * (time.monotonic() - begun)))
         on_progress(replace(progress, stage="draining"))
-        for process, deadline in [(one, time.monotonic() + STOP_SECONDS) for one in self._signal(signal.SIGTERM)]:
+        for process in self._processes():
+            process.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self._processes():
             process.join(max(deadline - time.monotonic(), 0.0))
         self.kill()
         return progress
 
     def kill(self) -> None:
         """Kill every process; what one of them held comes again."""
-        for process in self._signal(signal.SIGKILL):
+        for process in self._processes():
+            process.kill()
             process.join()
 
-    def _signal(self, number: signal.Signals) -> list[BaseProcess]:
-        processes = [process for group in self.groups for process, _ in group.running.values()]
-        for process in processes:
-            process.kill() if number == signal.SIGKILL else process.terminate()
-        return processes
+    def _processes(self) -> list[BaseProcess]:
+        return [process for group in self.groups for process, _ in group.running.values()]
 
     def _tend(self, group: Group) -> None:
         """Replace the processes that were killed, and start those that are missing."""
@@ -152,11 +140,11 @@ class Supervisor:
             log=str(self._directory / f"{name}.log"),
             slot=slot,
             slots=group.size,
+            counts=group.counts[slot],
             moment=moments[(group.started - 1) % len(moments)] if group.killed.total() + dying < group.kills else "",
             life=max(1, round(life)),
             seed=self._random.randrange(2**32),
         )
-        arguments = (run, task, group.counts[slot])
-        process = self._context.Process(target=run_process, args=arguments, daemon=True, name=name)
+        process = self._context.Process(target=run_process, args=(run, task), daemon=True, name=name)
         process.start()
         group.running[slot] = process, task

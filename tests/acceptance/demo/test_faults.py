@@ -126,12 +126,12 @@ def test_nothing_is_given_up_after_a_single_look(run_quickly: RunQuickly, monkey
     missed: list[Progress] = []
     look = Sandbox.progress
 
-    def look_and_miss_once_what_is_on_its_way(self: Sandbox, stage: str, kills: int) -> Progress:
-        progress = look(self, stage, kills)
+    def look_and_miss_once_what_is_on_its_way(self: Sandbox, stage: str, killed: int) -> Progress:
+        progress = look(self, stage, killed)
         if progress.placed < 50 or progress.notified == 50 or missed:
             return progress
         missed.append(progress)
-        return Progress(stage, kills, placed=50)
+        return Progress(stage, killed, placed=50)
 
     monkeypatch.setattr(supervisor, "LOST_SECONDS", 0.0)
     monkeypatch.setattr(Sandbox, "progress", look_and_miss_once_what_is_on_its_way)
@@ -142,6 +142,6 @@ def test_nothing_is_given_up_after_a_single_look(run_quickly: RunQuickly, monkey
 
 def test_a_run_that_stands_still_ends_and_says_where(run_quickly: RunQuickly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STALL_SECONDS", 0.5)
-    monkeypatch.setattr(Sandbox, "progress", lambda _, stage, kills: Progress(stage, 0, 50, billed=7, waiting=43))
+    monkeypatch.setattr(Sandbox, "progress", lambda _, stage, killed: Progress(stage, 0, 50, billed=7, waiting=43))
     with pytest.raises(TxboxError, match=r"no progress for 0\.5 s: .*placed=50, billed=7, .*waiting=43"):
         run_quickly(50)

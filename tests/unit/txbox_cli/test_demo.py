@@ -61,8 +61,8 @@ def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: py
 
     def progresses(_: Plan, on_progress: OnProgress) -> Report:
         on_progress(Progress(stage="starting servers"))
-        on_progress(Progress("processing", placed=200, billed=150, notified=140, kills=3))
-        on_progress(Progress("processing", placed=400, billed=350, notified=330, kills=7))
+        on_progress(Progress("processing", placed=200, billed=150, notified=140, killed=3))
+        on_progress(Progress("processing", placed=400, billed=350, notified=330, killed=7))
         raise TxboxError("far enough")
 
     monkeypatch.setattr(command, "plain_console", lambda **_: terminal)
@@ -71,10 +71,10 @@ def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: py
     assert shown.getvalue().count("starting servers …") == 1
     assert shown.getvalue().count("processing …") == 1
     bars = [
-        ("orders placed", "400/600"),
+        ("placed", "400/600"),
         ("billed", "350/600"),
         ("notified", "330/600"),
-        ("processes killed", "7/12"),
+        ("killed", "7/12"),
     ]
     for name, count in bars:
         assert re.search(rf"\b{name} .* {count} ", shown.getvalue()), name

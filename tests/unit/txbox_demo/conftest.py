@@ -8,19 +8,19 @@ import pytest
 from sqlalchemy import Engine
 
 from txbox_demo import check, services
-from txbox_demo.processes import COUNTS, Process, Task
+from txbox_demo.processes import COUNTS, Task
 
 QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/purchases"
 
 
 @pytest.fixture
-def make_process(tmp_path: Path) -> Callable[..., Process]:
-    """Make a process's own side: make_process(**changes of its task)."""
+def make_task(tmp_path: Path) -> Callable[..., Task]:
+    """Make a task: make_task(**changes)."""
 
-    def make(**changes: Any) -> Process:
+    def make(**changes: Any) -> Task:
         settings: dict[str, Any] = {"database_url": "", "queue_urls": (QUEUE, QUEUE), "purchases": 20, "smtp_port": 1}
         settings |= {"seed": 1, "environment": {}, "log": str(tmp_path / "log")}
-        return Process(Task(**(settings | changes)), [0] * len(COUNTS))
+        return Task(**(settings | changes), counts=[0] * len(COUNTS))
 
     return make
 

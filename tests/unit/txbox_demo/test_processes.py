@@ -23,11 +23,11 @@ from txbox_demo.processes import (
     ROLES,
     SENT,
     LossyPublisher,
-    Process,
+    Task,
     lose_acks,
 )
 
-MakeProcess = Callable[..., Process]
+MakeTask = Callable[..., Task]
 
 
 class Died(BaseException):
@@ -49,32 +49,32 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("moment", sorted({moment for _, moments in ROLES.values() for moment in moments} - {ANYWHERE}))
-def test_a_process_dies_at_its_moment_and_at_no_other(moment: str, make_process: MakeProcess, kills: list[int]) -> None:
-    process = make_process(moment=moment, life=20)
+def test_a_process_dies_at_its_moment_and_at_no_other(moment: str, make_task: MakeTask, kills: list[int]) -> None:
+    task = make_task(moment=moment, life=20)
     for other in {moment for _, moments in ROLES.values() for moment in moments} - {moment}:
-        process.may_die(other, 100)
-    process.may_die(moment, 10)
-    process.may_die(moment, 9)
+        task.may_die(other, 100)
+    task.may_die(moment, 10)
+    task.may_die(moment, 9)
     assert kills == []
     with pytest.raises(Died):
-        process.may_die(moment)
+        task.may_die(moment)
     assert kills == [os.getpid()]
 
 
-def test_without_a_moment_a_process_lives(make_process: MakeProcess, kills: list[int]) -> None:
-    process = make_process(moment="", life=0)
+def test_without_a_moment_a_process_lives(make_task: MakeTask, kills: list[int]) -> None:
+    task = make_task(moment="", life=0)
     for moment in (INSERTED, SENT):
-        process.may_die(moment, 1000)
+        task.may_die(moment, 1000)
     assert kills == []
 
 
-def test_anywhere_is_in_another_thread(make_process: MakeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anywhere_is_in_another_thread(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
-    process = make_process(moment=ANYWHERE, life=20)
-    process.may_die(INSERTED, 10)
+    task = make_task(moment=ANYWHERE, life=20)
+    task.may_die(INSERTED, 10)
     assert killed == []
-    process.may_die(SENT, 10)
+    task.may_die(SENT, 10)
     wait_until(lambda: killed == [os.getpid()])
 
 
@@ -164,30 +164,30 @@ class Broker:
 
 @pytest.mark.parametrize(("whether", "refused"), [(False, ["m-1"]), (True, ["m-0", "m-1", "m-2", "m-3", "m-4"])])
 def test_messages_whose_answer_is_lost_have_arrived_and_are_refused_once(
-    whether: bool, refused: list[str], make_process: MakeProcess, lost: Callable[[bool], None]
+    whether: bool, refused: list[str], make_task: MakeTask, lost: Callable[[bool], None]
 ) -> None:
     lost(whether)
-    broker, process = Broker(), make_process()
-    answers = LossyPublisher(broker, process).send(MESSAGES)
+    broker, task = Broker(), make_task()
+    answers = LossyPublisher(broker, task).send(MESSAGES)
     assert sorted(refusal.message.id for refusal in answers) == refused
     assert not any(refusal.final for refusal in answers)
     assert broker.taken == ["m-0", "m-2", "m-3", "m-4"]
-    assert process.counts[N_SENT] == 5
+    assert task.counts[N_SENT] == 5
 
 
-def test_an_outage_stays_an_outage(make_process: MakeProcess) -> None:
+def test_an_outage_stays_an_outage(make_task: MakeTask) -> None:
     broker = Broker()
     broker.error = BrokerError("unplugged")
     with pytest.raises(BrokerError, match="unplugged"):
-        LossyPublisher(broker, make_process()).send(MESSAGES)
+        LossyPublisher(broker, make_task()).send(MESSAGES)
 
 
 @pytest.mark.parametrize(("moment", "taken"), [(CLAIMED, 4), (SENT, 8)])
 def test_a_relay_dies_before_the_send_or_after_it(
-    moment: str, taken: int, make_process: MakeProcess, kills: list[int]
+    moment: str, taken: int, make_task: MakeTask, kills: list[int]
 ) -> None:
     broker = Broker()
-    relay = LossyPublisher(broker, make_process(moment=moment, life=6))
+    relay = LossyPublisher(broker, make_task(moment=moment, life=6))
     relay.send(MESSAGES)
     with pytest.raises(Died):
         relay.send(MESSAGES)

@@ -10,11 +10,11 @@ import pytest
 from support.broken_demo import dying_billing, ending_shop, take_place
 from support.waiting import wait_until
 from txbox import TxboxError
-from txbox_demo.processes import ROLES, Process
+from txbox_demo.processes import ROLES, Task
 from txbox_demo.run import Plan
 from txbox_demo.supervisor import SPARE, Group, Supervisor
 
-MakeProcess = Callable[..., Process]
+MakeTask = Callable[..., Task]
 
 
 @pytest.mark.parametrize("kills", range(40))
@@ -33,12 +33,12 @@ def test_with_the_default_every_role_dies_at_each_of_its_moments_within_its_work
 
 
 @pytest.fixture
-def supervise(make_process: MakeProcess, tmp_path: Path) -> Iterator[Callable[[Group], Supervisor]]:
+def supervise(make_task: MakeTask, tmp_path: Path) -> Iterator[Callable[[Group], Supervisor]]:
     """Supervise a group, whose processes end with the test."""
     supervisors: list[Supervisor] = []
 
     def start(group: Group) -> Supervisor:
-        supervisors.append(Supervisor([group], make_process().task, tmp_path))
+        supervisors.append(Supervisor([group], make_task(), tmp_path))
         return supervisors[-1]
 
     yield start

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["demo"]
 
-DEFAULT_PURCHASES, DEFAULT_KILLS = 3_000, 24
-PURCHASES_PER_KILL = 50
+DEFAULT_KILLS, PURCHASES_PER_KILL = 24, 50
 """A run too small for the default number of kills has fewer."""
 
 SECONDS_PER_LINE = 10.0
@@ -35,43 +34,26 @@ SECONDS_PER_LINE = 10.0
 
 
 def demo(
-    purchases: Annotated[
-        int, typer.Option(help=f"How many of the file's {TOTAL_PURCHASES:,} purchases.", min=1, max=TOTAL_PURCHASES)
-    ] = DEFAULT_PURCHASES,
-    workers: Annotated[
-        int, typer.Option(help="Worker processes at a time, of billing and of notification each.", min=2, max=32)
-    ] = 2,
-    kills: Annotated[
-        int | None,
-        typer.Option(help=f"How many processes to kill; {DEFAULT_KILLS} unless the run is small.", min=0, max=1000),
-    ] = None,
+    purchases: Annotated[int, typer.Option(help=f"Of {TOTAL_PURCHASES:,}.", min=1, max=TOTAL_PURCHASES)] = 3_000,
+    workers: Annotated[int, typer.Option(help="At a time, of billing and notification each.", min=2, max=32)] = 2,
+    kills: Annotated[int | None, typer.Option(help="24, unless the run is small.", min=0, max=1000)] = None,
     seed: Annotated[int, typer.Option(help="Of the random choices: what gets lost, and when processes die.")] = 1997,
-    url: Annotated[
-        str | None, typer.Option("--url", help="A Postgres of yours; without it, an embedded one. Uses its own schema.")
-    ] = None,
-    aws: Annotated[
-        bool,
-        typer.Option(
-            "--aws", help="Your AWS account's SQS, by boto3's own settings. AWS_ENDPOINT_URL is used as it is."
-        ),
-    ] = False,
-    without_spark: Annotated[
-        bool, typer.Option("--without-spark", help="Leave out the last act, which needs txbox[spark] and a JDK.")
-    ] = False,
+    url: Annotated[str | None, typer.Option("--url", help="Your Postgres, in a schema of its own.")] = None,
+    aws: Annotated[bool, typer.Option("--aws", help="Your AWS account's SQS, by boto3's own settings.")] = False,
+    without_spark: Annotated[bool, typer.Option("--without-spark", help="Leave out the last act.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave schema and queues behind, to look at them.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> int:
     """Send real purchases through a chain of services whose processes are killed, and count to the cent.
 
-    A shop writes each purchase down and publishes it to its outbox, in one transaction; relays send it to SQS; billing
-    adds it to its customer's account and publishes that, in one transaction; relays send that, too; and notification
-    mails the customer, under a lease, because no transaction covers a mail. Processes of all four are killed with
-    SIGKILL again and again, answers and acks get lost, some orders are rolled back, and some mails refused. At the end
-    every account, and every mail that a local SMTP server has accepted, is compared with the file. In the last act
-    Spark loads the whole file through billing's inbox, while workers are still busy with a part of it.
+    A shop writes each purchase down and publishes it to its outbox; relays send it to SQS; billing adds it to its
+    customer's account and publishes that; and notification mails the customer, under a lease. Processes of all four are
+    killed with SIGKILL again and again, answers and acks get lost, some orders are rolled back, and some mails refused.
+    At the end every account, and every mail that a local SMTP server has accepted, is compared with the file. In the
+    last act Spark, which needs txbox[spark] and a JDK, loads the whole file beside the workers.
 
-    Exit status 0 only if every customer is right to the cent, and was mailed every purchase, once wherever that can be
-    known. What cannot be known is counted: whether a worker that was killed between a mail and its completion sent it.
+    Without --url, Postgres is started; without --aws or AWS_ENDPOINT_URL, SQS. Exit status 0 only if every customer is
+    right to the cent, and was mailed every purchase, once wherever that can be known; what cannot be known is counted.
     """
     from txbox_demo.run import Plan, run_demo
 
@@ -92,7 +74,7 @@ def demo(
     plan = Plan(purchases, workers, kills, seed, url, own_broker, keep, last_act=not without_spark)
     console = plain_console(stderr=True)
     with terminated_as_interrupt(), progress_bars(console) if console.is_terminal else nullcontext() as bars:
-        report = run_demo(plan, _Bars(bars, plan) if bars else _Lines())
+        report = run_demo(plan, _Shown(bars, plan))
     if json_file is not None:
         json_file.write_text(f"{json.dumps(report.as_dict(), indent=2)}\n")
     console = plain_console()
@@ -119,36 +101,26 @@ def _require_spark() -> None:
         raise CommandFailed(f"{error}; or leave the last act out with --without-spark") from error
 
 
-class _Lines:
-    """Without a terminal: a line for each stage, and one now and then."""
+class _Shown:
+    """On a terminal four bars; elsewhere a line for each stage, and one now and then."""
 
-    def __init__(self) -> None:
-        self._stage, self._next_at = "", 0.0
+    def __init__(self, bars: Progress | None, plan: "Plan") -> None:
+        self._bars, self._stage, self._next_at = bars, "", 0.0
+        totals = dict.fromkeys(("placed", "billed", "notified"), plan.purchases) | {"killed": plan.kills}
+        self._tasks = {name: bars.add_task(name, total=total) for name, total in totals.items()} if bars else {}
 
     def __call__(self, run: "RunProgress") -> None:
-        now = time.monotonic()
-        if run.stage != self._stage or now >= self._next_at:
-            counts = f": {run.placed:,} placed, {run.billed:,} billed, {run.notified:,} notified, {run.kills} killed"
+        is_new, now = run.stage != self._stage, time.monotonic()
+        self._stage = run.stage
+        if self._bars:
+            if is_new:
+                self._bars.console.print(f"{run.stage} …", style="dim")
+            for name, task in self._tasks.items() if run.placed else ():
+                self._bars.update(task, completed=getattr(run, name))
+        elif is_new or now >= self._next_at:
+            counts = f": {run.placed:,} placed, {run.billed:,} billed, {run.notified:,} notified, {run.killed} killed"
             typer.echo(run.stage + (counts if run.billed else ""), err=True)
-            self._stage, self._next_at = run.stage, now + SECONDS_PER_LINE
-
-
-class _Bars:
-    """Four bars: placed, billed, notified, killed."""
-
-    def __init__(self, bars: Progress, plan: "Plan") -> None:
-        self._bars, self._stage = bars, ""
-        names = {"placed": "orders placed", "billed": "billed", "notified": "notified", "kills": "processes killed"}
-        totals = {"kills": plan.kills}
-        self._tasks = {key: bars.add_task(name, total=totals.get(key, plan.purchases)) for key, name in names.items()}
-
-    def __call__(self, run: "RunProgress") -> None:
-        if run.stage != self._stage:
-            self._stage = run.stage
-            self._bars.console.print(f"{run.stage} …", style="dim")
-        if run.placed:
-            for key, task in self._tasks.items():
-                self._bars.update(task, completed=getattr(run, key))
+            self._next_at = now + SECONDS_PER_LINE
 
 
 def _print_report(console: Console, report: "Report") -> None:
