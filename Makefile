@@ -133,7 +133,7 @@ bench: $(VENV)/.dev-ready ## Measure consumer, record, relay, ledger, deadlocks 
 	@$(BIN)/python -m benchmarks $(BENCH)
 
 .PHONY: figures
-figures: $(VENV)/.dev-ready ## Draw the plots of the documentation from the results in benchmarks/saved
+figures: $(VENV)/.dev-ready ## Draw the plots of the documentation from the results beside them
 	@$(BIN)/python -m benchmarks figures
 
 .PHONY: docs

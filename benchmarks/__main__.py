@@ -10,14 +10,14 @@ from benchmarks.shared.plot import draw
 from benchmarks.shared.program import Benchmark, Run, run
 
 SUBJECTS = ("consumer", "record", "relay", "ledger", "deadlocks", "bulk_load")
-SAVED = Path(__file__).parent / "saved"
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
 
 def main() -> int:
     """Run what the first argument names; return the exit status."""
     name, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
     if name == "figures":
-        _draw_saved(Path(arguments[0]) if arguments else Path("docs/figures"))
+        _draw(Path(arguments[0]) if arguments else FIGURES)
         return 0
     if name not in SUBJECTS:
         print(f"usage: python -m benchmarks {{{','.join(SUBJECTS)},figures}} [--help]", file=sys.stderr)
@@ -30,10 +30,9 @@ def _benchmark(name: str) -> Benchmark:
     return benchmark
 
 
-def _draw_saved(folder: Path) -> None:
-    """Draw a plot for each saved result: ``saved/NAME.json`` becomes ``NAME.svg`` in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(SAVED.glob("*.json")):
+def _draw(folder: Path) -> None:
+    """Draw a plot for each result that the documentation holds: ``NAME.json`` there, ``NAME.svg`` in the folder."""
+    for path in sorted(FIGURES.glob("*.json")):
         figures = Figures.read(path)
         benchmark = _benchmark(path.stem)
         tables = benchmark.tables(Run(benchmark, figures.options, None, ExitStack()))

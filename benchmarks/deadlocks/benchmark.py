@@ -22,7 +22,7 @@ from txbox import Inbox, Message, Outcome
 from txbox.instrumentation import Event, Retried
 from txbox_workers.memory import MemorySource
 from txbox_workers.processing import deadlocks
-from txbox_workers.processing.deadlocks import Contention, Report, Way
+from txbox_workers.processing.deadlocks import Contention
 from txbox_workers.worker import Worker
 
 LEAST_OF_BEST = 0.8
@@ -51,9 +51,8 @@ round.
 class Fixed(Contention):
     """Learns nothing."""
 
-    def conflicted(self, way: Way, code: str, place: str, seconds: float) -> Report | None:  # noqa: ARG002
+    def conflicted(self, *_: object) -> None:
         """Stay as it is."""
-        return None
 
 
 def work(number: int, url: str, setting: str, seconds: float) -> tuple[Rate, int]:

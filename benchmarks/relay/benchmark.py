@@ -30,7 +30,7 @@ SCRIPTS = {
     "pgbench update, order, publish": {"publish": True, "order": True},
 }
 SILENT, NOTIFYING = "16 producers, not notifying", "16 producers, notifying"
-ALONE, BESIDE = "paced producers alone", "paced producers with a relay"
+ALONE, BESIDE = "producers at 1,000/s, alone", "producers at 1,000/s, relay"
 IDLE, HEALTH, SNAPSHOT = "idle relay, transactions", "slowdown", "slowdown, old snapshot"
 
 DESCRIPTION = """\

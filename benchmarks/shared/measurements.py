@@ -141,14 +141,12 @@ class Figures:
             for row in table.rows
             if (met := row.is_met(self)) is not None
         ]
-        figures = [
-            f"  {json.dumps(key)}: {json.dumps([sample.rounded() for sample in samples])}"
-            for key, samples in self.samples.items()
-        ]
-        head = {"options": self.options, **self.origin, "targets": targets}
-        text = json.dumps(head, indent=1).removesuffix("\n}")
+        figures = {key: [sample.rounded() for sample in samples] for key, samples in self.samples.items()}
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in figures.items()]
+        parts = {"options": self.options, **self.origin, "targets": targets}
+        head = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in parts.items()]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + ',\n "figures": {\n' + ",\n".join(figures) + "\n }\n}\n")
+        path.write_text("{\n" + ",\n".join([*head, ' "figures": {\n' + ",\n".join(lines) + "\n }"]) + "\n}\n")
 
     @classmethod
     def read(cls, path: Path) -> "Figures":

@@ -73,10 +73,9 @@ def _bar(y: int, row: Row, figures: Figures, most: float) -> list[str]:
 def _origin(figures: Figures) -> list[str]:
     """Lines that say what it was measured on."""
     origin, machine, versions = figures.origin, figures.origin["machine"], figures.origin["versions"]
-    rounds = f"medians of {figures.options['rounds']} rounds"
     server = f"PostgreSQL {origin['server']['version']}, Python {versions['python']}, psycopg {versions['psycopg']}"
     return [
-        f"Blue: txbox. Grey: what it is compared with; in brackets: the ratio to the limit. The bars: {rounds}.",
+        f"Blue: txbox. Grey: what it is compared with; in brackets: the ratio. Rounds: {figures.options['rounds']}.",
         f"{origin['measured_at'][:10]}, load average {machine['load']} at the start; {server}",
         f"{machine['processors']} processors, {machine['processor']}, {machine['system']}",
     ]
