@@ -24,7 +24,6 @@ from txbox.postgres.urls import database_url
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import AUTO, load
 from txbox_spark.loading.progress import ProgressReporter
-from txbox_spark.loading.staging_table import sweep_staging
 from txbox_spark.merging.effects import Apply
 from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS, ChunkLimits
 from txbox_spark.reading.event_rows import prepare
@@ -151,8 +150,8 @@ def bulk_load(
             limits=ChunkLimits(stalled_seconds, effects_seconds),
         )
         context.ledger.check()
-        warn_of_new_subscriber(engine, context.sql, subscriber_id)
-        sweep_staging(engine, context.sql, prefix, abandoned_seconds)
+        warn_of_new_subscriber(engine, schema, prefix, subscriber_id)
+        context.staging.sweep(abandoned_seconds)
         return load(context, writer, resume)
     finally:
         engine.dispose()
@@ -236,7 +235,7 @@ def _digest(events: "DataFrame", source: EventSource | None, message_id: str) ->
     return hashlib.sha256(b"\0".join((what, message_id.encode()))).digest()
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.spark")
 
 _CONNECTIONS_BESIDE_CHUNKS = 4
 """For the ledger, the heartbeat and the progress."""

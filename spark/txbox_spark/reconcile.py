@@ -26,7 +26,6 @@ from txbox.postgres.transactions import check_table
 from txbox.postgres.urls import database_url
 from txbox.schema import tables
 from txbox_spark.loading.progress import ProgressReporter
-from txbox_spark.merging.statements import load_statements
 from txbox_spark.reading.errors import explained
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.report import OnProgress
@@ -220,7 +219,7 @@ def _inbox(
     with engine.connect() as connection:
         check_table(connection, inbox)
         bounds = _bounds(connection, inbox_name, subscriber_id, partitions)
-    warn_of_new_subscriber(engine, load_statements(schema, prefix), subscriber_id)
+    warn_of_new_subscriber(engine, schema, prefix, subscriber_id)
     # Spark's JDBC takes SQL as text and binds nothing.
     table = (
         f"(SELECT message_id, processed_at, dead_letter_id IS NOT NULL AS {_PARKED} "  # noqa: S608 - quoted

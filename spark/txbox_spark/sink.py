@@ -44,7 +44,6 @@ from txbox_spark.loading.ledger import LoadLedger
 from txbox_spark.loading.loader import AUTO
 from txbox_spark.merging.effects import Apply
 from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS
-from txbox_spark.merging.statements import load_statements
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.executors import WriterChoice
@@ -150,7 +149,7 @@ def inbox_sink(
         force=force,
     )  # fmt: skip
     logging.getLogger("py4j.clientserver").addFilter(_is_news)
-    ledger = LoadLedger(open_engine(database, poolclass=NullPool), load_statements(schema, prefix))
+    ledger = LoadLedger(open_engine(database, poolclass=NullPool), schema, prefix)
     unnamed = str(uuid.uuid4())
     chosen = WriterChoice(writer, "asked for")
     clean: str | None = None
@@ -235,4 +234,4 @@ _INTERRUPTIONS = (
 )
 _ANY_BATCH = "^stream [0-9a-f-]{36} batch [0-9]+$"
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.spark")

@@ -10,6 +10,7 @@ import typer
 from rich.progress import Progress, TextColumn
 
 from txbox.postgres.transactions import check_table
+from txbox.schema import tables
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database
 from txbox_cli.output import plain_console, progress_bars
@@ -126,7 +127,6 @@ def check_before_spark(
     """
     from txbox_spark import SourceError
     from txbox_spark.loading.ledger import LoadLedger, RunNotFound
-    from txbox_spark.merging.statements import load_statements
     from txbox_spark.reading.sources import FORMATS
     from txbox_spark.runtime.session import require_pyspark
 
@@ -138,18 +138,17 @@ def check_before_spark(
         for path in paths:
             if not any(sign in path for sign in ("://", *"*?[{")) and not Path(path).exists():
                 raise SourceError(f"there is nothing at {path}")
-    sql = load_statements(place.schema, place.prefix)
     with place.engine() as engine:
         if ledger:
-            LoadLedger(engine, sql).check()
+            LoadLedger(engine, place.schema, place.prefix).check()
             if resume is not None:
                 try:
-                    LoadLedger(engine, sql).read(resume)
+                    LoadLedger(engine, place.schema, place.prefix).read(resume)
                 except RunNotFound as error:
                     raise UsageError(f"--resume: {error}") from error
         else:
             with engine.connect() as connection:
-                check_table(connection, sql.tables.processed_message)
+                check_table(connection, tables(place.schema, place.prefix).processed_message)
 
 
 @contextmanager

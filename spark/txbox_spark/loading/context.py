@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Engine
@@ -11,9 +12,9 @@ from sqlalchemy import URL, Engine
 from txbox import TxboxError
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.loading.progress import ProgressReporter
+from txbox_spark.loading.staging_table import StagingTables
 from txbox_spark.merging.effects import Apply
 from txbox_spark.merging.merge import ChunkLimits, MergePlan
-from txbox_spark.merging.statements import LoadStatements, load_statements
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.jdbc import is_about_data
@@ -87,15 +88,15 @@ class LoadContext:
     seconds: dict[str, float] = field(default_factory=dict)
     merged: int = 0
 
-    @property
-    def sql(self) -> LoadStatements:
-        """The statements."""
-        return load_statements(self.schema, self.prefix)
-
-    @property
+    @cached_property
     def ledger(self) -> LoadLedger:
         """The ledger."""
-        return LoadLedger(self.engine, self.sql)
+        return LoadLedger(self.engine, self.schema, self.prefix)
+
+    @cached_property
+    def staging(self) -> StagingTables:
+        """The staging tables."""
+        return StagingTables(self.engine, self.schema, self.prefix)
 
     def plan(self, run: Run) -> MergePlan:
         """Return what the chunks of a run have in common."""

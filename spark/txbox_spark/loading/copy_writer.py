@@ -34,9 +34,16 @@ from txbox_spark.merging.chunk_ranges import chunk_range, partition_by_chunk
 from txbox_spark.merging.chunk_stream import ChunkStream, DistinctEvents
 from txbox_spark.merging.csv_lines import csv_lines
 from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.merging.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk, settle_processed_chunk
+from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
+from txbox_spark.merging.merge import (
+    ChunkCounts,
+    MergePlan,
+    MergeStatements,
+    begin_chunk,
+    merge_chunk,
+    settle_processed_chunk,
+)
 from txbox_spark.merging.refused_event import refused_event
-from txbox_spark.merging.statements import FRESH, LoadStatements
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.runtime.retries import retry_outages
 
@@ -69,7 +76,7 @@ class CopyWriter:
         sample, self._sample = self._sample, ()  # at the first attempt only
         repeated: tuple[int, ...] = ()
         if sample:
-            repeated = likely_repeated(context.engine, context.sql, context.subscriber_id, sample, run.bounds)
+            repeated = likely_repeated(context.engine, task.plan.sql, context.subscriber_id, sample, run.bounds)
         with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
             if repeated:
                 left_out = set(range(run.chunks)).difference(repeated)
@@ -91,7 +98,7 @@ class CopyWriter:
 
 @retry_outages
 def likely_repeated(
-    engine: Engine, statements: LoadStatements, subscriber_id: str, sample: Sequence[str], bounds: Sequence[str]
+    engine: Engine, statements: MergeStatements, subscriber_id: str, sample: Sequence[str], bounds: Sequence[str]
 ) -> tuple[int, ...]:
     """Return the chunks of which every sampled id is in the inbox.
 
@@ -105,7 +112,8 @@ def likely_repeated(
         bounds: between the chunks.
     """
     with short_transaction(engine) as connection:
-        processed = set(connection.exec_driver_sql(statements.find_processed, (subscriber_id, list(sample))).scalars())
+        ids = {"subscriber_id": subscriber_id, "message_ids": list(sample)}
+        processed = set(connection.exec_driver_sql(statements.find_processed, ids).scalars())
     sampled = {bisect_right(bounds, one) for one in sample}
     return tuple(sorted(sampled - {bisect_right(bounds, one) for one in sample if one not in processed}))
 
@@ -150,7 +158,7 @@ class CopyTask:
             batches: its rows, sorted by id.
         """
         engine = guard(open_engine(self.url, poolclass=NullPool))
-        ledger = LoadLedger(engine, self.plan.sql)
+        ledger = LoadLedger(engine, self.plan.schema, self.plan.prefix)
         try:
             if (error := ledger.failure(self.plan.run_id)) is not None:
                 return FailedChunk(chunk, error, transient=False)  # a task has failed as this one would
@@ -172,8 +180,8 @@ class CopyTask:
 
     def _copy(self, connection: Connection, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
         """Stream a chunk's distinct events into ``fresh_event``."""
-        sql, columns = self.plan.sql, () if self.ids_alone else self.plan.columns
-        connection.exec_driver_sql(sql.create_fresh(columns))
+        columns = () if self.ids_alone else self.plan.columns
+        connection.exec_driver_sql(create_fresh(columns))
         sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
         distinct = DistinctEvents(batches)
         driver_connection: Any = connection.connection.driver_connection
@@ -184,7 +192,7 @@ class CopyTask:
                 written: list[pyarrow.RecordBatch] = []
                 size = 0
                 try:
-                    with cursor.copy(sql.copy_fresh(columns)) as copy:
+                    with cursor.copy(copy_fresh(columns)) as copy:
                         while size < COPY_BYTES and (more := (batch := next(events, None)) is not None):
                             written.append(batch.select(sent))
                             lines = csv_lines(written[-1])
@@ -192,7 +200,7 @@ class CopyTask:
                             copy.write(lines)
                 except (psycopg.DataError, psycopg.IntegrityError) as error:
                     raise refused_event(error, written, [one.name for one in columns]) from error
-        connection.exec_driver_sql(sql.analyze(FRESH))
+        connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
         return ChunkCounts(distinct.read, distinct.rejected, distinct.kept, tuple(distinct.rejected_sample))
 
 

@@ -27,20 +27,12 @@ from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import Run, Totals
-from txbox_spark.loading.staging_table import (
-    MAX_PARTITIONS,
-    create_staging,
-    drop_staging,
-    has_columns,
-    is_partitioned,
-    schema_of_tables,
-)
+from txbox_spark.loading.staging_table import MAX_PARTITIONS
 from txbox_spark.loading.writer import RowCounts, StagingLost
 from txbox_spark.merging.chunk_ranges import chunk_range
 from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.merging.merge import ChunkCounts, MergePlan, begin_chunk, merge_chunk
+from txbox_spark.merging.merge import ChunkCounts, begin_chunk, merge_chunk
 from txbox_spark.merging.refused_event import EventRefused, search_refused_event
-from txbox_spark.merging.statements import quote
 from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
@@ -74,7 +66,7 @@ class JdbcWriter:
             StagingLost: the staging table is not there, or not complete.
         """
         context, table = self._context, run.staging_table
-        if table is not None and not has_columns(context.engine, context.sql, table, context.events.columns):
+        if table is not None and not context.staging.has_columns(table, context.events.columns):
             _log.info("bulk load %s: other columns were staged; staging the events again", run.run_id)
             run = context.ledger.set_staging_table(run.run_id, None)
         if run.staging_table is None:
@@ -86,7 +78,7 @@ class JdbcWriter:
             run = context.ledger.set_staging_table(run.run_id, table)
         chunks = sorted(set(range(run.chunks)) - set(context.merged_chunks(run)))
         with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
-            return _merge_chunks(context.engine, context.plan(run), run, chunks, context.parallelism)
+            return _merge_chunks(context, run, chunks)
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
         """Return the rows of a run whose chunks are all merged."""
@@ -98,7 +90,7 @@ class JdbcWriter:
 
     def clean_up(self, run: Run) -> None:
         """Drop the run's staging tables."""
-        drop_staging(self._context.engine, self._context.sql, self._context.prefix, run.run_id)
+        self._context.staging.drop(run.run_id)
 
 
 def _stage(context: LoadContext, run: Run) -> str:
@@ -113,10 +105,9 @@ def _stage(context: LoadContext, run: Run) -> str:
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sql
 
-    engine, events, statements = context.engine, context.events, context.sql
-    name = create_staging(engine, statements, context.prefix, run, events.columns)
+    engine, events, staging = context.engine, context.events, context.staging
+    name = staging.create(run, events.columns)
     with short_transaction(engine) as connection:
-        schema = schema_of_tables(connection, statements)
         # Behind a pooler nothing may be prepared: ours found out when they were made, the JDBC driver would not.
         prepare = getattr(connection.connection.driver_connection, "prepare_threshold", None) is not None
     try:
@@ -131,34 +122,25 @@ def _stage(context: LoadContext, run: Run) -> str:
             .option("logServerErrorDetail", "false")
             .option("batchsize", BATCH_ROWS)
             .option("numPartitions", context.parallelism)
-            .option("dbtable", f"{schema}.{quote(name)}".replace("%%", "%"))
+            .option("dbtable", staging.full_name(name).replace("%%", "%"))
             .mode("append")
             .save()
         )
     except (PySparkException, Py4JError) as error:
         if is_about_data(error):
             with suppress(SQLAlchemyError, psycopg.Error, PySparkException, Py4JError):
-                search_refused_event(engine, events, statements)
+                search_refused_event(engine, events)
         raise
-    if not is_partitioned(engine, statements, name):
+    if not staging.is_partitioned(name):
         raise StagingLost(f"the staging table {name} was dropped while it was filled")
     return name
 
 
-def _merge_chunks(
-    engine: Engine, plan: MergePlan, run: Run, chunks: Iterable[int], parallelism: int
-) -> list[FailedChunk]:
+def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int]) -> list[FailedChunk]:
     """Merge chunks of a complete staging table, several at once, each in a transaction of its own.
 
     An error that would come again stops those that have not begun. So does an interruption of the caller; it cancels
     the chunks that have begun, and of those nothing is committed.
-
-    Args:
-        engine: the database.
-        plan: of the run.
-        run: the run.
-        chunks: their numbers.
-        parallelism: how many at once.
 
     Returns:
         The chunks that could not be merged.
@@ -170,13 +152,13 @@ def _merge_chunks(
     active: set[Any] = set()
     # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a temporary
     # table or a setting, must not meet the next chunk.
-    sessions = guard(open_engine(engine.url, poolclass=NullPool))
+    sessions = guard(open_engine(context.engine.url, poolclass=NullPool))
 
     def merge(chunk: int) -> FailedChunk | None:
         if stopping.is_set():
             return None
         try:
-            _merge_chunk(sessions, plan, run, chunk, active)
+            _merge_chunk(sessions, context, run, chunk, active)
         except StagingLost:
             stopping.set()
             raise
@@ -187,7 +169,7 @@ def _merge_chunks(
             return failed
         return None
 
-    with ThreadPoolExecutor(parallelism, thread_name_prefix="txbox-merge") as pool:
+    with ThreadPoolExecutor(context.parallelism, thread_name_prefix="txbox-merge") as pool:
         try:
             return [failed for failed in pool.map(merge, chunks) if failed is not None]
         except KeyboardInterrupt:
@@ -207,30 +189,30 @@ def _cancel(active: set[Any]) -> None:
         time.sleep(CANCEL_AGAIN_SECONDS)
 
 
-def _merge_chunk(engine: Engine, plan: MergePlan, run: Run, chunk: int, active: set[Any]) -> None:
+def _merge_chunk(engine: Engine, context: LoadContext, run: Run, chunk: int, active: set[Any]) -> None:
     """Merge one chunk of the staging table, in a transaction of its own.
 
     Raises:
         StagingLost: the staging table is not there, or not complete.
         sqlalchemy.exc.DBAPIError, TxboxError: the chunk cannot be merged; nothing of it is committed.
     """
-    sql = plan.sql
+    plan, staging = context.plan(run), context.staging
     with short_transaction(engine) as connection, _active(connection, active):
         if not begin_chunk(connection, plan, chunk):
             return
-        schema = schema_of_tables(connection, sql)
-        staged = f"{schema}.{quote(f'{run.staging_table}_{chunk}')}"
+        staged = staging.full_name(f"{run.staging_table}_{chunk}")
         try:
-            read, distinct = connection.exec_driver_sql(sql.distinct_ids(staged)).one()
+            counted = f"SELECT count(*), count(DISTINCT message_id) FROM {staged}"  # noqa: S608 - quoted
+            read, distinct = connection.exec_driver_sql(counted).one()
         except DBAPIError as error:
             if sqlstate(error) == UNDEFINED_TABLE:
                 raise StagingLost(f"the staging table {run.staging_table} is gone") from error
             raise
         # After a crash all of it is empty, never a part. A chunk alone may be: all its ids may be of rejected rows.
-        whole = sql.any_row(f"{schema}.{quote(str(run.staging_table))}")
+        whole = f"SELECT FROM {staging.full_name(str(run.staging_table))} LIMIT 1"
         if not read and run.rows > (run.rejected or 0) and not connection.exec_driver_sql(whole).rowcount:
             raise StagingLost(f"the staging table {run.staging_table} has been emptied; did Postgres crash?")
-        connection.exec_driver_sql(sql.analyze(staged))
+        connection.exec_driver_sql(f"ANALYZE {staged} ({MESSAGE_ID})")
         ids = chunk_range(run.bounds, chunk)
         merge_chunk(connection, plan, chunk, ids, ChunkCounts(read, 0, distinct), staged=staged)
 

@@ -20,16 +20,17 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Row
 from sqlalchemy.exc import DBAPIError
 
 from txbox import TxboxError
 from txbox.postgres.blocked_loads import BlockedLoad, find_blocked_loads
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox_spark.merging.chunk_stream import SHOWN_REJECTED
-from txbox_spark.merging.statements import LoadStatements
 from txbox_spark.reading.survey import Survey
 from txbox_spark.runtime.periodic import every
 from txbox_spark.runtime.retries import retry_outages
@@ -102,6 +103,24 @@ class Totals:
     parked: int
 
 
+class LedgerStatements(SqlFile, file="ledger.sql"):
+    """The statements of ledger.sql, for the tables of one schema, under one prefix."""
+
+    begin_run: str
+    read_run: str
+    begin_attempt: str
+    heartbeat: str
+    set_staging_table: str
+    record_failure: str
+    failure: str
+    finish_run: str
+    forget_run: str
+    forget_abandoned: str
+    merged_chunks: str
+    totals: str
+    rejected_sample: str
+
+
 class LoadLedger:
     """The ledger in one database. Every method is a short transaction of its own.
 
@@ -109,9 +128,9 @@ class LoadLedger:
     worst the number of attempts is too high, or a run has begun that is never continued.
     """
 
-    def __init__(self, engine: Engine, statements: LoadStatements) -> None:
+    def __init__(self, engine: Engine, schema: str | None = None, prefix: str = "") -> None:
         self._engine = engine
-        self._sql = statements
+        self._sql = LedgerStatements.load(schema, prefix)
 
     def check(self) -> None:
         """See that the ledger can be used.
@@ -124,16 +143,27 @@ class LoadLedger:
             check_table(connection, self._sql.tables.bulk_load)
             check_table(connection, self._sql.tables.bulk_load_chunk)
 
-    @retry_outages
     def begin(
         self, *, subscriber_id: str, source: str, digest: bytes, writer: str, bounds: Sequence[str], found: Survey
     ) -> Run:
-        """Write down a new run."""
+        """Record a new run."""
+        return self._begin(
+            subscriber_id=subscriber_id,
+            source=source,
+            digest=digest,
+            content=found.content,
+            writer=writer,
+            chunks=len(bounds) + 1,
+            bounds=json.dumps(bounds),
+            rows_read=found.rows,
+            rows_rejected=found.rejected,
+            rejected_sample=json.dumps(found.rejected_sample),
+        )
+
+    @retry_outages
+    def _begin(self, **values: object) -> Run:
         run_id = secrets.token_hex(6)
-        plan = (run_id, subscriber_id, source, digest, found.content, writer, len(bounds) + 1, json.dumps(bounds))
-        rows = (found.rows, found.rejected, json.dumps(found.rejected_sample))
-        with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.begin_run, (*plan, *rows))
+        self._execute(self._sql.begin_run, run_id=run_id, **values)
         return self.read(run_id)
 
     @retry_outages
@@ -143,69 +173,48 @@ class LoadLedger:
         Raises:
             RunNotFound: there is none of that name.
         """
-        with short_transaction(self._engine) as connection:
-            row = connection.exec_driver_sql(self._sql.read_run, (run_id,)).one_or_none()
-        if row is None:
+        found = self._execute(self._sql.read_run, run_id=run_id)
+        if not found:
             raise RunNotFound(f"there is no bulk load {run_id!r} in this database")
-        subscriber, source, digest, content, writer, bounds, attempt, staging, rows, rejected, sample, finished = row
-        return Run(
-            run_id,
-            subscriber,
-            source,
-            bytes(digest),
-            None if content is None else bytes(content),
-            writer,
-            tuple(bounds),
-            attempt,
-            staging,
-            rows or 0,
-            rejected,
-            tuple(sample or ()),
-            finished,
-        )
+        run = Run(*found[0])
+        return replace(run, bounds=tuple(run.bounds), rejected_sample=tuple(run.rejected_sample))
 
     @retry_outages
     def begin_attempt(self, run_id: str) -> Run:
         """Begin another attempt at a run, and return the run."""
-        with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.begin_attempt, (run_id,))
+        self._execute(self._sql.begin_attempt, run_id=run_id)
         return self.read(run_id)
 
     @retry_outages
     def set_staging_table(self, run_id: str, table: str | None) -> Run:
-        """Write down that a run's staging table is complete (or, with None, that it is lost), and return the run."""
-        with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.set_staging_table, (table, run_id))
+        """Record that a run's staging table is complete (or, with None, that it is lost), and return the run."""
+        self._execute(self._sql.set_staging_table, staging_table=table, run_id=run_id)
         return self.read(run_id)
 
     @retry_outages
     def record_failure(self, run_id: str, error: str) -> None:
-        """Write down why an attempt has ended."""
-        with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.record_failure, (error, run_id))
+        """Record why an attempt has ended."""
+        self._execute(self._sql.record_failure, error=error, run_id=run_id)
 
     def failure(self, run_id: str) -> str | None:
         """Return why an attempt has ended, if it has and no other has begun."""
-        with short_transaction(self._engine) as connection:
-            error: str | None = connection.exec_driver_sql(self._sql.failure, (run_id,)).scalar_one_or_none()
-            return error
+        return next((error for (error,) in self._execute(self._sql.failure, run_id=run_id)), None)
 
     @retry_outages
     def finish(self, run_id: str, *, rejected: int, sample: Sequence[str]) -> None:
-        """Write down that every chunk is merged."""
-        with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.finish_run, (rejected, json.dumps(list(sample)), run_id))
+        """Record that every chunk is merged."""
+        shown = json.dumps(list(sample))
+        self._execute(self._sql.finish_run, rows_rejected=rejected, rejected_sample=shown, run_id=run_id)
 
     @retry_outages
     def forget(self, run_id: str) -> None:
         """Forget a run and its chunks."""
-        with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.forget_run, (run_id, run_id))
+        self._execute(self._sql.forget_run, run_id=run_id)
 
     def forget_abandoned(
         self, subscriber_id: str, own_sources: str, other_sources: str, abandoned_seconds: float
     ) -> tuple[str, ...]:
-        """Forget runs of a subscriber that were left behind, and chunks whose run is forgotten; return the runs.
+        """Forget runs of a subscriber that were abandoned, and chunks whose run is forgotten; return the runs.
 
         Args:
             subscriber_id: of the runs.
@@ -213,27 +222,30 @@ class LoadLedger:
             other_sources: a regular expression: sources that another process may be loading.
             abandoned_seconds: how old the heartbeat of these must be.
         """
-        values = (subscriber_id, own_sources, other_sources, abandoned_seconds)
-        with short_transaction(self._engine) as connection:
-            return tuple(connection.exec_driver_sql(self._sql.forget_abandoned, values).scalars())
+        found = self._execute(
+            self._sql.forget_abandoned,
+            subscriber_id=subscriber_id,
+            own_sources=own_sources,
+            other_sources=other_sources,
+            abandoned_seconds=abandoned_seconds,
+        )
+        return tuple(run_id for (run_id,) in found)
 
     @retry_outages
     def merged_chunks(self, run_id: str) -> tuple[int, ...]:
         """Return the chunks that are merged."""
-        with short_transaction(self._engine) as connection:
-            return tuple(connection.exec_driver_sql(self._sql.merged_chunks, (run_id,)).scalars())
+        return tuple(chunk for (chunk,) in self._execute(self._sql.merged_chunks, run_id=run_id))
 
     @retry_outages
     def totals(self, run_id: str) -> Totals:
         """Add the merged chunks up."""
-        with short_transaction(self._engine) as connection:
-            return Totals(*connection.exec_driver_sql(self._sql.totals, (run_id,)).one())
+        return Totals(*self._execute(self._sql.totals, run_id=run_id)[0])
 
     @retry_outages
     def rejected_sample(self, run_id: str) -> tuple[str, ...]:
         """Return some of the rejected rows that the chunks have met."""
-        with short_transaction(self._engine) as connection:
-            return tuple(connection.exec_driver_sql(self._sql.rejected_samples, (run_id, SHOWN_REJECTED)).scalars())
+        found = self._execute(self._sql.rejected_sample, run_id=run_id, limit=SHOWN_REJECTED)
+        return tuple(event for (event,) in found)
 
     def blocked(self, run_id: str) -> tuple[BlockedLoad, ...]:
         """Return the chunks of a run that wait for a lock, each with those it waits for."""
@@ -241,9 +253,13 @@ class LoadLedger:
             return find_blocked_loads(connection, run_id)
 
     def beat(self, run_id: str) -> None:
-        """Say that a run is being worked on."""
+        """Record that a run is being worked on."""
+        self._execute(self._sql.heartbeat, run_id=run_id)
+
+    def _execute(self, statement: str, **values: object) -> Sequence[Row[Any]]:
         with short_transaction(self._engine) as connection:
-            connection.exec_driver_sql(self._sql.heartbeat, (run_id,))
+            result = connection.exec_driver_sql(statement, values)
+            return result.all() if result.returns_rows else ()
 
 
 @contextmanager
@@ -270,4 +286,4 @@ def heartbeat(ledger: LoadLedger, run_id: str) -> Iterator[None]:
         yield
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.spark")

@@ -76,4 +76,4 @@ class ProgressReporter:
             yield
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.spark")

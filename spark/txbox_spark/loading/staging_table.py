@@ -12,27 +12,22 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import astuple
+from functools import cached_property
+from itertools import pairwise
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine, Row
 from sqlalchemy.exc import DBAPIError
 
 from txbox import InvalidConfiguration
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.loading.ledger import Run
-from txbox_spark.merging.statements import LoadStatements, quote
+from txbox_spark.merging.fresh_event import literal, quote, staged_columns
 from txbox_spark.reading.columns import MAX_NAME_BYTES, EventColumn
 from txbox_spark.runtime.retries import retry_outages
 
-__all__ = [
-    "MAX_PARTITIONS",
-    "create_staging",
-    "drop_staging",
-    "has_columns",
-    "is_partitioned",
-    "schema_of_tables",
-    "sweep_staging",
-]
+__all__ = ["MAX_PARTITIONS", "StagingTables", "creation"]
 
 MAX_PARTITIONS = 1_000
 """A query of a partitioned table is planned with each of its partitions."""
@@ -44,103 +39,153 @@ TABLES_PER_TRANSACTION = 64
 """How many tables one transaction creates or drops: each takes a few of the locks that Postgres has room for."""
 
 
-def create_staging(
-    engine: Engine, statements: LoadStatements, prefix: str, run: Run, columns: Sequence[EventColumn]
-) -> str:
-    """Create an empty staging table, and return its name.
+class StagingStatements(SqlFile, file="staging_table.sql"):
+    """The statements of staging_table.sql, for the tables of one schema, under one prefix."""
 
-    Raises:
-        InvalidConfiguration: the name would be too long.
+    schema_of_tables: str
+    of_run: str
+    abandoned: str
+    partitions: str
+    describe: str
+    bound_wait: str
+
+
+class StagingTables:
+    """The staging tables beside the tables of one schema, under one prefix."""
+
+    def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
+        self._engine = engine
+        self._prefix = prefix
+        self._sql = StagingStatements.load(schema, prefix)
+
+    def create(self, run: Run, columns: Sequence[EventColumn]) -> str:
+        """Create an empty staging table for the attempt that a run is in, and return its name.
+
+        Raises:
+            InvalidConfiguration: the name would be too long.
+        """
+        name = f"{self._prefix}bulk_load_staging_{run.run_id}_{run.attempt}"
+        if len(f"{name}_{run.chunks}".encode()) > MAX_NAME_BYTES:
+            raise InvalidConfiguration(
+                f"with the prefix {self._prefix!r}, a staging table's name is too long; use writer copy"
+            )
+        creating = creation(self._schema, name, columns, run.bounds, _digest(columns))
+        for first in range(0, len(creating), TABLES_PER_TRANSACTION):
+            with short_transaction(self._engine) as connection:
+                for statement in creating[first : first + TABLES_PER_TRANSACTION]:
+                    connection.exec_driver_sql(statement)
+        return name
+
+    def full_name(self, table: str) -> str:
+        """Return a table's name with its schema, quoted as Postgres and psycopg's placeholders need it."""
+        return f"{self._schema}.{quote(table)}"
+
+    def has_columns(self, table: str, columns: Sequence[EventColumn]) -> bool:
+        """Return whether a staging table that was filled has these columns; one that is gone has any.
+
+        Columns are staged by number, so that other ones, or others in their order, would be taken for each other.
+        """
+        found = self._describe(table)
+        return found is None or found[0] in (None, _digest(columns))
+
+    def is_partitioned(self, table: str) -> bool:
+        """Return whether a staging table is there with its partitions; Spark creates one without them."""
+        found = self._describe(table)
+        return found is not None and bool(found[1])
+
+    @retry_outages
+    def drop(self, run_id: str) -> None:
+        """Drop the staging tables of a run, also those of attempts that were killed before theirs was complete."""
+        pattern = f"^{re.escape(self._prefix)}bulk_load_staging_{run_id}_[0-9]+$"
+        with short_transaction(self._engine) as connection:
+            found = connection.exec_driver_sql(self._sql.of_run, {"pattern": pattern}).scalars().all()
+        for table in found:
+            self._drop(table)
+
+    def sweep(self, abandoned_seconds: float) -> tuple[str, ...]:
+        """Drop the staging tables of runs without a recent heartbeat, and return their names.
+
+        Such a run can still be resumed: its events are staged again.
+        """
+        start = f"^{re.escape(self._prefix)}bulk_load_staging_"
+        values = {
+            "pattern": f"{start}[0-9a-f]{{12}}_[0-9]+$",
+            "run_pattern": f"{start}([0-9a-f]{{12}})_",
+            "abandoned_seconds": abandoned_seconds,
+        }
+        with short_transaction(self._engine) as connection:
+            found = connection.exec_driver_sql(self._sql.abandoned, values).scalars().all()
+        for table in found:
+            _log.info("dropping the abandoned staging table %s", table)
+            self._drop(table)
+        return tuple(found)
+
+    def _drop(self, table: str) -> None:
+        """Drop a staging table, or leave it to a later sweep: no load fails because of what another one has left.
+
+        An executor that hangs, or that is cut off, may hold a lock on it for as long as Postgres believes that it
+        lives. And it may be another role's.
+        """
+        try:
+            name = self.full_name(table)
+            values = {"staging_table": name.replace("%%", "%")}
+            with short_transaction(self._engine) as connection:
+                partitions = connection.exec_driver_sql(self._sql.partitions, values).scalars().all()
+            names = [*(one.replace("%", "%%") for one in partitions), name]
+            for first in range(0, len(names), TABLES_PER_TRANSACTION):
+                with short_transaction(self._engine) as connection:
+                    connection.exec_driver_sql(self._sql.bound_wait, {"lock_timeout": f"{DROP_SECONDS}s"})
+                    some = ", ".join(names[first : first + TABLES_PER_TRANSACTION])
+                    connection.exec_driver_sql(f"DROP TABLE IF EXISTS {some}")
+        except DBAPIError as error:
+            if is_outage(error):
+                raise
+            _log.warning("the staging table %s cannot be dropped (%s); a later load will try again", table, error.orig)
+
+    @cached_property
+    def _schema(self) -> str:
+        """The schema that txbox's tables are in, quoted as Postgres and psycopg's placeholders need it."""
+        with short_transaction(self._engine) as connection:
+            schema = str(connection.exec_driver_sql(self._sql.schema_of_tables).scalar_one())
+        return schema.replace("%", "%%")
+
+    @retry_outages
+    def _describe(self, table: str) -> "Row[tuple[str | None, bool]] | None":
+        """Return a staging table's comment, and whether it has partitions."""
+        values = {"staging_table": self.full_name(table).replace("%%", "%")}
+        with short_transaction(self._engine) as connection:
+            return connection.exec_driver_sql(self._sql.describe, values).one_or_none()
+
+
+def creation(
+    schema: str, name: str, columns: Sequence[EventColumn], bounds: Sequence[str], comment: str
+) -> tuple[str, ...]:
+    """Return the statements that create a staging table with one partition for each chunk.
+
+    Bounds stand in them as quoted literals, because DDL has no parameters.
+
+    Args:
+        schema: of our tables, quoted.
+        name: of the staging table.
+        columns: of the events.
+        bounds: between the chunks.
+        comment: by which to recognize the columns.
     """
-    name = f"{prefix}bulk_load_staging_{run.run_id}_{run.attempt}"
-    if len(f"{name}_{run.chunks}".encode()) > MAX_NAME_BYTES:
-        raise InvalidConfiguration(f"with the prefix {prefix!r}, a staging table's name is too long; use writer copy")
-    with short_transaction(engine) as connection:
-        schema = schema_of_tables(connection, statements)
-    creating = statements.create_staging(schema, name, columns, run.bounds, _digest(columns))
-    for first in range(0, len(creating), TABLES_PER_TRANSACTION):
-        with short_transaction(engine) as connection:
-            for statement in creating[first : first + TABLES_PER_TRANSACTION]:
-                connection.exec_driver_sql(statement)
-    return name
-
-
-def has_columns(engine: Engine, statements: LoadStatements, table: str, columns: Sequence[EventColumn]) -> bool:
-    """Return whether a staging table that was filled has these columns; one that is gone has any.
-
-    Columns are staged by number, so that other ones, or others in their order, would be taken for each other.
-    """
-    return _describe(engine, statements, table)[0] in (None, _digest(columns))
-
-
-def is_partitioned(engine: Engine, statements: LoadStatements, table: str) -> bool:
-    """Return whether a staging table is there with its partitions; Spark creates one without them."""
-    return _describe(engine, statements, table)[1]
+    ends = ["MINVALUE", *(literal(bound) for bound in bounds), "MAXVALUE"]
+    table = f"{schema}.{quote(name)}"
+    return (
+        f"CREATE TABLE {table} ({staged_columns(columns)}) PARTITION BY RANGE (message_id)",
+        f"COMMENT ON TABLE {table} IS {literal(comment)}",
+        *(
+            f"CREATE UNLOGGED TABLE {schema}.{quote(f'{name}_{chunk}')} PARTITION OF {table} "
+            f"FOR VALUES FROM ({first}) TO ({beyond}) WITH (autovacuum_enabled = false)"
+            for chunk, (first, beyond) in enumerate(pairwise(ends))
+        ),
+    )
 
 
 def _digest(columns: Sequence[EventColumn]) -> str:
     return hashlib.sha256(json.dumps([astuple(one) for one in columns]).encode()).hexdigest()
-
-
-@retry_outages
-def _describe(engine: Engine, statements: LoadStatements, table: str) -> tuple[str | None, bool]:
-    """Return a staging table's comment, and whether it has partitions."""
-    with short_transaction(engine) as connection:
-        name = f"{schema_of_tables(connection, statements)}.{quote(table)}".replace("%%", "%")
-        found = connection.exec_driver_sql(statements.staged_as, (name,)).one_or_none()
-    return (None, False) if found is None else (found[0], found[1])
-
-
-@retry_outages
-def drop_staging(engine: Engine, statements: LoadStatements, prefix: str, run_id: str) -> None:
-    """Drop the staging tables of a run, those of attempts included that were killed before theirs was complete."""
-    pattern = f"^{re.escape(prefix)}bulk_load_staging_{run_id}_[0-9]+$"
-    with short_transaction(engine) as connection:
-        found = connection.exec_driver_sql(statements.staging_of_run, (statements.bulk_load, pattern)).scalars().all()
-    for table in found:
-        _drop(engine, statements, table)
-
-
-def _drop(engine: Engine, statements: LoadStatements, table: str) -> None:
-    """Drop a staging table, or leave it to a later sweep: no load fails because of what another one has left.
-
-    An executor that hangs, or that is cut off, may hold a lock on it for as long as Postgres believes that it lives.
-    And it may be another role's.
-    """
-    try:
-        with short_transaction(engine) as connection:
-            name = f"{schema_of_tables(connection, statements)}.{quote(table)}"
-            partitions = connection.exec_driver_sql(statements.partitions, (name.replace("%%", "%"),)).scalars().all()
-        names = [*(one.replace("%", "%%") for one in partitions), name]
-        for first in range(0, len(names), TABLES_PER_TRANSACTION):
-            with short_transaction(engine) as connection:
-                connection.exec_driver_sql(statements.bound_wait, (f"{DROP_SECONDS}s",))
-                connection.exec_driver_sql(statements.drop_tables(names[first : first + TABLES_PER_TRANSACTION]))
-    except DBAPIError as error:
-        if is_outage(error):
-            raise
-        _log.warning("the staging table %s cannot be dropped (%s); a later load will try again", table, error.orig)
-
-
-def sweep_staging(engine: Engine, statements: LoadStatements, prefix: str, abandoned_seconds: float) -> tuple[str, ...]:
-    """Drop the staging tables of runs without a recent heartbeat, and return their names.
-
-    Such a run can still be resumed: its events are staged anew.
-    """
-    start = f"^{re.escape(prefix)}bulk_load_staging_"
-    values = (statements.bulk_load, f"{start}[0-9a-f]{{12}}_[0-9]+$", f"{start}([0-9a-f]{{12}})_", abandoned_seconds)
-    with short_transaction(engine) as connection:
-        found = connection.exec_driver_sql(statements.abandoned_staging, values).scalars().all()
-    for table in found:
-        _log.info("dropping the abandoned staging table %s", table)
-        _drop(engine, statements, table)
-    return tuple(found)
-
-
-def schema_of_tables(connection: Connection, statements: LoadStatements) -> str:
-    """Return the schema that our tables are in, quoted as Postgres and psycopg's placeholders need it."""
-    schema = str(connection.exec_driver_sql(statements.schema_of_tables, (statements.bulk_load,)).scalar_one())
-    return schema.replace("%", "%%")
 
 
 _log = logging.getLogger("txbox.spark")

@@ -9,11 +9,10 @@ from sqlalchemy.exc import DBAPIError
 from txbox import TransactionEnded, TxboxError
 from txbox.postgres.commit_guard import close_seal, is_refused_commit, seal
 from txbox.postgres.transaction_guard import left_in_use, lent, refuse_aborted
-from txbox_spark.merging.statements import in_one_statement
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.retries import is_transient
 
-__all__ = ["Apply", "ApplyFailed", "apply_effects"]
+__all__ = ["Apply", "ApplyFailed", "apply_effects", "in_one_statement"]
 
 Apply = str | Callable[[Connection], object]
 """LoadStatements over the relation ``fresh_event``, or a callable that is given the transaction's connection.
@@ -66,6 +65,22 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         orig = error.orig if isinstance(error, DBAPIError) else error
         said = _said(orig, apply) if isinstance(orig, psycopg.Error) else f"{type(error).__name__}: {error}"
         raise ApplyFailed(f"applying the events failed: {said}") from error
+
+
+def in_one_statement(script: str) -> str:
+    """Wrap a script of SQL so that Postgres itself refuses to end the transaction in it.
+
+    Sent as it is, a script with COMMIT in it would commit the records of its events in the middle of their effects.
+    EXECUTE runs every statement but those, whatever comments or quotes they hide behind.
+    https://www.postgresql.org/docs/current/plpgsql-statements.html#PLPGSQL-STATEMENTS-EXECUTING-DYN
+
+    Args:
+        script: statements, separated by semicolons.
+    """
+    tag = "txbox"
+    while f"${tag}" in script:
+        tag += "x"
+    return f"DO ${tag}_do$ BEGIN EXECUTE ${tag}${script}${tag}$; END ${tag}_do$"
 
 
 def _said(error: psycopg.Error, apply: Apply) -> str:

@@ -45,9 +45,10 @@ from sqlalchemy.exc import DBAPIError
 from txbox import TxboxError
 from txbox.backoff import Backoff
 from txbox.postgres.blocked_loads import run_lock
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox_spark.merging.effects import Apply, ApplyFailed, apply_effects
-from txbox_spark.merging.statements import FRESH, LoadStatements, load_statements
+from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, insert_fresh
 from txbox_spark.reading.columns import EventColumn
 
 __all__ = [
@@ -82,6 +83,29 @@ EFFECTS_SECONDS = 3600.0
 
 HOLDER_POLL_SECONDS = 10.0
 """How often it looks whether that is still the same one."""
+
+
+class MergeStatements(SqlFile, file="merge.sql", constants={"fresh_event": FRESH_EVENT}):
+    """The statements of merge.sql, for the tables of one schema, under one prefix."""
+
+    prepare_session: str
+    bound_wait: str
+    claim_chunk: str
+    settle_chunk: str
+    find_processed: str
+    processed_in_range: str
+    drop_processed: str
+    count_unprocessed: str
+    record: str
+    create_recorded: str
+    record_raced: str
+    drop_unrecorded: str
+    analyze_fresh: str
+    lock_effects: str
+    effects_holder: str
+    restore_settings: str
+    any_parked: str
+    parked_events: str
 
 
 class ChunkHeld(TxboxError):
@@ -134,9 +158,9 @@ class MergePlan:
     limits: ChunkLimits = ChunkLimits()
 
     @property
-    def sql(self) -> LoadStatements:
+    def sql(self) -> MergeStatements:
         """The statements."""
-        return load_statements(self.schema, self.prefix)
+        return MergeStatements.load(self.schema, self.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +189,11 @@ def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
     Raises:
         ChunkHeld: another transaction has claimed it, and does not end.
     """
-    stalled = plan.limits.stalled
-    connection.exec_driver_sql(plan.sql.prepare_session, (SORT_MEMORY, stalled, stalled, run_lock(plan.run_id)))
+    settings = {"work_mem": SORT_MEMORY, "stalled": plan.limits.stalled, "run_lock": run_lock(plan.run_id)}
+    connection.exec_driver_sql(plan.sql.prepare_session, settings)
+    claim = {"run_id": plan.run_id, "chunk": chunk}
     try:
-        return connection.exec_driver_sql(plan.sql.claim_chunk, (plan.run_id, chunk)).rowcount == 1
+        return connection.exec_driver_sql(plan.sql.claim_chunk, claim).rowcount == 1
     except DBAPIError as error:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
@@ -182,7 +207,7 @@ def merge_chunk(
     connection: Connection,
     plan: MergePlan,
     chunk: int,
-    span: tuple[str, str | None],
+    ids: tuple[str, str | None],
     counts: ChunkCounts,
     *,
     staged: str | None = None,
@@ -194,7 +219,7 @@ def merge_chunk(
         connection: in the transaction that has claimed the chunk.
         plan: of the run.
         chunk: its number.
-        span: its first possible id, and the first one beyond it.
+        ids: its first possible id, and the first one beyond it.
         counts: of its rows.
         staged: the table that holds its events, quoted; None: ``fresh_event`` does, one of each id and sorted.
         pause: waits for so many seconds between two attempts.
@@ -205,13 +230,13 @@ def merge_chunk(
     Raises:
         sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
     """
-    parked = _count_parked(connection, plan, staged or FRESH)
+    parked = _count_parked(connection, plan, staged or FRESH_EVENT)
     raced = False
     failures = 0
     while True:
         savepoint = connection.begin_nested()
         try:
-            applied = _merge(connection, plan, span, counts.distinct, staged, raced=raced)
+            applied = _merge(connection, plan, ids, counts.distinct, staged, raced=raced)
         except _Raced:
             savepoint.rollback()
             raced = True
@@ -233,7 +258,7 @@ def merge_chunk(
 
 
 def settle_processed_chunk(
-    connection: Connection, plan: MergePlan, chunk: int, span: tuple[str, str | None], counts: ChunkCounts
+    connection: Connection, plan: MergePlan, chunk: int, ids: tuple[str, str | None], counts: ChunkCounts
 ) -> bool:
     """Settle a chunk of which every id is in the inbox: nothing is to be done but to write it down.
 
@@ -241,37 +266,49 @@ def settle_processed_chunk(
         connection: in the transaction that has claimed the chunk, with its distinct ids in ``fresh_event``.
         plan: of the run.
         chunk: its number.
-        span: its first possible id, and the first one beyond it.
+        ids: its first possible id, and the first one beyond it.
         counts: of its rows.
 
     Returns:
         False: some id is not there; roll back.
     """
-    if connection.exec_driver_sql(plan.sql.count_unprocessed, _range_values(plan, span)).scalar_one():
+    if connection.exec_driver_sql(plan.sql.count_unprocessed, _range_values(plan, ids)).scalar_one():
         return False
-    _settle(connection, plan, chunk, counts, applied=0, parked=_count_parked(connection, plan, FRESH))
+    _settle(connection, plan, chunk, counts, applied=0, parked=_count_parked(connection, plan, FRESH_EVENT))
     return True
 
 
 def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
     """Count a chunk's events that wait as dead letters; mostly there are none, and one look says so."""
-    if connection.exec_driver_sql(plan.sql.any_parked, (plan.subscriber_id,)).fetchone() is None:
+    subscriber = {"subscriber_id": plan.subscriber_id}
+    if connection.exec_driver_sql(plan.sql.any_parked, subscriber).fetchone() is None:
         return 0
-    return int(connection.exec_driver_sql(plan.sql.count_parked(events), (plan.subscriber_id,)).scalar_one())
+    # There are few letters, and no index on the events.
+    count = f"SELECT count(DISTINCT event.message_id) FROM {events} AS event {plan.sql.parked_events}"  # noqa: S608 - quoted
+    return int(connection.exec_driver_sql(count, subscriber).scalar_one())
 
 
 def _settle(
     connection: Connection, plan: MergePlan, chunk: int, counts: ChunkCounts, applied: int, parked: int
 ) -> None:
     sample = json.dumps(counts.rejected_sample) if counts.rejected_sample else None
-    settled = (counts.read, counts.rejected, counts.distinct - applied, applied, parked, sample, plan.run_id, chunk)
+    settled = {
+        "rows_read": counts.read,
+        "rows_rejected": counts.rejected,
+        "already_processed": counts.distinct - applied,
+        "applied": applied,
+        "parked": parked,
+        "rejected_sample": sample,
+        "run_id": plan.run_id,
+        "chunk": chunk,
+    }
     connection.exec_driver_sql(plan.sql.settle_chunk, settled)
 
 
-def _range_values(plan: MergePlan, span: tuple[str, str | None]) -> tuple[str | None, ...]:
-    """The values of the statements that look at a chunk's stretch of the inbox."""
-    first, beyond = span
-    return plan.subscriber_id, first, beyond, beyond
+def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str | None]:
+    """Return the values of the statements that read a chunk's range of the inbox."""
+    first, end = ids
+    return {"subscriber_id": plan.subscriber_id, "first_id": first, "end_id": end}
 
 
 class _Raced(Exception):
@@ -281,7 +318,7 @@ class _Raced(Exception):
 def _merge(
     connection: Connection,
     plan: MergePlan,
-    span: tuple[str, str | None],
+    ids: tuple[str, str | None],
     distinct: int,
     staged: str | None,
     *,
@@ -290,17 +327,18 @@ def _merge(
     """Record and apply what is first, once; return how many events that were."""
     sql = plan.sql
     if staged is None:
-        fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, span)).rowcount
+        fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, ids)).rowcount
     else:
-        connection.exec_driver_sql(sql.create_fresh(plan.columns))
-        fresh = connection.exec_driver_sql(sql.find_fresh(plan.columns, staged), _range_values(plan, span)).rowcount
+        connection.exec_driver_sql(create_fresh(plan.columns))
+        insert = insert_fresh(plan.columns, staged, sql.processed_in_range)
+        fresh = connection.exec_driver_sql(insert, _range_values(plan, ids)).rowcount
     if fresh and raced:
         connection.exec_driver_sql(sql.create_recorded)
-        connection.exec_driver_sql(sql.record_raced, (plan.subscriber_id,))
+        connection.exec_driver_sql(sql.record_raced, {"subscriber_id": plan.subscriber_id})
         fresh -= connection.exec_driver_sql(sql.drop_unrecorded).rowcount
     elif fresh:
         try:
-            connection.exec_driver_sql(sql.record, (plan.subscriber_id,))
+            connection.exec_driver_sql(sql.record, {"subscriber_id": plan.subscriber_id})
         except DBAPIError as error:
             if sqlstate(error) == UNIQUE_VIOLATION:
                 raise _Raced from error
@@ -314,7 +352,7 @@ def _merge(
                 "rename it, or take pg_temp out of the search path"
             )
         apply_effects(connection, plan.apply)
-        connection.exec_driver_sql(sql.set_back, (role, path))
+        connection.exec_driver_sql(sql.restore_settings, {"role": role, "path": path})
     return fresh
 
 
@@ -328,16 +366,16 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
         EffectsHeld: it is the same one for longer than ``Limits.effects_seconds``.
     """
     sql, limits = plan.sql, plan.limits
-    which = (plan.subscriber_id, sql.processed_message)
+    which = {"subscriber_id": plan.subscriber_id}
     poll_seconds = min(HOLDER_POLL_SECONDS, limits.effects_seconds)
     held: tuple[int, str] | None = None
     since = time.monotonic()
     while True:
         savepoint = connection.begin_nested()
         try:
-            connection.exec_driver_sql(sql.bound_wait, (f"{max(1, round(poll_seconds * 1000))}ms",))
+            _bound_wait(connection, plan, f"{max(1, round(poll_seconds * 1000))}ms")
             _, role, path, seen = connection.exec_driver_sql(sql.lock_effects, which).one()
-            connection.exec_driver_sql(sql.bound_wait, (limits.stalled,))
+            _bound_wait(connection, plan, limits.stalled)
         except DBAPIError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
@@ -358,4 +396,8 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
             return role, path, bool(seen)
 
 
-_log = logging.getLogger("txbox")
+def _bound_wait(connection: Connection, plan: MergePlan, lock_timeout: str) -> None:
+    connection.exec_driver_sql(plan.sql.bound_wait, {"lock_timeout": lock_timeout})
+
+
+_log = logging.getLogger("txbox.spark")

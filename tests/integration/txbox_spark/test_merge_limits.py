@@ -27,7 +27,6 @@ from txbox_spark.merging.merge import (
     begin_chunk,
     merge_chunk,
 )
-from txbox_spark.merging.statements import load_statements
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.runtime.retries import is_transient
 
@@ -123,7 +122,7 @@ def test_who_waits_for_a_server_process_that_stands_still_gives_up_and_names_it(
         assert f"server process {pid} (bulk load {FIRST}, of " in capsys.readouterr().out
         monkeypatch.setattr(ledgers, "HEARTBEAT_SECONDS", 0.05)
         monkeypatch.setattr(ledgers, "BLOCKED_SECONDS", 0.0)
-        with ledgers.heartbeat(LoadLedger(engine, load_statements(None, "")), SECOND):
+        with ledgers.heartbeat(LoadLedger(engine), SECOND):
             wait_until(lambda: f"pg_terminate_backend({pid})" in caplog.text, "the log names it")
         with pytest.raises(EffectsHeld, match=rf"server process {pid} .*pg_terminate_backend\({pid}\)"):
             waiting.result(60)

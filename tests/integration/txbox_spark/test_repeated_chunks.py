@@ -10,17 +10,17 @@ from support.bulk_loads import SUBSCRIBER, Books, counts, frame, load, purchases
 from txbox import DeadLetter, DeadLetters, Reason
 from txbox_spark.loading.copy_writer import likely_repeated
 from txbox_spark.merging.chunk_ranges import partition_by_chunk
-from txbox_spark.merging.statements import load_statements
+from txbox_spark.merging.merge import MergeStatements
 
 
 def test_chunks_of_which_every_sampled_id_is_known(engine: Engine, books: Books) -> None:
     books.record(["a", "b", "d", "e", "f"])
     bounds = ("c", "e")
-    found = likely_repeated(engine, load_statements(), SUBSCRIBER, ["a", "b", "c", "d", "e", "f"], bounds)
+    found = likely_repeated(engine, MergeStatements.load(), SUBSCRIBER, ["a", "b", "c", "d", "e", "f"], bounds)
     assert found == (0, 2)
-    assert likely_repeated(engine, load_statements(), SUBSCRIBER, ["a", "b"], bounds) == (0,)
-    assert likely_repeated(engine, load_statements(), "shipping", ["a", "b"], bounds) == ()
-    assert likely_repeated(engine, load_statements(), SUBSCRIBER, [], ()) == ()
+    assert likely_repeated(engine, MergeStatements.load(), SUBSCRIBER, ["a", "b"], bounds) == (0,)
+    assert likely_repeated(engine, MergeStatements.load(), "shipping", ["a", "b"], bounds) == ()
+    assert likely_repeated(engine, MergeStatements.load(), SUBSCRIBER, [], ()) == ()
 
 
 def test_they_are_settled_without_reading_the_events(

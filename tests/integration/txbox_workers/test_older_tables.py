@@ -22,7 +22,6 @@ from txbox.status import read_status
 from txbox_aws.lambda_ import sqs_handler
 from txbox_migrations import LATEST, downgrade_database, upgrade_database
 from txbox_spark.loading.ledger import LoadLedger
-from txbox_spark.merging.statements import load_statements
 from txbox_workers.memory import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
@@ -53,7 +52,7 @@ STARTS: dict[str, tuple[str, Callable[[Engine], object]]] = {
         lambda engine: beside(engine, PostgresLedger(engine, "mailing"), nothing).start(),
     ),
     "relay": ("outbox_relay", lambda engine: Relay(engine, {"own": RecordingPublisher()}).start()),
-    "bulk load": ("processed_message", lambda engine: LoadLedger(engine, load_statements(None, "")).check()),
+    "bulk load": ("processed_message", lambda engine: LoadLedger(engine).check()),
     "status": ("processed_message", read_status),
 }
 

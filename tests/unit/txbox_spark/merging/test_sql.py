@@ -5,7 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 from psycopg import sql
 
-from txbox_spark.merging.statements import LoadStatements, in_one_statement, load_statements, quote
+from txbox_spark.loading.ledger import LedgerStatements
+from txbox_spark.loading.staging_table import creation
+from txbox_spark.merging.effects import in_one_statement
+from txbox_spark.merging.fresh_event import quote
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_no_script_can(script: str) -> None:
 
 
 def test_bounds_are_literals() -> None:
-    created = LoadStatements.create_staging("s", "t", (), ["it's", "back\\slash", "100 %"], "columns: 100 %")
+    created = creation("s", "t", (), ["it's", "back\\slash", "100 %"], "columns: 100 %")
     assert len(created) == 6
     assert created[1].endswith(" IS 'columns: 100 %%'")  # as psycopg's placeholders need it
     assert "FROM (MINVALUE) TO ('it''s')" in created[2]
@@ -55,13 +58,6 @@ def test_bounds_are_literals() -> None:
     assert sql.Literal("it's").as_string(None) == "'it''s'"
 
 
-def test_one_object_for_one_place() -> None:
-    assert load_statements("a", "b") is load_statements("a", "b")
-    assert load_statements("a", "b") is not load_statements("a", "c")
-
-
-def test_names_for_the_catalogue_and_for_statements() -> None:
-    made = LoadStatements("per%cent", "100%_")
-    assert made.bulk_load == '"per%cent"."100%_bulk_load"'
-    assert made.processed_message == '"per%cent"."100%_processed_message"'
+def test_odd_names_are_quoted_for_placeholders() -> None:
+    made = LedgerStatements("per%cent", "100%_")
     assert '"per%%cent"."100%%_bulk_load"' in made.read_run

@@ -1,0 +1,111 @@
+-- The ledger of bulk loads: which run loads what, and which of its chunks are merged.
+
+-- name: begin_run
+-- Begin a run. rows_rejected is null as long as only the chunks know it.
+-- parameters: run_id text, subscriber_id text, source text, digest bytea, content bytea, writer text, chunks int,
+--   bounds jsonb, rows_read bigint, rows_rejected bigint, rejected_sample jsonb
+-- returns: nothing
+INSERT INTO {{bulk_load}} (
+  run_id, subscriber_id, source, digest, content, writer, chunks, bounds, rows_read, rows_rejected, rejected_sample
+)
+VALUES (
+  %(run_id)s, %(subscriber_id)s, %(source)s, %(digest)s, %(content)s, %(writer)s, %(chunks)s, %(bounds)s::jsonb,
+  %(rows_read)s, %(rows_rejected)s, %(rejected_sample)s::jsonb
+)
+
+-- name: read_run
+-- A run as it was begun, and its state.
+-- parameters: run_id text
+-- returns: the attributes of Run in their order; no row if there is no such run
+SELECT run_id, subscriber_id, source, digest, content, writer, bounds, attempts, staging_table,
+  coalesce(rows_read, 0), rows_rejected, coalesce(rejected_sample, '[]'), finished_at IS NOT NULL
+FROM {{bulk_load}} WHERE run_id = %(run_id)s
+
+-- name: begin_attempt
+-- Begin another attempt at a run.
+-- parameters: run_id text
+-- returns: nothing
+UPDATE {{bulk_load}} SET attempts = attempts + 1, heartbeat_at = now(), error = NULL WHERE run_id = %(run_id)s
+
+-- name: heartbeat
+-- Record that a run is being worked on.
+-- parameters: run_id text
+-- returns: nothing
+UPDATE {{bulk_load}} SET heartbeat_at = now() WHERE run_id = %(run_id)s
+
+-- name: set_staging_table
+-- Record that a run's staging table is complete, or lost.
+-- parameters: staging_table text (null: lost), run_id text
+-- returns: nothing
+UPDATE {{bulk_load}} SET staging_table = %(staging_table)s, heartbeat_at = now() WHERE run_id = %(run_id)s
+
+-- name: record_failure
+-- Record why an attempt has ended.
+-- parameters: error text, run_id text
+-- returns: nothing
+UPDATE {{bulk_load}} SET error = %(error)s, heartbeat_at = now() WHERE run_id = %(run_id)s AND finished_at IS NULL
+
+-- name: failure
+-- Why the last attempt has ended.
+-- parameters: run_id text
+-- returns: error; null if it has not ended
+SELECT error FROM {{bulk_load}} WHERE run_id = %(run_id)s
+
+-- name: finish_run
+-- Record that every chunk of a run is merged.
+-- parameters: rows_rejected bigint, rejected_sample jsonb, run_id text
+-- returns: nothing
+UPDATE {{bulk_load}}
+SET finished_at = now(), staging_table = NULL, error = NULL, rows_rejected = %(rows_rejected)s,
+  rejected_sample = %(rejected_sample)s::jsonb
+WHERE run_id = %(run_id)s
+
+-- name: forget_run
+-- Delete a run and its chunks.
+-- parameters: run_id text
+-- returns: nothing
+WITH chunks AS (DELETE FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s)
+DELETE FROM {{bulk_load}} WHERE run_id = %(run_id)s
+
+-- name: forget_abandoned
+-- Delete runs that are not worked on any more, and chunks without a run: a task may outlive its driver, and merge a
+-- chunk after the run was deleted.
+-- parameters: subscriber_id text, own_sources text (a pattern: sources that only the caller loads), other_sources text
+--   (a pattern: sources that another process may be loading), abandoned_seconds double precision (for the latter)
+-- returns: run_id
+WITH abandoned AS (
+  DELETE FROM {{bulk_load}}
+  WHERE subscriber_id = %(subscriber_id)s
+    AND (
+      source ~ %(own_sources)s
+      OR source ~ %(other_sources)s AND heartbeat_at < now() - make_interval(secs => %(abandoned_seconds)s)
+    )
+  RETURNING run_id
+), chunks AS (
+  DELETE FROM {{bulk_load_chunk}} AS chunk
+  WHERE chunk.run_id IN (SELECT run_id FROM abandoned)
+    OR NOT EXISTS (SELECT FROM {{bulk_load}} AS run WHERE run.run_id = chunk.run_id)
+)
+SELECT run_id FROM abandoned
+
+-- name: merged_chunks
+-- The chunks of a run that are merged.
+-- parameters: run_id text
+-- returns: chunk
+SELECT chunk FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s ORDER BY chunk
+
+-- name: totals
+-- What the merged chunks of a run add up to.
+-- parameters: run_id text
+-- returns: the attributes of Totals in their order
+SELECT count(*), coalesce(sum(rows_read), 0)::bigint, coalesce(sum(rows_rejected), 0)::bigint,
+  coalesce(sum(already_processed), 0)::bigint, coalesce(sum(applied), 0)::bigint, coalesce(sum(parked), 0)::bigint
+FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s
+
+-- name: rejected_sample
+-- Rejected rows that the chunks of a run have met.
+-- parameters: run_id text, limit int
+-- returns: event
+SELECT sample.event
+FROM {{bulk_load_chunk}} AS chunk, jsonb_array_elements_text(chunk.rejected_sample) AS sample (event)
+WHERE chunk.run_id = %(run_id)s AND chunk.rejected_sample IS NOT NULL ORDER BY chunk.chunk LIMIT %(limit)s

@@ -1,0 +1,47 @@
+-- Staging tables, as the catalogue knows them. The statements with computed columns are in staging_table.py.
+
+-- name: schema_of_tables
+-- The schema that txbox's tables are in.
+-- parameters: none
+-- returns: schema, quoted
+SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = '{{literal(bulk_load)}}'::regclass
+
+-- fragment: staging_tables
+FROM pg_class AS staging
+WHERE staging.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = '{{literal(bulk_load)}}'::regclass)
+  AND staging.relkind IN ('p', 'r') AND NOT staging.relispartition AND staging.relname ~ %(pattern)s
+
+-- name: of_run
+-- The staging tables of one run. Spark makes one without partitions where ours was dropped before the first row came.
+-- parameters: pattern text (of their names)
+-- returns: relname
+SELECT staging.relname {{staging_tables}}
+
+-- name: abandoned
+-- Staging tables of runs without a recent heartbeat.
+-- parameters: pattern text (of their names), run_pattern text (with the run as its group), abandoned_seconds double
+-- returns: relname
+SELECT staging.relname {{staging_tables}}
+  AND NOT EXISTS (
+    SELECT FROM {{bulk_load}} AS run
+    WHERE run.run_id = substring(staging.relname FROM %(run_pattern)s)
+      AND run.finished_at IS NULL AND run.heartbeat_at > now() - make_interval(secs => %(abandoned_seconds)s)
+  )
+
+-- name: partitions
+-- The partitions of a table.
+-- parameters: staging_table text (quoted, with its schema)
+-- returns: name, quoted
+SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = %(staging_table)s::regclass
+
+-- name: describe
+-- A staging table's comment, and whether it has partitions.
+-- parameters: staging_table text (quoted, with its schema)
+-- returns: comment, has_partitions; no row if there is no such table
+SELECT obj_description(oid, 'pg_class'), relkind = 'p' FROM pg_class WHERE oid = to_regclass(%(staging_table)s)
+
+-- name: bound_wait
+-- Wait for locks no longer than this, in this transaction.
+-- parameters: lock_timeout text
+-- returns: the setting
+SELECT set_config('lock_timeout', %(lock_timeout)s, true)

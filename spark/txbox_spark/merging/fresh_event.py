@@ -1,0 +1,70 @@
+"""SQL over ``fresh_event``, and over other tables with the events' columns: what depends on the columns."""
+
+from collections.abc import Sequence
+
+from psycopg import sql as psycopg_sql
+from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+
+from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
+
+__all__ = ["FRESH_EVENT", "copy_fresh", "create_fresh", "insert_fresh", "literal", "quote", "staged_columns"]
+
+FRESH_EVENT = "pg_temp.fresh_event"
+"""The events of a chunk that are first: what the caller's statements apply, by its name alone."""
+
+
+def create_fresh(columns: Sequence[EventColumn]) -> str:
+    """Create ``fresh_event``, with the source's names. A column that is the id is made of it, and is not sent."""
+    made = f'text COLLATE "C" GENERATED ALWAYS AS ({MESSAGE_ID}) STORED'
+    defined = [f"{quote(one.name)} {made if one.staged_as == MESSAGE_ID else one.postgres_type}" for one in columns]
+    return f"CREATE TEMPORARY TABLE {FRESH_EVENT} ({', '.join([_ID, *defined])}) ON COMMIT DROP"
+
+
+def copy_fresh(columns: Sequence[EventColumn]) -> str:
+    """Copy a chunk's distinct events, as CSV in which text is in quotes, for psycopg's own cursor.
+
+    Arrow's texts are UTF-8, whatever encoding the session has.
+    """
+    names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in _sent(columns))])
+    return f"COPY {FRESH_EVENT} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')".replace("%%", "%")
+
+
+def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range: str) -> str:
+    """Fill ``fresh_event`` with the staged events whose ids are not in the inbox, one of each id, sorted.
+
+    Args:
+        columns: of the events.
+        staged: the table that has them, quoted.
+        processed_in_range: the fragment of merge.sql, with its parameters.
+    """
+    sent = _sent(columns)
+    names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in sent)])
+    values = ", ".join([MESSAGE_ID, *(one.staged_as for one in sent)])
+    return (
+        f"INSERT INTO {FRESH_EVENT} ({names}) SELECT DISTINCT ON (message_id) {values} FROM {staged} AS event "  # noqa: S608
+        f"WHERE NOT EXISTS (SELECT FROM {processed_in_range}) ORDER BY message_id"
+    )
+
+
+def staged_columns(columns: Sequence[EventColumn]) -> str:
+    """Return the columns of a staging table, for CREATE TABLE."""
+    return ", ".join([_ID, *(f"{one.staged_as} {one.postgres_type}" for one in _sent(columns))])
+
+
+def quote(name: str) -> str:
+    """Return a name, quoted as Postgres and psycopg's placeholders need it."""
+    return str(_PREPARER.quote_identifier(name))
+
+
+def literal(text: str) -> str:
+    """Return a text, quoted as Postgres and psycopg's placeholders need it."""
+    return psycopg_sql.Literal(text).as_string(None).replace("%", "%%")
+
+
+def _sent(columns: Sequence[EventColumn]) -> list[EventColumn]:
+    """Return the columns that are sent beside the id."""
+    return [one for one in columns if one.staged_as != MESSAGE_ID]
+
+
+_ID = f'{MESSAGE_ID} text COLLATE "C" NOT NULL'
+_PREPARER = psycopg_dialect().identifier_preparer  # type: ignore[no-untyped-call]
