@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Engine, Row
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox import TxboxError
@@ -256,10 +256,10 @@ class LoadLedger:
         """Record that a run is being worked on."""
         self._execute(self._sql.heartbeat, run_id=run_id)
 
-    def _execute(self, statement: str, **values: object) -> Sequence[Row[Any]]:
+    def _execute(self, statement: str, **values: object) -> Sequence[tuple[Any, ...]]:
         with short_transaction(self._engine) as connection:
             result = connection.exec_driver_sql(statement, values)
-            return result.all() if result.returns_rows else ()
+            return [tuple(row) for row in result] if result.returns_rows else ()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 from sqlalchemy import Engine, Row
 from sqlalchemy.exc import DBAPIError
@@ -150,7 +151,7 @@ class StagingTables:
         return schema.replace("%", "%%")
 
     @retry_outages
-    def _describe(self, table: str) -> "Row[tuple[str | None, bool]] | None":
+    def _describe(self, table: str) -> "Row[Any] | None":
         """Return a staging table's comment, and whether it has partitions."""
         values = {"staging_table": self.full_name(table).replace("%%", "%")}
         with short_transaction(self._engine) as connection:
