@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Engine, Row
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox import InvalidConfiguration
@@ -151,11 +151,12 @@ class StagingTables:
         return schema.replace("%", "%%")
 
     @retry_outages
-    def _describe(self, table: str) -> "Row[Any] | None":
+    def _describe(self, table: str) -> tuple[Any, ...] | None:
         """Return a staging table's comment, and whether it has partitions."""
         values = {"staging_table": self.full_name(table).replace("%%", "%")}
         with short_transaction(self._engine) as connection:
-            return connection.exec_driver_sql(self._sql.describe, values).one_or_none()
+            found = connection.exec_driver_sql(self._sql.describe, values).one_or_none()
+        return None if found is None else tuple(found)
 
 
 def creation(
