@@ -1,4 +1,4 @@
-"""A bulk load: millions of events through the same inbox that the live workers use.
+"""A bulk load: millions of events through the inbox that the live workers use.
 
 ::
 
@@ -99,7 +99,7 @@ def bulk_load(
         chunk_rows: rows in a chunk, about.
         source: what the events were read from, if that was files: a run is resumed only with the same ones.
         resume: a run to be finished, in database of beginning one.
-        on_progress: is told how far the load is.
+        on_progress: called with the progress, from a thread of its own.
         abandoned_seconds: after so long without a sign of life, other runs' staging tables are dropped.
         stalled_seconds: how long a chunk's transaction may do nothing, between two statements of a callable, say,
             before Postgres ends it; and how long a chunk waits for a lock before it lets go of its own.
@@ -170,25 +170,10 @@ def check_arguments(
     effects_seconds: float = EFFECTS_SECONDS,
     force: bool = False,
 ) -> URL:
-    """See that the arguments of a bulk load, or of something that is going to call it, can work.
-
-    Args:
-        caller: whose arguments they are.
-        url: the database.
-        subscriber_id: who processes the events.
-        apply: the effect.
-        writer: one of ``WRITERS``.
-        parallelism: how many chunks are merged at once.
-        chunk_rows: rows in a chunk, about.
-        stalled_seconds: how long a chunk's transaction may do nothing.
-        effects_seconds: how long a chunk waits for one and the same other one.
-        force: take SQL that does not name ``fresh_event``.
-
-    Returns:
-        The database's URL with the driver that is used.
+    """Check the arguments that ``bulk_load`` and ``inbox_sink`` share; return the database's URL with its driver.
 
     Raises:
-        InvalidConfiguration: one cannot.
+        InvalidConfiguration: an argument cannot work; the message names the caller.
     """
 
     def require(fulfilled: bool, otherwise: str) -> None:
@@ -222,7 +207,7 @@ def _require_picklable(caller: str, apply: Callable[..., object]) -> None:
         dumps(apply)  # type: ignore[no-untyped-call]
     except Exception as error:  # what pickling raises is whatever the object raises
         raise InvalidConfiguration(
-            f"{caller}: apply cannot be sent to the executors, for it holds on to something that stays here: {error}"
+            f"{caller}: apply cannot be sent to the executors, as it cannot be pickled: {error}"
         ) from error
 
 
@@ -231,8 +216,8 @@ def _digest(events: "DataFrame", source: EventSource | None, message_id: str) ->
 
     The effect is not part of it: a run whose statements were wrong is resumed with better ones.
     """
-    what = source.digest if source is not None else events.schema.json().encode()
-    return hashlib.sha256(b"\0".join((what, message_id.encode()))).digest()
+    files = source.digest if source is not None else events.schema.json().encode()
+    return hashlib.sha256(b"\0".join((files, message_id.encode()))).digest()
 
 
 _log = logging.getLogger("txbox.spark")

@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run ``txbox bulk-load`` with the arguments of this process, and exit."""
-    # Found as the shell would find it: this package knows nothing of the command line that is built upon it.
+    # Found as the shell would find it: this package does not import the command line.
     (program,) = entry_points(group="console_scripts", name="txbox")
     sys.argv = ["txbox", "bulk-load", *sys.argv[1:]]
     program.load()()

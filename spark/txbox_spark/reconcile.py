@@ -91,7 +91,7 @@ class Reconciliation:
 
     @property
     def complete(self) -> bool:
-        """Whether every row of the archive is known to be processed; an inbox may hold more than one archive does."""
+        """Whether every row of the archive is processed; an inbox may hold more than one archive does."""
         return self.never_processed == 0 and self.rejected == 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def reconcile(
             the archive as they are, one of each id, and in ``not_archived``, with ``message_id`` and ``processed_at``.
         sample: how many ids of each kind to return.
         partitions: how many tasks read the inbox; None goes by its size.
-        on_progress: is told how far the comparison is.
+        on_progress: called with the progress, from a thread of its own.
 
     Raises:
         InvalidConfiguration: an argument cannot work, or there is something where the output should go.

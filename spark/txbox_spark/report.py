@@ -61,7 +61,7 @@ class JobProgress:
         run_id: of the ledger; None before there is a run.
         stage: "survey", "staging" or "merge".
         done: tasks or chunks that are done.
-        total: of how many; 0 as long as that is not known.
+        total: of how many; 0 until Spark has planned it.
         applied: events applied so far, by all attempts.
     """
 
@@ -73,4 +73,4 @@ class JobProgress:
 
 
 OnProgress = Callable[[JobProgress], object]
-"""Is told how far a load is, about twice a second, from a thread of its own."""
+"""Called about twice a second, from a thread of its own."""

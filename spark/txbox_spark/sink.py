@@ -11,17 +11,16 @@
 
 Spark promises foreachBatch no more than to give each batch at least once. The inbox makes of it that each event is
 applied once, and needs neither the batch's number nor its bounds for that: a query may go on from its checkpoint, from
-an older one, or begin anew without any.
+an older one, or begin again without any.
 
 The ledger holds the batch that is being loaded, and no other. A batch is forgotten when it is loaded. One that was
 killed or has failed stays, with its error, until the same query begins a batch again; if it never does, until a sink of
 the same subscriber begins one after ``abandoned_seconds``.
 
 To stop a query in a batch, Spark interrupts what the batch is at in Java. That is an error like others there; the batch
-ends with it, is not committed to the checkpoint, and is given again when the query starts again. Spark knows such an
-error by its words, for which it searches a text of any length by a pattern that overflows its stack where the text is
-long; and py4j logs every error that it hands on. So the sink raises a short one of its own, in the words that Spark
-knows, and keeps py4j from logging that one.
+ends with it, is not committed to the checkpoint, and is given again when the query starts again. Spark recognizes such
+an error by its text, with a pattern that overflows its stack where the text is long; and py4j logs every error that it
+hands on. So the sink raises a short one of its own, with the text that Spark expects, and keeps py4j from logging it.
 
 The batch is not persisted. It is read twice, which for most sources costs less than to keep it: see
 ``inbox_sink``.
@@ -70,7 +69,7 @@ class BatchFailed(TxboxError):
         self.run_id = run_id
         super().__init__(
             f"batch {batch_id} of the stream: {why} ({done} of {chunks} chunks are merged, and of the others nothing "
-            "is committed; when it is mended, start the query again with the same checkpoint)"
+            "is committed; when the cause is fixed, start the query again with the same checkpoint)"
         )
 
 
@@ -105,7 +104,7 @@ def inbox_sink(
 ) -> "Callable[[DataFrame, int], None]":
     """Make the function that ``DataStreamWriter.foreachBatch`` calls: every event of the stream is applied once.
 
-    Rejected rows are counted, logged as a warning with a sample, and told to ``on_batch``; they do not stop the query.
+    Rejected rows are counted, logged as a warning with a sample, and in the report; they do not stop the query.
 
     Each batch is computed twice, first for its ids alone. That is cheap for files, and needs no memory. Where computing
     a batch is dear (a wide stateful query, a source that throttles), or gives other rows the second time, keep it::
@@ -148,7 +147,7 @@ def inbox_sink(
         chunk_rows=chunk_rows, stalled_seconds=stalled_seconds, effects_seconds=effects_seconds,
         force=force,
     )  # fmt: skip
-    logging.getLogger("py4j.clientserver").addFilter(_is_news)
+    logging.getLogger("py4j.clientserver").addFilter(_is_not_interruption)
     ledger = LoadLedger(open_engine(database, poolclass=NullPool), schema, prefix)
     unnamed = str(uuid.uuid4())
     chosen = WriterChoice(writer, "asked for")
@@ -171,9 +170,9 @@ def inbox_sink(
         if clean != query:
             ledger.check()
             # A query runs one batch at a time: older ones of it are not being worked on.
-            mine = f"^stream {re.escape(query)} batch [0-9]+$"
-            for left_behind in ledger.forget_abandoned(subscriber_id, mine, _ANY_BATCH, abandoned_seconds):
-                _log.info("a batch of a stream was left behind: bulk load %s", left_behind)
+            own = f"^stream {re.escape(query)} batch [0-9]+$"
+            for abandoned in ledger.forget_abandoned(subscriber_id, own, _ANY_BATCH, abandoned_seconds):
+                _log.info("an abandoned batch of a stream is forgotten: bulk load %s", abandoned)
         clean = None
         try:
             report = bulk_load(
@@ -222,7 +221,7 @@ def _is_interruption(error: BaseException | None) -> bool:
     return False
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_not_interruption(record: logging.LogRecord) -> bool:
     """Return whether a record is to be logged; that a batch is interrupted is what was asked for."""
     return not (record.exc_info and isinstance(record.exc_info[1], BatchInterrupted))
 

@@ -100,8 +100,8 @@ class LoadContext:
 
     def plan(self, run: Run) -> MergePlan:
         """Return what the chunks of a run have in common."""
-        columns, place = self.events.columns, (self.schema, self.prefix)
-        return MergePlan(run.run_id, self.subscriber_id, columns, self.apply, *place, limits=self.limits)
+        columns, schema, prefix = self.events.columns, self.schema, self.prefix
+        return MergePlan(run.run_id, self.subscriber_id, columns, self.apply, schema, prefix, self.limits)
 
     def merged_chunks(self, run: Run) -> tuple[int, ...]:
         """Return the chunks that are merged."""

@@ -9,8 +9,8 @@
               failed, or killed
 
 Invariants: a chunk has a row if, and only if, the transaction that applied it has committed, for both are in one
-transaction; a run is finished if, and only if, every chunk has a row. A heartbeat, by the database's clock, says that a
-run is being worked on; staging tables of runs without one are swept.
+transaction; a run is finished if, and only if, every chunk has a row. A heartbeat, by the database's clock, shows that
+a run is being worked on; staging tables of runs without one are dropped.
 """
 
 import json
@@ -38,7 +38,7 @@ from txbox_spark.runtime.retries import retry_outages
 __all__ = ["HEARTBEAT_SECONDS", "LoadLedger", "Run", "RunNotFound", "Totals", "heartbeat"]
 
 HEARTBEAT_SECONDS = 10.0
-"""How often a run says that it is being worked on."""
+"""How often a run's heartbeat is recorded."""
 
 BLOCKED_SECONDS = 5.0
 """A wait for a lock is logged when it has lasted for so long."""

@@ -1,4 +1,4 @@
--- Staging tables, as the catalogue knows them. The statements with computed columns are in staging_table.py.
+-- Staging tables in the catalogue. The statements with computed columns are in staging_table.py.
 
 -- name: schema_of_tables
 -- The schema that txbox's tables are in.

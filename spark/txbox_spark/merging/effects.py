@@ -63,8 +63,8 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         if is_transient(error) and isinstance(error, DBAPIError | psycopg.Error):
             raise
         orig = error.orig if isinstance(error, DBAPIError) else error
-        said = _said(orig, apply) if isinstance(orig, psycopg.Error) else f"{type(error).__name__}: {error}"
-        raise ApplyFailed(f"applying the events failed: {said}") from error
+        why = _describe(orig, apply) if isinstance(orig, psycopg.Error) else f"{type(error).__name__}: {error}"
+        raise ApplyFailed(f"applying the events failed: {why}") from error
 
 
 def in_one_statement(script: str) -> str:
@@ -83,8 +83,8 @@ def in_one_statement(script: str) -> str:
     return f"DO ${tag}_do$ BEGIN EXECUTE ${tag}${script}${tag}$; END ${tag}_do$"
 
 
-def _said(error: psycopg.Error, apply: Apply) -> str:
-    """Return what Postgres says of the caller's statements, without the statement of ours around them."""
+def _describe(error: psycopg.Error, apply: Apply) -> str:
+    """Describe an error in the caller's statements, without the statement of ours around them."""
     diagnostic = error.diag
     if diagnostic.message_primary is None:
         return str(error)

@@ -28,8 +28,8 @@ class FailedChunk:
     def of(cls, chunk: int, error: Exception) -> "FailedChunk":
         """Describe an error."""
         orig = getattr(error, "orig", None) or error
-        said = describe_postgres_error(orig) if isinstance(orig, psycopg.Error) else " ".join(str(orig).split())
+        line = describe_postgres_error(orig) if isinstance(orig, psycopg.Error) else " ".join(str(orig).split())
         # psycopg's own errors come from COPY, which SQLAlchemy does not see; without a code, the connection is gone.
         lost = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
         transient = lost or is_transient(error)
-        return cls(chunk, said, transient)
+        return cls(chunk, line, transient)

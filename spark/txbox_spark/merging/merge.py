@@ -8,7 +8,7 @@
                                             │        └─ counts into the ledger ── COMMIT
                               23505, 40001, 40P01, 55P03: back to the savepoint
 
-Why so: the primary key and its order dominate the cost. Finding the known ids first, by a join, and inserting the rest
+The primary key and its order dominate the cost. To find the processed ids first, by a join, and to insert the rest
 sorted and without ON CONFLICT took a third of the time of INSERT … ON CONFLICT … RETURNING. A live worker that records
 one of the ids in between turns into 23505, a unique violation; then the chunk is merged once more with ON CONFLICT.
 
@@ -16,7 +16,8 @@ What is waited for, and why nothing waits in a circle:
 
 - inbox rows: inserted in sorted order, by us and by the workers, before any other row is locked;
 - the caller's rows: chunks of one subscriber apply their effects one at a time, behind an advisory lock of the
-  transaction, since nobody knows in which order the caller's statements lock; two chunks cannot wait for each other;
+  transaction, since the order in which the caller's statements lock is not known; two chunks cannot wait for each
+  other;
 - a live worker, or a load of another subscriber, that locks the caller's rows in another order may meet a chunk in a
   deadlock. Postgres ends one of the two; it is run again.
 
@@ -25,12 +26,12 @@ going back to the savepoint is enough, and the events need not be read again.
 
 How long a chunk can keep others waiting, whatever becomes of its executor:
 
-- frozen, or cut off, between two statements: Postgres ends its session after ``Limits.stalled_seconds``;
+- frozen, or cut off, between two statements: Postgres ends its session after ``ChunkLimits.stalled_seconds``;
 - killed while a statement runs: Postgres notices within ten seconds that the client is gone;
-- behind a row that someone else has locked: it gives up after ``Limits.stalled_seconds``, lets go of what it holds, and
-  tries again;
+- behind a row that another transaction has locked: it gives up after ``ChunkLimits.stalled_seconds``, releases its
+  locks, and tries again;
 - a server process that stands still cannot be ended from here. Those who wait for one and the same chunk give up after
-  ``Limits.effects_seconds``, and say which process it is.
+  ``ChunkLimits.effects_seconds``, and say which process it is.
 """
 
 import json
@@ -76,7 +77,7 @@ SORT_MEMORY = "128MB"
 """The work_mem of a chunk's transaction: enough to sort a million events of a usual width without the disk."""
 
 STALLED_SECONDS = 120.0
-"""How long a chunk's transaction may do nothing, and how long it waits for a row that someone else has locked."""
+"""How long a chunk's transaction may do nothing, and how long it waits for a locked row."""
 
 EFFECTS_SECONDS = 3600.0
 """How long a chunk waits for one and the same other chunk to apply its events."""
@@ -113,7 +114,7 @@ class ChunkHeld(TxboxError):
 
 
 class EffectsHeld(TxboxError):
-    """Another chunk of the subscriber applies its events for longer than ``Limits.effects_seconds``."""
+    """Another chunk of the subscriber applies its events for longer than ``ChunkLimits.effects_seconds``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,11 @@ def merge_chunk(
         except _Raced:
             savepoint.rollback()
             raced = True
-            _log.info("bulk load %s, chunk %d: someone else was faster with some events", plan.run_id, chunk)
+            _log.info(
+                "bulk load %s, chunk %d: another transaction has recorded some of the events; merging once more",
+                plan.run_id,
+                chunk,
+            )
         except (DBAPIError, ApplyFailed) as error:
             failures += 1
             again = is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
@@ -248,7 +253,7 @@ def merge_chunk(
             if lost or not again or failures == MERGE_ATTEMPTS:
                 raise
             savepoint.rollback()
-            _log.info("bulk load %s, chunk %d: %s; once more", plan.run_id, chunk, sqlstate(error))
+            _log.info("bulk load %s, chunk %d: %s; merging again", plan.run_id, chunk, sqlstate(error))
             pause(MERGE_BACKOFF.seconds(failures))
         else:
             savepoint.commit()
@@ -279,7 +284,7 @@ def settle_processed_chunk(
 
 
 def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
-    """Count a chunk's events that wait as dead letters; mostly there are none, and one look says so."""
+    """Count a chunk's events that wait as dead letters; mostly there are none, which one query shows."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if connection.exec_driver_sql(plan.sql.any_parked, subscriber).fetchone() is None:
         return 0
@@ -312,7 +317,7 @@ def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str
 
 
 class _Raced(Exception):
-    """Someone else has recorded one of the ids since we looked."""
+    """Another transaction has recorded one of the ids meanwhile."""
 
 
 def _merge(
@@ -363,7 +368,7 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
         Role and search path; and whether the caller's statements see the events.
 
     Raises:
-        EffectsHeld: it is the same one for longer than ``Limits.effects_seconds``.
+        EffectsHeld: it is the same one for longer than ``ChunkLimits.effects_seconds``.
     """
     sql, limits = plan.sql, plan.limits
     which = {"subscriber_id": plan.subscriber_id}

@@ -55,8 +55,8 @@ def refused_event(error: psycopg.Error, batches: "Sequence[pyarrow.RecordBatch]"
 def search_refused_event(engine: Engine, events: PreparedEvents) -> None:
     """Search for the message whose staging Postgres has refused, by copying the events from here until it is met again.
 
-    The executors' driver knows neither message nor column. Only columns that are no text are copied, for text is never
-    refused; and into a table that goes with the transaction, so that nothing stays. It ends after ``SEARCH_SECONDS``.
+    The executors' driver names neither event nor column in its error. Only columns that are no text are copied, for
+    text is never refused; and into a table that the transaction drops. The search ends after ``SEARCH_SECONDS``.
 
     Args:
         engine: the database.

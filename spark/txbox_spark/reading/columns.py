@@ -1,6 +1,6 @@
 """From Spark's types to Postgres's: how every column of an event travels, and arrives unchanged.
 
-Most types travel as what they are. What one side or the road between does not know travels as text that Postgres
+Most types travel as what they are. What one side or the writer between does not support travels as text that Postgres
 reads as the column's type: arrays as array literals, structs and maps as JSON, binary as ``\\x`` and hexadecimal
 digits, and whatever the caller has declared (``uuid``, ``jsonb``, …).
 """
@@ -106,7 +106,7 @@ def refuse_twins(frame: "DataFrame") -> None:
     """See that every column has a name of its own, by which Spark can tell it from the others.
 
     Raises:
-        InvalidConfiguration: two have one name; to Spark, upper and lower case are the same unless it is told.
+        InvalidConfiguration: two have one name; Spark ignores case unless a setting says otherwise.
     """
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     seen: dict[str, str] = {}
@@ -158,9 +158,9 @@ def quoted(name: str) -> str:
 
 
 def dates_as_text(frame: "DataFrame") -> "DataFrame":
-    """Return a frame in which dates and times are text, for roads that do not know them as Spark does.
+    """Return a frame in which dates and times are text, for JDBC.
 
-    JDBC has them in the calendar that Rome left in 1582, in the time zone of the JVM: days of that October, moments
+    It has them in the calendar that Rome left in 1582, in the time zone of the JVM: days of that October, moments
     before zones had whole minutes, and local times that this zone leaves out would arrive as others.
     """
     from pyspark.sql import functions as sql
@@ -312,7 +312,7 @@ _AS_THEY_ARE = {
     "timestamp": "timestamp with time zone",
     "timestamp_ntz": "timestamp without time zone",
 }
-"""Spark's types that both roads carry as what they are."""
+"""Spark's types that both writers carry as what they are."""
 
 # It becomes part of a CREATE TABLE: words, perhaps with a schema, a length, brackets.
 _TYPE_NAME = re.compile(r"[A-Za-z_][\w$]*(?:[ .][A-Za-z_][\w$]*)*(?: ?\(\d+(?:, ?-?\d+)?\))?(?: [a-z ]+)?(?:\[\])*")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DecimalType, StructType
 
-__all__ = ["as_text", "decimals_of", "judged"]
+__all__ = ["as_text", "checked_records", "decimals_of"]
 
 
 def decimals_of(columns: "StructType") -> dict[str, "DecimalType"]:
@@ -32,7 +32,7 @@ def as_text(columns: "StructType", names: Collection[str]) -> "StructType":
     )
 
 
-def judged(frame: "DataFrame", decimals: Mapping[str, "DecimalType"], corrupt_record: str) -> "DataFrame":
+def checked_records(frame: "DataFrame", decimals: Mapping[str, "DecimalType"], corrupt_record: str) -> "DataFrame":
     """Make decimals of texts, and call records of CSV malformed that Spark takes for good.
 
     A record is malformed too if a text does not fit its decimal, and if the last field ends with CR: Spark finds out

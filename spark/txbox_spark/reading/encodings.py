@@ -1,4 +1,4 @@
-r"""Text of files: bytes that are not in the files' encoding are found and told, and never replaced.
+r"""Text of files: bytes that are not in the files' encoding are reported, and never replaced.
 
 Java puts U+FFFD in place of bytes that it cannot decode, and so do Spark's readers: two ids become one. Afterwards that
 cannot be told from a U+FFFD that was in the file. So the lines are looked at as bytes first, in one fast pass. Files in
@@ -30,10 +30,10 @@ __all__ = [
     "OF_DOCUMENTS",
     "all_text",
     "all_utf8",
+    "checked_documents",
     "csv_records",
     "json_columns",
     "json_records",
-    "judged_documents",
     "read_as_bytes",
     "with_mark",
     "with_true_names",
@@ -115,10 +115,10 @@ def with_mark(spark: "SparkSession", files: "DataFrame") -> dict[str, bool]:
     compression = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(hadoop)
     found = {}
     for path, file in files.select("path", _FILE).collect():
-        place = jvm.org.apache.hadoop.fs.Path(path)
-        stream = place.getFileSystem(hadoop).open(place)
+        file_path = jvm.org.apache.hadoop.fs.Path(path)
+        stream = file_path.getFileSystem(hadoop).open(file_path)
         try:
-            codec = compression.getCodec(place)
+            codec = compression.getCodec(file_path)
             content = stream if codec is None else codec.createInputStream(stream)
             found[file] = bytes(max(content.read(), 0) for _ in range(3)) == codecs.BOM_UTF8
         finally:
@@ -255,8 +255,8 @@ def json_records(
     ]
     cause = sql.coalesce(
         *[
-            sql.when(kind, _cause(said, places, line))
-            for kind, said in ((charset.refused(line), charset.cause), (lone, _LONE_CAUSE))
+            sql.when(kind, _cause(cause, places, line))
+            for kind, cause in ((charset.refused(line), charset.cause), (lone, _LONE_CAUSE))
             for places in (suspect, [("the line", sql.lit(True))])
         ]
     )
@@ -275,7 +275,7 @@ def json_records(
     )
 
 
-def judged_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset, corrupt_record: str) -> "DataFrame":
+def checked_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset, corrupt_record: str) -> "DataFrame":
     """Call all records malformed of those documents of JSON that are not text all through.
 
     Spark reads a document from its bytes, and says of none of its records where in the file it was.
@@ -299,9 +299,9 @@ def judged_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset, c
     causes = [
         sql.when(
             file.isin([name for name, its in found if its == kind]),
-            _cause(said, [("the document", sql.lit(True))], record),
+            _cause(cause, [("the document", sql.lit(True))], record),
         )
-        for kind, said in ((True, charset.cause), (False, _LONE_CAUSE))
+        for kind, cause in ((True, charset.cause), (False, _LONE_CAUSE))
     ]
     return frame.withColumn(corrupt_record, sql.coalesce(*causes, sql.col(corrupt_record)))
 
@@ -331,12 +331,12 @@ def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
-def _cause(said: tuple[str, str], places: "list[tuple[str, Column]]", shown: "Column") -> "Column":
+def _cause(why: tuple[str, str], places: "list[tuple[str, Column]]", shown: "Column") -> "Column":
     """Return why a record is malformed, and the record; null if none of the conditions on its places holds."""
     from pyspark.sql import functions as sql
 
     named = sql.concat_ws(", ", *[sql.when(wrong, place) for place, wrong in places])
-    what, remedy = said
+    what, remedy = why
     cause = sql.concat(
         sql.lit(f"{what} in "),
         named,
@@ -355,6 +355,9 @@ _LONE = (
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 """In JSON in which every backslash begins an escape."""
-_LONE_CAUSE = r"lone surrogate (half of a character, such as \ud800)", "no text of Postgres can hold it; mend the file"
+_LONE_CAUSE = (
+    r"lone surrogate (half of a character, such as \ud800)",
+    "no text of Postgres can hold it; fix the file",
+)
 _OF_FILES = ("pathglobfilter", "basepath")
 _AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}

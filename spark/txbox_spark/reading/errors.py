@@ -37,10 +37,10 @@ def _with_causes(error: Exception) -> str:
     return "\n".join(filter(None, (str(error), getattr(error, "_stackTrace", None))))
 
 
-def _why(said: str) -> str:
-    """Return what matters of what Spark says, in one line."""
-    _, conflict, rest = said.partition("[CANNOT_MERGE_SCHEMAS]")
+def _why(text: str) -> str:
+    """Describe an error of Spark in one line."""
+    _, conflict, rest = text.partition("[CANNOT_MERGE_SCHEMAS]")
     if conflict:
         schemas = " ".join(rest.partition("SQLSTATE")[0].split())
         return f"{schemas} Give a schema with types that hold what every file has, or read the files apart"
-    return describe_spark_error(said)
+    return describe_spark_error(text)

@@ -44,7 +44,7 @@ class PreparedEvents:
 
 
 def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str] | None = None) -> PreparedEvents:
-    """Find each row's message id, and tell the rows that cannot be loaded.
+    """Find each row's message id, and the rows that cannot be loaded.
 
     Args:
         frame: the source.
@@ -136,10 +136,10 @@ def _refuse_other_ids_each_time(frame: "DataFrame", identity: "Column", message_
     """Refuse uuid(), rand(), monotonically_increasing_id() and the like: events are read more than once."""
     from pyspark.errors import AnalysisException
 
-    # Spark knows what is not deterministic, and refuses it in the condition of a join; nothing is run.
-    nobody = frame.sparkSession.range(0).toDF("txbox_nobody")
+    # Spark refuses what is not deterministic in the condition of a join; nothing is run.
+    empty = frame.sparkSession.range(0).toDF("txbox_empty")
     try:
-        frame.join(nobody, identity.isNull())
+        frame.join(empty, identity.isNull())
     except AnalysisException as error:
         raise InvalidConfiguration(
             f"message_id {message_id!r} may be another one each time that it is asked for; an id must be the same when "

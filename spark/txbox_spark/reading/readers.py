@@ -1,4 +1,4 @@
-"""How each format is read: with Spark's own reader where the files' bytes are text, and by their bytes elsewhere."""
+"""How each format is read: with Spark's own reader where the files' bytes are text, and otherwise by their bytes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, cast
 
 from txbox_spark.reading.charsets import Charset, EncodingError, charset_named
 from txbox_spark.reading.columns import quoted
-from txbox_spark.reading.csv_records import as_text, decimals_of, judged
+from txbox_spark.reading.csv_records import as_text, checked_records, decimals_of
 from txbox_spark.reading.encodings import (
     LINE,
     OF_DOCUMENTS,
     all_text,
     all_utf8,
+    checked_documents,
     csv_records,
     json_columns,
     json_records,
-    judged_documents,
     read_as_bytes,
     with_mark,
     with_true_names,
@@ -105,7 +105,7 @@ def _read_csv(
         frame = load(given, texts)
         if charset.is_wide:
             frame = without_replaced(frame, charset, folders, CORRUPT_RECORD)
-    return judged(_read_whole(frame), decimals, CORRUPT_RECORD)
+    return checked_records(_read_whole(frame), decimals, CORRUPT_RECORD)
 
 
 def _read_json(
@@ -127,7 +127,7 @@ def _read_json(
         load = partial(_load, spark, "json", paths)
         found = _inferred(lambda options: load(options, None).schema, given) if columns is None else columns
         frame = load(given, _with_corrupt_record(found))
-        return _read_whole(judged_documents(frame, lines, charset, CORRUPT_RECORD) if whole else frame)
+        return _read_whole(checked_documents(frame, lines, charset, CORRUPT_RECORD) if whole else frame)
     if columns is None:
         columns = _inferred(lambda options: json_columns(lines, charset, options), given)
     return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns), CORRUPT_RECORD))

@@ -68,7 +68,7 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
     )
     found = observation.get
     if found["rows"] and len(drawn) < SAMPLE_IDS:
-        # Where Spark knows that there are fewer ids than the limit, it drops the limit and sorts all, for which it
+        # Where Spark finds that there are fewer ids than the limit, it drops the limit and sorts all, for which it
         # samples the rows first; until Spark 4.3 those were observed twice (SPARK-37487, SPARK-58183). So few are soon
         # counted.
         found = rows.agg(*metrics).collect()[0].asDict()

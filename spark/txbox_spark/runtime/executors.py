@@ -26,7 +26,7 @@ class WriterChoice:
 
 
 def choose_writer(spark: "SparkSession", url: URL) -> WriterChoice:
-    """Choose copy where every executor asked has what it takes and reaches Postgres, jdbc elsewhere.
+    """Choose copy where every executor asked has what it takes and reaches Postgres, otherwise jdbc.
 
     Args:
         spark: the session.

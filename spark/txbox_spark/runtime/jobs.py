@@ -79,7 +79,7 @@ def _insist(call: Callable[..., object], *arguments: object) -> None:
         with suppress(Py4JNetworkError, OSError):
             call(*arguments)
             return
-        if cause_of_death() is not None:  # the caller's own call says it
+        if cause_of_death() is not None:  # the caller's own call raises it
             return
     call(*arguments)
 

@@ -60,12 +60,12 @@ def spark_session(
 ) -> "SparkSession":
     """Start a Spark session that can reach Postgres, or return the one that runs.
 
-    Where Python starts Spark, what the JVM says on stderr until Spark is up is held back; it is a note of the error if
-    Spark does not start. From then on only errors are logged, and no progress is shown. With a local master there is no
-    web page of Spark's either, and tasks run in the Python that calls this, unless ``PYSPARK_PYTHON`` names another.
+    Where Python starts Spark, the JVM's stderr is held back until Spark is up; if Spark does not start, it is a note
+    of the error. From then on only errors are logged, and no progress is shown. With a local master, Spark has no web page,
+    and tasks run in the Python that calls this, unless ``PYSPARK_PYTHON`` names another.
 
     Under spark-submit, and where a session runs already, the JVM is there, and the driver cannot be added any more:
-    ``require_jdbc_driver`` says whether it is on board.
+    ``require_jdbc_driver`` says whether the session has it.
 
     Args:
         name: the application's name.
@@ -150,7 +150,7 @@ def _driver_settings(jdbc_jar: Path | None, maven_repository: Path) -> dict[str,
 
 
 def _settings(name: str, master: str | None, driver: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
-    """Everything that Spark is told: ours, and theirs over it."""
+    """Return Spark's settings: ours, and theirs over them."""
     ours = {
         "spark.app.name": name,
         "spark.sql.session.timeZone": "UTC",
@@ -175,14 +175,14 @@ def _start(conf: "SparkConf") -> None:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
-    said = _Said()
+    stderr = _HeldStderr()
     launched: Future[Any] | None = None
     try:
         # Not by the builder: it gives the JVM the stderr of this process, and Ivy, the JVM and log4j before its set-up
         # write some 50 lines there that no setting turns off. In a thread of its own, where no interruption reaches it:
-        # one in the middle would leave a JVM behind that nobody knows.
+        # one in the middle would leave a JVM running.
         with ThreadPoolExecutor(1) as pool:
-            launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": said.writing})
+            launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": stderr.writing})
             gateway = launched.result()
         kill_after_exit(gateway.proc)
         context = SparkContext(conf=conf, gateway=gateway)
@@ -192,7 +192,7 @@ def _start(conf: "SparkConf") -> None:
             SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 pyspark would go on to use them
         raise
     except PySparkRuntimeError as error:
-        text = said.until_the_end()
+        text = stderr.read_all()
         failure = SparkSetupError(f"Spark does not start: {_reason(text)}")
         failure.add_note(text)
         raise failure from error
@@ -205,7 +205,7 @@ def _start(conf: "SparkConf") -> None:
         failure.add_note(text)
         raise failure from None
     finally:
-        said.pass_on()
+        stderr.release()
     if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         # Otherwise tasks run in the first python3 of the PATH: without our packages, where the virtual environment of
         # this Python is not activated.
@@ -221,8 +221,8 @@ def _quiet_tasks(jvm: Any) -> None:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
-class _Said:
-    """What the JVM says on stderr: held back at first, written to our own stderr from `pass_on` on."""
+class _HeldStderr:
+    """What the JVM writes to stderr: held back at first, written to our own stderr from ``release`` on."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
@@ -232,13 +232,13 @@ class _Said:
         self._reader = threading.Thread(target=self._read, name="txbox-spark-stderr", daemon=True)
         self._reader.start()
 
-    def pass_on(self) -> None:
-        """Hold nothing back any more."""
+    def release(self) -> None:
+        """Write to our stderr from now on."""
         self._close()
         self._holding = False
 
-    def until_the_end(self) -> str:
-        """All that a JVM said which has ended, or is about to."""
+    def read_all(self) -> str:
+        """Return all that a JVM has written that has ended, or is about to."""
         self._close()
         self._reader.join(timeout=10)
         return self._held.decode(errors="replace")
@@ -263,7 +263,7 @@ class _Said:
 
 
 def _reason(text: str) -> str:
-    """The line that says why Spark did not start, out of all that the JVM said."""
+    """Return the line about why Spark did not start, out of all that the JVM wrote."""
     if "unresolved dependency" in text:
         return (
             f"{JDBC_DRIVER} or another package is neither on this machine nor can it be fetched; "
@@ -271,7 +271,7 @@ def _reason(text: str) -> str:
         )
     lines = [line for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("Exception in thread", "Error"))]
-    return (telling or lines[-1:] or ["its JVM ended without a word"])[0]
+    return (telling or lines[-1:] or ["its JVM ended without output"])[0]
 
 
 _DRIVER_CLASS = "org.postgresql.Driver"
