@@ -61,8 +61,8 @@ def spark_session(
     """Start a Spark session that can reach Postgres, or return the one that runs.
 
     Where Python starts Spark, the JVM's stderr is held back until Spark is up; if Spark does not start, it is a note
-    of the error. From then on only errors are logged, and no progress is shown. With a local master, Spark has no web page,
-    and tasks run in the Python that calls this, unless ``PYSPARK_PYTHON`` names another.
+    of the error. From then on only errors are logged, and no progress is shown. With a local master, Spark has no web
+    page, and tasks run in the Python that calls this, unless ``PYSPARK_PYTHON`` names another.
 
     Under spark-submit, and where a session runs already, the JVM is there, and the driver cannot be added any more:
     ``require_jdbc_driver`` says whether the session has it.

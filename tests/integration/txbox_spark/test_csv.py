@@ -1,0 +1,185 @@
+"""CSV files in every state, read by a real Spark."""
+
+import gzip
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.readers import CORRUPT_RECORD
+from txbox_spark.reading.sources import read_events
+
+SCHEMA = "event_id string, amount decimal(12,2), units int"
+
+
+def rows(frame: Any) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in frame.collect()]
+
+
+class TestCsv:
+    LINES = (
+        "event_id,note,units",
+        'a,"",1',
+        "b,,",
+        'c,"say ""hi"", all",3',
+        "d,C:\\dir,4",
+        ",no id,5",
+        'e,"NULL",6',
+    )
+    GOOD = (
+        ("a", "", 1),
+        ("b", None, None),
+        ("c", 'say "hi", all', 3),
+        ("d", "C:\\dir", 4),
+        (None, "no id", 5),
+        ("e", "NULL", 6),
+    )
+    MALFORMED = ("f,too few", "g,too,7,many", "h,no number,x", 'i,no number,""')
+
+    @pytest.fixture
+    def path(self, write: Callable[..., str]) -> str:
+        return write("events.csv", "\n".join([*self.LINES, *self.MALFORMED]) + "\n")
+
+    def test_values_and_malformed_lines(self, spark: SparkSession, path: str) -> None:
+        found = rows(read_events(spark, [path], schema="event_id string, note string, units int"))
+        assert tuple(found[: len(self.GOOD)]) == tuple((*row, None) for row in self.GOOD)
+        assert tuple(row[-1] for row in found[len(self.GOOD) :]) == self.MALFORMED
+
+    def test_without_a_schema_all_is_text(self, spark: SparkSession, path: str) -> None:
+        frame = read_events(spark, [path])
+        assert frame.dtypes == [(name, "string") for name in ("event_id", "note", "units", CORRUPT_RECORD)]
+        found = rows(frame)
+        expected = [(first, note, None if units is None else str(units), None) for first, note, units in self.GOOD]
+        assert found[: len(expected)] == expected
+        assert [row[-1] for row in found[len(expected) :]] == [*self.MALFORMED[:2], None, None]
+        assert found[-1] == ("i", "no number", "", None)
+
+    def test_a_field_in_quotes_holds_line_breaks(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        lines = 'event_id,units,note\np-1,5,"order:\np-9,999,fake\nend"\np-2,few,"a\nb"\np-3,3,c\n'
+        archive = Path(write("events.csv.gz", ""))
+        archive.write_bytes(gzip.compress(lines.encode()))
+        for path in (write("events.csv", lines), str(archive)):
+            assert rows(read_events(spark, [path], schema="event_id string, units int, note string")) == [
+                ("p-1", 5, "order:\np-9,999,fake\nend", None),
+                ("p-2", None, "a\nb", 'p-2,few,"a\nb"'),
+                ("p-3", 3, "c", None),
+            ]
+
+    def test_lines_are_read_one_by_one_on_request(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        path = write("events.csv", 'event_id,note\na,"b\nc,d\n')
+        assert rows(read_events(spark, [path], options={"MULTILINE": "false"})) == [("a", "b", None), ("c", "d", None)]
+
+    def test_a_quote_that_is_closed_by_another_fields_fails_the_query(
+        self, spark: SparkSession, write: Callable[..., str]
+    ) -> None:
+        path = write("events.csv", 'event_id,note,units\na,"open,1\nb,"c",2\nd,e,3\n')
+        schema = "event_id string, note string, units int"
+        with pytest.raises(Exception, match="Unescaped quote character"):
+            read_events(spark, [path], schema=schema).collect()
+        options = {"unescapedQuoteHandling": "STOP_AT_DELIMITER"}
+        found = rows(read_events(spark, [path], schema=schema, options=options))
+        assert [row[0] for row in found] == ["a", "d"]
+
+    def test_a_quote_that_is_never_closed_takes_in_the_rest(
+        self, spark: SparkSession, write: Callable[..., str]
+    ) -> None:
+        path = write("events.csv", 'event_id,note,units\na,b,1\nc,"open,2\nd,e,3\n')
+        found = rows(read_events(spark, [path], schema="event_id string, note string, units int"))
+        assert [row[-1] for row in found] == [None, 'c,"open,2\nd,e,3']
+        # In the last column it cannot be seen; the module says so.
+        path = write("events.csv", 'event_id,note\na,b\nc,"open\n')
+        assert rows(read_events(spark, [path])) == [("a", "b", None), ("c", "open\n", None)]
+
+    def test_lines_that_end_with_cr_lf(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        path = write("events.csv", 'event_id,note\r\na,b\r\nc,"d\r\ne"\r\nf\r\n')
+        assert rows(read_events(spark, [path])) == [("a", "b", None), ("c", "d\ne", None), ("f", None, "f")]
+
+    def test_no_cr_of_a_lines_end_gets_into_an_event(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        path = write("events.csv", 'event_id,note\na,b\r\nc,"d"\r\ne,f\n')
+        assert rows(read_events(spark, [path])) == [
+            ("a", "b\r", 'a,"b\r"'),
+            ("c", "d", None),
+            ("e", "f", None),
+        ]
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            *((text, "12.50") for text in ("12.5", "+12.50", "0012.5000", "1.25e1", "1250E-2", "12.5e+0")),
+            *((text, "0.00") for text in ("0", ".0", "-0", "0E-8", "0." + "0" * 50)),
+            (".5", "0.50"),
+            ("-5.", "-5.00"),
+            ("9999999999.990", "9999999999.99"),
+            ("1e9", "1000000000.00"),
+            ("1" + "0" * 50 + "e-50", "1.00"),
+        ],
+    )
+    def test_decimals(self, spark: SparkSession, write: Callable[..., str], text: str, value: str) -> None:
+        path = write("events.csv", f"amount,event_id\n{text},a\n,b\n")
+        frame = read_events(spark, [path], schema="amount decimal(12,2), event_id string")
+        assert frame.dtypes[:2] == [("amount", "decimal(12,2)"), ("event_id", "string")]
+        assert rows(frame) == [(Decimal(value), "a", None), (None, "b", None)]
+
+    def test_texts_that_are_no_decimals_make_records_malformed(
+        self, spark: SparkSession, write: Callable[..., str]
+    ) -> None:
+        malformed = [
+            *('"12,50"', '"1,250.00"', "12.505", "10000000000", "1e10", "1e-3", "1e-50", "0.000" + "0" * 50 + "1"),
+            *("1e999999999", "much", '""', " 1", "1 ", ".", "e1", "1e", "1_0", "NaN", "\u0661", "0x1", "1.5.", "--1"),
+        ]
+        lines = [f'"say ""hi""",{text},{number}' for number, text in enumerate(malformed)]
+        frame = read_events(spark, [write("events.csv", "\n".join(["event_id,amount,units", *lines]))], schema=SCHEMA)
+        assert rows(frame) == [('say "hi"', None, number, line) for number, line in enumerate(lines)]
+        assert frame.where(f"{CORRUPT_RECORD} IS NOT NULL").select("event_id").count() == len(malformed)
+
+    def test_decimals_are_exact_at_the_bounds_of_their_types(
+        self, spark: SparkSession, write: Callable[..., str]
+    ) -> None:
+        path = write("events.csv", f"a,`b.c`\n0.{'9' * 38},{'9' * 38}\n1,1{'0' * 38}\n1e-38,1e37\n1e-39,1e38\n")
+        frame = read_events(spark, [path], schema="a decimal(38,38), ```b.c``` decimal(38,0)")
+        assert rows(frame) == [
+            (Decimal("0." + "9" * 38), Decimal("9" * 38), None),
+            (None, None, f"1,1{'0' * 38}"),
+            (Decimal("1e-38"), Decimal("1e37"), None),
+            (None, None, "1e-39,1e38"),
+        ]
+
+    def test_a_locale_leaves_decimals_to_spark(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        path = write("events.csv", 'event_id,amount,units\na,"12,50",1\n')
+        assert rows(read_events(spark, [path], schema=SCHEMA, options={"LOCALE": "de-DE"})) == [
+            ("a", Decimal("12.50"), 1, None)
+        ]
+
+    def test_the_files_path_can_be_asked_for(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        frame = read_events(spark, [write("events.csv", "event_id,amount,units\na,1.5,1\n")], schema=SCHEMA)
+        [(path, amount)] = rows(frame.select("_metadata.file_path", "amount"))
+        assert path.endswith("/events.csv")
+        assert amount == Decimal("1.50")
+
+    def test_they_are_malformed_whatever_is_asked_for(self, spark: SparkSession, path: str) -> None:
+        frame = read_events(spark, [path], schema="event_id string, note string, units int")
+        assert frame.where(f"{CORRUPT_RECORD} IS NOT NULL").count() == len(self.MALFORMED)
+        good = frame.where(f"{CORRUPT_RECORD} IS NULL").select("event_id")
+        assert [row[0] for row in good.collect()] == [row[0] for row in self.GOOD]
+
+    def test_a_header_in_another_order_is_not_read_by_position(
+        self, spark: SparkSession, write: Callable[..., str]
+    ) -> None:
+        path = write("events.csv", "amount,event_id\n1,2\n")
+        frame = read_events(spark, [path], schema="event_id string, amount string")
+        with pytest.raises(Exception, match="CSV header does not conform to the schema"):
+            frame.collect()
+
+    def test_options_pass_through_and_win(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        path = write("events.csv", "a;-\nb;x\n")
+        options = {"HEADER": "false", "sep": ";", "nullValue": "-"}
+        frame = read_events(spark, [path], schema="event_id string, note string", options=options)
+        assert rows(frame) == [("a", None, None), ("b", "x", None)]
+
+    def test_the_column_of_malformed_lines_has_one_name(self, spark: SparkSession, path: str) -> None:
+        with pytest.raises(SourceError, match="columnNameOfCorruptRecord cannot be set"):
+            read_events(spark, [path], options={"columnnameofcorruptrecord": "bad"})
