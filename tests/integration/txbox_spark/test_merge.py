@@ -19,6 +19,7 @@ from txbox.postgres.sqlstates import sqlstate
 from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.merging.effects import Apply, ApplyFailed
+from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.merging.merge import MERGE_ATTEMPTS, ChunkCounts, MergePlan, begin_chunk, merge_chunk
 from txbox_spark.reading.columns import EventColumn
 
@@ -58,7 +59,7 @@ def merge(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Callable[.
             counts = ChunkCounts(2 * len(EVENTS), 0, len(EVENTS), ("a bad one",))
             staged = "incoming" if request.param == "staged" else None
             if staged is None:
-                connection.exec_driver_sql(plan.sql.create_fresh(COLUMNS))
+                connection.exec_driver_sql(create_fresh(COLUMNS))
                 connection.exec_driver_sql(
                     "INSERT INTO fresh_event SELECT DISTINCT * FROM incoming ORDER BY message_id"
                 )

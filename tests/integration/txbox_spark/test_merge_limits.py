@@ -18,6 +18,7 @@ from txbox_cli.app import run as txbox
 from txbox_spark.loading import ledger as ledgers
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_spark.merging.effects import Apply
+from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.merging.merge import (
     ChunkCounts,
     ChunkHeld,
@@ -48,7 +49,7 @@ def merge(engine: Engine) -> Iterator[Merge]:
         with short_transaction(guarded) as connection:
             if not begin_chunk(connection, plan, 0):
                 return None
-            connection.exec_driver_sql(plan.sql.create_fresh(COLUMNS))
+            connection.exec_driver_sql(create_fresh(COLUMNS))
             connection.exec_driver_sql("INSERT INTO fresh_event VALUES (%s, 1, 5)", (f"event of {run_id}",))
             return merge_chunk(connection, plan, 0, ("", None), ChunkCounts(1, 0, 1), pause=lambda _: None)
 
