@@ -76,7 +76,7 @@ class PreparedSource:
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
         """Do not deliver again: what is handed back was not processed."""
 
-    def extend(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:  # noqa: ARG002 - protocol
+    def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:  # noqa: ARG002 - protocol
         """Nothing to extend."""
         return {}
 

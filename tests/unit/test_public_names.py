@@ -93,7 +93,7 @@ PUBLIC = {
     "txbox_aws.lambda_": ["MARGIN_SECONDS", "sqs_handler"],
     "txbox_workers.delivery": ["Delivery", "Settlement", "Source"],
     "txbox_aws.envelopes": ["Envelope", "open_envelope"],
-    "txbox_workers.visibility_heartbeat": ["Heartbeat"],
+    "txbox_workers.visibility_heartbeat": ["VisibilityHeartbeat"],
     "txbox_workers.memory": ["MemorySource"],
     "txbox_workers.options": ["MAX_ATTEMPTS", "ProcessingOptions", "WorkerOptions"],
     "txbox_workers.worker": ["Worker"],

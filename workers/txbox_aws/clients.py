@@ -342,5 +342,5 @@ def translation(
     elif not isinstance(error, BotoCoreError):
         text = f"{use.title} gave an answer that cannot be read: {error}"
     table = (remedies or {}, use.remedies, _REMEDIES)
-    remedy = next((found for known in table for part, found in known.items() if part in code), "")
+    remedy = next((text for remedies_ in table for part, text in remedies_.items() if part in code), "")
     return use.error(text + remedy.format(operation=operation, table=target), permanent=bool(remedy))

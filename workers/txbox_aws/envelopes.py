@@ -104,7 +104,7 @@ def open_envelope(
 
 
 def _unidentified(error: Exception) -> MalformedMessage:
-    malformed = MalformedMessage(f"the message's id could not be told: {type(error).__name__}: {error}")
+    malformed = MalformedMessage(f"the message's id could not be read: {type(error).__name__}: {error}")
     malformed.__cause__ = error
     return malformed
 

@@ -1,4 +1,4 @@
-"""From an exception to the one line that a person can act on."""
+"""Turns an exception into one line that says what is wrong and what to do."""
 
 import re
 import traceback
@@ -16,15 +16,15 @@ CREATE_TABLES = "`txbox db upgrade`"
 
 
 class UsageError(TxboxError):
-    """The command was asked wrongly: exit status 2."""
+    """The arguments are wrong: exit status 2."""
 
 
 class CommandFailed(TxboxError):
-    """The command was asked rightly and could not be carried out: exit status 1."""
+    """The command could not be carried out: exit status 1."""
 
 
 class Interrupted(TxboxError):
-    """The command was told to end, and says how to go on: exit status 130."""
+    """The command was asked to end, and says how to go on: exit status 130."""
 
 
 def explain(error: BaseException) -> str:
@@ -68,20 +68,20 @@ def _behind(error: BaseException) -> DBAPIError | psycopg.Error | None:
 
 
 def _explain_database(error: DBAPIError | psycopg.Error) -> str:
-    said = _one_line(str(error.orig if isinstance(error, DBAPIError) else error))
+    text = _one_line(str(error.orig if isinstance(error, DBAPIError) else error))
     code = sqlstate(error)
     if code == UNDEFINED_TABLE:
-        return f"{said.split(' LINE ')[0]}; create the tables with {CREATE_TABLES}"
+        return f"{text.split(' LINE ')[0]}; create the tables with {CREATE_TABLES}"
     if code == UNDEFINED_COLUMN:
-        return f"{said.split(' LINE ')[0]}; bring the tables up to date with {CREATE_TABLES}"
+        return f"{text.split(' LINE ')[0]}; bring the tables up to date with {CREATE_TABLES}"
     if code is None:
-        return _with_remedy(said, _DATABASE_REMEDIES, "is the server running, and is the URL right?")
-    return _with_remedy(f"the database refused: {said}", _DATABASE_REMEDIES)
+        return _with_remedy(text, _DATABASE_REMEDIES, "is the server running, and is the URL right?")
+    return _with_remedy(f"the database refused: {text}", _DATABASE_REMEDIES)
 
 
-def _with_remedy(said: str, remedies: dict[str, str], otherwise: str = "") -> str:
-    remedy = next((remedy for pattern, remedy in remedies.items() if pattern in said), otherwise)
-    return f"{said}; {remedy}" if remedy else said
+def _with_remedy(text: str, remedies: dict[str, str], otherwise: str = "") -> str:
+    remedy = next((remedy for pattern, remedy in remedies.items() if pattern in text), otherwise)
+    return f"{text}; {remedy}" if remedy else text
 
 
 def _one_line(text: str) -> str:

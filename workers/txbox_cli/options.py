@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they stand for."""
+"""Options that several commands share, and how they are read."""
 
 import re
 import shlex
@@ -125,7 +125,7 @@ def read_span(option: str, text: str) -> timedelta:
     """Read a span of time: numbers with units, such as 90s, 30m, 1h30m, 7d or 2w.
 
     Raises:
-        UsageError: it is not one, or it is not more than nothing, or longer than anybody keeps a calendar.
+        UsageError: it is not one, is zero, or is longer than ``LONGEST_SPAN``.
     """
     parts = re.findall(_PART, text) if re.fullmatch(rf"\s*(?:{_PART})+\s*", text) else []
     try:

@@ -1,4 +1,4 @@
-"""Output that a person can read in a terminal, and that ``grep``, ``cut`` and ``jq`` can read elsewhere."""
+"""Output for a terminal, and for ``grep``, ``cut`` and ``jq``."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ from rich.table import Table
 __all__ = ["counted", "plain_console", "print_counts", "print_json", "print_table", "printable", "progress_bars"]
 
 UNFOLDED_COLUMNS = 10_000
-"""Where nobody looks at columns, no line is folded."""
+"""Outside a terminal no line is folded."""
 
 
 def plain_console(*, stderr: bool = False) -> Console:

@@ -83,7 +83,7 @@ class Source(Protocol):
     def hand_back(self, settlements: Sequence[Settlement]) -> None:
         """Have the broker deliver again, each after its ``delay_seconds``."""
 
-    def extend(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
+    def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
         """Keep deliveries ours for that long from now on.
 
         Returns:

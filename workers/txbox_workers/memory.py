@@ -111,7 +111,7 @@ class MemorySource:
                     heapq.heappush(self._delayed, (time.monotonic() + settlement.delay_seconds, number, again))
             self._condition.notify_all()
 
-    def extend(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:  # noqa: ARG002 - protocol
+    def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:  # noqa: ARG002 - protocol
         """Nothing to extend."""
         return {}
 

@@ -1,4 +1,4 @@
-"""The heartbeat: keeps deliveries ours while their handlers run."""
+"""The heartbeat: extends the visibility of deliveries while their handlers run."""
 
 import math
 import threading
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from txbox.threads import go_on, text_of
 from txbox_workers.delivery import Delivery, Source
 
-__all__ = ["Heartbeat"]
+__all__ = ["VisibilityHeartbeat"]
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class _Watched:
     due: float
 
 
-class Heartbeat:
+class VisibilityHeartbeat:
     """Extends the visibility of every watched delivery, from one thread, well before it ends.
 
     A delivery is extended when half of its time has passed, so that a call that fails does not lose it, unless it takes
@@ -30,7 +30,7 @@ class Heartbeat:
 
         Args:
             source: where the deliveries come from.
-            on_failure: is told of a delivery that could not be extended, and why.
+            on_failure: called with a delivery that could not be extended, and why.
         """
         self._source = source
         self._on_failure = on_failure
@@ -115,7 +115,7 @@ class Heartbeat:
         asked_at = time.monotonic()
         refused: Mapping[str, str] = {}
         try:
-            refused = self._source.extend(deliveries, seconds)
+            refused = self._source.extend_visibility(deliveries, seconds)
         except Exception as error:  # noqa: BLE001 - a heartbeat that ends silently loses every delivery it watches
             # Half of the time is still left: enough for a few more tries.
             next_due = time.monotonic() + min(_RETRY_SECONDS, seconds / 10)

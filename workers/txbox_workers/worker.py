@@ -36,7 +36,7 @@ from txbox.threads import log_failure, text_of
 from txbox_workers.delivery import Delivery, Settlement, Source
 from txbox_workers.options import ValidOptions, WorkerOptions
 from txbox_workers.processing import DatabaseUnavailable, ProcessorContext, make_processor
-from txbox_workers.visibility_heartbeat import Heartbeat
+from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
 
 __all__ = ["Worker"]
 
@@ -85,7 +85,7 @@ class Worker(Service):
                 limit=lambda: limit,
             ),
         )
-        self._heartbeat = Heartbeat(source, self._heartbeat_failed)
+        self._heartbeat = VisibilityHeartbeat(source, self._heartbeat_failed)
         self._polling = 0
         self._lock = threading.Lock()
         self._counts: Counter[Outcome] = Counter()

@@ -25,7 +25,7 @@ def test_identify_is_given_the_message_without_its_wrappers() -> None:
 def test_an_identify_that_raises_makes_its_message_malformed() -> None:
     delivery = open_envelope(received(PURCHASE), QUEUE, identify=lambda message: str(message.json()["no such key"]))
     assert isinstance(delivery.problem, MalformedMessage)
-    assert str(delivery.problem) == "the message's id could not be told: KeyError: 'no such key'"
+    assert str(delivery.problem) == "the message's id could not be read: KeyError: 'no such key'"
     assert isinstance(delivery.problem.__cause__, KeyError)
     assert delivery.message.id == BROKER_ID
 

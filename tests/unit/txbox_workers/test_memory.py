@@ -101,5 +101,5 @@ def test_a_delivery_is_ours_for_ever() -> None:
     source.open()
     assert source.name == "test"
     assert source.visibility_seconds is None
-    assert source.extend(list(source.receive()), 30) == {}
+    assert source.extend_visibility(list(source.receive()), 30) == {}
     source.close()

@@ -14,7 +14,7 @@ import pytest
 from support.waiting import wait_until
 from txbox import BrokerError, Message
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.visibility_heartbeat import Heartbeat
+from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
 
 VISIBILITY_SECONDS = 6.0
 HALF_TIME = VISIBILITY_SECONDS / 2
@@ -29,7 +29,7 @@ class FakeSource:
         self.calls: list[tuple[float, list[str], float]] = []
         self.answer: Callable[[Sequence[Delivery]], Mapping[str, str]] = lambda deliveries: {}
 
-    def extend(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
+    def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
         self.calls.append((time.monotonic(), [delivery.receipt for delivery in deliveries], seconds))
         return self.answer(deliveries)
 
@@ -58,8 +58,8 @@ def reported() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def heartbeat(source: FakeSource, reported: list[tuple[str, str]]) -> Iterator[Heartbeat]:
-    heartbeat = Heartbeat(source, lambda delivery, why: reported.append((delivery.receipt, why)))
+def heartbeat(source: FakeSource, reported: list[tuple[str, str]]) -> Iterator[VisibilityHeartbeat]:
+    heartbeat = VisibilityHeartbeat(source, lambda delivery, why: reported.append((delivery.receipt, why)))
     heartbeat.start()
     yield heartbeat
     heartbeat.stop()
@@ -74,7 +74,7 @@ def half_time_in(seconds: float) -> float:
     return time.monotonic() - HALF_TIME + seconds
 
 
-def test_a_delivery_is_extended_at_half_time_and_not_before(heartbeat: Heartbeat, source: FakeSource) -> None:
+def test_a_delivery_is_extended_at_half_time_and_not_before(heartbeat: VisibilityHeartbeat, source: FakeSource) -> None:
     due = time.monotonic() + 0.2
     heartbeat.watch([delivery("slow")], received_at=due - HALF_TIME)
     wait_until(lambda: source.calls)
@@ -84,7 +84,9 @@ def test_a_delivery_is_extended_at_half_time_and_not_before(heartbeat: Heartbeat
     assert due <= asked_at < due + 2.0
 
 
-def test_a_delivery_is_extended_for_as_long_as_it_is_watched(heartbeat: Heartbeat, source: FakeSource) -> None:
+def test_a_delivery_is_extended_for_as_long_as_it_is_watched(
+    heartbeat: VisibilityHeartbeat, source: FakeSource
+) -> None:
     source.visibility_seconds = 0.2
     heartbeat.watch([delivery("slow")], received_at=time.monotonic())
     wait_until(lambda: source.times_extended("slow") >= 3)
@@ -92,14 +94,14 @@ def test_a_delivery_is_extended_for_as_long_as_it_is_watched(heartbeat: Heartbea
     assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(moments))
 
 
-def test_deliveries_that_are_due_together_are_one_call(heartbeat: Heartbeat, source: FakeSource) -> None:
+def test_deliveries_that_are_due_together_are_one_call(heartbeat: VisibilityHeartbeat, source: FakeSource) -> None:
     heartbeat.watch([delivery("a"), delivery("b"), delivery("c")], received_at=half_time_in(0))
     wait_until(lambda: source.calls)
     assert source.calls[0][1] == ["a", "b", "c"]
 
 
 def test_a_later_delivery_with_an_earlier_half_time_is_not_kept_waiting(
-    heartbeat: Heartbeat, source: FakeSource
+    heartbeat: VisibilityHeartbeat, source: FakeSource
 ) -> None:
     heartbeat.watch([delivery("later")], received_at=half_time_in(3600))
     heartbeat.watch([delivery("sooner")], received_at=half_time_in(0))
@@ -107,7 +109,7 @@ def test_a_later_delivery_with_an_earlier_half_time_is_not_kept_waiting(
     assert source.times_extended("later") == 0
 
 
-def test_a_delivery_that_was_forgotten_is_left_alone(heartbeat: Heartbeat, source: FakeSource) -> None:
+def test_a_delivery_that_was_forgotten_is_left_alone(heartbeat: VisibilityHeartbeat, source: FakeSource) -> None:
     settled, slow = delivery("settled"), delivery("slow")
     source.visibility_seconds = 0.2
     heartbeat.watch([settled, slow], received_at=time.monotonic())
@@ -118,7 +120,7 @@ def test_a_delivery_that_was_forgotten_is_left_alone(heartbeat: Heartbeat, sourc
 
 
 def test_a_refusal_is_reported_once_and_the_others_go_on(
-    heartbeat: Heartbeat, source: FakeSource, reported: list[tuple[str, str]]
+    heartbeat: VisibilityHeartbeat, source: FakeSource, reported: list[tuple[str, str]]
 ) -> None:
     source.visibility_seconds = 0.2
     source.answer = lambda deliveries: {one.receipt: "expired" for one in deliveries if one.receipt == "lost"}
@@ -129,7 +131,7 @@ def test_a_refusal_is_reported_once_and_the_others_go_on(
 
 
 def test_the_refusal_of_a_delivery_that_was_settled_meanwhile_is_no_news(
-    heartbeat: Heartbeat, source: FakeSource, reported: list[tuple[str, str]]
+    heartbeat: VisibilityHeartbeat, source: FakeSource, reported: list[tuple[str, str]]
 ) -> None:
     settled, slow = delivery("settled"), delivery("slow")
 
@@ -145,7 +147,7 @@ def test_the_refusal_of_a_delivery_that_was_settled_meanwhile_is_no_news(
 
 @pytest.mark.parametrize("trouble", [BrokerError("SQS is away"), RuntimeError("not foreseen")])
 def test_a_call_that_failed_is_reported_and_tried_again_long_before_the_time_is_over(
-    heartbeat: Heartbeat, source: FakeSource, reported: list[tuple[str, str]], trouble: Exception
+    heartbeat: VisibilityHeartbeat, source: FakeSource, reported: list[tuple[str, str]], trouble: Exception
 ) -> None:
     def fail_once(deliveries: Sequence[Delivery]) -> Mapping[str, str]:
         if len(source.calls) == 1:
@@ -180,7 +182,7 @@ def test_no_error_ends_the_thread(source: FakeSource) -> None:
 
     told: list[str] = []
     source.answer = answer
-    heartbeat = Heartbeat(source, tell)
+    heartbeat = VisibilityHeartbeat(source, tell)
     heartbeat.start()
     heartbeat.watch([delivery("a")], time.monotonic() - HALF_TIME)
     wait_until(lambda: len(source.calls) >= 3, "it goes on")
@@ -189,7 +191,7 @@ def test_no_error_ends_the_thread(source: FakeSource) -> None:
 
 
 def test_stop_ends_the_thread_at_once(source: FakeSource) -> None:
-    heartbeat = Heartbeat(source, lambda delivery, why: None)
+    heartbeat = VisibilityHeartbeat(source, lambda delivery, why: None)
     heartbeat.start()
     heartbeat.watch([delivery("slow")], received_at=half_time_in(3600))
     begun = time.monotonic()
@@ -200,7 +202,7 @@ def test_stop_ends_the_thread_at_once(source: FakeSource) -> None:
 
 def test_nothing_runs_where_deliveries_never_end() -> None:
     source = FakeSource(visibility_seconds=None)
-    heartbeat = Heartbeat(source, lambda delivery, why: None)
+    heartbeat = VisibilityHeartbeat(source, lambda delivery, why: None)
     heartbeat.start()
     heartbeat.watch([delivery("slow")], received_at=0.0)
     assert not any(thread.name == "txbox-heartbeat" for thread in threading.enumerate())

@@ -55,7 +55,7 @@ class Deadline(threading.local):
         self.has_refused = False
 
     def begin(self, seconds: float | None) -> None:
-        """Begin an invocation that ends after so many seconds; None: it has all the time in the world."""
+        """Begin an invocation that ends after so many seconds; None: it does not end."""
         self._has_run = self.has_refused = False
         if seconds is None:
             self._ends_at = self._last_begin_at = None

@@ -40,7 +40,8 @@ UNSAVED_SECONDS = 10.0
 UNSAVED_BACKOFF = Backoff(first_seconds=0.2, longest_seconds=2.0)
 """Between those tries."""
 
-Answer = dict[str, list[dict[str, str]]]
+PartialBatchResponse = dict[str, list[dict[str, str]]]
+"""As Lambda wants it: ``{"batchItemFailures": [{"itemIdentifier": …}]}``."""
 
 
 def sqs_handler(
@@ -49,7 +50,7 @@ def sqs_handler(
     envelope: Envelope | str = Envelope.AUTO,
     margin_seconds: float = MARGIN_SECONDS,
     **options: Unpack[ProcessingOptions],
-) -> Callable[[Any, Any], Answer]:
+) -> Callable[[Any, Any], PartialBatchResponse]:
     """Make the handler of a Lambda function that is triggered by an SQS queue.
 
     ::
@@ -109,10 +110,10 @@ class _Function:
         self._envelope = envelope
         self._identify = identify
         self._hooks: tuple[Hook, ...] = (log_event, *options.hooks)
-        self._heard = bool(options.hooks)
+        self._has_hooks = bool(options.hooks)
         self._processors: dict[str, Processor] = {}
 
-    def handle(self, event: Any, context: Any = None) -> Answer:
+    def handle(self, event: Any, context: Any = None) -> PartialBatchResponse:
         """Process an event; see ``sqs_handler``."""
         self._deadline.begin(seconds_left(context))
         found = batches(event, envelope=self._envelope, identify=self._identify)
@@ -127,14 +128,12 @@ class _Function:
             except Exception as error:  # noqa: BLE001 - what has an outcome is reported, whatever becomes of the others
                 trouble = error
                 self._save_unsaved(self._processor(batch.source))
-        failed = [item_id for batch in found for item_id in self._told(batch, settled, trouble)]
+        failed = [item_id for batch in found for item_id in self._emit_settled(batch, settled, trouble)]
         if trouble is not None:
             self._raise_or_log(trouble, settled, len(failed))
         elif failed and self._deadline.has_refused:
-            said = (
-                "%s ran out of time: %d of %d deliveries come again; smaller batches, or a longer time-out, would help"
-            )
-            _log.warning(said, self._options.subscriber_id, len(failed), sum(len(b.deliveries) for b in found))
+            text = "%s ran out of time: %d of %d deliveries come again; make batches smaller, or the time-out longer"
+            _log.warning(text, self._options.subscriber_id, len(failed), sum(len(b.deliveries) for b in found))
         return batch_item_failures(failed)
 
     def _outcomes(self, batch: Batch) -> Iterator[Settlement]:
@@ -192,8 +191,8 @@ class _Function:
         try:
             retry(processor.save_unsaved, again=_is_unavailable, backoff=UNSAVED_BACKOFF, wait=wait)
         except DatabaseUnavailable as error:
-            said = "%s: how an attempt has ended could not be saved, and it counts until it is: %s"
-            _log.warning(said, self._options.subscriber_id, error)
+            text = "%s: how an attempt has ended could not be saved, and it counts until it is: %s"
+            _log.warning(text, self._options.subscriber_id, error)
 
     def _raise_or_log(self, trouble: Exception, settled: Mapping[str, Settlement], failed: int) -> None:
         """Raise if nothing has an outcome: Lambda's metrics count it, and the whole event comes again."""
@@ -218,8 +217,8 @@ class _Function:
             delivery_ids = tuple(delivery.receipt for delivery in batch.deliveries)
             self._emit(Received, batch, message_ids=message_ids, delivery_ids=delivery_ids)
 
-    def _told(self, batch: Batch, settled: Mapping[str, Settlement], trouble: Exception | None) -> list[str]:
-        """Tell of the outcomes of a batch; return what Lambda calls those deliveries that are to come again."""
+    def _emit_settled(self, batch: Batch, settled: Mapping[str, Settlement], trouble: Exception | None) -> list[str]:
+        """Emit the outcomes of a batch; return what Lambda calls those deliveries that are to come again."""
         failed = []
         details = self._wants_details()
         for delivery in batch.deliveries:
@@ -245,8 +244,8 @@ class _Function:
         emit(self._hooks, kind(self._options.subscriber_id, batch.source, **attributes))
 
     def _wants_details(self) -> bool:
-        """Whether anybody hears the events of messages that went well."""
-        return self._heard or _log.isEnabledFor(logging.DEBUG)
+        """Whether a hook or the log takes the events of messages that went well."""
+        return self._has_hooks or _settled_log.isEnabledFor(logging.DEBUG)
 
 
 def _is_unavailable(error: Exception, _run: int) -> bool:
@@ -256,4 +255,6 @@ def _is_unavailable(error: Exception, _run: int) -> bool:
 _QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)
 """What the log mentions at DEBUG only."""
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.lambda")
+_settled_log = logging.getLogger("txbox.worker")
+"""Where ``log_event`` logs what becomes of deliveries."""

@@ -149,7 +149,7 @@ class SqsSource:
         finally:
             self._forget(deliveries)
 
-    def extend(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
+    def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
         """Extend the visibility of deliveries, as far as SQS's 12 hours allow."""
         now = time.monotonic()
         refused: dict[str, str] = {}

@@ -47,7 +47,7 @@ def list_letters(
 ) -> None:
     """List dead letters, oldest first.
 
-    Those of a relay have no subscriber, as nobody has received them; theirs is txbox:outbox: and the destination.
+    Those of a relay were never received; their subscriber is txbox:outbox: and the destination.
     """
     subscriber = _subscriber(subscriber, destination)
     place = database(url, schema, prefix)

@@ -85,7 +85,7 @@ def _variables(queues: Iterable[str]) -> dict[str, str]:
     variables: dict[str, str] = {}
     for name in dict.fromkeys(queues):
         variable = f"QUEUE_URL_{re.sub('[^A-Z0-9]', '_', name.upper())}"
-        if (other := next((known for known in variables if variables[known] == variable), None)) is not None:
+        if (other := next((earlier for earlier in variables if variables[earlier] == variable), None)) is not None:
             raise UsageError(f"--queue: {other} and {name} would both be {variable}; rename one of them")
         variables[name] = variable
     return variables

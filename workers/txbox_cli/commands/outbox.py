@@ -120,9 +120,9 @@ def replay(
     """Put messages that were sent into the outbox again; without --yes, only count them.
 
     For receivers that have lost what they had received. The copies have the ids, keys and headers of the originals, so
-    whoever has processed a message and keeps an inbox takes its copy for a duplicate: nothing is applied twice. To have
-    them applied again, the receiver's inbox has to forget them. A FIFO queue or topic drops by itself what it had been
-    sent within five minutes.
+    a receiver with an inbox takes them for duplicates of what it has processed: nothing is applied twice. To have them
+    applied again, the receiver's inbox has to forget them. A FIFO queue or topic drops by itself what it had been sent
+    within five minutes.
 
     Of what was sent to one destination under one id, only the first is taken: not the copies that an earlier replay has
     left.

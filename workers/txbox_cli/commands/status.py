@@ -47,7 +47,7 @@ def status(
 
     Of bulk loads: which of them wait for a lock, and who holds it.
 
-    And whoever has kept Postgres from cleaning up its tables for more than a minute.
+    And what has kept Postgres from cleaning up its tables for more than a minute.
     """
     if queue_url is not None:
         require_queue_url(queue_url)

@@ -131,7 +131,7 @@ def test_hand_back_takes_ten_at_a_time_and_tries_entries_again(source: SqsSource
 
 def test_extend_reports_who_was_refused_and_why(source: SqsSource, broker: ScriptedSqs) -> None:
     broker.answer = refusing("MessageNotInflight", "r-1", sender_fault=True)
-    assert source.extend(deliveries(3), 30) == {"r-1": "MessageNotInflight: sorry"}
+    assert source.extend_visibility(deliveries(3), 30) == {"r-1": "MessageNotInflight: sorry"}
     assert timeouts(broker) == [30, 30, 30]
 
 
@@ -139,7 +139,7 @@ def test_extend_says_so_when_the_broker_says_nothing(source: SqsSource, broker: 
     broker.answer = lambda action, request: {}
     # Raised, not refused: whoever was refused is not extended again.
     with pytest.raises(BrokerError, match=r"1 of 1 extensions were not confirmed: NoAnswer:"):
-        source.extend(deliveries(1), 30)
+        source.extend_visibility(deliveries(1), 30)
 
 
 def test_extensions_of_a_call_that_failed_after_another_had_been_confirmed_are_not_refused(
@@ -147,7 +147,7 @@ def test_extensions_of_a_call_that_failed_after_another_had_been_confirmed_are_n
 ) -> None:
     broker.answer = refusing_the_second_call(broker)
     with pytest.raises(BrokerError, match="2 of 12 extensions were not confirmed"):
-        source.extend(deliveries(12), 30)
+        source.extend_visibility(deliveries(12), 30)
 
 
 def test_an_ack_of_which_a_part_stands_says_which(source: SqsSource, broker: ScriptedSqs) -> None:
@@ -157,4 +157,4 @@ def test_an_ack_of_which_a_part_stands_says_which(source: SqsSource, broker: Scr
 
 def test_an_entry_that_is_extended_in_the_end_was_not_refused(source: SqsSource, broker: ScriptedSqs) -> None:
     broker.answer = refusing("InternalError", "r-0", sender_fault=False, times=ENTRY_RUNS - 1)
-    assert source.extend(deliveries(1), 30) == {}
+    assert source.extend_visibility(deliveries(1), 30) == {}

@@ -90,13 +90,13 @@ def test_extensions_end_at_the_twelve_hours_that_sqs_allows(
 ) -> None:
     received = receive_one(source, broker)
     clock.now += MAX_VISIBILITY_SECONDS - 60
-    assert source.extend(received, 30) == {}
+    assert source.extend_visibility(received, 30) == {}
     clock.now += 40.5
-    assert source.extend(received, 30) == {}
+    assert source.extend_visibility(received, 30) == {}
     # 19.5 seconds are left, and a second too much would be refused as a whole.
     assert timeouts(broker) == [30, 19]
     clock.now += 19
-    assert source.extend(received, 30) == {"r-0": "SQS's limit of 12 hours is reached"}
+    assert source.extend_visibility(received, 30) == {"r-0": "SQS's limit of 12 hours is reached"}
     assert len(timeouts(broker)) == 2, "SQS is not asked for what it cannot grant"
 
 
@@ -106,7 +106,7 @@ def test_one_at_its_limit_does_not_keep_others_from_being_extended(
     old = receive_one(source, broker, "old")
     clock.now += MAX_VISIBILITY_SECONDS
     young = receive_one(source, broker, "young")
-    assert source.extend([*old, *young], 30) == {"old": "SQS's limit of 12 hours is reached"}
+    assert source.extend_visibility([*old, *young], 30) == {"old": "SQS's limit of 12 hours is reached"}
     assert receipts(broker.requests("ChangeMessageVisibilityBatch")[0]) == ["young"]
 
 
