@@ -68,7 +68,7 @@ def by_ledger(run: Run, key: str, count: int) -> Sample:
     @contextmanager
     def client(_number: int) -> Iterator[Callable[[], int]]:
         engine = create_engine(run.url, pool_size=1)
-        ledger = PostgresLedger(engine, SUBSCRIBER, schema=SCHEMA)
+        ledger = PostgresLedger(SUBSCRIBER, engine=engine, schema=SCHEMA)
         work: Callable[[str], object] = partial(_acquire_and_complete, ledger)
         if key.startswith("idempotent"):
             work = idempotent(lambda _: None, ledger=ledger, identify=lambda message_id: message_id)

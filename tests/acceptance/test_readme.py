@@ -174,7 +174,7 @@ def test_the_rights_that_are_granted_are_enough_for_leases_and_watermarks(schema
         make_url(schema_url).update_query_dict({"options": f"-csearch_path={schema} -crole={role}"})
     )
     try:
-        ledger = PostgresLedger(limited, "mailing")
+        ledger = PostgresLedger("mailing", engine=limited)
         ledger.check()
         ledger.release(acquired(ledger, "m"))
         lease = acquired(ledger, "m")

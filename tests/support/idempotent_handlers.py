@@ -82,7 +82,7 @@ def kinds(ledger: PostgresLedger, ran: list[Any]) -> dict[str, Callable[..., Any
     }
 
 
-KINDS = list(kinds(PostgresLedger(create_engine("postgresql+psycopg://"), "nobody"), []))
+KINDS = list(kinds(PostgresLedger("nobody", engine=create_engine("postgresql+psycopg://")), []))
 
 
 def result_of(answer: Any) -> Any:

@@ -107,7 +107,7 @@ def main() -> None:
 
     if with_ledger:
         function = sqs_handler(
-            ledger=PostgresLedger(engine, "billing"), dead_letters=DeadLetters(engine), handler=mail, **settings
+            ledger=PostgresLedger("billing", engine=engine), dead_letters=DeadLetters(engine), handler=mail, **settings
         )
     else:
         function = sqs_handler(inbox=Inbox("billing", wait_seconds=0.2), engine=engine, handler=handle, **settings)

@@ -92,9 +92,9 @@ class NotedLedger:
         self.check, self.renew, self.release = ledger.check, ledger.renew, ledger.release
 
     def acquire(
-        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+        self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
     ) -> Acquisition:
-        return self._ledger.acquire(message_id, seconds=seconds, fingerprint=fingerprint)
+        return self._ledger.acquire(message_id, lease_seconds=lease_seconds, fingerprint=fingerprint)
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
         at("before complete", lease, self._settings)
@@ -112,7 +112,7 @@ def at(moment: str, lease: Lease, settings: dict[str, Any]) -> None:
 def make_ledger(settings: dict[str, Any]) -> Ledger:
     """Make the ledger of the store that the settings name."""
     if settings["store"] == "postgres":
-        return PostgresLedger(create_engine(settings["url"], pool_size=2), "mailing")
+        return PostgresLedger("mailing", engine=create_engine(settings["url"], pool_size=2))
     from txbox_aws.dynamodb import DynamoDBLedger
 
     return DynamoDBLedger("mailing", table=settings["table"])
@@ -125,7 +125,7 @@ def work(settings: dict[str, Any]) -> None:
     @idempotent(
         ledger=NotedLedger(make_ledger(settings), settings),
         identify=lambda message_id: message_id,
-        lease=settings["lease"],
+        lease_seconds=settings["lease"],
     )
     def handle(message_id: str, lease: Lease) -> str:
         at("before effect", lease, settings)
@@ -154,7 +154,7 @@ def work(settings: dict[str, Any]) -> None:
 def come_late(settings: dict[str, Any]) -> None:
     """Acquire a message, be stopped, and then try to go on as if nothing had happened."""
     ledger, message_id, path = make_ledger(settings), settings["messages"][0], settings["path"]
-    lease = ledger.acquire(message_id, seconds=settings["lease"]).lease
+    lease = ledger.acquire(message_id, lease_seconds=settings["lease"]).lease
     assert lease is not None
     note(path, READY, message_id, lease)
     os.kill(os.getpid(), signal.SIGSTOP)

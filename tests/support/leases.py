@@ -38,7 +38,7 @@ def postgres_store(engine: Engine, schema_url: str) -> Store:
 
     return Store(
         "postgres",
-        lambda subscriber="mailing": PostgresLedger(engine, subscriber),
+        lambda subscriber="mailing": PostgresLedger(subscriber, engine=engine),
         expire,
         {"store": "postgres", "url": schema_url},
     )

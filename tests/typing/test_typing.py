@@ -47,9 +47,9 @@ def by_worker(engine: Engine) -> None:
 
 
 def by_lease(engine: Engine, message: Message) -> None:
-    ledger: Ledger = PostgresLedger(engine, "mailing", schema=None)
+    ledger: Ledger = PostgresLedger("mailing", engine=engine, schema=None)
 
-    @idempotent(ledger=ledger, lease=60, wait=5.0, fingerprint=True)
+    @idempotent(ledger=ledger, lease_seconds=60, wait_seconds=5.0, fingerprint=True)
     def send_mail(message: Message, greeting: str = "hello") -> str:
         return greeting + message.text
 
@@ -62,7 +62,7 @@ def by_lease(engine: Engine, message: Message) -> None:
 
     sent: str = send_mail(message, greeting="hi")
     again: str = idempotent(send_mail, ledger=ledger)(message)
-    acquisition: Acquisition = ledger.acquire(message.id, seconds=5)
+    acquisition: Acquisition = ledger.acquire(message.id, lease_seconds=5)
     if acquisition.lease is not None:
         acquisition.lease.ensure()
         ledger.complete(acquisition.lease, (sent + again).encode())
@@ -120,7 +120,7 @@ def wrong_leases(engine: Engine, ledger: Ledger, message: Message) -> None:
     count: int = send(message)  # assignment
     idempotent(send)  # call-overload
     idempotent(send, ledger=engine)  # call-overload
-    idempotent(send, ledger=ledger, lease="30")  # call-overload
+    idempotent(send, ledger=ledger, lease_seconds="30")  # call-overload
     ledger.acquire(message)  # arg-type
     ledger.complete(ledger.acquire("m-1").lease)  # arg-type
 """

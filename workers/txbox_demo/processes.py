@@ -173,7 +173,7 @@ def run_notification(task: Task) -> None:
         task.may_die(MAILED)
 
     engine = task.engine()
-    ledger, letters = PostgresLedger(engine, "notification"), DeadLetters(engine)
+    ledger, letters = PostgresLedger("notification", engine=engine), DeadLetters(engine)
     _work(task, task.queue_urls[1], ledger=ledger, dead_letters=letters, handler=handler, lease_seconds=LEASE_SECONDS)
 
 

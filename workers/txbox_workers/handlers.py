@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from txbox import InvalidConfiguration, Message
 from txbox.leases import Lease
-from txbox.leases.runner import takes_lease
+from txbox.leases.handlers import has_lease_parameter
 
 __all__ = ["BatchHandler", "Handler", "HandlerWithLease", "LedgerHandlerWithLease", "SessionFactory", "refuse_unfit"]
 
@@ -66,7 +66,7 @@ def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
         return  # some functions of C do not say
-    lease = {"lease": None} if ledger and takes_lease(handler) else {}
+    lease = {"lease": None} if ledger and has_lease_parameter(handler) else {}
     try:
         signature.bind(*wanted.split(", "), **lease)
     except TypeError as error:

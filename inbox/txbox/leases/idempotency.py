@@ -1,15 +1,15 @@
-"""Idempotent: a handler runs once for each message, though no transaction covers what it does.
+"""The decorator ``idempotent``: a handler runs once for each message, though no transaction covers what it does.
 
 ::
 
-    ledger = PostgresLedger(engine, "mailing")
+    ledger = PostgresLedger("mailing", engine=engine)
 
     @idempotent(ledger=ledger)
     def send_mail(message): ...
 
-When does the handler run again? When it has raised; and when its process was killed, or lost its store, before the
-message was completed: the next owner has the lease once it has run out, and nobody knows how far the first one came.
-``Lease.unknown_attempts`` says so. A handler that names a parameter ``lease`` is given its lease.
+The handler runs again when it has raised; and when its process was killed, or lost its store, before the message was
+completed: the next owner has the lease once it has run out, and ``Lease.unknown_attempts`` counts the attempts that may
+have had their effect. A handler with a parameter ``lease`` is given its lease.
 
 (IETF draft-ietf-httpapi-idempotency-key-header, "The Idempotency-Key HTTP Header Field", describes the same for
 requests: first, retried, concurrent, and another payload under the same key.)
@@ -22,9 +22,10 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
 from txbox.errors import InvalidConfiguration
+from txbox.leases.handlers import has_lease_parameter
 from txbox.leases.lease import LEASE_SECONDS, Lease
 from txbox.leases.ledger import Ledger
-from txbox.leases.runner import Leased, takes_lease
+from txbox.leases.runner import LeaseRunner
 from txbox.message import Message
 from txbox.message import fingerprint as sha256
 
@@ -41,8 +42,8 @@ def idempotent(
     *,
     ledger: Ledger,
     identify: Callable[..., str] | None = None,
-    lease: float = LEASE_SECONDS,
-    wait: float = 0.0,
+    lease_seconds: float = LEASE_SECONDS,
+    wait_seconds: float = 0.0,
     fingerprint: bool | Callable[..., bytes | str] = False,
     keep_result: bool = True,
     encode: Callable[[Any], bytes | str] | None = None,
@@ -55,8 +56,8 @@ def idempotent(
     *,
     ledger: Ledger,
     identify: Callable[..., str] | None = None,
-    lease: float = LEASE_SECONDS,
-    wait: float = 0.0,
+    lease_seconds: float = LEASE_SECONDS,
+    wait_seconds: float = 0.0,
     fingerprint: bool | Callable[..., bytes | str] = False,
     keep_result: bool = True,
     encode: Callable[[Any], bytes | str] | None = None,
@@ -70,8 +71,8 @@ def idempotent(
     *,
     ledger: Ledger,
     identify: Callable[..., str] | None = None,
-    lease: float = LEASE_SECONDS,
-    wait: float = 0.0,
+    lease_seconds: float = LEASE_SECONDS,
+    wait_seconds: float = 0.0,
     fingerprint: bool | Callable[..., bytes | str] = False,
     keep_result: bool = True,
     encode: Callable[[Any], bytes | str] | None = None,
@@ -84,13 +85,13 @@ def idempotent(
 
     Args:
         handler: what is to run once. If it names a parameter ``lease``, it is given its lease: the fencing number, how
-            long it lasts, and whether an attempt before this one ended in a way that nobody knows.
+            long it lasts, and how many attempts before this one may have had their effect.
         ledger: where leases live; one for each function, as it knows a message's id and not who was called with it.
         identify: is given the handler's arguments, and returns the message's id; None: that of the ``Message`` among
             them.
-        lease: seconds for which the message stays with an owner that has died. Slow handlers need no longer one: it is
+        lease_seconds: how long the message stays with an owner that has died. Slow handlers need no longer one: it is
             renewed while they run.
-        wait: seconds to wait for another owner that works on the message right now.
+        wait_seconds: how long to wait for another owner that works on the message right now.
         fingerprint: True, with a ``Message``, or what returns the payload, given the handler's arguments: has another
             payload under the same id refused.
         keep_result: whether to keep what the handler returns, for repeats; else they get None.
@@ -116,8 +117,8 @@ def idempotent(
             decorated,
             ledger=ledger,
             identify=identify,
-            lease=lease,
-            wait=wait,
+            lease_seconds=lease_seconds,
+            wait_seconds=wait_seconds,
             fingerprint=fingerprint,
             keep_result=keep_result,
             encode=encode,
@@ -129,9 +130,16 @@ def idempotent(
     parts = (handler, type(handler).__call__)
     if any(inspect.isgeneratorfunction(part) or inspect.isasyncgenfunction(part) for part in parts):
         raise InvalidConfiguration("idempotent takes no generators: their work is done after they have returned")
-    leased = Leased(ledger, seconds=lease, wait_seconds=wait, keep_result=keep_result, encode=encode, decode=decode)
+    runner = LeaseRunner(
+        ledger,
+        lease_seconds=lease_seconds,
+        wait_seconds=wait_seconds,
+        keep_result=keep_result,
+        encode=encode,
+        decode=decode,
+    )
     run = handler
-    wants_lease = takes_lease(handler)
+    wants_lease = has_lease_parameter(handler)
 
     def about(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes | None]:
         message_id = _message(args, kwargs).id if identify is None else identify(*args, **kwargs)
@@ -150,7 +158,7 @@ def idempotent(
                 lease.begin_work()
                 return await run(*args, **kwargs, **({"lease": lease} if wants_lease else {}))
 
-            return (await leased.run_async(message_id, work, fingerprint=digest)).result
+            return (await runner.run_async(message_id, work, fingerprint=digest)).result
 
         return _without_lease(once_async, handler) if wants_lease else once_async
 
@@ -162,13 +170,13 @@ def idempotent(
             lease.begin_work()
             return run(*args, **kwargs, **({"lease": lease} if wants_lease else {}))
 
-        return leased.run(message_id, work, fingerprint=digest).result
+        return runner.run(message_id, work, fingerprint=digest).result
 
     return _without_lease(once, handler) if wants_lease else once
 
 
 def _without_lease(decorated: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a decorated handler not name the lease that it is given here, for whoever looks what it takes."""
+    """Hide the parameter ``lease``, which is given here, from the signature of a decorated handler."""
     signature = inspect.signature(handler)
     parameters = [parameter for name, parameter in signature.parameters.items() if name != "lease"]
     decorated.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -183,7 +191,7 @@ def _message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
     found = [value for value in (*args, *kwargs.values()) if isinstance(value, Message)]
     if len(found) != 1:
         raise InvalidConfiguration(
-            f"idempotent has found {len(found)} messages among the handler's arguments, and needs one; "
+            f"idempotent found {len(found)} messages among the handler's arguments, and needs one; "
             "say with identify= what the id is, and with a function as fingerprint= what the payload is"
         )
     return found[0]

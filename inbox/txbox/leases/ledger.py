@@ -1,17 +1,17 @@
-"""What a ledger is, wherever it keeps its leases."""
+"""The port: a ledger of leases, in whichever store."""
 
 from typing import Protocol
 
 from txbox.errors import InvalidConfiguration
-from txbox.leases.lease import LEASE_SECONDS, Acquisition, Ended, Lease
+from txbox.leases.lease import LEASE_SECONDS, Acquisition, AttemptEnd, Lease
 
 __all__ = ["Ledger", "require_ledger"]
 
 
 class Ledger(Protocol):
-    """Where the leases of one subscriber's messages live. Every method may be called by several threads at once.
+    """The leases of one subscriber's messages. Every method may be called by several threads at once.
 
-    Each method is one atomic step of the store, seen by everybody once it has returned. Besides the errors below, each
+    Each method is one atomic step of the store, visible to all once it has returned. Besides the errors below, each
     raises ``LedgerError`` if the store cannot be reached or refuses.
     """
 
@@ -20,7 +20,7 @@ class Ledger(Protocol):
         """The consumer's name; each subscriber processes a message once."""
 
     def check(self) -> None:
-        """See that the store answers, and has what it needs.
+        """Check that the store answers, and has what it needs.
 
         Raises:
             SchemaMissing: its table in Postgres does not exist, or is of an older version. In DynamoDB, that is a
@@ -28,13 +28,13 @@ class Ledger(Protocol):
         """
 
     def acquire(
-        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+        self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
     ) -> Acquisition:
         """Ask for the lease of a message.
 
         Args:
             message_id: the message.
-            seconds: how long the lease lasts, unless it is renewed.
+            lease_seconds: how long the lease lasts, unless it is renewed.
             fingerprint: the SHA-256 of its payload, to have another payload under the same id refused; the first one
                 that is given stays.
 
@@ -47,42 +47,41 @@ class Ledger(Protocol):
             InvalidConfiguration: a lease cannot be that long.
         """
 
-    def renew(self, lease: Lease, *, seconds: float | None = None) -> None:
-        """Have a lease last as long as it did at first, or so many seconds, from now on.
+    def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
+        """Extend a lease from now on, by its own length or by so many seconds.
 
         Raises:
-            LeaseLost: somebody else has taken it over.
+            LeaseLost: another owner has taken it over.
         """
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
-        """Say that the work is done, for good. The same lease may say so again, with nothing changed.
+        """Record that the work is done, for good. A second call with the same lease changes nothing.
 
         Args:
             lease: of what.
             result: what repeats of the message get.
 
         Raises:
-            LeaseLost: somebody else has taken it over.
+            LeaseLost: another owner has taken it over.
             ResultNotStored: the result cannot be kept; the message is completed without it.
         """
 
-    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
-        """Say that the attempt has ended and completed nothing: the message is free at once.
+    def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> None:
+        """Record that the attempt has ended and completed nothing: the message is free at once.
 
         Args:
             lease: of what.
-            ended: how: it has failed, it may have had its effect all the same (counted or not), or it was not made at
-                all.
-            forget_attempts: have the next attempt be the first again, for a message that is parked; those whose end
-                nobody knows are not forgotten.
+            ended: how.
+            forget_attempts: make the next attempt the first again, for a message that is parked; attempts that may have
+                had their effect are not forgotten.
 
         Raises:
-            LeaseLost: somebody else has taken it over.
+            LeaseLost: another owner has taken it over.
         """
 
 
 def require_ledger(ledger: object, of: str) -> None:
-    """See that something is a ledger.
+    """Check that something is a ledger.
 
     Args:
         ledger: what was given.
@@ -94,4 +93,4 @@ def require_ledger(ledger: object, of: str) -> None:
     missing = [name for name in ("acquire", "renew", "complete", "release") if not hasattr(ledger, name)]
     if missing or isinstance(ledger, type):
         what = ledger.__name__ if isinstance(ledger, type) else f"an object of {type(ledger).__name__}"
-        raise InvalidConfiguration(f'{of} must be a ledger, such as PostgresLedger(engine, "mailing"), not {what}')
+        raise InvalidConfiguration(f'{of} must be a ledger, such as PostgresLedger("mailing", engine=…), not {what}')

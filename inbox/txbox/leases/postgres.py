@@ -25,12 +25,12 @@ from txbox.errors import InvalidConfiguration, LedgerError
 from txbox.leases.lease import (
     LEASE_SECONDS,
     Acquisition,
-    Ended,
+    AttemptEnd,
     Lease,
+    LeaseRecord,
     LeaseState,
-    Record,
+    acquisition_from,
     elapsed,
-    judged,
     owner,
     valid_lease_seconds,
 )
@@ -61,12 +61,12 @@ T = TypeVar("T")
 class PostgresLedger:
     """The leases of one subscriber's messages, in the table ``message_lease``. Implements ``Ledger``."""
 
-    def __init__(self, engine: Engine, subscriber_id: str, *, schema: str | None = None, prefix: str = "") -> None:
+    def __init__(self, subscriber_id: str, *, engine: Engine, schema: str | None = None, prefix: str = "") -> None:
         """Name the subscriber and the place of the table; nothing is connected.
 
         Args:
-            engine: the database; each step takes one of its connections for one round trip.
             subscriber_id: the consumer's name; each subscriber processes a message once.
+            engine: the database; each step takes one of its connections for one round trip.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
 
@@ -110,17 +110,18 @@ class PostgresLedger:
         self._with_or_without_timeline(ask)
 
     def acquire(
-        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+        self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
     ) -> Acquisition:
         """Ask for the lease of a message; see ``Ledger``. One round trip."""
-        parameters = self._asking(valid_message_id(message_id), valid_lease_seconds(seconds, "the lease"), fingerprint)
+        lease_seconds = valid_lease_seconds(lease_seconds)
+        parameters = self._asking(valid_message_id(message_id), lease_seconds, fingerprint)
         for run in range(1, STATEMENT_RUNS + 1):
             asked_at = elapsed()
             parameters["latest"] = self._clock.latest(asked_at)
-            with bounded(seconds * SILENT_PART):
+            with bounded(lease_seconds * SILENT_PART):
                 _, row = self._with_or_without_timeline(lambda: self._run(self._statements.acquire, parameters))
             if row is not None:
-                self._observe(row[3], asked_at, seconds)
+                self._observe(row[3], asked_at, lease_seconds)
             if row is not None and row[1] is not None:
                 fence, attempts, unknown = row[:3]
                 lease = Lease(
@@ -129,44 +130,46 @@ class PostgresLedger:
                     fence=fence,
                     attempt=attempts,
                     unknown_attempts=unknown,
-                    seconds=seconds,
+                    lease_seconds=lease_seconds,
                     asked_at=asked_at,
                 )
                 return Acquisition(LeaseState.ACQUIRED, lease)
-            if row is not None and (acquisition := judged(_record(row), self._subscriber_id, message_id, fingerprint)):
+            if row is not None and (
+                acquisition := acquisition_from(_record(row), self._subscriber_id, message_id, fingerprint)
+            ):
                 length = row[6]
-                if length is not None and acquisition.seconds > length + TOLERANCE_SECONDS:
-                    return self._shortened(message_id, row[0], length, acquisition.seconds)
+                if length is not None and acquisition.seconds_left > length + TOLERANCE_SECONDS:
+                    return self._shortened(message_id, row[0], length, acquisition.seconds_left)
                 return acquisition
             # The snapshot was older than what the statement ran into; seldom, and hardly ever twice.
             time.sleep(STATEMENT_BACKOFF.seconds(run))
         return Acquisition(LeaseState.IN_FLIGHT)
 
-    def renew(self, lease: Lease, *, seconds: float | None = None) -> None:
+    def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
         """Have a lease last from now on; see ``Ledger``. One round trip."""
-        seconds = valid_lease_seconds(lease.seconds if seconds is None else seconds, "the lease")
+        lease_seconds = valid_lease_seconds(lease.lease_seconds if lease_seconds is None else lease_seconds)
         asked_at = elapsed()
-        row = self._settle(self._statements.renew, lease, seconds=seconds)
-        self._observe(row[0], asked_at, seconds)
-        lease.renewed(seconds, asked_at)
+        row = self._settle(self._statements.renew, lease, seconds=lease_seconds)
+        self._observe(row[0], asked_at, lease_seconds)
+        lease.mark_renewed(lease_seconds, asked_at)
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
         """Say that the work is done, for good; see ``Ledger``. One round trip."""
         self._settle(self._statements.complete, lease, result=result)
-        lease.given_up()
+        lease.mark_ended()
 
-    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
+    def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> None:
         """Say that the attempt has completed nothing; see ``Ledger``. One round trip."""
         self._settle(
             self._statements.release,
             lease,
-            attempts=-int(ended in (Ended.NOT_MADE, Ended.NOT_COUNTED)),
-            failures=int(ended is Ended.FAILED),
-            uncounted=int(ended is Ended.NOT_COUNTED),
+            attempts=-int(ended in (AttemptEnd.NOT_MADE, AttemptEnd.NOT_COUNTED)),
+            failures=int(ended is AttemptEnd.FAILED),
+            uncounted=int(ended is AttemptEnd.NOT_COUNTED),
             forget=forget_attempts,
-            unknown_now=lease.unknown_attempts + (ended in (Ended.UNKNOWN, Ended.NOT_COUNTED)),
+            unknown_now=lease.unknown_attempts + (ended in (AttemptEnd.UNKNOWN, AttemptEnd.NOT_COUNTED)),
         )
-        lease.given_up()
+        lease.mark_ended()
 
     def _with_or_without_timeline(self, ask: Callable[[], T]) -> T:
         """Ask for a lease; on a server that does not tell its timeline, ask again, and always then, without it."""
@@ -192,10 +195,10 @@ class PostgresLedger:
         return True
 
     def _settle(self, statement: str, lease: Lease, **parameters: object) -> Any:
-        with bounded(lease.seconds * SILENT_PART):
+        with bounded(lease.lease_seconds * SILENT_PART):
             updated, row = self._run(statement, {**self._key(lease.message_id), "fence": lease.fence, **parameters})
         if not updated:
-            raise lease.was_lost()
+            raise lease.mark_lost()
         return row
 
     def _observe(self, microseconds: int, asked_at: float, seconds: float) -> None:
@@ -229,7 +232,7 @@ class PostgresLedger:
             length,
         )
         self._run(self._statements.shorten, {**self._key(message_id), "fence": fence})
-        return Acquisition(LeaseState.IN_FLIGHT, seconds=length)
+        return Acquisition(LeaseState.IN_FLIGHT, seconds_left=length)
 
     def _asking(self, message_id: str, seconds: float, fingerprint: bytes | None) -> dict[str, Any]:
         asked = {"owner": owner(), "fingerprint": fingerprint, "seconds": seconds, "latest": None}
@@ -278,9 +281,9 @@ class PostgresLedger:
             raise LedgerError(f"the ledger's database failed: {_said(error)}", permanent=permanent) from (orig or error)
 
 
-def _record(row: Any) -> Record:
+def _record(row: Any) -> LeaseRecord:
     _, _, _, _, completed, seconds_left, _, result, fingerprint = row
-    return Record(
+    return LeaseRecord(
         completed=completed,
         seconds_left=seconds_left,
         result=None if result is None else bytes(result),
@@ -295,7 +298,7 @@ def _said(error: SQLAlchemyError) -> str:
     return f"{said}; {PREPARED_REMEDY}" if is_foreign_statement(error) else said
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.leases")
 
 _PERMANENT = ("0A", "22", "23", "28", "3D", "3F", "42")
 """Classes of errors that do not pass: no such column, no permission, no such database. A full disk, a lock that is held

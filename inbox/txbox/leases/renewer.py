@@ -1,4 +1,4 @@
-"""The keeper: renews leases while their handlers run."""
+"""The renewer extends leases while their handlers run."""
 
 import logging
 import math
@@ -14,7 +14,7 @@ from txbox.leases.lease import Lease, elapsed
 from txbox.leases.ledger import Ledger
 from txbox.threads import go_on, log_failure, text_of
 
-__all__ = ["LeaseKeeper"]
+__all__ = ["LeaseRenewer"]
 
 RENEWED_AFTER = 1 / 3
 """Of a lease's length. A ledger gives up a silent store in a third of it at most, so others may be tried then."""
@@ -26,12 +26,12 @@ IDLE_SECONDS = 10.0
 """How long the thread waits for another lease before it ends."""
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """Renews leases of one ledger.
 
-    All keepers of a process share one thread that knows when a lease is due, and each renewal has a thread for itself:
-    one that hangs keeps no other lease from being renewed. Threads also where handlers are coroutines: one that blocks
-    the event loop keeps its lease all the same.
+    All renewers of a process share one thread that starts renewals when they are due, and each renewal has a thread of
+    its own: one that hangs delays no other. Threads also where handlers are coroutines: a handler that blocks the event
+    loop keeps its lease all the same.
     """
 
     def __init__(self, ledger: Ledger, on_failure: Callable[[Lease, Exception], None] | None = None) -> None:
@@ -39,81 +39,82 @@ class LeaseKeeper:
 
         Args:
             ledger: whose leases.
-            on_failure: is told of a lease that could not be renewed; the log is told in any case.
+            on_failure: called with a lease that could not be renewed, and the error, after both are logged.
         """
         self._ledger = ledger
         self._on_failure = on_failure
 
     @contextmanager
-    def keep(self, lease: Lease, *, until: float | None = None) -> Iterator[None]:
+    def renewing(self, lease: Lease, *, until: float | None = None) -> Iterator[None]:
         """While the block runs, renew a lease.
 
         Args:
             lease: which.
-            until: a reading of ``elapsed`` after which no renewal may make it last, as whoever works on it ends then.
+            until: a reading of ``elapsed`` after which no renewal may make it last, as this process ends then.
         """
-        kept = _Kept(self, lease, _first_due(lease), until)
+        renewal = _Renewal(self, lease, _first_due(lease), until)
         try:
-            _rounds.add(kept)  # a thread may not be had for it, and then it is not kept
+            _schedule.add(renewal)  # if no thread can be started for it, the lease is not renewed
             yield
         finally:
-            _rounds.discard(kept)
+            _schedule.discard(renewal)
 
-    def renew(self, kept: "_Kept") -> float | None:
+    def renew(self, renewal: "_Renewal") -> float | None:
         """Renew one lease; return when it is due again, None if it is not."""
-        lease, asked_at = kept.lease, elapsed()
-        seconds = lease.seconds if kept.until is None else min(lease.seconds, kept.until - asked_at)
-        if seconds <= lease.seconds_left:
+        lease, asked_at = renewal.lease, elapsed()
+        length = lease.lease_seconds
+        lease_seconds = length if renewal.until is None else min(length, renewal.until - asked_at)
+        if lease_seconds <= lease.seconds_left:
             return None  # it lasts as long as it may
         try:
-            self._ledger.renew(lease, seconds=seconds)
+            self._ledger.renew(lease, lease_seconds=lease_seconds)
         except LeaseLost as error:
-            self._failed(kept, error)
+            self._report(renewal, error)
             return None
-        except Exception as error:  # noqa: BLE001 - a keeper that ends silently loses every lease it keeps
-            self._failed(kept, error)
-            return elapsed() + min(RETRY_SECONDS, lease.seconds / 10)
-        return asked_at + lease.seconds * RENEWED_AFTER
+        except Exception as error:  # noqa: BLE001 - an error that ended the thread would lose every lease it renews
+            self._report(renewal, error)
+            return elapsed() + min(RETRY_SECONDS, lease.lease_seconds / 10)
+        return asked_at + lease.lease_seconds * RENEWED_AFTER
 
-    def _failed(self, kept: "_Kept", error: Exception) -> None:
-        if kept not in _rounds:
-            return  # it has ended meanwhile, and that is no news
-        _log.warning("%r could not be renewed: %s", kept.lease, text_of(error))
+    def _report(self, renewal: "_Renewal", error: Exception) -> None:
+        if renewal not in _schedule:
+            return  # the block has ended meanwhile
+        _log.warning("%r could not be renewed: %s", renewal.lease, text_of(error))
         if self._on_failure is not None:
             try:
-                self._on_failure(kept.lease, error)
+                self._on_failure(renewal.lease, error)
             except BaseException:  # noqa: BLE001 - it is the host's code
-                log_failure("whoever is told of renewals that failed has failed himself")
+                log_failure("the callback for renewals that failed has raised an error")
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
-    keeper: LeaseKeeper
+class _Renewal:
+    renewer: LeaseRenewer
     lease: Lease
     due: float
     until: float | None
 
 
-class _Rounds:
-    """The thread that knows what is due; there is one in a process, and only while there are leases to keep."""
+class _Schedule:
+    """The thread that starts due renewals; there is one in a process, and only while there are leases to renew."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._kept: set[_Kept] = set()
+        self._renewals: set[_Renewal] = set()
         self._thread: threading.Thread | None = None
 
-    def __contains__(self, kept: _Kept) -> bool:
+    def __contains__(self, renewal: _Renewal) -> bool:
         with self._changed:
-            return kept in self._kept
+            return renewal in self._renewals
 
-    def add(self, kept: _Kept) -> None:
+    def add(self, renewal: _Renewal) -> None:
         with self._changed:
-            self._kept.add(kept)
+            self._renewals.add(renewal)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=go_on,
                     args=(self._run,),
-                    kwargs={"name": "the keeper of leases", "wait": time.sleep},
+                    kwargs={"name": "the renewer of leases", "wait": time.sleep},
                     name="txbox-leases",
                     daemon=True,
                 )
@@ -121,57 +122,57 @@ class _Rounds:
             else:
                 self._changed.notify()
 
-    def discard(self, kept: _Kept) -> None:
+    def discard(self, renewal: _Renewal) -> None:
         with self._changed:
-            self._kept.discard(kept)
+            self._renewals.discard(renewal)
 
     def _run(self) -> None:
         while (due := self._wait_for_due()) is not None:
-            for number, kept in enumerate(due):
+            for number, renewal in enumerate(due):
                 try:
-                    threading.Thread(target=self._renew, args=(kept,), name="txbox-lease", daemon=True).start()
+                    threading.Thread(target=self._renew, args=(renewal,), name="txbox-lease", daemon=True).start()
                 except BaseException:
-                    with self._changed:  # no thread is to be had for now: those that have none are due again
+                    with self._changed:  # no thread can be started for now: the renewals without one are due again
                         for left in due[number:]:
                             left.due = elapsed()
                     raise
 
-    def _wait_for_due(self) -> list[_Kept] | None:
+    def _wait_for_due(self) -> list[_Renewal] | None:
         with self._changed:
             idle_at = elapsed() + IDLE_SECONDS
             while True:
                 now = elapsed()
-                if due := [kept for kept in self._kept if kept.due <= now]:
-                    for kept in due:
-                        kept.due = math.inf  # until its renewal has ended
+                if due := [renewal for renewal in self._renewals if renewal.due <= now]:
+                    for renewal in due:
+                        renewal.due = math.inf  # until it has ended
                     return due
-                if not self._kept and now >= idle_at:
+                if not self._renewals and now >= idle_at:
                     self._thread = None
                     return None
-                wakes_at = min((kept.due for kept in self._kept), default=idle_at)
+                wakes_at = min((renewal.due for renewal in self._renewals), default=idle_at)
                 self._changed.wait(min(wakes_at - now, threading.TIMEOUT_MAX))
 
-    def _renew(self, kept: _Kept) -> None:
+    def _renew(self, renewal: _Renewal) -> None:
         try:
-            due = kept.keeper.renew(kept)
+            due = renewal.renewer.renew(renewal)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the lease is not over yet
-            _log.error("%r could not be renewed, and is tried again: %s", kept.lease, text_of(error))
+            _log.error("%r could not be renewed, and is tried again: %s", renewal.lease, text_of(error))
             due = elapsed() + RETRY_SECONDS
         with self._changed:
             if due is None:
-                self._kept.discard(kept)
+                self._renewals.discard(renewal)
             else:
-                kept.due = due
+                renewal.due = due
                 self._changed.notify()
 
 
 def _first_due(lease: Lease) -> float:
-    """When a lease is to be renewed first: reckoned from when it was asked for, as its end is."""
-    return elapsed() + max(lease.seconds_left - lease.seconds * (1 - RENEWED_AFTER), 0.0)
+    """When a lease is to be renewed first, reckoned from when it was asked for, as its end is."""
+    return elapsed() + max(lease.seconds_left - lease.lease_seconds * (1 - RENEWED_AFTER), 0.0)
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.leases")
 
-_rounds = _Rounds()
+_schedule = _Schedule()
 if hasattr(os, "register_at_fork"):  # a fork takes no thread along; the leases are its parent's, and a lock may be held
-    os.register_at_fork(after_in_child=_rounds.__init__)  # type: ignore[misc]
+    os.register_at_fork(after_in_child=_schedule.__init__)  # type: ignore[misc]

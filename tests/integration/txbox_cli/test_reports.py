@@ -87,9 +87,9 @@ def test_status_names_conflicts_and_where_they_were(txbox: Txbox, engine: Engine
 
 
 def test_status_shows_leases_where_there_are_some(txbox: Txbox, engine: Engine) -> None:
-    ledger = PostgresLedger(engine, "mailing")
+    ledger = PostgresLedger("mailing", engine=engine)
     ledger.complete(acquired(ledger, "a"))
-    acquired(ledger, "b", seconds=600)
+    acquired(ledger, "b", lease_seconds=600)
     lines = [line.split() for line in txbox("status").out.splitlines()]
     assert lines[:2] == [
         ["inbox:", "0", "rows"],
@@ -106,7 +106,7 @@ def test_status_shows_the_leases_of_a_table_in_dynamodb(txbox: Txbox, aws: objec
     table = store.arguments["table"]
     ledger = store.ledger()
     ledger.complete(acquired(ledger, "a"))
-    acquired(ledger, "b", seconds=600)
+    acquired(ledger, "b", lease_seconds=600)
     assert "DynamoDB" not in txbox("status").out
     lines = [line.split() for line in txbox("status", "--lease-table", table).out.splitlines()]
     assert lines == [

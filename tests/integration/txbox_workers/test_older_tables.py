@@ -42,14 +42,16 @@ def nothing(*_: object) -> None:
 
 STARTS: dict[str, tuple[str, Callable[[Engine], object]]] = {
     "worker": ("processed_message", lambda engine: make(MemorySource(), engine, nothing).start()),
-    "ledger": ("message_lease", lambda engine: PostgresLedger(engine, "mailing").check()),
+    "ledger": ("message_lease", lambda engine: PostgresLedger("mailing", engine=engine).check()),
     "worker with a ledger": (
         "message_lease",
-        lambda engine: make_with_ledger(MemorySource(), PostgresLedger(engine, "mailing"), nothing, engine).start(),
+        lambda engine: make_with_ledger(
+            MemorySource(), PostgresLedger("mailing", engine=engine), nothing, engine
+        ).start(),
     ),
     "worker with both": (
         "message_lease",
-        lambda engine: beside(engine, PostgresLedger(engine, "mailing"), nothing).start(),
+        lambda engine: beside(engine, PostgresLedger("mailing", engine=engine), nothing).start(),
     ),
     "relay": ("outbox_relay", lambda engine: Relay(engine, {"own": RecordingPublisher()}).start()),
     "bulk load": ("processed_message", lambda engine: LoadLedger(engine).check()),

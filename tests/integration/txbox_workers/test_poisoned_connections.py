@@ -89,7 +89,7 @@ def test_what_a_handler_is_refused_is_its_own_failure(engine: Engine) -> None:
 
 
 def test_a_ledger_goes_on(pool: Engine, poison: str) -> None:
-    ledger = PostgresLedger(pool, "mailing")
+    ledger = PostgresLedger("mailing", engine=pool)
     poisoned(pool, poison)
     lease = ledger.acquire("m1").lease
     assert lease is not None
@@ -103,7 +103,7 @@ def test_a_ledger_goes_on(pool: Engine, poison: str) -> None:
 def test_a_ledger_without_rights_says_so(pool: Engine, engine: Engine, schema_url: str) -> None:
     nobody = create_engine(f"{schema_url}%20-crole%3Dpg_monitor")
     with pytest.raises(SchemaMissing):  # it may not look into the schema
-        PostgresLedger(nobody, "mailing").acquire("m1")
+        PostgresLedger("mailing", engine=nobody).acquire("m1")
     nobody.dispose()
     pool.dispose()
 
@@ -147,7 +147,7 @@ def test_a_connection_that_was_left_in_another_encoding_is_not_lent_again(pool: 
         assert connection.exec_driver_sql("SELECT count(*) FROM processed_message").scalar_one() == 9
         assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
     poisoned(pool, "SET client_encoding = 'LATIN1'")
-    assert PostgresLedger(pool, "mailing").acquire(cyrillic).lease is not None
+    assert PostgresLedger("mailing", engine=pool).acquire(cyrillic).lease is not None
     pool.dispose()
 
 
@@ -164,9 +164,9 @@ def test_a_database_that_is_not_utf_8_is_refused_at_the_start(latin: str) -> Non
     with pytest.raises(InvalidConfiguration, match=says):
         Relay(engine, {"own": RecordingPublisher()}).start()
     with pytest.raises(InvalidConfiguration, match=says):
-        PostgresLedger(engine, "mailing").check()
+        PostgresLedger("mailing", engine=engine).check()
     with pytest.raises(InvalidConfiguration, match=says):
-        PostgresLedger(engine, "mailing").acquire("m1")
+        PostgresLedger("mailing", engine=engine).acquire("m1")
     euro = "\u20ac"
     own = create_engine(latin)
     with own.connect() as connection:
@@ -200,5 +200,5 @@ def test_a_database_without_an_encoding_is_refused_too(make_database: Callable[.
     with pytest.raises(InvalidConfiguration, match=says):
         make(MemorySource(), engine).start()
     with pytest.raises(InvalidConfiguration, match=says):
-        PostgresLedger(engine, "mailing").acquire("m1")
+        PostgresLedger("mailing", engine=engine).acquire("m1")
     engine.dispose()

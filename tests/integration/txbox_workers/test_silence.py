@@ -21,7 +21,7 @@ from support.tcp_proxy import COMMIT, TcpProxy
 from support.transaction_pooler import transaction_pooler
 from txbox import InvalidConfiguration, Message
 from txbox.leases import LeaseState, PostgresLedger
-from txbox.leases.renewer import LeaseKeeper
+from txbox.leases.renewer import LeaseRenewer
 from txbox.postgres import watchdog
 from txbox.postgres.engines import KEEPALIVES, adopt, open_engine
 from txbox.relay import Relay
@@ -109,7 +109,7 @@ def test_a_relay_goes_on(quiet: Engine, engine: Engine, proxy: TcpProxy) -> None
 
 
 def test_a_ledger_goes_on(quiet: Engine, proxy: TcpProxy) -> None:
-    ledger = PostgresLedger(quiet, "mailing")
+    ledger = PostgresLedger("mailing", engine=quiet)
     lease = ledger.acquire("m1").lease
     assert lease is not None
     proxy.hush()
@@ -121,8 +121,8 @@ def test_a_ledger_goes_on(quiet: Engine, proxy: TcpProxy) -> None:
 @pytest.mark.parametrize("step", ["renew", "complete", "release"])
 def test_one_silent_connection_does_not_lose_a_lease(proxied: Engine, proxy: TcpProxy, step: str) -> None:
     """Others wait for 20 s before they doubt; nobody may take the message over before the ledger has done its step."""
-    ledger = PostgresLedger(proxied, "mailing")
-    lease = ledger.acquire("m1", seconds=SHORT_LEASE).lease
+    ledger = PostgresLedger("mailing", engine=proxied)
+    lease = ledger.acquire("m1", lease_seconds=SHORT_LEASE).lease
     assert lease is not None
     time.sleep(SHORT_LEASE / 3)
     assert proxy.hush() == 1
@@ -135,11 +135,11 @@ def test_one_silent_connection_does_not_lose_a_lease(proxied: Engine, proxy: Tcp
 def test_a_lease_outlasts_connections_that_go_quiet_one_after_the_other(
     proxied: Engine, engine: Engine, proxy: TcpProxy
 ) -> None:
-    ledger, others = PostgresLedger(proxied, "mailing"), PostgresLedger(engine, "mailing")
-    lease = ledger.acquire("m1", seconds=SHORT_LEASE).lease
+    ledger, others = PostgresLedger("mailing", engine=proxied), PostgresLedger("mailing", engine=engine)
+    lease = ledger.acquire("m1", lease_seconds=SHORT_LEASE).lease
     assert lease is not None
     ended = lease.seconds_left + time.monotonic()
-    with LeaseKeeper(ledger).keep(lease):
+    with LeaseRenewer(ledger).keep(lease):
         proxy.swallow_replies()
         threading.Timer(SHORT_LEASE / 2, proxy.accept).start()
         while time.monotonic() < ended + 1:
@@ -149,8 +149,8 @@ def test_a_lease_outlasts_connections_that_go_quiet_one_after_the_other(
 
 
 def test_a_ledger_s_statement_that_takes_long_is_left_alone(proxied: Engine, engine: Engine) -> None:
-    ledger = PostgresLedger(proxied, "mailing")
-    lease = ledger.acquire("m1", seconds=SHORT_LEASE).lease
+    ledger = PostgresLedger("mailing", engine=proxied)
+    lease = ledger.acquire("m1", lease_seconds=SHORT_LEASE).lease
     assert lease is not None
     with engine.connect() as holder, ThreadPoolExecutor() as pool, statements_sent(proxied) as sent:
         holder.exec_driver_sql("SELECT FROM message_lease FOR UPDATE")
@@ -165,7 +165,7 @@ def test_a_ledger_s_statement_that_takes_long_is_left_alone(proxied: Engine, eng
 def test_one_that_goes_quiet_at_sqlalchemys_own_first_look_is_given_up(quiet: Engine, proxy: TcpProxy) -> None:
     proxy.lose_next(b"pg_catalog.version", reaches_server=False, quietly=True)
     begun = time.monotonic()
-    assert PostgresLedger(quiet, "mailing").acquire("m1").lease is not None
+    assert PostgresLedger("mailing", engine=quiet).acquire("m1").lease is not None
     assert time.monotonic() - begun < BOUND
     assert proxy.lost
 
@@ -229,8 +229,8 @@ def test_behind_a_pooler_one_silent_connection_does_not_lose_a_lease(
         engine = open_engine(make_url(url).set(port=proxy.port))
         with engine.begin() as connection:
             tables().metadata.create_all(connection)
-        ledger = PostgresLedger(engine, "mailing")
-        lease = ledger.acquire("m1", seconds=SHORT_LEASE).lease
+        ledger = PostgresLedger("mailing", engine=engine)
+        lease = ledger.acquire("m1", lease_seconds=SHORT_LEASE).lease
         assert lease is not None
         assert proxy.hush()
         begun = time.monotonic()

@@ -174,7 +174,7 @@ class _NotedLedger(PostgresLedger):
     """A ledger that notes what it has completed."""
 
     def __init__(self, engine: Engine, notes: Path) -> None:
-        super().__init__(engine, MAILING)
+        super().__init__(MAILING, engine=engine)
         self._notes = notes
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:

@@ -125,7 +125,7 @@ def test_what_was_left_is_named(chain: Engine) -> None:
         connection.exec_driver_sql(
             "INSERT INTO outbox_message (lane, message_id, destination, headers, body) VALUES (1, 'm-8', 'x', '{}', '')"
         )
-    PostgresLedger(chain, "notification").acquire("m-9", seconds=60)
+    PostgresLedger("notification", engine=chain).acquire("m-9", lease_seconds=60)
     report = check(chain, PURCHASES, MAILS, CHAIN)
     assert wrong(report) == {"left in the outbox": ["m-8"], "not completed": ["m-9"]}
 
@@ -159,12 +159,12 @@ def test_mails_that_are_not_exact_are_named(
     assert wrong(check(chain, PURCHASES, mails, CHAIN)) == expected
 
 
-def acquire(ledger: PostgresLedger, seconds: float = 60.0) -> Lease:
+def acquire(ledger: PostgresLedger, lease_seconds: float = 60.0) -> Lease:
     """Acquire the lease of m-p-1, when it is free or has run out."""
     leases: list[Lease] = []
 
     def acquired() -> bool:
-        acquisition = ledger.acquire("m-p-1", seconds=seconds)
+        acquisition = ledger.acquire("m-p-1", lease_seconds=lease_seconds)
         if acquisition.state is LeaseState.ACQUIRED and acquisition.lease is not None:
             leases.append(acquisition.lease)
         return bool(leases)
@@ -181,8 +181,8 @@ def sent_under(lease: Lease, **changes: Any) -> AcceptedMail:
 @pytest.fixture
 def leases(chain: Engine) -> tuple[Lease, Lease]:
     """A lease that has run out, and the next one, which has completed the message."""
-    ledger = PostgresLedger(chain, "notification")
-    first, second = acquire(ledger, seconds=0.01), acquire(ledger)
+    ledger = PostgresLedger("notification", engine=chain)
+    first, second = acquire(ledger, lease_seconds=0.01), acquire(ledger)
     ledger.complete(second)
     return first, second
 
@@ -232,7 +232,7 @@ def test_a_mail_that_came_twice_although_it_can_be_known_is_a_fault(
 
 @pytest.mark.parametrize("failed", [True, False], ids=["the handler raised", "the ledger has forgotten it"])
 def test_a_lease_that_has_not_run_out_is_no_excuse(failed: bool, chain: Engine) -> None:
-    ledger = PostgresLedger(chain, "notification")
+    ledger = PostgresLedger("notification", engine=chain)
     first = acquire(ledger)
     if failed:
         ledger.release(first)
@@ -247,8 +247,8 @@ def test_a_lease_that_has_not_run_out_is_no_excuse(failed: bool, chain: Engine) 
 
 
 def test_each_copy_but_the_last_needs_its_own_excuse(chain: Engine) -> None:
-    ledger = PostgresLedger(chain, "notification")
-    first, second = acquire(ledger, seconds=0.01), acquire(ledger)
+    ledger = PostgresLedger("notification", engine=chain)
+    first, second = acquire(ledger, lease_seconds=0.01), acquire(ledger)
     ledger.release(second)
     third = acquire(ledger)
     ledger.complete(third)

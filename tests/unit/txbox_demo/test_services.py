@@ -84,15 +84,15 @@ def smtp(answers: Answers) -> Iterator[LocalSmtp]:
 
 @pytest.fixture
 def ledger(engine: Engine) -> PostgresLedger:
-    return PostgresLedger(engine, "notification")
+    return PostgresLedger("notification", engine=engine)
 
 
-def acquire(ledger: PostgresLedger, seconds: float = 60.0) -> Lease:
+def acquire(ledger: PostgresLedger, lease_seconds: float = 60.0) -> Lease:
     """Acquire the message's lease, when it is free or has run out."""
     leases: list[Lease] = []
 
     def acquired() -> bool:
-        acquisition = ledger.acquire(BILLED.id, seconds=seconds)
+        acquisition = ledger.acquire(BILLED.id, lease_seconds=lease_seconds)
         if acquisition.state is LeaseState.ACQUIRED and acquisition.lease is not None:
             leases.append(acquisition.lease)
         return bool(leases)
@@ -123,7 +123,7 @@ def test_a_mail_that_is_refused_is_a_failure_and_known(
 
 
 def test_a_worker_that_has_lost_its_lease_before_the_mail_sends_none(ledger: PostgresLedger, smtp: LocalSmtp) -> None:
-    late = acquire(ledger, seconds=0.01)
+    late = acquire(ledger, lease_seconds=0.01)
     acquire(ledger)
     with pytest.raises(LeaseLost):
         send_mail(BILLED, late, smtp.port)

@@ -16,7 +16,7 @@ from txbox_workers.worker import Worker
 
 ENGINE = create_engine("postgresql+psycopg://nowhere")
 INBOX = Inbox("mailing")
-LEDGER = PostgresLedger(ENGINE, "mailing")
+LEDGER = PostgresLedger("mailing", engine=ENGINE)
 
 
 async def coroutine_function(message: Message) -> None: ...

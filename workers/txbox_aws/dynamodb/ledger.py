@@ -51,12 +51,12 @@ from txbox.errors import InvalidConfiguration, LeaseLost, LedgerError, ResultNot
 from txbox.leases.lease import (
     LEASE_SECONDS,
     Acquisition,
-    Ended,
+    AttemptEnd,
     Lease,
+    LeaseRecord,
     LeaseState,
-    Record,
+    acquisition_from,
     elapsed,
-    judged,
     owner,
     valid_lease_seconds,
 )
@@ -140,13 +140,13 @@ class DynamoDBLedger:
         self._items.update(message_id, "SET #owner = :owner", "attribute_exists(#fence)", {"owner": owner()}, elapsed())
 
     def acquire(
-        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+        self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
     ) -> Acquisition:
         """Ask for the lease of a message; see ``Ledger``. One round trip, and one more for a ledger's first call."""
         valid_message_id(message_id)
-        seconds = valid_lease_seconds(seconds, "the lease")
+        lease_seconds = valid_lease_seconds(lease_seconds)
         for _ in range(WRITES):
-            acquisition, agreed = self._acquire(message_id, seconds, fingerprint)
+            acquisition, agreed = self._acquire(message_id, lease_seconds, fingerprint)
             if acquisition.lease is None or agreed:
                 return acquisition
             try:
@@ -156,14 +156,14 @@ class DynamoDBLedger:
             return acquisition
         return Acquisition(LeaseState.IN_FLIGHT)
 
-    def renew(self, lease: Lease, *, seconds: float | None = None) -> None:
+    def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
         """Have a lease last from now on; see ``Ledger``. One round trip.
 
         A lease belongs to the machine that asked for it: only there may it be renewed.
         """
-        seconds = valid_lease_seconds(lease.seconds if seconds is None else seconds, "the lease")
+        lease_seconds = valid_lease_seconds(lease.lease_seconds if lease_seconds is None else lease_seconds)
         for _ in range(WRITES):
-            asked_at, ends = self._ends(lease.message_id, seconds)
+            asked_at, ends = self._ends(lease.message_id, lease_seconds)
             answer = self._items.update(
                 lease.message_id,
                 f"SET {_assigned(ends)}",
@@ -174,11 +174,11 @@ class DynamoDBLedger:
             if not answer.done:
                 item = answer.item
                 if not (item.get("fence") == lease.fence and "expires_at" in item):
-                    raise lease.was_lost()
+                    raise lease.mark_lost()
                 if item["asked_at"] > ends["asked_at"]:
                     return  # another thread has renewed it since: let that one stand
             if answer.agreed:
-                lease.renewed(seconds, asked_at)
+                lease.mark_renewed(lease_seconds, asked_at)
                 return
         raise LedgerError(
             "DynamoDB's clock and that of this machine contradict each other again and again: "
@@ -195,13 +195,13 @@ class DynamoDBLedger:
         if result is None or len(result) <= MAX_RESULT_BYTES:
             try:
                 self._complete(lease, result)
-                lease.given_up()
+                lease.mark_ended()
                 return
             except LedgerError as error:
                 if result is None or _ITEM_TOO_LARGE not in str(error):
                     raise
         self._complete(lease, None)
-        lease.given_up()
+        lease.mark_ended()
         raise ResultNotStored(
             lease.subscriber_id,
             lease.message_id,
@@ -209,13 +209,13 @@ class DynamoDBLedger:
             f"and it has {len(result):,}",
         )
 
-    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
+    def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> None:
         """Say that the attempt has completed nothing; see ``Ledger``. One round trip."""
         asked_at, _, remove_at = self._now(lease.message_id)
         values = {"fence": lease.fence, "remove_at": remove_at}
-        uncounted = int(ended is Ended.NOT_COUNTED)
+        uncounted = int(ended is AttemptEnd.NOT_COUNTED)
         if forget_attempts:
-            unknown_now = lease.unknown_attempts + uncounted + (ended is Ended.UNKNOWN)
+            unknown_now = lease.unknown_attempts + uncounted + (ended is AttemptEnd.UNKNOWN)
             answer = self._items.update(
                 lease.message_id,
                 "SET #remove_at = :remove_at, #attempts = :zero, #failures = :zero, #unknown_before = :unknown_now "
@@ -233,29 +233,31 @@ class DynamoDBLedger:
                 {
                     **values,
                     "zero": 0,
-                    "unmade": uncounted + (ended is Ended.NOT_MADE),
-                    "failed": int(ended is Ended.FAILED),
+                    "unmade": uncounted + (ended is AttemptEnd.NOT_MADE),
+                    "failed": int(ended is AttemptEnd.FAILED),
                     "uncounted": uncounted,
                 },
                 asked_at,
             )
         # The newest lease, and nobody has it: it was released before, by the call whose answer was lost perhaps.
         if not answer.done and (answer.item.get("fence") != lease.fence or "completed_at" in answer.item):
-            raise lease.was_lost()
-        lease.given_up()
+            raise lease.mark_lost()
+        lease.mark_ended()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _acquire(self, message_id: str, seconds: float, fingerprint: bytes | None) -> tuple[Acquisition, bool]:
+    def _acquire(self, message_id: str, lease_seconds: float, fingerprint: bytes | None) -> tuple[Acquisition, bool]:
         """Ask for a lease; return what it has come to, and whether its end was reckoned rightly."""
         if not self._items.clock.known_at(elapsed()):
             # To begin with, what time is it? The answer to that may be all that was to be known.
             item = self._items.get(message_id)
             earliest = self._items.clock.earliest(elapsed())
-            if item and (known := judged(_record(item, earliest), self._subscriber_id, message_id, fingerprint)):
+            if item and (
+                known := acquisition_from(_record(item, earliest), self._subscriber_id, message_id, fingerprint)
+            ):
                 return known, True
 
-        asked_at, ends = self._ends(message_id, seconds)
+        asked_at, ends = self._ends(message_id, lease_seconds)
         earliest = self._items.clock.earliest(asked_at)
         mark = uuid.uuid4().hex
         values: dict[str, Any] = {
@@ -298,12 +300,12 @@ class DynamoDBLedger:
                 fence=item["fence"],
                 attempt=item["attempts"],
                 unknown_attempts=item["attempts"] - 1 - item["failures"] + item.get("unknown_before", 0),
-                seconds=seconds,
+                lease_seconds=lease_seconds,
                 asked_at=asked_at,
             )
             return Acquisition(LeaseState.ACQUIRED, lease), answer.agreed
         # By the same reading as the condition: so what was refused is never free here.
-        acquisition = judged(_record(item, earliest), self._subscriber_id, message_id, fingerprint)
+        acquisition = acquisition_from(_record(item, earliest), self._subscriber_id, message_id, fingerprint)
         if acquisition is None:
             raise LedgerError(f"DynamoDB refused a lease of {message_id} that is free: {sorted(item)}")
         return acquisition, True
@@ -324,7 +326,7 @@ class DynamoDBLedger:
         )
         # Completed by the same lease: said once more, or by the call whose answer was lost.
         if not answer.done and (answer.item.get("fence") != lease.fence or "completed_at" not in answer.item):
-            raise lease.was_lost()
+            raise lease.mark_lost()
 
     def _ends(self, message_id: str, seconds: float) -> tuple[float, dict[str, Any]]:
         """Return a reading of the interval clock, and what an item says of a lease that was asked for then."""
@@ -344,9 +346,9 @@ class DynamoDBLedger:
         return at, now, math.ceil(now + seconds + self._retention_seconds)
 
 
-def _record(item: Mapping[str, Any], earliest: float) -> Record:
+def _record(item: Mapping[str, Any], earliest: float) -> LeaseRecord:
     expires_at = item.get("expires_at")
-    return Record(
+    return LeaseRecord(
         completed="completed_at" in item,
         seconds_left=None if expires_at is None else (expires_at - _milliseconds(earliest - SKEW_SECONDS)) / 1000,
         result=item.get("result"),

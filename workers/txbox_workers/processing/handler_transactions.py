@@ -15,7 +15,7 @@ from txbox import Failures, Message, Mismatch, TransactionEnded
 from txbox.inbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, emit
 from txbox.leases import Lease
-from txbox.leases.runner import refuse_unfinished, takes_lease
+from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
 from txbox.postgres.engines import with_sound_connection
 from txbox.postgres.transaction_guard import left_in_use
 from txbox_workers.delivery import Delivery
@@ -224,7 +224,7 @@ class HandlerTransactions:
 
 def _under_lease(handler: Handler) -> HandlerWithLease:
     """Have the lease record how far the handler has come: its transaction may be run again, or not be committed."""
-    wants_lease = takes_lease(handler)
+    wants_lease = has_lease_parameter(handler)
     call: Callable[..., object] = handler
 
     def run(session: Any, message: Message, /, *, lease: Lease) -> object:

@@ -47,8 +47,9 @@ from txbox.backoff import Backoff
 from txbox.dead_letters.failures import NO_OUTCOME, Failed, describe
 from txbox.instrumentation import Committed, HeartbeatFailed, emit
 from txbox.leases import Lease
-from txbox.leases.lease import Ended
-from txbox.leases.runner import Ending, Leased, known_ending, refuse_unfinished, takes_lease
+from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
+from txbox.leases.lease import AttemptEnd
+from txbox.leases.runner import LeaseRunner, Release, release_after
 from txbox.message import fingerprint as sha256
 from txbox.threads import text_of
 from txbox_workers.delivery import Delivery, Settlement
@@ -73,16 +74,16 @@ class LedgerProcessor(Processor):
         assert options.handler is not None  # noqa: S101
         self._ledger = options.ledger
         self._subscriber_id = options.subscriber_id
-        self._leased = Leased(
+        self._runner = LeaseRunner(
             options.ledger,
-            seconds=options.lease_seconds,
+            lease_seconds=options.lease_seconds,
             on_renewal_failure=self._renewal_failed,
             on_release_failure=lambda lease, ending: self._save_later(
                 lease.message_id, lambda: self._release_late(lease, ending)
             ),
         )
         self._handler: Callable[..., object] = options.handler
-        self._wants_lease = takes_lease(options.handler)
+        self._wants_lease = has_lease_parameter(options.handler)
         letters, inbox = options.dead_letters, options.inbox
         self._transactions = None if inbox is None else HandlerTransactions(options, context)
         if inbox is not None and options.engine is not None:
@@ -115,12 +116,12 @@ class LedgerProcessor(Processor):
         attempt = _Attempt(delivery)
         message = delivery.message
         try:
-            done = self._leased.run(
+            done = self._runner.run(
                 message.id,
                 lambda lease: self._work(attempt, lease),
                 fingerprint=sha256(message.body) if self._fingerprint else None,
                 until=self._context.ends_at(),
-                ends=lambda lease, error: self._settle_failure(attempt, lease, error),
+                on_error=lambda lease, error: self._settle_failure(attempt, lease, error),
             )
         except BaseException as error:
             if attempt.settlement is not None:
@@ -147,7 +148,7 @@ class LedgerProcessor(Processor):
         failed = HeartbeatFailed(self._subscriber_id, self._context.source_name, lease.message_id, why)
         emit(self._context.hooks, failed)
 
-    def _release_late(self, lease: Lease, ending: Ending) -> None:
+    def _release_late(self, lease: Lease, ending: Release) -> None:
         """Save in the ledger how an attempt has ended, unless another owner has the message, or has done it."""
         try:
             self._ledger.release(lease, ending.ended, forget_attempts=ending.forget_attempts)
@@ -185,34 +186,36 @@ class LedgerProcessor(Processor):
             raise
         return True
 
-    def _settle_failure(self, attempt: "_Attempt", lease: Lease, error: BaseException) -> Ending:
+    def _settle_failure(self, attempt: "_Attempt", lease: Lease, error: BaseException) -> Release:
         """Settle a delivery whose work has raised; return how the attempt has ended."""
         delivery = attempt.delivery
-        ending = known_ending(lease, error)
+        ending = release_after(lease, error)
         match error:
             case KeyboardInterrupt():
                 return ending
             case DatabaseUnavailable():
-                return Ending(Ended.NOT_COUNTED if lease.begun else Ended.NOT_MADE)
+                return Release(AttemptEnd.NOT_COUNTED if lease.begun else AttemptEnd.NOT_MADE)
             case InFlight() | Stopping() | LedgerError(permanent=False) | LeaseLost():
                 # After Stopping, another worker may have it at once.
                 waits = not isinstance(error, Stopping)
                 attempt.settlement = (
                     in_flight(delivery, error) if waits else Settlement(delivery, Outcome.IN_FLIGHT, error)
                 )
-                return Ending(Ended.NOT_COUNTED if isinstance(error, Stopping) and lease.begun else Ended.NOT_MADE)
+                return Release(
+                    AttemptEnd.NOT_COUNTED if isinstance(error, Stopping) and lease.begun else AttemptEnd.NOT_MADE
+                )
             case Parked():
                 attempt.settlement = Settlement(delivery, Outcome.DEAD)
-                return Ending(Ended.FAILED)  # it goes on counting: see the module
+                return Release(AttemptEnd.FAILED)  # it goes on counting: see the module
             case Mismatch() if self._parking is not None and not lease.begun:
                 attempt.settlement = self._parking.park_mismatch(delivery, error)
-                return Ending(Ended.NOT_MADE)
-        if ending.ended is Ended.NOT_COUNTED:
+                return Release(AttemptEnd.NOT_MADE)
+        if ending.ended is AttemptEnd.NOT_COUNTED:
             # A database that the handler itself has connected to: there is nothing to wait for with the next message.
             attempt.settlement = in_flight(delivery, unavailable(error))
             return ending
         if lease.returned:
-            ending = Ending(Ended.UNKNOWN)  # the handler was done; its transaction was not to be committed
+            ending = Release(AttemptEnd.UNKNOWN)  # the handler was done; its transaction was not to be committed
         malformed = isinstance(error, MalformedMessage) or error is delivery.problem
         last = self._max_attempts is not None and (malformed or lease.attempt >= self._max_attempts)
         if self._parking is None or not last:
@@ -229,7 +232,7 @@ class LedgerProcessor(Processor):
             reason = Reason.CRASHED if lease.unknown_attempts else Reason.FAILED
             had = Failed(lease.attempt - 1, ())
             attempt.settlement = self._parking.park(delivery, reason, NO_OUTCOME, had, lease_attempts=attempt.of_all)
-            return Ending(Ended.FAILED)
+            return Release(AttemptEnd.FAILED)
         reason = Reason.MALFORMED if malformed else Reason.FAILED
         had = Failed(lease.attempt, ())
         attempt.settlement = self._parking.park(delivery, reason, describe(error), had, error, attempt.of_all)

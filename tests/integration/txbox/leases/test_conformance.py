@@ -9,19 +9,19 @@ import pytest
 from support.leases import Store, acquired
 from txbox import InvalidConfiguration, InvalidMessageId, LeaseLost, Mismatch
 from txbox.leases import LeaseState, Ledger
-from txbox.leases.lease import Ended
+from txbox.leases.lease import AttemptEnd
 
 LONG = 600.0
 ODD_IDS = ["a", "with blanks and 'quotes' \"%s\"", "größe/ünïcode/☃", "x" * 1_000, "#:?&=+", "🦆" * 250]
 
 
 def test_the_first_one_has_it_and_the_next_one_has_to_wait(ledger: Ledger) -> None:
-    lease = acquired(ledger, "m", seconds=LONG)
+    lease = acquired(ledger, "m", lease_seconds=LONG)
     assert (lease.subscriber_id, lease.message_id, lease.attempt, lease.unknown_attempts) == ("mailing", "m", 1, 0)
-    assert LONG - 30 < lease.seconds_left <= LONG == lease.seconds
+    assert LONG - 30 < lease.seconds_left <= LONG == lease.lease_seconds
     again = ledger.acquire("m")
     assert (again.state, again.lease, again.result) == (LeaseState.IN_FLIGHT, None, None)
-    assert LONG - 30 < again.seconds < LONG + 10
+    assert LONG - 30 < again.seconds_left < LONG + 10
 
 
 @pytest.mark.parametrize("result", [None, b"", b"null", bytes(range(256))])
@@ -35,19 +35,19 @@ def test_what_is_completed_stays_completed_with_its_result(store: Store, result:
 
 
 def test_what_is_released_is_free_at_once_and_the_attempt_is_known_to_have_failed(ledger: Ledger) -> None:
-    first = acquired(ledger, "m", seconds=LONG)
+    first = acquired(ledger, "m", lease_seconds=LONG)
     ledger.release(first)
-    second = acquired(ledger, "m", seconds=LONG)
+    second = acquired(ledger, "m", lease_seconds=LONG)
     assert (second.attempt, second.unknown_attempts) == (2, 0)
     assert second.fence > first.fence
 
 
 def test_a_release_may_say_that_the_effect_is_not_known(ledger: Ledger) -> None:
-    ledger.release(acquired(ledger, "m"), Ended.UNKNOWN)
+    ledger.release(acquired(ledger, "m"), AttemptEnd.UNKNOWN)
     ledger.release(acquired(ledger, "m"))
     third = acquired(ledger, "m")
     assert (third.attempt, third.unknown_attempts) == (3, 1)
-    ledger.release(third, Ended.UNKNOWN, forget_attempts=True)
+    ledger.release(third, AttemptEnd.UNKNOWN, forget_attempts=True)
     fourth = acquired(ledger, "m")
     assert (fourth.attempt, fourth.unknown_attempts) == (1, 2)
     ledger.release(fourth)
@@ -59,8 +59,8 @@ def test_an_attempt_that_was_not_made_does_not_count(ledger: Ledger) -> None:
     for _ in range(3):
         lease = acquired(ledger, "m")
         assert (lease.attempt, lease.unknown_attempts) == (2, 0)
-        ledger.release(lease, Ended.NOT_MADE)
-        ledger.release(lease, Ended.NOT_MADE)
+        ledger.release(lease, AttemptEnd.NOT_MADE)
+        ledger.release(lease, AttemptEnd.NOT_MADE)
     assert acquired(ledger, "m").attempt == 2
 
 
@@ -69,14 +69,14 @@ def test_an_attempt_that_an_outage_has_ended_is_told_and_does_not_count(store: S
     for before in range(3):
         lease = acquired(ledger, "m")
         assert (lease.attempt, lease.unknown_attempts) == (1, before)
-        ledger.release(lease, Ended.NOT_COUNTED)
-        ledger.release(lease, Ended.NOT_COUNTED)
+        ledger.release(lease, AttemptEnd.NOT_COUNTED)
+        ledger.release(lease, AttemptEnd.NOT_COUNTED)
     ledger.release(acquired(ledger, "m"))
     acquired(ledger, "m")
     store.expire("m")
     lease = acquired(ledger, "m")
     assert (lease.attempt, lease.unknown_attempts) == (3, 4), "one has failed, and of the next one nothing is known"
-    ledger.release(lease, Ended.NOT_COUNTED, forget_attempts=True)
+    ledger.release(lease, AttemptEnd.NOT_COUNTED, forget_attempts=True)
     lease = acquired(ledger, "m")
     assert (lease.attempt, lease.unknown_attempts) == (1, 5)
     ledger.complete(lease)
@@ -84,9 +84,9 @@ def test_an_attempt_that_an_outage_has_ended_is_told_and_does_not_count(store: S
 
 def test_a_lease_that_ran_out_is_taken_over_and_the_late_owner_can_do_nothing(store: Store) -> None:
     late, ledger = store.ledger(), store.ledger()
-    lost = acquired(late, "m", seconds=LONG)
+    lost = acquired(late, "m", lease_seconds=LONG)
     store.expire("m")
-    lease = acquired(ledger, "m", seconds=LONG)
+    lease = acquired(ledger, "m", lease_seconds=LONG)
     assert (lease.attempt, lease.unknown_attempts) == (2, 1), "nobody knows how the first attempt ended"
     assert lease.fence > lost.fence
     for settle in (late.renew, late.complete, late.release):
@@ -115,16 +115,16 @@ def test_a_lease_that_ran_out_and_that_nobody_took_over_can_still_be_completed(s
 
 def test_a_renewal_keeps_others_out(store: Store) -> None:
     ledger = store.ledger()
-    lease = acquired(ledger, "m", seconds=LONG)
+    lease = acquired(ledger, "m", lease_seconds=LONG)
     store.expire("m")
     ledger.renew(lease)
     assert store.ledger().acquire("m").state is LeaseState.IN_FLIGHT
-    ledger.renew(lease, seconds=2 * LONG)
-    assert lease.seconds == 2 * LONG
+    ledger.renew(lease, lease_seconds=2 * LONG)
+    assert lease.lease_seconds == 2 * LONG
     assert lease.seconds_left > LONG
-    assert ledger.acquire("m").seconds > LONG + 60
-    ledger.renew(lease, seconds=60)
-    assert ledger.acquire("m").seconds < 70, "a renewal may also be shorter"
+    assert ledger.acquire("m").seconds_left > LONG + 60
+    ledger.renew(lease, lease_seconds=60)
+    assert ledger.acquire("m").seconds_left < 70, "a renewal may also be shorter"
     assert lease.seconds_left <= 60
 
 
@@ -150,7 +150,7 @@ def test_nothing_leads_out_of_completed(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("end", ["complete", "release"])
 def test_who_has_given_a_lease_up_has_it_no_more(ledger: Ledger, end: str) -> None:
-    lease = acquired(ledger, "m", seconds=LONG)
+    lease = acquired(ledger, "m", lease_seconds=LONG)
     getattr(ledger, end)(lease)
     assert lease.seconds_left == 0
     with pytest.raises(LeaseLost):
@@ -232,10 +232,10 @@ def test_any_other_is_refused(ledger: Ledger, message_id: str) -> None:
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 8 * 24 * 3600])
 def test_a_lease_has_a_length(ledger: Ledger, seconds: float) -> None:
     with pytest.raises(InvalidConfiguration):
-        ledger.acquire("m", seconds=seconds)
+        ledger.acquire("m", lease_seconds=seconds)
     lease = acquired(ledger, "m")
     with pytest.raises(InvalidConfiguration):
-        ledger.renew(lease, seconds=seconds)
+        ledger.renew(lease, lease_seconds=seconds)
 
 
 def test_a_ledger_that_can_be_used_says_nothing(ledger: Ledger) -> None:
@@ -249,7 +249,7 @@ def test_of_32_who_ask_at_once_exactly_one_has_it(store: Store, rounds: int) -> 
 
     def ask(ledger: Ledger, message_id: str) -> LeaseState:
         gate.wait()
-        return ledger.acquire(message_id, seconds=LONG).state
+        return ledger.acquire(message_id, lease_seconds=LONG).state
 
     with ThreadPoolExecutor(len(ledgers)) as pool:
         for _ in range(rounds):
@@ -265,11 +265,11 @@ def test_of_16_who_find_it_free_again_exactly_one_takes_it_over(store: Store, be
 
     def ask(ledger: Ledger, message_id: str) -> LeaseState:
         gate.wait()
-        return ledger.acquire(message_id, seconds=LONG).state
+        return ledger.acquire(message_id, lease_seconds=LONG).state
 
     with ThreadPoolExecutor(len(ledgers)) as pool:
         for number in range(10):
-            lease = acquired(ledgers[0], f"m-{number}", seconds=LONG)
+            lease = acquired(ledgers[0], f"m-{number}", lease_seconds=LONG)
             if before == "expired":
                 store.expire(f"m-{number}")
             else:

@@ -53,20 +53,20 @@ def crash(server: LocalPostgres) -> None:
 
 def test_what_a_ledger_was_told_survives_a_crash_where_commits_are_not_durable(served: Served) -> None:
     server, engine = served
-    ledger = PostgresLedger(engine, "mailing")
-    failed, completed, held = (acquired(ledger, name, seconds=LONG) for name in ("failed", "completed", "held"))
+    ledger = PostgresLedger("mailing", engine=engine)
+    failed, completed, held = (acquired(ledger, name, lease_seconds=LONG) for name in ("failed", "completed", "held"))
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE theirs AS SELECT 1 AS number")
         connection.exec_driver_sql("SELECT pg_switch_wal()")  # which writes all there is
     ledger.release(failed)
-    fences = [acquired(ledger, "failed", seconds=LONG).fence]
+    fences = [acquired(ledger, "failed", lease_seconds=LONG).fence]
     ledger.complete(completed, b"done")
     with engine.begin() as connection:
         assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "off", "the others' own"
         connection.exec_driver_sql("INSERT INTO theirs VALUES (2)")
     crash(server)
     again = create_engine(server.url)
-    ledger = PostgresLedger(again, "mailing")
+    ledger = PostgresLedger("mailing", engine=again)
     assert ledger.acquire("completed").result == b"done"
     assert [ledger.acquire(name).state for name in ("failed", "held")] == [LeaseState.IN_FLIGHT] * 2
     with again.begin() as connection:
@@ -74,7 +74,7 @@ def test_what_a_ledger_was_told_survives_a_crash_where_commits_are_not_durable(s
         connection.exec_driver_sql("UPDATE message_lease SET expires_at = NULL WHERE completed_at IS NULL")
     fences.append(acquired(ledger, "failed").fence)
     assert fences == sorted(set(fences))
-    ledger.complete(acquired(ledger, "held", seconds=LONG))
+    ledger.complete(acquired(ledger, "held", lease_seconds=LONG))
     with pytest.raises(LeaseLost):
         ledger.complete(held)
     again.dispose()
@@ -82,15 +82,15 @@ def test_what_a_ledger_was_told_survives_a_crash_where_commits_are_not_durable(s
 
 def test_a_promoted_standby_gives_out_no_fence_twice(served: Served) -> None:
     server, engine = served
-    ledger = PostgresLedger(engine, "mailing")
+    ledger = PostgresLedger("mailing", engine=engine)
     ledger.release(acquired(ledger, "known"))
     standby = standby_of(server)
     # What the standby has not heard of.
-    known, unknown = acquired(ledger, "known", seconds=LONG), acquired(ledger, "unknown", seconds=LONG)
+    known, unknown = acquired(ledger, "known", lease_seconds=LONG), acquired(ledger, "unknown", lease_seconds=LONG)
     fences = {lease.message_id: [lease.fence] for lease in (known, unknown)}
     for lease in (known, unknown):
         ledger.release(lease)
-        fences[lease.message_id].append(acquired(ledger, lease.message_id, seconds=LONG).fence)
+        fences[lease.message_id].append(acquired(ledger, lease.message_id, lease_seconds=LONG).fence)
     with standby() as promoted:
         taken_over = create_engine(promoted.url)
         # Whatever its clock says.
@@ -102,7 +102,7 @@ def test_a_promoted_standby_gives_out_no_fence_twice(served: Served) -> None:
         taken_over.dispose()
         late = make_url(promoted.url).update_query_dict({"options": "-csearch_path=late,pg_catalog,public"})
         taken_over = create_engine(late)
-        ledger = PostgresLedger(taken_over, "mailing")
+        ledger = PostgresLedger("mailing", engine=taken_over)
         for message_id, before in fences.items():
             lease = acquired(ledger, message_id)
             assert lease.fence > max(before), "greater than all that the lost primary gave out"

@@ -107,7 +107,7 @@ def test_a_process_that_was_stopped_while_its_work_is_taken_over_cannot_complete
     wait_until_stopped(late)
     store.expire("m")
     ledger = store.ledger()
-    lease = acquired(ledger, "m", seconds=LONG)
+    lease = acquired(ledger, "m", lease_seconds=LONG)
     assert (lease.attempt, lease.unknown_attempts) == (2, 1)
     late.send_signal(signal.SIGCONT)
     wait_until(lambda: notes(path, LOST), "the late one has been told", timeout=PATIENCE)
@@ -126,7 +126,7 @@ def test_what_a_late_owner_may_do_depends_on_whether_somebody_was_quicker(
     wait_until_stopped(late)
     store.expire("m")
     ledger = store.ledger()
-    lease = acquired(ledger, "m", seconds=LONG) if taken_over else None
+    lease = acquired(ledger, "m", lease_seconds=LONG) if taken_over else None
     late.send_signal(signal.SIGCONT)
     assert late.wait(PATIENCE) == 0
     assert [each.what for each in notes(path)] == [READY, f"{REFUSED if taken_over else ALLOWED} {step}"]

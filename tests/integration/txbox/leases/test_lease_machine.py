@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from support.leases import Store
 from txbox import LeaseLost, Mismatch
 from txbox.leases import Lease, LeaseState
-from txbox.leases.lease import Ended
+from txbox.leases.lease import AttemptEnd
 
 LONG = 3_600.0
 EXAMPLES = {"postgres": 40, "dynamodb": 8}
@@ -89,15 +89,15 @@ class LeaseMachine(RuleBasedStateMachine):
         model = self.models[message_id]
         if fingerprint and model.fingerprint and fingerprint != model.fingerprint:
             with pytest.raises(Mismatch):
-                self.owners[owner].acquire(message_id, seconds=LONG, fingerprint=fingerprint)
+                self.owners[owner].acquire(message_id, lease_seconds=LONG, fingerprint=fingerprint)
             return multiple()
-        answer = self.owners[owner].acquire(message_id, seconds=LONG, fingerprint=fingerprint)
+        answer = self.owners[owner].acquire(message_id, lease_seconds=LONG, fingerprint=fingerprint)
         if model.completed:
             assert (answer.state, answer.result, answer.lease) == (LeaseState.COMPLETED, model.result, None)
             return multiple()
         if not model.is_free():
             assert (answer.state, answer.result, answer.lease) == (LeaseState.IN_FLIGHT, None, None)
-            assert 0 < answer.seconds < LONG + 10
+            assert 0 < answer.seconds_left < LONG + 10
             return multiple()
         assert answer.state is LeaseState.ACQUIRED
         lease = answer.lease
@@ -149,27 +149,27 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(
         lease=leases,
         owner=st.sampled_from(OWNERS),
-        how=st.sampled_from(Ended),
+        how=st.sampled_from(AttemptEnd),
         forget=st.sampled_from([False, False, True]),
     )
-    def release(self, lease: Lease, owner: int, how: Ended, forget: bool) -> None:
+    def release(self, lease: Lease, owner: int, how: AttemptEnd, forget: bool) -> None:
         self._release(lease, owner, how, forget)
 
     @rule(lease=consumes(leases), owner=st.sampled_from(OWNERS))
     def release_and_go(self, lease: Lease, owner: int) -> None:
-        self._release(lease, owner, Ended.FAILED, forget=False)
+        self._release(lease, owner, AttemptEnd.FAILED, forget=False)
 
-    def _release(self, lease: Lease, owner: int, how: Ended, forget: bool) -> None:
+    def _release(self, lease: Lease, owner: int, how: AttemptEnd, forget: bool) -> None:
         model = self.models[lease.message_id]
         if model.is_newest(lease) and not model.completed:
             self.owners[owner].release(lease, how, forget_attempts=forget)
-            model.failed += model.held and how is Ended.FAILED
-            model.attempts -= model.held and how in (Ended.NOT_MADE, Ended.NOT_COUNTED)
-            model.unknown_before += model.held and how is Ended.NOT_COUNTED
+            model.failed += model.held and how is AttemptEnd.FAILED
+            model.attempts -= model.held and how in (AttemptEnd.NOT_MADE, AttemptEnd.NOT_COUNTED)
+            model.unknown_before += model.held and how is AttemptEnd.NOT_COUNTED
             model.held = False
             if forget:
                 model.attempts = model.failed = 0
-                model.unknown_before = lease.unknown_attempts + (how in (Ended.UNKNOWN, Ended.NOT_COUNTED))
+                model.unknown_before = lease.unknown_attempts + (how in (AttemptEnd.UNKNOWN, AttemptEnd.NOT_COUNTED))
         else:
             with pytest.raises(LeaseLost):
                 self.owners[owner].release(lease, how, forget_attempts=forget)

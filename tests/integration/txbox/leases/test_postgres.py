@@ -59,7 +59,7 @@ def test_16_threads_at_any_isolation_have_one_owner_for_each_lease(
     engine: Engine, schema_url: str, make_engine: MakeEngine, level: str
 ) -> None:
     settings, options = LEVELS[level]
-    ledger = PostgresLedger(make_engine(settings, **options), "mailing")
+    ledger = PostgresLedger("mailing", engine=make_engine(settings, **options))
     store = postgres_store(engine, schema_url)
     gate = threading.Barrier(THREADS)
     completed: list[tuple[str, int]] = []
@@ -69,7 +69,7 @@ def test_16_threads_at_any_isolation_have_one_owner_for_each_lease(
         for number in range(12):
             message_id = f"m-{number}"
             gate.wait(60)
-            answer = ledger.acquire(message_id, seconds=LONG)
+            answer = ledger.acquire(message_id, lease_seconds=LONG)
             states.append(answer.state)
             gate.wait(60)
             if answer.lease is not None:
@@ -81,7 +81,7 @@ def test_16_threads_at_any_isolation_have_one_owner_for_each_lease(
                         store.expire(message_id)
             gate.wait(60)
             # Once more: free, expired, or still held; and whoever has it now completes it.
-            again = ledger.acquire(message_id, seconds=LONG)
+            again = ledger.acquire(message_id, lease_seconds=LONG)
             held = again.lease or (answer.lease if number % 3 == 2 else None)
             gate.wait(60)
             if held is not None:
@@ -103,7 +103,7 @@ def test_16_threads_at_any_isolation_have_one_owner_for_each_lease(
 
 
 def test_16_threads_at_serializable_work_on_messages_of_their_own(make_engine: MakeEngine) -> None:
-    ledger = PostgresLedger(make_engine(" -cdefault_transaction_isolation=serializable"), "mailing")
+    ledger = PostgresLedger("mailing", engine=make_engine(" -cdefault_transaction_isolation=serializable"))
 
     def work(index: int) -> None:
         for number in range(20):
@@ -132,7 +132,7 @@ def test_each_step_is_one_round_trip(schema_url: str) -> None:
     url = make_url(schema_url)
     with CountingProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
         proxied = create_engine(url.set(host="127.0.0.1", port=proxy.port), isolation_level="SERIALIZABLE")
-        ledger = PostgresLedger(proxied, "mailing")
+        ledger = PostgresLedger("mailing", engine=proxied)
         trips: list[int] = []
 
         def counted(step: Callable[..., T], *arguments: object) -> T:
@@ -160,7 +160,7 @@ def test_each_step_is_one_round_trip(schema_url: str) -> None:
 
 def test_nothing_is_left_in_a_transaction(engine: Engine, make_engine: MakeEngine) -> None:
     single = make_engine()
-    ledger = PostgresLedger(single, "mailing")
+    ledger = PostgresLedger("mailing", engine=single)
     lease = acquired(ledger, "m")
     with engine.connect() as connection:
         states = connection.exec_driver_sql(
@@ -175,7 +175,7 @@ def test_nothing_is_left_in_a_transaction(engine: Engine, make_engine: MakeEngin
 @pytest.mark.parametrize(("schema", "prefix"), [('ledger\'s "own" %', ""), (None, "our_"), ("%s", "a b%")])
 def test_the_table_may_be_anywhere(engine: Engine, schema: str | None, prefix: str) -> None:
     table = tables(schema, prefix).message_lease
-    ledger = PostgresLedger(engine, "mailing", schema=schema, prefix=prefix)
+    ledger = PostgresLedger("mailing", engine=engine, schema=schema, prefix=prefix)
     with pytest.raises(SchemaMissing):
         ledger.check()
     try:
@@ -189,7 +189,7 @@ def test_the_table_may_be_anywhere(engine: Engine, schema: str | None, prefix: s
         ledger.release(lease)
         ledger.complete(acquired(ledger, "m"), b"done")
         assert ledger.acquire("m").result == b"done"
-        assert PostgresLedger(engine, "mailing").acquire("m").state is LeaseState.ACQUIRED, "another table"
+        assert PostgresLedger("mailing", engine=engine).acquire("m").state is LeaseState.ACQUIRED, "another table"
     finally:
         if schema is not None:
             with engine.begin() as connection:
@@ -197,7 +197,7 @@ def test_the_table_may_be_anywhere(engine: Engine, schema: str | None, prefix: s
 
 
 def test_a_table_that_is_missing_is_missed_by_every_step(engine: Engine) -> None:
-    ledger = PostgresLedger(engine, "mailing")
+    ledger = PostgresLedger("mailing", engine=engine)
     lease = acquired(ledger, "m")
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE message_lease")
@@ -215,7 +215,7 @@ def test_a_table_that_is_missing_is_missed_by_every_step(engine: Engine) -> None
 @pytest.mark.parametrize("step", ["acquire", "renew", "complete", "release"])
 def test_a_pooled_connection_that_is_dead_is_replaced(engine: Engine, make_engine: MakeEngine, step: str) -> None:
     pooled = make_engine()
-    ledger = PostgresLedger(pooled, "mailing")
+    ledger = PostgresLedger("mailing", engine=pooled)
     lease = acquired(ledger, "m")
     with ThreadPoolExecutor(4) as pool:  # several of them
         list(pool.map(lambda number: ledger.acquire(f"n-{number}"), range(8)))
@@ -240,7 +240,7 @@ def test_an_answer_that_is_lost_after_the_commit_changes_nothing_twice(
     url = make_url(schema_url)
     with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
         proxied = create_engine(url.set(host="127.0.0.1", port=proxy.port))
-        ledger = PostgresLedger(proxied, "mailing")
+        ledger = PostgresLedger("mailing", engine=proxied)
         ledger.check()
 
         def losing(part: bytes) -> None:
@@ -266,7 +266,7 @@ def test_a_connection_that_is_lost_for_good_is_an_error_that_may_pass(schema_url
     url = make_url(schema_url)
     with TcpProxy(url.host or "127.0.0.1", url.port or 5432) as proxy:
         proxied = create_engine(url.set(host="127.0.0.1", port=proxy.port))
-        ledger = PostgresLedger(proxied, "mailing")
+        ledger = PostgresLedger("mailing", engine=proxied)
         lease = acquired(ledger, SECRET)
         proxy.refuse()
         proxy.cut()
@@ -284,7 +284,7 @@ def test_a_connection_that_is_lost_for_good_is_an_error_that_may_pass(schema_url
 def test_a_pool_that_is_exhausted_is_an_error_that_may_pass(schema_url: str) -> None:
     engine = create_engine(schema_url, pool_size=1, max_overflow=0, pool_timeout=0.05)
     with engine.connect(), pytest.raises(LedgerError) as caught:
-        PostgresLedger(engine, "mailing").acquire("m")
+        PostgresLedger("mailing", engine=engine).acquire("m")
     assert not caught.value.permanent
     engine.dispose()
 
@@ -297,7 +297,7 @@ def test_a_permission_that_is_denied_is_for_good_and_shows_no_values(engine: Eng
         connection.exec_driver_sql(f"GRANT SELECT ON message_lease TO reader_{schema}")
     try:
         restricted = make_engine(f" -crole=reader_{schema}")
-        ledger, writer = PostgresLedger(restricted, SECRET), PostgresLedger(engine, SECRET)
+        ledger, writer = PostgresLedger(SECRET, engine=restricted), PostgresLedger(SECRET, engine=engine)
         lease = acquired(writer, SECRET)
         for step in (
             ledger.check,
@@ -321,7 +321,7 @@ def test_a_permission_that_is_denied_is_for_good_and_shows_no_values(engine: Eng
 def test_a_row_that_somebody_locks_for_long_is_an_error_that_may_pass(
     engine: Engine, make_engine: MakeEngine, limit: str
 ) -> None:
-    ledger = PostgresLedger(make_engine(f" -c{limit}=100ms"), "mailing")
+    ledger = PostgresLedger("mailing", engine=make_engine(f" -c{limit}=100ms"))
     lease = acquired(ledger, "m")
     with engine.begin() as connection:
         connection.exec_driver_sql("SELECT FROM message_lease FOR UPDATE")
@@ -334,21 +334,21 @@ def test_a_row_that_somebody_locks_for_long_is_an_error_that_may_pass(
 def test_a_server_that_is_no_primary_any_more_is_an_error_that_may_pass(
     engine: Engine, make_engine: MakeEngine
 ) -> None:
-    lease = acquired(PostgresLedger(engine, "mailing"), "m")
-    demoted = PostgresLedger(make_engine(" -cdefault_transaction_read_only=on"), "mailing")
+    lease = acquired(PostgresLedger("mailing", engine=engine), "m")
+    demoted = PostgresLedger("mailing", engine=make_engine(" -cdefault_transaction_read_only=on"))
     with pytest.raises(LedgerError) as caught:
         demoted.complete(lease)
     assert not caught.value.permanent, "after a failover, the next connection leads to the new primary"
 
 
 def test_the_lease_begins_when_the_row_is_there_and_not_when_it_was_asked_for(engine: Engine) -> None:
-    ledger = PostgresLedger(engine, "mailing")
-    lease = acquired(ledger, "m", seconds=LONG)
+    ledger = PostgresLedger("mailing", engine=engine)
+    lease = acquired(ledger, "m", lease_seconds=LONG)
     ledger.release(lease)
     with ThreadPoolExecutor(1) as pool:
         with engine.begin() as connection:
             connection.exec_driver_sql("SELECT FROM message_lease FOR UPDATE")
-            asked = pool.submit(acquired, ledger, "m", seconds=LONG)
+            asked = pool.submit(acquired, ledger, "m", lease_seconds=LONG)
             wait_until(lambda: is_blocked(engine), "it waits for the row")
             let_go = connection.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
         again = asked.result(20)
@@ -360,12 +360,12 @@ def test_the_lease_begins_when_the_row_is_there_and_not_when_it_was_asked_for(en
 
 def test_a_number_that_was_drawn_before_a_wait_is_no_fence(engine: Engine) -> None:
     """Two wait for the row; whoever has it later has the greater fence, in whatever order they have asked."""
-    ledger = PostgresLedger(engine, "mailing")
-    fences = [acquired(ledger, "m", seconds=LONG).fence]
+    ledger = PostgresLedger("mailing", engine=engine)
+    fences = [acquired(ledger, "m", lease_seconds=LONG).fence]
     with ThreadPoolExecutor(1) as pool:
         with engine.begin() as connection:
             connection.exec_driver_sql("UPDATE message_lease SET expires_at = NULL")
-            waiting = pool.submit(acquired, ledger, "m", seconds=LONG)
+            waiting = pool.submit(acquired, ledger, "m", lease_seconds=LONG)
             wait_until(lambda: is_blocked(engine), "it waits for the row")
             # Meanwhile another one has come, and gone again: with a fence that was made after the first one asked.
             fences.append(
@@ -380,7 +380,7 @@ def test_a_number_that_was_drawn_before_a_wait_is_no_fence(engine: Engine) -> No
 @pytest.mark.parametrize("ahead", [1, 10**9, 7 << 44])
 def test_fences_grow_where_the_server_is_behind_what_the_rows_know(engine: Engine, ahead: int) -> None:
     """As after a restore into a new server, of a lower timeline, or when its clock was set back."""
-    ledger = PostgresLedger(engine, "mailing")
+    ledger = PostgresLedger("mailing", engine=engine)
     ledger.release(acquired(ledger, "m"))
     with engine.begin() as connection:
         known = connection.exec_driver_sql(
@@ -399,7 +399,7 @@ def test_a_server_that_does_not_tell_its_timeline_has_fences_by_its_clock(
             "$$BEGIN RAISE insufficient_privilege USING MESSAGE = 'permission denied for function'; END$$"
         )
     managed = make_engine(f" -csearch_path={schema},pg_catalog")
-    ledger = PostgresLedger(managed, "mailing")
+    ledger = PostgresLedger("mailing", engine=managed)
     ledger.check()
     fences = []
     for _ in range(3):
@@ -416,7 +416,9 @@ def test_a_server_that_does_not_tell_its_timeline_has_fences_by_its_clock(
     assert len(told) == 1
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE message_lease SET expires_at = NULL")
-    assert acquired(PostgresLedger(engine, "mailing"), "m").fence > 1 << 44, "where it is told, fences are greater"
+    assert acquired(PostgresLedger("mailing", engine=engine), "m").fence > 1 << 44, (
+        "where it is told, fences are greater"
+    )
 
 
 @pytest.mark.parametrize(
@@ -451,8 +453,8 @@ def test_every_step_of_a_ledger_insists_on_a_durable_commit(engine: Engine, thei
 def test_a_ledger_needs_a_name(engine: Engine) -> None:
     for name in ("", "a\0b", "x" * 201):
         with pytest.raises(InvalidConfiguration, match=r"PostgresLedger\.subscriber_id"):
-            PostgresLedger(engine, name)
-    assert repr(PostgresLedger(engine, "mailing")) == "PostgresLedger('mailing')"
+            PostgresLedger(name, engine=engine)
+    assert repr(PostgresLedger("mailing", engine=engine)) == "PostgresLedger('mailing')"
 
 
 def is_blocked(engine: Engine) -> bool:

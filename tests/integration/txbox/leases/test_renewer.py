@@ -1,4 +1,4 @@
-"""The keeper renews leases while their handlers run, in Postgres, through an unreliable network if need be."""
+"""The renewer extends leases while their handlers run, in Postgres, through an unreliable network if need be."""
 
 import multiprocessing
 import threading
@@ -15,7 +15,7 @@ from support.waiting import wait_until
 from txbox import LeaseLost, LedgerError
 from txbox.leases import Lease, LeaseState, PostgresLedger, idempotent, renewer
 from txbox.leases.lease import elapsed
-from txbox.leases.renewer import LeaseKeeper
+from txbox.leases.renewer import LeaseRenewer
 
 LONG = 600.0
 LEASE = 1.5
@@ -38,7 +38,7 @@ def store(engine: Engine, schema_url: str) -> Store:
 
 @pytest.fixture
 def ledger(engine: Engine) -> PostgresLedger:
-    return PostgresLedger(engine, "mailing")
+    return PostgresLedger("mailing", engine=engine)
 
 
 @pytest.fixture
@@ -60,17 +60,17 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == THREAD]
 
 
-def test_no_error_of_a_renewal_or_of_starting_one_ends_the_keeping(
+def test_no_error_of_a_renewal_or_of_starting_one_ends_the_renewing(
     ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
     renew, start = ledger.renew, threading.Thread.start
 
-    def broken_renewal(lease: Lease, *, seconds: float) -> None:
+    def broken_renewal(lease: Lease, *, lease_seconds: float) -> None:
         tried.append("renewal")
         if tried.count("renewal") == 1:
             raise SystemExit(1)
-        renew(lease, seconds=seconds)
+        renew(lease, lease_seconds=lease_seconds)
 
     def broken_start(thread: threading.Thread) -> None:
         if thread.name == "txbox-lease" and "start" not in tried:
@@ -80,8 +80,8 @@ def test_no_error_of_a_renewal_or_of_starting_one_ends_the_keeping(
 
     monkeypatch.setattr(ledger, "renew", broken_renewal)
     monkeypatch.setattr(threading.Thread, "start", broken_start)
-    lease = acquired(ledger, "m", seconds=6)
-    with LeaseKeeper(ledger).keep(lease):
+    lease = acquired(ledger, "m", lease_seconds=6)
+    with LeaseRenewer(ledger).renewing(lease):
         wait_until(lambda: tried.count("renewal") >= 3, "it goes on", timeout=30)
     assert tried[0] == "start"
 
@@ -92,27 +92,27 @@ def test_a_lease_for_which_no_thread_can_be_started_is_not_kept_for_ever(
     def no_threads(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(renewer, "_rounds", renewer._Rounds())
-    lease = acquired(ledger, "m", seconds=LEASE)
-    keeping = LeaseKeeper(ledger).keep(lease)
+    monkeypatch.setattr(renewer, "_schedule", renewer._Schedule())
+    lease = acquired(ledger, "m", lease_seconds=LEASE)
+    renewing = LeaseRenewer(ledger).renewing(lease)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_threads)
         with pytest.raises(RuntimeError):
-            keeping.__enter__()
-    assert not renewer._rounds._kept
+            renewing.__enter__()
+    assert not renewer._schedule._renewals
 
 
 def test_a_handler_slower_than_its_lease_runs_once_and_keeps_others_out(engine: Engine, ledger: PostgresLedger) -> None:
     runs: list[str] = []
 
     def three_leases_later() -> bool:
-        assert PostgresLedger(engine, "mailing").acquire("m").state is LeaseState.IN_FLIGHT
+        assert PostgresLedger("mailing", engine=engine).acquire("m").state is LeaseState.IN_FLIGHT
         with engine.connect() as connection:
             held, is_live = connection.exec_driver_sql(SECONDS_HELD, ("m",)).one()
         assert is_live
         return bool(held > 3 * LEASE)
 
-    @idempotent(ledger=ledger, identify=lambda message_id: message_id, lease=LEASE)
+    @idempotent(ledger=ledger, identify=lambda message_id: message_id, lease_seconds=LEASE)
     def handler(message_id: str, lease: Lease) -> str:
         runs.append(message_id)
         wait_until(three_leases_later, "three leases long", every=0.1)
@@ -131,12 +131,12 @@ def test_a_renewal_that_fails_for_a_while_is_tried_again(
     told: Callable[[Lease, Exception], None],
     failures: list[tuple[str, Exception]],
 ) -> None:
-    ledger = PostgresLedger(proxied, "mailing")
-    lease = acquired(ledger, "m", seconds=3.0)
+    ledger = PostgresLedger("mailing", engine=proxied)
+    lease = acquired(ledger, "m", lease_seconds=3.0)
     before = moment_of_end(engine, "m")
     proxy.refuse()
     proxy.cut()
-    with LeaseKeeper(ledger, told).keep(lease):
+    with LeaseRenewer(ledger, told).renewing(lease):
         wait_until(lambda: len(failures) >= 2, "two renewals have failed")
         assert moment_of_end(engine, "m") == before
         proxy.accept()
@@ -156,12 +156,12 @@ def test_a_lease_that_is_lost_is_told_of_once_and_renewed_no_more(
     failures: list[tuple[str, Exception]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lost, other = acquired(ledger, "lost", seconds=LEASE), acquired(ledger, "other", seconds=LEASE)
+    lost, other = acquired(ledger, "lost", lease_seconds=LEASE), acquired(ledger, "other", lease_seconds=LEASE)
     store.expire("lost")
-    acquired(ledger, "lost", seconds=LONG)
+    acquired(ledger, "lost", lease_seconds=LONG)
     theirs = moment_of_end(engine, "lost")
-    keeper_of_both = LeaseKeeper(ledger, told)
-    with keeper_of_both.keep(lost), keeper_of_both.keep(other):
+    renewer_of_both = LeaseRenewer(ledger, told)
+    with renewer_of_both.renewing(lost), renewer_of_both.renewing(other):
         wait_until(lambda: failures, "it is told")
         assert lost.lost
         # The other one is renewed on and on, and this one is not even tried.
@@ -174,10 +174,10 @@ def test_a_lease_that_is_lost_is_told_of_once_and_renewed_no_more(
 
 
 def test_no_renewal_outlasts_the_end_of_whoever_works_on_it(engine: Engine, ledger: PostgresLedger) -> None:
-    lease = acquired(ledger, "m", seconds=LEASE)
+    lease = acquired(ledger, "m", lease_seconds=LEASE)
     until = elapsed() + 2.5 * LEASE
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, ExitStack() as stack:
-        stack.enter_context(LeaseKeeper(ledger).keep(lease, until=until))
+        stack.enter_context(LeaseRenewer(ledger).renewing(lease, until=until))
 
         def ends_in_time() -> bool:
             # Looked at before the database does: so what it says is rather too little than too much.
@@ -193,10 +193,10 @@ def test_no_renewal_outlasts_the_end_of_whoever_works_on_it(engine: Engine, ledg
 
 
 def test_an_end_that_is_nearer_than_the_lease_renews_nothing(engine: Engine, ledger: PostgresLedger) -> None:
-    lease, other = acquired(ledger, "m", seconds=LEASE), acquired(ledger, "other", seconds=LEASE)
+    lease, other = acquired(ledger, "m", lease_seconds=LEASE), acquired(ledger, "other", lease_seconds=LEASE)
     before, others = moment_of_end(engine, "m"), moment_of_end(engine, "other")
-    keeper_of_both = LeaseKeeper(ledger)
-    with keeper_of_both.keep(lease, until=elapsed() + LEASE / 2), keeper_of_both.keep(other):
+    renewer_of_both = LeaseRenewer(ledger)
+    with renewer_of_both.renewing(lease, until=elapsed() + LEASE / 2), renewer_of_both.renewing(other):
         wait_until(lambda: moment_of_end(engine, "other") > others)  # type: ignore[operator]
         assert moment_of_end(engine, "m") == before
 
@@ -206,24 +206,24 @@ def test_the_thread_goes_when_it_is_idle_and_comes_back(
 ) -> None:
     monkeypatch.setattr(renewer, "IDLE_SECONDS", 0.2)
     wait_until(lambda: not threads(), "that of other tests, not idle for long enough yet, has gone", timeout=30)
-    one = LeaseKeeper(ledger)
+    one = LeaseRenewer(ledger)
     for number in range(3):
         assert not threads()
-        lease = acquired(ledger, f"m-{number}", seconds=LEASE)
+        lease = acquired(ledger, f"m-{number}", lease_seconds=LEASE)
         before = moment_of_end(engine, lease.message_id)
-        with one.keep(lease):
+        with one.renewing(lease):
             assert len(threads()) == 1
             wait_until(lambda lease=lease, before=before: moment_of_end(engine, lease.message_id) > before)
         wait_until(lambda: not threads(), "it has gone")
 
 
 def test_one_thread_keeps_many_leases(engine: Engine, ledger: PostgresLedger) -> None:
-    leases = [acquired(ledger, f"m-{number}", seconds=3.0) for number in range(50)]
-    one = LeaseKeeper(ledger)
+    leases = [acquired(ledger, f"m-{number}", lease_seconds=3.0) for number in range(50)]
+    one = LeaseRenewer(ledger)
     first = {lease.message_id: moment_of_end(engine, lease.message_id) for lease in leases}
     with ExitStack() as stack:
         for lease in leases:
-            stack.enter_context(one.keep(lease))
+            stack.enter_context(one.renewing(lease))
         assert len(threads()) == 1
         for lease in leases:
             wait_until(lambda lease=lease: moment_of_end(engine, lease.message_id) > first[lease.message_id])
@@ -233,18 +233,18 @@ def test_one_thread_keeps_many_leases(engine: Engine, ledger: PostgresLedger) ->
 
 
 def test_what_has_ended_is_renewed_no_more(engine: Engine, ledger: PostgresLedger) -> None:
-    one = LeaseKeeper(ledger)
-    ended, going_on = acquired(ledger, "ended", seconds=LEASE), acquired(ledger, "going on", seconds=LEASE)
-    with pytest.raises(ZeroDivisionError), one.keep(ended):
+    one = LeaseRenewer(ledger)
+    ended, going_on = acquired(ledger, "ended", lease_seconds=LEASE), acquired(ledger, "going on", lease_seconds=LEASE)
+    with pytest.raises(ZeroDivisionError), one.renewing(ended):
         raise ZeroDivisionError
-    with one.keep(going_on), statements_sent(engine) as sent:
+    with one.renewing(going_on), statements_sent(engine) as sent:
         before = moment_of_end(engine, "going on")
         wait_until(lambda: moment_of_end(engine, "going on") > before)  # type: ignore[operator]
     assert sum("SET expires_at" in statement for statement in sent) <= 2
     assert moment_of_end(engine, "ended") < moment_of_end(engine, "going on")  # type: ignore[operator]
 
 
-def test_the_reader_of_failures_may_fail_and_every_other_lease_is_kept(
+def test_the_reader_of_failures_may_fail_and_every_other_lease_is_renewals(
     store: Store, engine: Engine, ledger: PostgresLedger
 ) -> None:
     def broken(lease: Lease, error: Exception) -> None:
@@ -252,11 +252,11 @@ def test_the_reader_of_failures_may_fail_and_every_other_lease_is_kept(
         raise ZeroDivisionError
 
     told = threading.Event()
-    lost, other = acquired(ledger, "lost", seconds=LEASE), acquired(ledger, "other", seconds=LEASE)
+    lost, other = acquired(ledger, "lost", lease_seconds=LEASE), acquired(ledger, "other", lease_seconds=LEASE)
     store.expire("lost")
-    acquired(ledger, "lost", seconds=LONG)
-    one = LeaseKeeper(ledger, broken)
-    with one.keep(lost), one.keep(other):
+    acquired(ledger, "lost", lease_seconds=LONG)
+    one = LeaseRenewer(ledger, broken)
+    with one.renewing(lost), one.renewing(other):
         assert told.wait(10)
         for _ in range(2):
             before = moment_of_end(engine, "other")
@@ -267,19 +267,19 @@ def test_the_reader_of_failures_may_fail_and_every_other_lease_is_kept(
 def test_a_fork_has_a_thread_of_its_own_and_does_not_keep_its_parents_leases(
     engine: Engine, schema_url: str, ledger: PostgresLedger
 ) -> None:
-    parents = acquired(ledger, "parent's", seconds=LONG)
-    one = LeaseKeeper(ledger)
+    parents = acquired(ledger, "parent's", lease_seconds=LONG)
+    one = LeaseRenewer(ledger)
 
     def child(pipe: "multiprocessing.connection.Connection") -> None:
         engine.dispose(close=False)
-        lease = acquired(ledger, "child's", seconds=LEASE)
+        lease = acquired(ledger, "child's", lease_seconds=LEASE)
         before = moment_of_end(engine, "child's")
-        with one.keep(lease):
+        with one.renewing(lease):
             wait_until(lambda: moment_of_end(engine, "child's") > before)  # type: ignore[operator]
-            pipe.send([kept.lease.message_id for kept in renewer._rounds._kept])
+            pipe.send([renewal.lease.message_id for renewal in renewer._schedule._renewals])
             pipe.recv()
 
-    with one.keep(parents):
+    with one.renewing(parents):
         ours, theirs = multiprocessing.Pipe()
         process = multiprocessing.get_context("fork").Process(target=child, args=(theirs,))
         process.start()
@@ -297,18 +297,18 @@ def test_a_renewal_that_hangs_keeps_no_other_lease_from_being_renewed(engine: En
     hangs, go_on = threading.Event(), threading.Event()
 
     class Hanging(PostgresLedger):
-        def renew(self, lease: Lease, *, seconds: float | None = None) -> None:
+        def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
             if lease.message_id == "hangs":
                 hangs.set()
                 assert go_on.wait(30)
-            super().renew(lease, seconds=seconds)
+            super().renew(lease, lease_seconds=lease_seconds)
 
-    ledger = Hanging(engine, "mailing")
-    one = LeaseKeeper(ledger)
-    with one.keep(acquired(ledger, "hangs", seconds=LEASE)):
+    ledger = Hanging("mailing", engine=engine)
+    one = LeaseRenewer(ledger)
+    with one.renewing(acquired(ledger, "hangs", lease_seconds=LEASE)):
         assert hangs.wait(10)
-        other = acquired(ledger, "other", seconds=LEASE)
-        with one.keep(other):
+        other = acquired(ledger, "other", lease_seconds=LEASE)
+        with one.renewing(other):
             for _ in range(3):
                 before = moment_of_end(engine, "other")
                 wait_until(lambda before=before: moment_of_end(engine, "other") > before)
@@ -318,16 +318,16 @@ def test_a_renewal_that_hangs_keeps_no_other_lease_from_being_renewed(engine: En
 
 
 def test_a_lease_that_was_long_in_coming_is_renewed_the_sooner(engine: Engine, ledger: PostgresLedger) -> None:
-    answered = acquired(ledger, "m", seconds=LONG)
+    answered = acquired(ledger, "m", lease_seconds=LONG)
     late = Lease(
         "mailing",
         "m",
         fence=answered.fence,
         attempt=1,
         unknown_attempts=0,
-        seconds=LONG,
+        lease_seconds=LONG,
         asked_at=elapsed() - LONG * 0.9,
     )
     before = moment_of_end(engine, "m")
-    with LeaseKeeper(ledger).keep(late):
+    with LeaseRenewer(ledger).renewing(late):
         wait_until(lambda: moment_of_end(engine, "m") > before)  # type: ignore[operator]

@@ -44,40 +44,40 @@ def stepped(schema_url: str, set_clock: SetClock) -> Iterator[Engine]:
 def test_who_knew_the_clock_takes_over_nothing_when_it_is_set_forward(
     stepped: Engine, set_clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    owner, other = PostgresLedger(stepped, "mailing"), PostgresLedger(stepped, "mailing")
-    lease = acquired(owner, "m", seconds=30)
+    owner, other = PostgresLedger("mailing", engine=stepped), PostgresLedger("mailing", engine=stepped)
+    lease = acquired(owner, "m", lease_seconds=30)
     acquired(other, "another message")
     set_clock(HOUR)
     for _ in range(3):
-        found = other.acquire("m", seconds=30)
+        found = other.acquire("m", lease_seconds=30)
         assert found.state is LeaseState.IN_FLIGHT
-        assert 0 < found.seconds <= 31
+        assert 0 < found.seconds_left <= 31
     acquired(other, "a free message")
     assert [record.message for record in caplog.records if "went forward by 3600 s" in record.message]
     # By the clock as it is now.
     owner.renew(lease)
     assert lease.seconds_left > 20
-    assert PostgresLedger(stepped, "mailing").acquire("m").state is LeaseState.IN_FLIGHT
+    assert PostgresLedger("mailing", engine=stepped).acquire("m").state is LeaseState.IN_FLIGHT
     owner.complete(lease)
 
 
 def test_after_the_length_of_a_lease_the_new_time_is_the_time(stepped: Engine, set_clock: SetClock) -> None:
-    owner, other = PostgresLedger(stepped, "mailing"), PostgresLedger(stepped, "mailing")
-    acquired(owner, "m", seconds=HOUR / 2)
+    owner, other = PostgresLedger("mailing", engine=stepped), PostgresLedger("mailing", engine=stepped)
+    acquired(owner, "m", lease_seconds=HOUR / 2)
     acquired(other, "another message")
     set_clock(HOUR)
-    assert other.acquire("m", seconds=0.2).state is LeaseState.IN_FLIGHT
-    wait_until(lambda: other.acquire("m", seconds=0.2).state is LeaseState.ACQUIRED, "it is taken over")
+    assert other.acquire("m", lease_seconds=0.2).state is LeaseState.IN_FLIGHT
+    wait_until(lambda: other.acquire("m", lease_seconds=0.2).state is LeaseState.ACQUIRED, "it is taken over")
 
 
 def test_who_did_not_know_the_clock_takes_over_and_both_are_told(
     stepped: Engine, set_clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What cannot be prevented: nothing that a new process can see tells it that the clock was set."""
-    owner = PostgresLedger(stepped, "mailing")
-    lease, another = acquired(owner, "m", seconds=30), acquired(owner, "another message", seconds=30)
+    owner = PostgresLedger("mailing", engine=stepped)
+    lease, another = acquired(owner, "m", lease_seconds=30), acquired(owner, "another message", lease_seconds=30)
     set_clock(HOUR)
-    taken_over = acquired(PostgresLedger(stepped, "mailing"), "m", seconds=30)
+    taken_over = acquired(PostgresLedger("mailing", engine=stepped), "m", lease_seconds=30)
     assert taken_over.unknown_attempts == 1
     with pytest.raises(LeaseLost):
         owner.renew(lease)
@@ -89,13 +89,13 @@ def test_who_did_not_know_the_clock_takes_over_and_both_are_told(
 def test_a_clock_that_is_set_back_blocks_no_message_for_longer_than_two_leases(
     stepped: Engine, set_clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dead, knew = PostgresLedger(stepped, "mailing"), PostgresLedger(stepped, "mailing")
+    dead, knew = PostgresLedger("mailing", engine=stepped), PostgresLedger("mailing", engine=stepped)
     acquired(knew, "another message")
-    acquired(dead, "m", seconds=0.5)
+    acquired(dead, "m", lease_seconds=0.5)
     set_clock(-HOUR)
-    new = PostgresLedger(stepped, "mailing")
+    new = PostgresLedger("mailing", engine=stepped)
     found = new.acquire("m")
-    assert (found.state, found.seconds) == (LeaseState.IN_FLIGHT, 0.5)
+    assert (found.state, found.seconds_left) == (LeaseState.IN_FLIGHT, 0.5)
     wait_until(lambda: new.acquire("m").state is LeaseState.ACQUIRED, "its lease is over")
     assert [record.message for record in caplog.records if "the database's clock was set back" in record.message]
     acquired(knew, "a free message")
@@ -103,10 +103,10 @@ def test_a_clock_that_is_set_back_blocks_no_message_for_longer_than_two_leases(
 
 
 def test_an_owner_that_lives_keeps_its_message_when_the_clock_is_set_back(stepped: Engine, set_clock: SetClock) -> None:
-    owner, other = PostgresLedger(stepped, "mailing"), PostgresLedger(stepped, "mailing")
-    lease = acquired(owner, "m", seconds=30)
+    owner, other = PostgresLedger("mailing", engine=stepped), PostgresLedger("mailing", engine=stepped)
+    lease = acquired(owner, "m", lease_seconds=30)
     set_clock(-HOUR)
-    assert other.acquire("m").seconds == 30
+    assert other.acquire("m").seconds_left == 30
     held = other.acquire("m")
     assert (held.state, held.seconds <= 30) == (LeaseState.IN_FLIGHT, True)
     left = lease.seconds_left

@@ -32,15 +32,15 @@ real = time.time()
 with time_machine.travel(real + shift, tick=True):
     assert abs(time.time() - real - shift) < 60
     assert abs(datetime.datetime.now(datetime.timezone.utc).timestamp() - real - shift) < 60
-    ledger = PostgresLedger(create_engine(url), "mailing")
+    ledger = PostgresLedger("mailing", engine=create_engine(url))
     answers = []
     for step, message_id, seconds in script:
         if step == "acquire":
-            answer = ledger.acquire(message_id, seconds=seconds)
+            answer = ledger.acquire(message_id, lease_seconds=seconds)
             lease = answer.lease
-            answers.append([answer.state, lease.seconds_left if lease else answer.seconds])
+            answers.append([answer.state, lease.seconds_left if lease else answer.seconds_left])
         elif step == "renew":
-            ledger.renew(lease, seconds=seconds)
+            ledger.renew(lease, lease_seconds=seconds)
             answers.append(["renewed", lease.seconds_left])
         elif step == "handle":
             ran = []
@@ -73,7 +73,7 @@ def shifted(store: Store, shift: int, *script: tuple[str, str, float]) -> list[l
 @SHIFTS
 def test_it_takes_over_nothing_that_is_held(store: Store, shift: int) -> None:
     ledger = store.ledger()
-    lease = acquired(ledger, "m", seconds=LONG)
+    lease = acquired(ledger, "m", lease_seconds=LONG)
     ((state, seconds),) = shifted(store, shift, ("acquire", "m", LONG))
     assert state == LeaseState.IN_FLIGHT
     assert isinstance(seconds, float)
@@ -101,7 +101,7 @@ def test_what_it_holds_is_held_for_as_long_as_was_asked_and_no_longer(store: Sto
 
 @SHIFTS
 def test_it_takes_over_what_has_run_out(store: Store, shift: int) -> None:
-    acquired(store.ledger(), "m", seconds=LONG)
+    acquired(store.ledger(), "m", lease_seconds=LONG)
     store.expire("m")
     assert shifted(store, shift, ("handle", "m", 0), ("handle", "m", 0)) == [["ran", 0], ["skipped", 0]]
     assert store.ledger().acquire("m").state is LeaseState.COMPLETED

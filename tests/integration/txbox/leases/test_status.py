@@ -17,13 +17,13 @@ def test_nothing_was_ever_leased(engine: Engine) -> None:
 
 
 def test_each_subscriber_has_its_leases_counted_by_what_became_of_them(engine: Engine) -> None:
-    mailing, gifts = PostgresLedger(engine, "mailing"), PostgresLedger(engine, "gifts")
+    mailing, gifts = PostgresLedger("mailing", engine=engine), PostgresLedger("gifts", engine=engine)
     for name in "abc":
         mailing.complete(acquired(mailing, name))
     for name in "de":
         mailing.release(acquired(mailing, name))
-    acquired(mailing, "f", seconds=600)
-    acquired(gifts, "g", seconds=600)
+    acquired(mailing, "f", lease_seconds=600)
+    acquired(gifts, "g", lease_seconds=600)
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "UPDATE message_lease SET expires_at = now() - interval '1 hour', acquired_at = now() - interval '2 hours' "
@@ -40,7 +40,7 @@ def test_each_subscriber_has_its_leases_counted_by_what_became_of_them(engine: E
 
 
 def test_a_large_table_is_estimated_unless_asked_otherwise(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = PostgresLedger(engine, "mailing")
+    ledger = PostgresLedger("mailing", engine=engine)
     for number in range(20):
         ledger.complete(acquired(ledger, str(number)))
     with engine.begin() as connection:

@@ -87,7 +87,7 @@ def test_inbox_ledger_and_dead_letters_work(unusual: Engine) -> None:
     assert (is_recent(letter.parked_at), is_recent(letter.redriven_at)) == (True, True)
     assert letter.body == bytes(range(256))
     letters.park(DeadLetter("billing", "m4", Reason.FAILED, "error", 1, "queue", b"{}"))
-    ledger = PostgresLedger(unusual, "mailing")
+    ledger = PostgresLedger("mailing", engine=unusual)
     lease = ledger.acquire("m1").lease
     assert lease is not None
     ledger.renew(lease)

@@ -96,7 +96,7 @@ def milliseconds() -> int:
 
 def test_an_item_says_who_works_until_when_in_the_stores_time(store: Store, item: Callable[..., Any]) -> None:
     before = milliseconds()
-    lease = acquired(store.ledger(), "m1", seconds=20, fingerprint=b"f" * 32)
+    lease = acquired(store.ledger(), "m1", lease_seconds=20, fingerprint=b"f" * 32)
     found = item("m1")
     assert found["fence"] == lease.fence
     assert (found["attempts"], found["failures"], found["fingerprint"]) == (1, 0, b"f" * 32)
@@ -107,12 +107,12 @@ def test_an_item_says_who_works_until_when_in_the_stores_time(store: Store, item
 
 def test_a_renewal_begins_when_it_is_asked_for(store: Store, item: Callable[..., Any]) -> None:
     ledger = store.ledger()
-    lease = acquired(ledger, "m1", seconds=20)
+    lease = acquired(ledger, "m1", lease_seconds=20)
     before = milliseconds()
-    ledger.renew(lease, seconds=50)
+    ledger.renew(lease, lease_seconds=50)
     assert before + 50_000 <= item("m1")["expires_at"] <= milliseconds() + 52_000
     assert 49 < lease.seconds_left <= 50
-    ledger.renew(lease, seconds=5)
+    ledger.renew(lease, lease_seconds=5)
     assert item("m1")["expires_at"] <= milliseconds() + 7_000
     assert lease.seconds_left <= 5
 
@@ -120,7 +120,7 @@ def test_a_renewal_begins_when_it_is_asked_for(store: Store, item: Callable[...,
 @pytest.mark.parametrize("end", ["complete", "release", "neither"])
 def test_an_item_is_removed_some_days_after_its_last_step(store: Store, item: Callable[..., Any], end: str) -> None:
     ledger = store.ledger()
-    lease = acquired(ledger, "m1", seconds=DAY)
+    lease = acquired(ledger, "m1", lease_seconds=DAY)
     if end != "neither":
         getattr(ledger, end)(lease)
     expected = time.time() + RETENTION_SECONDS + (DAY if end == "neither" else 0)
@@ -223,14 +223,14 @@ def test_a_lease_is_not_taken_over_within_the_skew_of_the_hosts_clocks(store: St
     put("m1", expires_at=milliseconds() - 500)
     refused = other.acquire("m1")
     assert refused.state is LeaseState.IN_FLIGHT
-    assert 0 < refused.seconds <= 2.5
+    assert 0 < refused.seconds_left <= 2.5
     put("m1", expires_at=milliseconds() - 4_000)
     assert other.acquire("m1").state is LeaseState.ACQUIRED
 
 
 def test_who_is_refused_learns_how_long_at_most(store: Store) -> None:
-    acquired(store.ledger(), "m1", seconds=20)
-    assert 20 <= store.ledger().acquire("m1").seconds <= 24
+    acquired(store.ledger(), "m1", lease_seconds=20)
+    assert 20 <= store.ledger().acquire("m1").seconds_left <= 24
 
 
 def test_a_host_whose_clock_is_ahead_within_the_skew_changes_nothing(
@@ -253,7 +253,7 @@ def test_a_machine_that_was_suspended_writes_its_lease_anew(
     suspended.check()
     dates.shift = 0
     before = milliseconds()
-    lease = acquired(suspended, "m1", seconds=20)
+    lease = acquired(suspended, "m1", lease_seconds=20)
     assert before + 20_000 <= item("m1")["expires_at"] <= milliseconds() + 22_000
     assert store.ledger().acquire("m1").state is LeaseState.IN_FLIGHT
     suspended.complete(lease)
@@ -264,7 +264,7 @@ def test_a_machine_that_was_suspended_renews_for_as_long_as_it_says(
 ) -> None:
     dates.shift = -3_600
     suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
-    lease = acquired(suspended, "m1", seconds=20)
+    lease = acquired(suspended, "m1", lease_seconds=20)
     dates.shift = 0
     before = milliseconds()
     suspended.renew(lease)
@@ -289,7 +289,7 @@ def test_a_lease_that_was_written_too_short_and_was_taken_over_is_not_given_out(
             taken.append(other.acquire("m1"))
 
     dates.client.meta.events.register("after-call.dynamodb.UpdateItem", take)
-    refused = suspended.acquire("m1", seconds=20)
+    refused = suspended.acquire("m1", lease_seconds=20)
     assert refused.state is LeaseState.IN_FLIGHT
     assert taken[1].state is LeaseState.ACQUIRED
     other.complete(taken[1].lease)
@@ -315,7 +315,7 @@ def test_a_lease_reckoned_before_another_thread_learns_of_the_suspension_is_writ
         monkeypatch.setattr(suspended._items, "_client", learn)
     else:
         dates.client.meta.events.register("before-send.dynamodb.UpdateItem", lambda **_: learn() and None)
-    acquired(suspended, "m1", seconds=20)
+    acquired(suspended, "m1", lease_seconds=20)
     assert learned[0] + 20_000 <= item("m1")["expires_at"]
 
 
@@ -405,7 +405,7 @@ def test_a_ledger_that_was_idle_asks_for_the_time_first(
     for module in (dynamodb_module, items):
         monkeypatch.setattr(module, "elapsed", lambda: real() + idle)
     dates.shift = idle
-    acquired(ledger, "m", seconds=30)
+    acquired(ledger, "m", lease_seconds=30)
     assert 29 <= item("m")["expires_at"] / 1000 - time.time() - idle <= 33
 
 

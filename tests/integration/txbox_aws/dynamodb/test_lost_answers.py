@@ -59,7 +59,7 @@ def test_a_lease_whose_answer_was_lost_is_ours(
     proxy: TcpProxy, behind: DynamoDBLedger, item: Callable[[], Any], reaches_server: bool
 ) -> None:
     proxy.lose_next(ACQUIRE, reaches_server=reaches_server)
-    lease = acquired(behind, "m1", seconds=20)
+    lease = acquired(behind, "m1", lease_seconds=20)
     assert proxy.lost == 1
     assert (lease.attempt, lease.unknown_attempts) == (1, 0)
     assert (item()["fence"], item()["attempts"]) == (lease.fence, 1)
@@ -67,7 +67,7 @@ def test_a_lease_whose_answer_was_lost_is_ours(
 
 
 def test_one_silent_connection_does_not_lose_a_lease_of_ten_seconds(proxy: TcpProxy, behind: DynamoDBLedger) -> None:
-    lease = acquired(behind, "m1", seconds=30)
+    lease = acquired(behind, "m1", lease_seconds=30)
     assert proxy.hush()
     begun = time.monotonic()
     behind.renew(lease)
@@ -240,9 +240,9 @@ def test_what_an_owner_said_comes_too_late_once_another_has_it(
 def test_a_renewal_that_comes_late_does_not_undo_a_later_one(
     dynamodb: Any, recorder: Recorder, item: Callable[[], Any]
 ) -> None:
-    lease = acquired(recorder.ledger, "m1", seconds=10)
-    recorder.ledger.renew(lease, seconds=20)
-    recorder.ledger.renew(lease, seconds=500)
+    lease = acquired(recorder.ledger, "m1", lease_seconds=10)
+    recorder.ledger.renew(lease, lease_seconds=20)
+    recorder.ledger.renew(lease, lease_seconds=500)
     before = item()
     assert not recorder.again(dynamodb, -2)
     assert item() == before
@@ -253,19 +253,19 @@ def test_a_renewal_that_a_later_one_has_overtaken_leaves_it_alone(
     store: Store, recorder: Recorder, item: Callable[[], Any]
 ) -> None:
     """Two threads renew one lease; the one that asked first arrives last."""
-    lease = acquired(recorder.ledger, "m1", seconds=10)
+    lease = acquired(recorder.ledger, "m1", lease_seconds=10)
     overtaken: list[Any] = []
 
     def overtake(**_: Any) -> None:
         if not overtaken:
             overtaken.append(None)
-            store.ledger().renew(lease, seconds=500)
+            store.ledger().renew(lease, lease_seconds=500)
 
     recorder.client.meta.events.register("before-call.dynamodb.UpdateItem", overtake)
-    recorder.ledger.renew(lease, seconds=20)
+    recorder.ledger.renew(lease, lease_seconds=20)
     assert overtaken
     assert lease.seconds_left > 490
-    assert store.ledger().acquire("m1").seconds > 490
+    assert store.ledger().acquire("m1").seconds_left > 490
 
 
 def test_a_release_that_comes_again_frees_nothing_anew(

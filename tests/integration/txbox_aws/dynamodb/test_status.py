@@ -25,11 +25,11 @@ def test_what_becomes_of_messages_is_counted_by_subscriber(dynamodb: Any, store:
     for number in range(3):
         mailing.complete(acquired(mailing, f"done {number}"))
     mailing.release(acquired(mailing, "failed"))
-    acquired(mailing, "dead", seconds=600)
+    acquired(mailing, "dead", lease_seconds=600)
     store.expire("dead")
     for number in range(2):
-        acquired(mailing, f"at work {number}", seconds=600)
-    acquired(gifts, "at work 0", seconds=600)
+        acquired(mailing, f"at work {number}", lease_seconds=600)
+    acquired(gifts, "at work 0", lease_seconds=600)
     found = read_lease_table(store.arguments["table"], client=dynamodb)
     assert found == LeaseStatus(
         8,

@@ -29,9 +29,9 @@ with time_machine.travel(wrong, tick=True):
     ledger, leases, said = DynamoDBLedger("mailing", table=table), {}, []
     for step, message_id in steps:
         if step == "acquire":
-            found = ledger.acquire(message_id, seconds=20)
+            found = ledger.acquire(message_id, lease_seconds=20)
             leases[message_id] = found.lease
-            said.append([found.state, found.seconds])
+            said.append([found.state, found.seconds_left])
         else:
             getattr(ledger, step)(leases[message_id])
             said.append([step, 0])
@@ -80,7 +80,7 @@ def test_its_leases_are_as_long_for_others_as_they_should_be(
         assert before + 20 <= item(dynamodb, store, message_id)["expires_at"] / 1000 <= time.time() + 22
         refused = store.ledger().acquire(message_id)
         assert refused.state is LeaseState.IN_FLIGHT
-        assert refused.seconds <= 24
+        assert refused.seconds_left <= 24
     # The process is dead. Once its leases have run out, nobody is kept out.
     store.expire("m1")
     assert acquired(store.ledger(), "m1").unknown_attempts == 1
@@ -88,7 +88,7 @@ def test_its_leases_are_as_long_for_others_as_they_should_be(
 
 def test_it_takes_nobodys_lease_away(store: Store, elsewhere: Callable[..., list[list[Any]]]) -> None:
     ledger = store.ledger()
-    lease = acquired(ledger, "m1", seconds=60)
+    lease = acquired(ledger, "m1", lease_seconds=60)
     ((state, seconds),) = elsewhere(("acquire", "m1"))
     assert state == "in_flight"
     assert 30 < seconds <= 64

@@ -78,7 +78,7 @@ def test_a_ledgers_connection_that_has_died_meanwhile_goes_unnoticed(
     pool: Engine, engine: Engine, business: Business
 ) -> None:
     ledger_pool = create_engine(engine.url, pool_size=1)
-    handle = sqs_handler(ledger=PostgresLedger(ledger_pool, "billing"), handler=lambda message: None)
+    handle = sqs_handler(ledger=PostgresLedger("billing", engine=ledger_pool), handler=lambda message: None)
     handle(of("a"), Context(30))
     with ledger_pool.connect() as connection:
         pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()

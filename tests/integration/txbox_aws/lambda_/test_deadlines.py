@@ -123,7 +123,7 @@ def test_a_ledger_begins_nothing_that_does_not_fit(
     pool: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow(monkeypatch, 5.0)
-    handle = sqs_handler(ledger=PostgresLedger(pool, "billing"), handler=slow.mail)
+    handle = sqs_handler(ledger=PostgresLedger("billing", engine=pool), handler=slow.mail)
     asked = of("abcd")
     answer = handle(asked, Context(12))
     assert answer == failing("cd")
@@ -146,7 +146,7 @@ def test_a_lease_does_not_outlive_the_invocation(
             )
         )
 
-    ledger = PostgresLedger(engine, "billing")
+    ledger = PostgresLedger("billing", engine=engine)
     if beside_an_inbox:
         handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=look, ledger=ledger, lease_seconds=600)
     else:

@@ -43,6 +43,6 @@ def test_fifo_with_a_ledger_stops_at_the_first_failure(pool: Engine, business: B
         if message.id == "b":
             raise ValueError("no")
 
-    handle = sqs_handler(ledger=PostgresLedger(pool, "billing"), handler=mail)
+    handle = sqs_handler(ledger=PostgresLedger("billing", engine=pool), handler=mail)
     assert handle(of("abcd", group="g"), Context(30)) == failing("bcd")
     assert seen == ["a", "b"]

@@ -20,7 +20,7 @@ from txbox_local import LocalAws
 @pytest.fixture(params=["postgres", "dynamodb"])
 def ledger(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Ledger]:
     if request.param == "postgres":
-        yield PostgresLedger(engine, "billing")
+        yield PostgresLedger("billing", engine=engine)
     else:
         request.getfixturevalue("aws")
         client = boto3.client("dynamodb")
@@ -66,7 +66,7 @@ def test_with_a_ledger_alone_dead_letters_are_kept_where_the_engine_says(pool: E
         raise ValueError("no")
 
     handle = sqs_handler(
-        ledger=PostgresLedger(pool, "billing"), dead_letters=DeadLetters(pool), handler=fail, max_attempts=2
+        ledger=PostgresLedger("billing", engine=pool), dead_letters=DeadLetters(pool), handler=fail, max_attempts=2
     )
     assert handle(of("a"), Context(30)) == failing("a")
     assert handle(of("a", receives=2), Context(30)) == NOTHING

@@ -8,7 +8,7 @@ from txbox.leases import PostgresLedger
 
 @pytest.fixture
 def ledger(engine: Engine) -> PostgresLedger:
-    return PostgresLedger(engine, "mailing")
+    return PostgresLedger("mailing", engine=engine)
 
 
 @pytest.fixture

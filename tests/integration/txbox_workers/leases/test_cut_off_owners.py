@@ -44,7 +44,7 @@ def test_beside_an_inbox_an_owner_that_was_cut_off_has_made_no_attempt(
         session.execute(text("SELECT 1"))
 
     source = MemorySource(messages("a"))
-    ledger = PostgresLedger(proxied, "mailing")
+    ledger = PostgresLedger("mailing", engine=proxied)
     options = {"inbox": Inbox("mailing"), "max_attempts": 1, "lease_seconds": 0.3, "hooks": [kept]}
     with at_work(make(source, ledger, handle, proxied, **options)):
         for runs in (1, 2, 3):
@@ -70,7 +70,7 @@ def test_a_failure_that_the_ledger_could_not_be_told_of_is_told_later_and_is_kno
             raise ValueError("no")
 
     source = MemorySource(messages("a"))
-    ledger = PostgresLedger(proxied, "mailing")
+    ledger = PostgresLedger("mailing", engine=proxied)
     with at_work(make(source, ledger, handle, proxied, lease_seconds=0.3, hooks=[kept])):
         wait_until(lambda: len(seen) == 1)
         heal(proxy, kept, source, business)

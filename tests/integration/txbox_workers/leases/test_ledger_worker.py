@@ -48,7 +48,7 @@ def test_what_another_owner_works_on_is_handed_back_for_no_longer_than_its_lease
     from txbox_workers.processing import processor
 
     monkeypatch.setattr(processor, "IN_FLIGHT_BACKOFF", Backoff(3_600, 3_600))
-    lease = acquired(PostgresLedger(engine, "mailing"), "m", seconds=20)
+    lease = acquired(PostgresLedger("mailing", engine=engine), "m", lease_seconds=20)
     worker = make(MemorySource(), ledger, lambda m: mails.append(m.id), engine)
     ((settlement,),) = worker._processor.process([delivery("m")])
     assert (settlement.outcome, mails) == (Outcome.IN_FLIGHT, [])
@@ -61,7 +61,7 @@ def test_what_another_owner_works_on_is_handed_back_for_no_longer_than_its_lease
 def test_who_loses_its_lease_while_it_works_acks_nothing(engine: Engine, ledger: PostgresLedger) -> None:
     def handle(message: Message, lease: Lease) -> None:
         expire(engine, message.id)
-        other = acquired(PostgresLedger(engine, "mailing"), message.id)
+        other = acquired(PostgresLedger("mailing", engine=engine), message.id)
         assert other.fence > lease.fence
 
     worker = make(MemorySource(), ledger, handle, engine)
@@ -91,7 +91,7 @@ def test_a_renewal_that_fails_is_told(engine: Engine, ledger: PostgresLedger) ->
 
     def handle(message: Message) -> None:
         expire(engine, message.id)
-        acquired(PostgresLedger(engine, "mailing"), message.id)
+        acquired(PostgresLedger("mailing", engine=engine), message.id)
         wait_until(lambda: [e for e in heard if isinstance(e, HeartbeatFailed)], "the renewal has failed")
 
     worker = make(MemorySource(), ledger, handle, None, lease_seconds=0.5, hooks=[heard.append])

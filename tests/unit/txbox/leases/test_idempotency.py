@@ -11,7 +11,7 @@ from txbox import InvalidConfiguration, Message
 from txbox.leases import Lease, PostgresLedger, idempotent
 
 # Nothing here gets as far as connecting.
-LEDGER = PostgresLedger(create_engine("postgresql+psycopg://127.0.0.1:1/none"), "mailing")
+LEDGER = PostgresLedger("mailing", engine=create_engine("postgresql+psycopg://127.0.0.1:1/none"))
 
 
 def generator(message: Message) -> Iterator[int]:
@@ -39,7 +39,11 @@ def test_a_lease_by_position_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"lease": 0}, "lease must be"), ({"lease": 1e9}, "lease must be"), ({"wait": -1}, "wait must")],
+    [
+        ({"lease_seconds": 0}, "lease_seconds must be"),
+        ({"lease_seconds": 1e9}, "lease_seconds must be"),
+        ({"wait_seconds": -1}, "wait_seconds must"),
+    ],
 )
 def test_lengths_that_cannot_work_are_refused_when_decorating(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
@@ -49,7 +53,7 @@ def test_lengths_that_cannot_work_are_refused_when_decorating(options: dict[str,
 @pytest.mark.parametrize("arguments", [(), ("m",), (Message("m", b""), Message("n", b""))])
 def test_there_has_to_be_one_message_unless_identify_says_what_the_id_is(arguments: tuple[Any, ...]) -> None:
     handler = idempotent(lambda *anything: None, ledger=LEDGER)
-    with pytest.raises(InvalidConfiguration, match=f"has found {sum(map(is_message, arguments))} messages"):
+    with pytest.raises(InvalidConfiguration, match=f"found {sum(map(is_message, arguments))} messages"):
         handler(*arguments)
 
 

@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 
 from txbox import InvalidConfiguration, LeaseLost, Mismatch
 from txbox.leases import Acquisition, Lease, LeaseState
-from txbox.leases.lease import MAX_LEASE_SECONDS, Record, elapsed, judged, owner, valid_lease_seconds
+from txbox.leases.lease import MAX_LEASE_SECONDS, LeaseRecord, acquisition_from, elapsed, owner, valid_lease_seconds
 
 
 def lease(*, seconds: float = 60, ago: float = 0) -> Lease:
-    return Lease("mailing", "m", fence=7, attempt=2, unknown_attempts=1, seconds=seconds, asked_at=elapsed() - ago)
+    return Lease(
+        "mailing", "m", fence=7, attempt=2, unknown_attempts=1, lease_seconds=seconds, asked_at=elapsed() - ago
+    )
 
 
 def test_a_lease_counts_from_when_it_was_asked_for() -> None:
     one = lease(seconds=60, ago=20)
     assert 39 < one.seconds_left <= 40
-    assert one.seconds == 60
+    assert one.lease_seconds == 60
     one.ensure()
 
 
@@ -36,14 +38,14 @@ def test_a_lease_that_has_run_out_may_be_lost() -> None:
 
 def test_a_renewal_counts_from_when_it_was_asked_for_too() -> None:
     one = lease(seconds=60, ago=61)
-    one.renewed(30, elapsed() - 10)
-    assert one.seconds == 30
+    one.mark_renewed(30, elapsed() - 10)
+    assert one.lease_seconds == 30
     assert 19 < one.seconds_left <= 20
 
 
 def test_what_was_lost_is_over_however_much_time_was_left() -> None:
     one = lease()
-    error = one.was_lost()
+    error = one.mark_lost()
     assert isinstance(error, LeaseLost)
     assert one.lost
     assert one.seconds_left == 0
@@ -56,12 +58,12 @@ def test_a_lease_shows_who_and_what_but_no_times() -> None:
 
 
 def test_a_lease_that_was_lost_can_be_told_to_another_process() -> None:
-    error = pickle.loads(pickle.dumps(lease().was_lost()))
+    error = pickle.loads(pickle.dumps(lease().mark_lost()))
     assert (error.message_id, error.fence) == ("m", 7)
 
 
 RECORDS = st.builds(
-    Record,
+    LeaseRecord,
     completed=st.booleans(),
     seconds_left=st.none() | st.floats(-100, 100),
     result=st.none() | st.binary(max_size=3),
@@ -70,30 +72,32 @@ RECORDS = st.builds(
 
 
 @given(record=RECORDS, fingerprint=st.sampled_from([None, b"one"]))
-def test_a_record_is_completed_in_flight_or_to_be_asked_for_again(record: Record, fingerprint: bytes | None) -> None:
+def test_a_record_is_completed_in_flight_or_to_be_asked_for_again(
+    record: LeaseRecord, fingerprint: bytes | None
+) -> None:
     if fingerprint == b"one" and record.fingerprint == b"other":
         with pytest.raises(Mismatch):
-            judged(record, "mailing", "m", fingerprint)
+            acquisition_from(record, "mailing", "m", fingerprint)
         return
-    acquisition = judged(record, "mailing", "m", fingerprint)
+    acquisition = acquisition_from(record, "mailing", "m", fingerprint)
     if record.completed:
         assert acquisition == Acquisition(LeaseState.COMPLETED, result=record.result)
     elif record.seconds_left is not None and record.seconds_left > 0:
-        assert acquisition == Acquisition(LeaseState.IN_FLIGHT, seconds=record.seconds_left)
+        assert acquisition == Acquisition(LeaseState.IN_FLIGHT, seconds_left=record.seconds_left)
     else:
         assert acquisition is None
 
 
 @pytest.mark.parametrize("seconds", [0.001, 1, 30, MAX_LEASE_SECONDS])
 def test_a_lease_may_be_this_long(seconds: float) -> None:
-    assert valid_lease_seconds(seconds, "lease") == seconds
-    assert isinstance(valid_lease_seconds(seconds, "lease"), float)
+    assert valid_lease_seconds(seconds) == seconds
+    assert isinstance(valid_lease_seconds(seconds), float)
 
 
 @pytest.mark.parametrize("seconds", [0, 0.0009, -1, MAX_LEASE_SECONDS + 1, math.inf, -math.inf, math.nan])
 def test_a_lease_may_not_be_this_long(seconds: float) -> None:
-    with pytest.raises(InvalidConfiguration, match=r"lease must be from 0\.001 to 604800 seconds"):
-        valid_lease_seconds(seconds, "lease")
+    with pytest.raises(InvalidConfiguration, match=r"lease_seconds must be from 0\.001 to 604800"):
+        valid_lease_seconds(seconds)
 
 
 def test_the_clock_of_intervals_goes_forward() -> None:

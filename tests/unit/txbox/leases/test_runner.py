@@ -11,8 +11,9 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from txbox import EffectUnknown, InFlight, InvalidConfiguration, LeaseLost, LedgerError, Outcome, ResultNotStored
 from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, runner
-from txbox.leases.lease import Ended, elapsed
-from txbox.leases.runner import Done, Ending, Leased, _Call, _Pause, _Work, known_ending, takes_lease
+from txbox.leases.handlers import has_lease_parameter
+from txbox.leases.lease import AttemptEnd, elapsed
+from txbox.leases.runner import LeaseRunner, Release, WorkResult, _LedgerCall, _Pause, _Work, release_after
 
 
 class Untouched:
@@ -24,35 +25,35 @@ class Untouched:
         raise AssertionError
 
     def acquire(
-        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+        self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
     ) -> Acquisition:
         raise AssertionError
 
-    def renew(self, lease: Lease, *, seconds: float | None = None) -> Never:
+    def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> Never:
         raise AssertionError
 
     def complete(self, lease: Lease, result: bytes | None = None) -> Never:
         raise AssertionError
 
-    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> Never:
+    def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> Never:
         raise AssertionError
 
 
 def make_lease(ago: float = 0.0) -> Lease:
-    return Lease("mailing", "m", fence=7, attempt=1, unknown_attempts=0, seconds=30, asked_at=elapsed() - ago)
+    return Lease("mailing", "m", fence=7, attempt=1, unknown_attempts=0, lease_seconds=30, asked_at=elapsed() - ago)
 
 
-def begin(leased: Leased, *, until: float | None = None, ends: Callable[..., Ending] = known_ending) -> Any:
-    steps = leased._steps("m", None, until, ends)
-    assert isinstance(next(steps), _Call)
+def begin(leased: LeaseRunner, *, until: float | None = None, on_error: Callable[..., Release] = release_after) -> Any:
+    steps = leased._steps("m", None, until, on_error)
+    assert isinstance(next(steps), _LedgerCall)
     return steps
 
 
-def ended(steps: Any, answer: object) -> Done:
+def ended(steps: Any, answer: object) -> WorkResult:
     with pytest.raises(StopIteration) as end:
         steps.send(answer)
     done = end.value.value
-    assert isinstance(done, Done)
+    assert isinstance(done, WorkResult)
     return done
 
 
@@ -61,23 +62,23 @@ def acquired(lease: Lease) -> Acquisition:
 
 
 def test_work_is_acquired_done_and_completed() -> None:
-    steps = begin(Leased(Untouched(), keep_result=True))
+    steps = begin(LeaseRunner(Untouched(), keep_result=True))
     lease = make_lease()
     assert steps.send(acquired(lease)) == _Work(lease)
-    assert isinstance(steps.send({"a": 1}), _Call)
-    assert ended(steps, None) == Done(Outcome.PROCESSED, {"a": 1})
+    assert isinstance(steps.send({"a": 1}), _LedgerCall)
+    assert ended(steps, None) == WorkResult(Outcome.PROCESSED, {"a": 1})
 
 
 @pytest.mark.parametrize(("kept", "result"), [(None, None), (b"null", None), (b'{"a": 1}', {"a": 1})])
 def test_what_is_completed_is_a_duplicate_with_its_result(kept: bytes | None, result: object) -> None:
-    steps = begin(Leased(Untouched()))
-    assert ended(steps, Acquisition(LeaseState.COMPLETED, result=kept)) == Done(Outcome.DUPLICATE, result)
+    steps = begin(LeaseRunner(Untouched()))
+    assert ended(steps, Acquisition(LeaseState.COMPLETED, result=kept)) == WorkResult(Outcome.DUPLICATE, result)
 
 
 def test_what_is_in_flight_is_not_waited_for_unless_that_was_asked() -> None:
-    steps = begin(Leased(Untouched()))
+    steps = begin(LeaseRunner(Untouched()))
     with pytest.raises(InFlight) as caught:
-        steps.send(Acquisition(LeaseState.IN_FLIGHT, seconds=12.5))
+        steps.send(Acquisition(LeaseState.IN_FLIGHT, seconds_left=12.5))
     assert (caught.value.message_ids, caught.value.seconds) == (("m",), 12.5)
 
 
@@ -86,15 +87,15 @@ def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_th
 ) -> None:
     now, pauses = 1000.0, 0
     monkeypatch.setattr(runner, "elapsed", lambda: now)
-    steps = begin(Leased(Untouched(), wait_seconds=0.2))
-    in_flight = Acquisition(LeaseState.IN_FLIGHT, seconds=1)
+    steps = begin(LeaseRunner(Untouched(), wait_seconds=0.2))
+    in_flight = Acquisition(LeaseState.IN_FLIGHT, seconds_left=1)
     while now < 1000.2 - 1e-6:
         step = steps.send(in_flight)
         assert isinstance(step, _Pause)
         assert 0 < step.seconds <= 1000.2 - now + 1e-6
         now += step.seconds
         pauses += 1
-        assert isinstance(steps.send(None), _Call)
+        assert isinstance(steps.send(None), _LedgerCall)
     assert pauses > 1
     now = 1000.3
     with pytest.raises(InFlight):
@@ -106,9 +107,9 @@ def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_th
 def test_a_failure_releases_and_goes_on_whatever_becomes_of_the_release(
     error: BaseException, release: Exception | None
 ) -> None:
-    steps = begin(Leased(Untouched()))
+    steps = begin(LeaseRunner(Untouched()))
     steps.send(acquired(make_lease()))
-    assert isinstance(steps.throw(error), _Call)
+    assert isinstance(steps.throw(error), _LedgerCall)
     answer = functools.partial(steps.send, None) if release is None else functools.partial(steps.throw, release)
     with pytest.raises(type(error)) as caught:
         answer()
@@ -118,33 +119,33 @@ def test_a_failure_releases_and_goes_on_whatever_becomes_of_the_release(
 @pytest.mark.parametrize(
     ("error", "ended"),
     [
-        (ValueError("no"), Ended.FAILED),
-        (LeaseLost("mailing", "m", 7), Ended.FAILED),
-        (EffectUnknown("no answer"), Ended.UNKNOWN),
-        (KeyboardInterrupt(), Ended.UNKNOWN),
-        (asyncio.CancelledError(), Ended.UNKNOWN),
-        (SystemExit(), Ended.UNKNOWN),
-        (OperationalError("SELECT 1", None, psycopg.OperationalError("gone")), Ended.NOT_COUNTED),
-        (ProgrammingError("SELECT 1", None, psycopg.errors.UndefinedTable("no such table")), Ended.FAILED),
-        (OperationalError("SELECT 1", None, psycopg.errors.TransactionTimeout("too long")), Ended.UNKNOWN),
+        (ValueError("no"), AttemptEnd.FAILED),
+        (LeaseLost("mailing", "m", 7), AttemptEnd.FAILED),
+        (EffectUnknown("no answer"), AttemptEnd.UNKNOWN),
+        (KeyboardInterrupt(), AttemptEnd.UNKNOWN),
+        (asyncio.CancelledError(), AttemptEnd.UNKNOWN),
+        (SystemExit(), AttemptEnd.UNKNOWN),
+        (OperationalError("SELECT 1", None, psycopg.OperationalError("gone")), AttemptEnd.NOT_COUNTED),
+        (ProgrammingError("SELECT 1", None, psycopg.errors.UndefinedTable("no such table")), AttemptEnd.FAILED),
+        (OperationalError("SELECT 1", None, psycopg.errors.TransactionTimeout("too long")), AttemptEnd.UNKNOWN),
     ],
 )
-def test_what_is_known_of_an_attempt_is_told_by_its_error(error: BaseException, ended: Ended) -> None:
+def test_what_is_known_of_an_attempt_is_told_by_its_error(error: BaseException, ended: AttemptEnd) -> None:
     lease = make_lease()
     lease.begin_work()
-    assert known_ending(lease, error).ended is ended
+    assert release_after(lease, error).ended is ended
 
 
 def test_a_failure_says_nothing_of_what_the_work_did_when_it_began_under_this_lease_before() -> None:
     lease = make_lease()
     lease.begin_work()
     lease.begin_work()
-    assert known_ending(lease, ValueError("no")).ended is Ended.UNKNOWN
+    assert release_after(lease, ValueError("no")).ended is AttemptEnd.UNKNOWN
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
 def test_who_is_interrupted_before_its_work_has_made_no_attempt(error: BaseException) -> None:
-    assert known_ending(make_lease(), error).ended is Ended.NOT_MADE
+    assert release_after(make_lease(), error).ended is AttemptEnd.NOT_MADE
 
 
 def test_work_that_begins_again_under_its_lease_is_told_of_the_first_time() -> None:
@@ -157,23 +158,23 @@ def test_work_that_begins_again_under_its_lease_is_told_of_the_first_time() -> N
 def test_how_an_attempt_has_ended_is_asked_with_the_error() -> None:
     asked: list[object] = []
 
-    def ends(*arguments: object) -> Ending:
+    def fails(*arguments: object) -> Release:
         asked.extend(arguments)
-        return Ending(Ended.NOT_MADE)
+        return Release(AttemptEnd.NOT_MADE)
 
     lease, error = make_lease(), ValueError("no")
-    steps = begin(Leased(Untouched()), ends=ends)
+    steps = begin(LeaseRunner(Untouched()), on_error=fails)
     steps.send(acquired(lease))
     steps.throw(error)
     assert asked == [lease, error]
 
 
 def test_a_completion_is_tried_again_while_the_lease_lasts() -> None:
-    steps = begin(Leased(Untouched()))
+    steps = begin(LeaseRunner(Untouched()))
     steps.send(acquired(make_lease()))
     step = steps.send("done")
     for _ in range(5):
-        assert isinstance(step, _Call)
+        assert isinstance(step, _LedgerCall)
         assert isinstance(steps.throw(LedgerError("away")), _Pause)
         step = steps.send(None)
     assert ended(steps, None).outcome is Outcome.PROCESSED
@@ -185,31 +186,31 @@ def test_a_completion_is_tried_again_while_the_lease_lasts() -> None:
     ids=["a permanent error", "the lease has run out", "the lease was lost"],
 )
 def test_a_completion_is_not_tried_again(ago: float, error: Exception) -> None:
-    steps = begin(Leased(Untouched()))
+    steps = begin(LeaseRunner(Untouched()))
     steps.send(acquired(make_lease(ago)))
-    assert isinstance(steps.send("done"), _Call)
+    assert isinstance(steps.send("done"), _LedgerCall)
     with pytest.raises(type(error)):
         steps.throw(error)
 
 
 def test_a_result_that_cannot_be_encoded_is_told_after_the_completion() -> None:
-    steps = begin(Leased(Untouched(), keep_result=True))
+    steps = begin(LeaseRunner(Untouched(), keep_result=True))
     steps.send(acquired(make_lease()))
-    assert isinstance(steps.send(object()), _Call), "it is completed first"
+    assert isinstance(steps.send(object()), _LedgerCall), "it is completed first"
     with pytest.raises(ResultNotStored, match="TypeError"):
         steps.send(None)
 
 
 @pytest.mark.parametrize("wait", [-1, float("nan")])
 def test_a_wait_is_no_less_than_nothing(wait: float) -> None:
-    with pytest.raises(InvalidConfiguration, match="wait must be at least 0 seconds"):
-        Leased(Untouched(), wait_seconds=wait)
+    with pytest.raises(InvalidConfiguration, match="wait_seconds must be at least 0"):
+        LeaseRunner(Untouched(), wait_seconds=wait)
 
 
 @pytest.mark.parametrize("seconds", [0, float("nan"), 1e9])
 def test_a_lease_has_a_length(seconds: float) -> None:
-    with pytest.raises(InvalidConfiguration, match="lease must be"):
-        Leased(Untouched(), seconds=seconds)
+    with pytest.raises(InvalidConfiguration, match="lease_seconds must be"):
+        LeaseRunner(Untouched(), lease_seconds=seconds)
 
 
 class Handlers:
@@ -244,21 +245,21 @@ def anything(message: object, *lease: object) -> None: ...
     ],
 )
 def test_a_handler_is_given_its_lease_if_it_names_it(handler: Callable[..., Any], expected: bool) -> None:
-    assert takes_lease(handler) is expected
+    assert has_lease_parameter(handler) is expected
 
 
 def test_a_lease_is_not_handed_in_by_position() -> None:
     with pytest.raises(InvalidConfiguration, match="positional-only"):
-        takes_lease(by_position)
+        has_lease_parameter(by_position)
 
 
 def test_a_lease_that_is_many_arguments_is_none() -> None:
-    assert not takes_lease(anything)
+    assert not has_lease_parameter(anything)
 
 
 def test_who_has_to_say_when_it_ends_keeps_time_for_that() -> None:
-    steps = begin(Leased(Untouched()), until=elapsed() + 0.9)
+    steps = begin(LeaseRunner(Untouched()), until=elapsed() + 0.9)
     steps.send(acquired(make_lease()))
-    assert isinstance(steps.send("done"), _Call)
+    assert isinstance(steps.send("done"), _LedgerCall)
     with pytest.raises(LedgerError, match="away"):
         steps.throw(LedgerError("away"))

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from support.envelopes import CLOUDEVENT, CLOUDEVENT_ID, EVENTBRIDGE_EVENT, EVENTBRIDGE_ID, SNS_ID, SNS_NOTIFICATION
 from support.lambda_events import FIFO_ARN, FIFO_EVENT, STANDARD_EVENT, STANDARD_URL, Context, event, of, record
 from txbox import Inbox, InvalidConfiguration, MalformedMessage
-from txbox.leases.runner import takes_lease
+from txbox.leases.handlers import has_lease_parameter
 from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_ import deadline as deadlines
 from txbox_aws.lambda_ import sqs_handler
@@ -275,9 +275,9 @@ def test_a_handler_that_is_measured_still_gets_its_lease() -> None:
             pass
 
     deadline = Deadline(0.0)
-    assert takes_lease(timed(lambda message, lease: None, deadline))
-    assert takes_lease(timed(Mailer(), deadline))
-    assert not takes_lease(timed(lambda message: None, deadline))
+    assert has_lease_parameter(timed(lambda message, lease: None, deadline))
+    assert has_lease_parameter(timed(Mailer(), deadline))
+    assert not has_lease_parameter(timed(lambda message: None, deadline))
 
 
 # --- the start of a sandbox ------------------------------------------------------------------------------------------

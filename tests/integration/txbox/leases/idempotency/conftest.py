@@ -11,7 +11,7 @@ from txbox.leases import PostgresLedger
 
 @pytest.fixture
 def ledger(engine: Engine) -> PostgresLedger:
-    return PostgresLedger(engine, "mailing")
+    return PostgresLedger("mailing", engine=engine)
 
 
 @pytest.fixture
@@ -22,4 +22,4 @@ def expire(engine: Engine, schema_url: str) -> Callable[[str], None]:
 @pytest.fixture
 def remote(proxied: Engine) -> PostgresLedger:
     """A ledger behind the proxy."""
-    return PostgresLedger(proxied, "mailing")
+    return PostgresLedger("mailing", engine=proxied)

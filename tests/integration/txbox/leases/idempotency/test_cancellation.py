@@ -10,7 +10,7 @@ from support.leases import acquired
 from support.tcp_proxy import TcpProxy
 from txbox import Message
 from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, PostgresLedger, idempotent
-from txbox.leases.lease import Ended
+from txbox.leases.lease import AttemptEnd
 
 MESSAGE = Message("m", b"")
 
@@ -19,15 +19,15 @@ class SlowLedger(PostgresLedger):
     """A ledger that says when it has been called, and answers when it may."""
 
     def __init__(self, engine: Engine, slow: str) -> None:
-        super().__init__(engine, "mailing")
+        super().__init__("mailing", engine=engine)
         self.slow = slow
         self.called = threading.Event()
         self.may_answer = threading.Event()
 
     def acquire(
-        self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+        self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
     ) -> Acquisition:
-        answer = super().acquire(message_id, seconds=seconds, fingerprint=fingerprint)
+        answer = super().acquire(message_id, lease_seconds=lease_seconds, fingerprint=fingerprint)
         self._wait("acquire")
         return answer
 
@@ -35,7 +35,7 @@ class SlowLedger(PostgresLedger):
         self._wait("complete")
         super().complete(lease, result)
 
-    def release(self, lease: Lease, ended: Ended = Ended.FAILED, *, forget_attempts: bool = False) -> None:
+    def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> None:
         self._wait("release")
         super().release(lease, ended, forget_attempts=forget_attempts)
 

@@ -35,7 +35,7 @@ def test_a_decorated_handler_is_still_itself(ledger: PostgresLedger) -> None:
 def test_the_lease_is_handed_to_a_handler_that_names_it(ledger: PostgresLedger, expire: Callable[[str], None]) -> None:
     seen: list[Lease] = []
 
-    @idempotent(ledger=ledger, lease=LONG)
+    @idempotent(ledger=ledger, lease_seconds=LONG)
     def handler(message: Message, *, lease: Lease) -> None:
         seen.append(lease)
         lease.ensure()
@@ -45,7 +45,7 @@ def test_the_lease_is_handed_to_a_handler_that_names_it(ledger: PostgresLedger, 
     handler(MESSAGE)  # type: ignore[call-arg]
     (lease,) = seen
     assert (lease.subscriber_id, lease.message_id) == ("mailing", "m")
-    assert (lease.attempt, lease.unknown_attempts, lease.seconds) == (2, 1, LONG)
+    assert (lease.attempt, lease.unknown_attempts, lease.lease_seconds) == (2, 1, LONG)
     assert lease.fence > killed.fence
 
 
@@ -85,8 +85,8 @@ def test_a_handler_that_would_wait_for_itself_is_told_so(ledger: PostgresLedger)
 def test_an_idempotent_handler_may_be_wrapped_in_another_ledgers_leases(engine: Engine) -> None:
     fences: list[int] = []
 
-    @idempotent(ledger=PostgresLedger(engine, "outer"))
-    @idempotent(ledger=PostgresLedger(engine, "inner"))
+    @idempotent(ledger=PostgresLedger("outer", engine=engine))
+    @idempotent(ledger=PostgresLedger("inner", engine=engine))
     def handler(message: Message, lease: Lease) -> str:
         fences.append(lease.fence)
         return lease.subscriber_id

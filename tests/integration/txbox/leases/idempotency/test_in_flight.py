@@ -17,7 +17,7 @@ from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, Postgres
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_what_is_in_flight_is_told_so_at_once(ledger: PostgresLedger, is_async: bool) -> None:
-    acquired(ledger, "m", seconds=LONG)
+    acquired(ledger, "m", lease_seconds=LONG)
     handler = kinds(ledger, [])["coroutine function" if is_async else "function"]
     with pytest.raises(InFlight) as caught:
         result_of(handler(MESSAGE))
@@ -40,21 +40,21 @@ def test_whoever_waits_gets_the_others_result_or_takes_over(
     async def handler_async(message: Message, lease: Lease) -> str:
         return handler(message, lease)
 
-    lease = acquired(ledger, "m", seconds=LONG)
+    lease = acquired(ledger, "m", lease_seconds=LONG)
     asked = threading.Event()
 
     class Observed(PostgresLedger):
         def acquire(
-            self, message_id: str, *, seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
+            self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
         ) -> Acquisition:
-            acquisition = super().acquire(message_id, seconds=seconds, fingerprint=fingerprint)
+            acquisition = super().acquire(message_id, lease_seconds=lease_seconds, fingerprint=fingerprint)
             if acquisition.state is LeaseState.IN_FLIGHT:
                 asked.set()
             return acquisition
 
-    observed = Observed(ledger._engine, "mailing")
+    observed = Observed("mailing", engine=ledger._engine)
     wait = 0.3 if end == "neither" else 30.0
-    decorated: Any = idempotent(handler_async if is_async else handler, ledger=observed, wait=wait)
+    decorated: Any = idempotent(handler_async if is_async else handler, ledger=observed, wait_seconds=wait)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lambda: result_of(decorated(MESSAGE)))
         assert asked.wait(20)
@@ -77,7 +77,7 @@ def test_of_32_threads_with_one_message_one_runs_it_and_all_have_its_result(engi
     gate = threading.Barrier(32)
     runs: list[int] = []
 
-    @idempotent(ledger=PostgresLedger(engine, "mailing"), wait=60)
+    @idempotent(ledger=PostgresLedger("mailing", engine=engine), wait_seconds=60)
     def handler(message: Message) -> int:
         runs.append(threading.get_ident())
         return threading.get_ident()
@@ -95,7 +95,7 @@ def test_of_32_threads_with_one_message_one_runs_it_and_all_have_its_result(engi
 def test_of_32_tasks_with_one_message_one_runs_it_and_all_have_its_result(ledger: PostgresLedger) -> None:
     runs: list[str] = []
 
-    @idempotent(ledger=ledger, wait=60)
+    @idempotent(ledger=ledger, wait_seconds=60)
     async def handler(message: Message) -> str:
         await asyncio.sleep(0)
         task = asyncio.current_task()

@@ -67,7 +67,7 @@ def test_a_store_that_stays_away_for_longer_than_the_lease_is_an_error(
 
     unknown: list[int] = []
     with pytest.raises(LedgerError) as caught:
-        idempotent(handler, ledger=remote, lease=1.0)(MESSAGE)
+        idempotent(handler, ledger=remote, lease_seconds=1.0)(MESSAGE)
     assert not caught.value.permanent
     # The next one is told that the work may have been done.
     lease = wait_until(lambda: ledger.acquire("m").lease, "it has run out")
