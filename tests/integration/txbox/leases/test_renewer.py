@@ -86,7 +86,7 @@ def test_no_error_of_a_renewal_or_of_starting_one_ends_the_renewing(
     assert tried[0] == "start"
 
 
-def test_a_lease_for_which_no_thread_can_be_started_is_not_kept_for_ever(
+def test_a_lease_for_which_no_thread_can_be_started_is_not_renewals_for_ever(
     ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_threads(_: threading.Thread) -> None:
@@ -244,7 +244,7 @@ def test_what_has_ended_is_renewed_no_more(engine: Engine, ledger: PostgresLedge
     assert moment_of_end(engine, "ended") < moment_of_end(engine, "going on")  # type: ignore[operator]
 
 
-def test_the_reader_of_failures_may_fail_and_every_other_lease_is_renewals(
+def test_the_reader_of_failures_may_fail_and_every_other_lease_is_kept(
     store: Store, engine: Engine, ledger: PostgresLedger
 ) -> None:
     def broken(lease: Lease, error: Exception) -> None:
