@@ -11,7 +11,7 @@ from benchmarks.shared.measurements import WrongResult
 from txbox.outbox import Outbox, Outgoing
 from txbox.outbox.lanes import LANES_PER_DESTINATION, lane_of
 from txbox.outbox.notifier import CHANNEL
-from txbox.outbox.statements import outbox_statements
+from txbox.outbox.outbox import OutboxStatements
 
 DESTINATION = "benchmark:orders"
 BODY = '{"type":"order-placed","order":"0198a1f2-7f6e-7cc1-b5d2-3c1f6a7e9b10","customer":4711,"cents":12345}'
@@ -143,7 +143,8 @@ def transaction_script(*, publish: bool, order: bool) -> tuple[str, dict[str, st
     if publish:
         # Ids that grow, as the outbox's do; another one for each client.
         message_id = "lpad(to_hex(:n::bigint), 12, '0') || '-' || :client_id::text || '-0198a1f27f6e7cc1b5d'"
-        values = (":lane::bigint", message_id, ":destination", "NULL", ":headers", ":body", "NULL", "NULL")
-        lines += [outbox_statements(SCHEMA).publish_one.strip() % values + ";"]
+        values = {"lane": ":lane::bigint", "message_id": message_id, "key": "NULL", "delay": "NULL", "due_at": "NULL"}
+        values |= {name: f":{name}" for name in ("destination", "headers", "body")}
+        lines += [OutboxStatements.load(SCHEMA).publish_one % values + ";"]
     variables: dict[str, str | int] = {"n": 0, "destination": DESTINATION, "headers": "{}", "body": BODY}
     return "\n".join([*lines, "COMMIT;\n"]), variables

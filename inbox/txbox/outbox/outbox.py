@@ -28,8 +28,8 @@ from txbox.message import HEADER_MESSAGE_ID, valid_message_id
 from txbox.outbox.lanes import lane_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.notifier import notify_when_returned
-from txbox.outbox.statements import outbox_statements
 from txbox.postgres.engines import note_server, refuse_other_encodings
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 from txbox.wire.destinations import require_sendable
 
@@ -70,6 +70,13 @@ class Outgoing:
     delay: Delay | None = None
 
 
+class OutboxStatements(SqlFile, file="outbox.sql"):
+    """The statements of ``outbox.sql``."""
+
+    publish_one: str
+    publish_many: str
+
+
 class Outbox:
     """What this service still has to send."""
 
@@ -86,7 +93,7 @@ class Outbox:
         self.schema = schema
         self.prefix = prefix
         self._notify = notify
-        self._statements = outbox_statements(schema, prefix)
+        self._statements = OutboxStatements.load(schema, prefix)
 
     def __repr__(self) -> str:
         return f"Outbox(schema={self.schema!r})" if self.schema else "Outbox()"
@@ -125,7 +132,7 @@ class Outbox:
         """
         row = _row(Outgoing(destination, body, key, headers, message_id, delay))
         self._insert(connection_or_session, self._statements.publish_one, row)
-        return str(row[1])
+        return str(row["message_id"])
 
     def publish_many(self, connection_or_session: ConnectionOrSession, messages: Iterable[Outgoing]) -> list[str]:
         """Publish many messages in the caller's transaction, in their order, in one round trip.
@@ -141,12 +148,12 @@ class Outbox:
             NotInTransaction, NotSendable, InvalidMessageId, SchemaMissing: as ``publish``; nothing was published.
         """
         rows = [_row(message) for message in messages]
-        columns = tuple(map(list, zip(*rows, strict=True))) if rows else ()
-        if columns:
+        if rows:
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
             self._insert(connection_or_session, self._statements.publish_many, columns)
         else:
             in_transaction(connection_or_session)
-        return [str(row[1]) for row in rows]
+        return [str(row["message_id"]) for row in rows]
 
     def check(self, connection: Connection) -> None:
         """See that the outbox can be used over this connection.
@@ -159,7 +166,7 @@ class Outbox:
         refuse_other_encodings(connection)
         check_table(connection, self._statements.tables.outbox_message)
 
-    def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: tuple[Any, ...]) -> None:
+    def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: dict[str, Any]) -> None:
         connection = in_transaction(connection_or_session)
         try:
             pid = connection.exec_driver_sql(statement, parameters).scalar_one()
@@ -167,7 +174,7 @@ class Outbox:
             refuse_other_encodings(connection)
             raise
         except DBAPIError as error:
-            if (missing := missing_schema(error, self._statements.outbox_message)) is not None:
+            if (missing := missing_schema(error, self._statements.name_of("outbox_message"))) is not None:
                 raise missing from error
             raise
         note_server(connection, pid)
@@ -175,8 +182,8 @@ class Outbox:
             notify_when_returned(connection)
 
 
-def _row(message: Outgoing) -> tuple[Any, ...]:
-    """Return a message as the row that is inserted, or refuse it."""
+def _row(message: Outgoing) -> dict[str, Any]:
+    """Return a message as the parameters of ``publish_one``, or refuse it."""
     if not isinstance(message, Outgoing):
         raise TypeError(f"a message to publish is an Outgoing, not {type(message).__name__}")
     destination, key = message.destination, message.key
@@ -208,8 +215,16 @@ def _row(message: Outgoing) -> tuple[Any, ...]:
     message_id = new_message_id() if message.message_id is None else valid_message_id(message.message_id)
     require_sendable(destination, body, key=key, headers=headers, message_id=message_id)
     seconds, moment = _delay(message.delay)
-    lane = lane_of(destination, key, message_id)
-    return lane, message_id, destination, key, json.dumps(headers), body, seconds, moment
+    return {
+        "lane": lane_of(destination, key, message_id),
+        "message_id": message_id,
+        "destination": destination,
+        "key": key,
+        "headers": json.dumps(headers),
+        "body": body,
+        "delay": seconds,
+        "due_at": moment,
+    }
 
 
 def _with_trace_context(headers: Mapping[str, str]) -> Mapping[str, str]:

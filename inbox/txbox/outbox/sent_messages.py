@@ -1,6 +1,6 @@
 """What was sent and is kept: to look it up, and to put it into the outbox again.
 
-A relay keeps what it has sent where it is told to (``Relay(keep_sent=…)``), in the table outbox_sent. A replay
+A relay keeps what it has sent with ``Relay(keep_sent=…)``, in the table outbox_sent. A replay
 publishes copies under the ids that they had. So it is for receivers that have lost messages: an inbox that has
 processed an id takes its copy for the duplicate that it is.
 
@@ -24,9 +24,9 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RowMapping
 
 from txbox.errors import InvalidConfiguration
-from txbox.outbox.operator_statements import operator_statements
 from txbox.outbox.outbox import Outbox, Outgoing
 from txbox.postgres.sql import with_moments
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 
 __all__ = ["CHUNK_MESSAGES", "ReplayChunk", "SentFilter", "SentMessage", "SentMessages"]
@@ -116,6 +116,16 @@ class ReplayChunk:
     until: datetime
 
 
+class SentMessagesStatements(SqlFile, file="sent_messages.sql"):
+    """The statements of ``sent_messages.sql``."""
+
+    sent: str
+    is_any_kept: str
+    plan_by_values: str
+    replay_plan: str
+    replay_chunk: str
+
+
 class SentMessages:
     """The messages that were sent and are kept."""
 
@@ -128,7 +138,7 @@ class SentMessages:
             prefix: what the tables' names start with.
         """
         self._engine = engine
-        self._statements = operator_statements(schema, prefix)
+        self._statements = SentMessagesStatements.load(schema, prefix)
         self._outbox = Outbox(schema=schema, prefix=prefix)
 
     def find(
@@ -151,7 +161,15 @@ class SentMessages:
             SchemaMissing: the table does not exist.
         """
         which = which or SentFilter()
-        parameters = (bodies, *_parameters(which), which.after, *(before or (None, None)), limit)
+        before_at, before_position = before or (None, None)
+        parameters = {
+            **_filter(which),
+            "after": which.after,
+            "bodies": bodies,
+            "before_at": before_at,
+            "before": before_position,
+            "limit": limit,
+        }
         with self._transaction() as connection:
             rows = connection.exec_driver_sql(self._statements.sent, parameters).mappings()
             return [_message(row) for row in rows]
@@ -181,7 +199,7 @@ class SentMessages:
             raise InvalidConfiguration(f"chunk_messages must be at least 1, not {chunk_messages!r}")
         with self._transaction() as connection:
             which = which or SentFilter()
-            parameters = (chunk_messages, *_parameters(which), which.after)
+            parameters = {**_filter(which), "after": which.after, "chunk_messages": chunk_messages}
             rows = connection.exec_driver_sql(self._statements.replay_plan, parameters).mappings()
             return [ReplayChunk(**with_moments(row, "sent_from", "sent_to", "since", "until")) for row in rows]
 
@@ -203,8 +221,15 @@ class SentMessages:
         """
         # Its own times are those of the plan; "an hour ago" is later by now.
         same = replace(which or SentFilter(), since=None, until=None)
-        place = (chunk.sent_from, chunk.sent_to, chunk.first, chunk.last)
-        parameters = (*place, *_parameters(same), same.key, same.key, chunk.since, chunk.until)
+        parameters = {
+            **_filter(same),
+            "sent_from": chunk.sent_from,
+            "sent_to": chunk.sent_to,
+            "first": chunk.first,
+            "last": chunk.last,
+            "plan_since": chunk.since,
+            "plan_until": chunk.until,
+        }
         with self._transaction() as connection:
             rows = connection.exec_driver_sql(self._statements.replay_chunk, parameters).all()
             copies = [Outgoing(row.destination, bytes(row.body), row.key, row.headers, row.message_id) for row in rows]
@@ -215,14 +240,23 @@ class SentMessages:
     def _transaction(self) -> Iterator[Connection]:
         with short_transaction(self._engine) as connection:
             check_table(connection, self._statements.tables.outbox_sent)
-            connection.exec_driver_sql(self._statements.planned_by_values)
+            connection.exec_driver_sql(self._statements.plan_by_values)
             yield connection
 
 
-def _parameters(which: SentFilter) -> tuple[Any, ...]:
-    """Return the parameters of the statements' filter; some look at the position, too."""
-    twice = [value for value in (which.destination, which.key, which.message_id) for _ in range(2)]
-    return (*twice, *_span_and_moment(which.since), *_span_and_moment(which.until))
+def _filter(which: SentFilter) -> dict[str, Any]:
+    """Return the parameters of the fragment ``wanted``."""
+    since_ago, since = _span_and_moment(which.since)
+    until_ago, until = _span_and_moment(which.until)
+    return {
+        "destination": which.destination,
+        "key": which.key,
+        "message_id": which.message_id,
+        "since_ago": since_ago,
+        "since": since,
+        "until_ago": until_ago,
+        "until": until,
+    }
 
 
 def _span_and_moment(moment: Moment | None) -> tuple[timedelta | None, datetime | None]:

@@ -1,7 +1,7 @@
-"""Who keeps Postgres from cleaning up: the sessions and other things that hold an old snapshot.
+"""What keeps Postgres from cleaning up: the sessions and other things that hold an old snapshot.
 
-A row that was deleted stays where it is until nobody can need it any more. Relays begin to look where nobody has been,
-so an old snapshot does not slow them down; but tables and indexes grow, and everything else that reads them suffers.
+A row that was deleted stays where it is until no transaction can need it any more. Relays read behind what they have
+read before, so an old snapshot does not slow them down; but tables and indexes grow, and slow all else that reads them.
 """
 
 import re
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from txbox.outbox.operator_statements import OperatorStatements
+from txbox.postgres.sql_files import SqlFile
 
-__all__ = ["SnapshotHolder", "find_snapshot_holders", "without_values"]
+__all__ = ["SnapshotHolder", "find_snapshot_holders", "sees_all_sessions", "without_values"]
 
 HELD_SECONDS = 60.0
 """A transaction is worth a line when it has been open for longer."""
@@ -51,11 +51,28 @@ class SnapshotHolder:
     query: str | None = None
 
 
-def find_snapshot_holders(connection: Connection, statements: OperatorStatements) -> tuple[SnapshotHolder, ...]:
-    """Return who has held a snapshot for long, the oldest first; at most ``MOST_HOLDERS``."""
-    limits = (HELD_SECONDS, HELD_TRANSACTIONS, HELD_MANY_TRANSACTIONS, MOST_HOLDERS)
+class SnapshotHolderStatements(SqlFile, file="snapshot_holders.sql"):
+    """The statements of ``snapshot_holders.sql``, which need no table of ours."""
+
+    snapshot_holders: str
+    sees_all_sessions: str
+
+
+def sees_all_sessions(connection: Connection) -> bool:
+    """Whether this user may see what others run."""
+    return bool(connection.exec_driver_sql(SnapshotHolderStatements.load().sees_all_sessions).scalar_one())
+
+
+def find_snapshot_holders(connection: Connection) -> tuple[SnapshotHolder, ...]:
+    """Return what has held a snapshot for long, the oldest first; at most ``MOST_HOLDERS``."""
+    limits = {
+        "seconds": HELD_SECONDS,
+        "transactions": HELD_TRANSACTIONS,
+        "many_transactions": HELD_MANY_TRANSACTIONS,
+        "limit": MOST_HOLDERS,
+    }
     found = []
-    for row in connection.exec_driver_sql(statements.snapshot_holders, limits).mappings():
+    for row in connection.exec_driver_sql(SnapshotHolderStatements.load().snapshot_holders, limits).mappings():
         hidden = row["query"] is None or row["query"] == _HIDDEN
         query = None if hidden else without_values(row["query"])[:QUERY_CHARACTERS]
         found.append(SnapshotHolder(**{**row, "query": query or None}))

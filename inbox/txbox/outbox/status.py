@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RowMapping, Table
 from sqlalchemy.exc import DBAPIError
 
-from txbox.outbox.operator_statements import OperatorStatements, operator_statements
-from txbox.outbox.snapshot_holders import SnapshotHolder, find_snapshot_holders
+from txbox.outbox.snapshot_holders import SnapshotHolder, find_snapshot_holders, sees_all_sessions
 from txbox.postgres.sql import moment, with_moments
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 
@@ -42,7 +42,20 @@ STALE_SECONDS = 12.0
 """A relay reports every 10 seconds; one that is late is not counted: it stands still, or cannot reach the database.
 One that was killed is known by its session, which is gone, unless a pooler is in between."""
 
-_STALE = timedelta(seconds=STALE_SECONDS)
+_STALE = {"stale_after": timedelta(seconds=STALE_SECONDS)}
+
+
+class StatusStatements(SqlFile, file="status.sql"):
+    """The statements of ``status.sql``."""
+
+    bound_time: str
+    plan_by_index: str
+    backlog: str
+    backlog_by_lane: str
+    row_estimates: str
+    relays: str
+    relays_at_work: str
+    kept: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +167,21 @@ def read_outbox_status(
     Raises:
         SchemaMissing: the tables do not exist.
     """
-    sql = operator_statements(schema, prefix)
+    sql = StatusStatements.load(schema, prefix)
     _check(engine, sql, sql.tables.outbox_message)
     _check(engine, sql, sql.tables.outbox_sent)
     _check(engine, sql, sql.tables.outbox_relay)
-    with short_transaction(engine) as connection:  # of Postgres's own tables, which nobody locks
-        live, removed = connection.exec_driver_sql(sql.row_estimates, (sql.outbox_message,)).one()
-        kept_estimate = connection.exec_driver_sql(sql.row_estimates, (sql.outbox_sent,)).one().live
-        sees_all = bool(connection.exec_driver_sql(sql.sees_all_sessions).scalar_one())
-        holders = find_snapshot_holders(connection, sql)
+    with short_transaction(engine) as connection:  # of Postgres's own tables, which nothing locks
+        live, removed = connection.exec_driver_sql(sql.row_estimates, {"name": sql.name_of("outbox_message")}).one()
+        kept_estimate = connection.exec_driver_sql(sql.row_estimates, {"name": sql.name_of("outbox_sent")}).one().live
+        sees_all = sees_all_sessions(connection)
+        holders = find_snapshot_holders(connection)
     relays = tuple(
-        RelayStatus(**with_moments(row, "started_at")) for row in _in_time(engine, sql, sql.relays, (_STALE,)) or ()
+        RelayStatus(**with_moments(row, "started_at")) for row in _in_time(engine, sql, sql.relays, _STALE) or ()
     )
     found, exact, in_time = _destinations(engine, sql)
     counted = sum(one.waiting + one.delayed + one.retrying for one in found)
-    kept = _in_time(engine, sql, sql.kept, (COUNTED_MESSAGES + 1,))
+    kept = _in_time(engine, sql, sql.kept, {"limit": COUNTED_MESSAGES + 1})
     kept_exact = kept is not None and kept[0]["messages"] <= COUNTED_MESSAGES
     return OutboxStatus(
         messages=counted if exact else max(live, counted) or None,
@@ -194,9 +207,9 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
     """
-    sql = operator_statements(schema, prefix)
+    sql = StatusStatements.load(schema, prefix)
     try:
-        found = _in_time(engine, sql, sql.relays_at_work, (_STALE,))
+        found = _in_time(engine, sql, sql.relays_at_work, _STALE)
     except DBAPIError as error:
         if sqlstate(error) == _INSUFFICIENT_PRIVILEGE:
             return None
@@ -204,8 +217,8 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
     return None if found is None else int(found[0]["count"])
 
 
-def _check(engine: Engine, sql: OperatorStatements, table: Table) -> None:
-    """See that a table is there; one that somebody has locked for long is."""
+def _check(engine: Engine, sql: StatusStatements, table: Table) -> None:
+    """See that a table is there; one that has been locked for long is."""
     try:
         with _bounded(engine, sql) as connection:
             check_table(connection, table)
@@ -214,12 +227,13 @@ def _check(engine: Engine, sql: OperatorStatements, table: Table) -> None:
             raise
 
 
-def _destinations(engine: Engine, sql: OperatorStatements) -> tuple[list[DestinationStatus], bool, bool]:
+def _destinations(engine: Engine, sql: StatusStatements) -> tuple[list[DestinationStatus], bool, bool]:
     """Return what waits; whether that is everything; and whether every destination could be looked at in time."""
-    first = _in_time(engine, sql, sql.backlog, (COUNTED_MESSAGES + 1,))
+    first = _in_time(engine, sql, sql.backlog, {"limit": COUNTED_MESSAGES + 1})
     if first is not None and sum(map(_messages, first)) <= COUNTED_MESSAGES:
         return [DestinationStatus(**row) for row in first], True, True
-    each = _in_time(engine, sql, sql.backlog_by_lane, (COUNTED_LANES, COUNTED_MESSAGES), sql.by_index)
+    limits = {"lanes": COUNTED_LANES, "limit": COUNTED_MESSAGES}
+    each = _in_time(engine, sql, sql.backlog_by_lane, limits, sql.plan_by_index)
     # Better some of the messages, wherever they stand, than none.
     rows = each if each is not None else first or ()
     return [DestinationStatus(**row, exact=False) for row in rows], False, each is not None
@@ -231,9 +245,9 @@ def _messages(row: RowMapping) -> int:
 
 def _in_time(
     engine: Engine,
-    sql: OperatorStatements,
+    sql: StatusStatements,
     statement: str,
-    parameters: tuple[Any, ...] = (),
+    parameters: Mapping[str, Any],
     setting: str | None = None,
 ) -> Sequence[RowMapping] | None:
     """Run one statement in a transaction of its own; None if it takes too long."""
@@ -241,7 +255,7 @@ def _in_time(
         with _bounded(engine, sql) as connection:
             if setting is not None:
                 connection.exec_driver_sql(setting)
-            return connection.exec_driver_sql(statement, parameters).mappings().all()
+            return connection.exec_driver_sql(statement, dict(parameters)).mappings().all()
     except DBAPIError as error:
         if sqlstate(error) == _QUERY_CANCELED:
             return None
@@ -249,9 +263,9 @@ def _in_time(
 
 
 @contextmanager
-def _bounded(engine: Engine, sql: OperatorStatements) -> Iterator[Connection]:
+def _bounded(engine: Engine, sql: StatusStatements) -> Iterator[Connection]:
     with short_transaction(engine) as connection:
-        connection.exec_driver_sql(sql.bounded, (str(int(STATEMENT_SECONDS * 1000)),))
+        connection.exec_driver_sql(sql.bound_time, {"milliseconds": str(int(STATEMENT_SECONDS * 1000))})
         yield connection
 
 

@@ -18,10 +18,11 @@ from sqlalchemy import Connection, Engine
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event
 from txbox.outbox.notifier import CHANNEL
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
-from txbox.outbox.statements import OutboxStatements
+from txbox.postgres.server import SERVER
 from txbox.postgres.transactions import driver_cursor, short_transaction
 from txbox.relay.reporter import RelayReporter
 from txbox.relay.scheduler import OUTAGE_BACKOFF, Scheduler
+from txbox.relay.sender import RelayStatements
 
 __all__ = ["Found", "Listener", "MessageFinder", "Poller", "Snapshot"]
 
@@ -59,7 +60,7 @@ class Poller:
     def __init__(
         self,
         engine: Engine,
-        statements: OutboxStatements,
+        statements: RelayStatements,
         scheduler: Scheduler,
         reporter: RelayReporter,
         *,
@@ -73,7 +74,7 @@ class Poller:
 
         Args:
             engine: the database.
-            statements: those of the outbox.
+            statements: of the relay.
             scheduler: gets what is found.
             reporter: writes the reports.
             listen: let a notification end an idle wait.
@@ -84,6 +85,7 @@ class Poller:
         """
         self._engine = engine
         self._statements = statements
+        self._outbox = statements.name_of("outbox_message")
         self._scheduler = scheduler
         self._reporter = reporter
         self._listen = listen
@@ -110,7 +112,7 @@ class Poller:
                             self._reporter.work(connection, *self._counts())
                             if failures:
                                 failures = 0
-                                self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._statements.outbox_message))
+                                self._emit(DatabaseRestored(RELAY_SUBSCRIBER, self._outbox))
                             self._pause(finder, listener)
                     except BaseException:
                         connection.invalidate()  # the error may be this connection's state; the next is a new one
@@ -119,7 +121,7 @@ class Poller:
                 self._scheduler.forget()
                 failures += 1
                 pause = OUTAGE_BACKOFF.seconds(failures)
-                self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
+                self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._outbox, error, pause))
                 self._stopping.wait(pause)
         try:
             with short_transaction(self._engine) as connection:
@@ -196,12 +198,12 @@ class Found:
 class MessageFinder:
     """Finds each time what is new; the first time, everything."""
 
-    def __init__(self, connection: Connection, statements: OutboxStatements) -> None:
+    def __init__(self, connection: Connection, statements: RelayStatements) -> None:
         """Take the connection; what another one has found does not count here: it may have been another server.
 
         Args:
             connection: of an engine, for this finder alone.
-            statements: those of the outbox.
+            statements: of the relay.
         """
         # One round trip for a poll; but at a higher level a poll would be a transaction for others to conflict with.
         connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -249,11 +251,11 @@ class MessageFinder:
                 self._find_due_at = now + DUE_SECONDS
                 self._due_at = math.inf if due_in is None else now + due_in
                 if self._due_at <= now:
-                    cursor.execute(self._statements.wake_due, (MAX_FRESH,))
+                    cursor.execute(self._statements.wake_due, {"limit": MAX_FRESH})
                     woken = cursor.rowcount > 0
             if now >= self._repair_at:
                 self._repair_at = now + REPAIR_SECONDS
-                cursor.execute(self._statements.mend, ())
+                cursor.execute(self._statements.repair_held_keys, {})
             self._commit()
         self._last, self._server = snapshot, server
         fresh = dict(zip(lanes or (), positions or (), strict=True))
@@ -262,22 +264,22 @@ class MessageFinder:
     def _find(self, cursor: Any, now: float, *, also_due: bool, everything: bool) -> tuple[Any, ...]:
         sql, last = self._statements, self._last
         if everything or last is None or now >= self._everything_at:
-            cursor.execute(sql.look_at_all, (also_due, also_due))
+            cursor.execute(sql.find_all, {"also_due": also_due})
             whole = tuple(cursor.fetchone())
             took = time.monotonic() - now
             self._everything_at = now + max(EVERYTHING_SECONDS, took / EVERYTHING_SHARE)
             return whole
-        in_progress = list(last.in_progress)
-        cursor.execute(sql.look, (last.xmax, MAX_FRESH, in_progress, MAX_FRESH, also_due, also_due))
+        parameters = {"xmax": last.xmax, "in_progress": list(last.in_progress), "also_due": also_due}
+        cursor.execute(sql.find_new, {**parameters, "limit": MAX_FRESH})
         *answer, seen = cursor.fetchone()
         if seen >= MAX_FRESH:
             # Some were not seen, perhaps the first ones of a key: what was seen is not to be gone by.
             self._commit()
-            cursor.execute(sql.begin_look)
-            cursor.execute(sql.plan_look)
-            cursor.execute(sql.look_at_burst, (last.xmax, in_progress, also_due, also_due))
+            cursor.execute("BEGIN")
+            cursor.execute(sql.set_plan)
+            cursor.execute(sql.find_burst, parameters)
             answer = cursor.fetchone()
-            cursor.execute(sql.end_look)
+            cursor.execute("COMMIT")
         return tuple(answer)
 
     def _commit(self) -> None:
@@ -288,12 +290,12 @@ class MessageFinder:
 class Listener:
     """A connection of its own that listens for notifications, while entered; or that does not, where it cannot."""
 
-    def __init__(self, engine: Engine, statements: OutboxStatements, *, wanted: bool) -> None:
+    def __init__(self, engine: Engine, statements: RelayStatements, *, wanted: bool) -> None:
         """Prepare; entering it connects.
 
         Args:
             engine: the database.
-            statements: those of the outbox.
+            statements: of the relay.
             wanted: False: only wait.
         """
         self._engine = engine
@@ -310,8 +312,8 @@ class Listener:
             driver = connection.connection.driver_connection
             assert driver is not None  # noqa: S101 - for the type checker
             # A pooler in transaction mode answers for many servers; a LISTEN would stay behind at one of them.
-            if connection.exec_driver_sql(self._statements.backend_pid).scalar_one() == driver.info.backend_pid:
-                connection.exec_driver_sql(self._statements.no_time_out)
+            if connection.exec_driver_sql(SERVER.backend_pid).scalar_one() == driver.info.backend_pid:
+                connection.exec_driver_sql(self._statements.keep_idle_session)
                 connection.detach()  # the pool has no use for a connection that listens
                 connection.exec_driver_sql(f"LISTEN {CHANNEL}")
                 self._driver, self._connection = driver, connection

@@ -40,7 +40,6 @@ from txbox.instrumentation import (
 from txbox.instrumentation.logs import log_event
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
-from txbox.outbox.statements import outbox_statements
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.relay.dispatcher import Dispatcher
@@ -48,7 +47,7 @@ from txbox.relay.poller import Poller
 from txbox.relay.publisher import Publisher
 from txbox.relay.reporter import RelayReporter
 from txbox.relay.scheduler import DestinationChange, Scheduler
-from txbox.relay.sender import ClaimResult, Sender
+from txbox.relay.sender import ClaimResult, RelayStatements, Sender
 from txbox.relay.settlement import BatchSettlement
 from txbox.service import Service
 from txbox.threads import text_of
@@ -146,7 +145,8 @@ class Relay(Service):
         super().__init__()
         self.relay_id = new_message_id()
         self._engine = adopt(engine)
-        self._statements = outbox_statements(schema, prefix)
+        self._statements = RelayStatements.load(schema, prefix)
+        self._outbox = self._statements.name_of("outbox_message")
         self._senders = senders
         self._max_senders = max_senders or _most_senders(engine, senders)
         self._started = 0
@@ -209,7 +209,7 @@ class Relay(Service):
         self._scheduler.close()
 
     def _stopped(self, finished: bool) -> None:
-        self._emit(Stopped(RELAY_SUBSCRIBER, self._statements.outbox_message, finished))
+        self._emit(Stopped(RELAY_SUBSCRIBER, self._outbox, finished))
 
     def _check(self, connection: Connection) -> None:
         """See that what is sent could be settled.
@@ -221,14 +221,14 @@ class Relay(Service):
         """
         refuse_other_encodings(connection)
         sql = self._statements
-        names = [sql.outbox_message, sql.outbox_relay]
+        names = [self._outbox, sql.name_of("outbox_relay")]
         check_table(connection, sql.tables.outbox_message)
         check_table(connection, sql.tables.outbox_relay)
         if self._keep_sent is not None:
             check_table(connection, sql.tables.outbox_sent)
-            names.append(sql.outbox_sent)
+            names.append(sql.name_of("outbox_sent"))
         self._letters.check(connection)
-        for name, rights in connection.exec_driver_sql(sql.missing_rights, (names,)):
+        for name, rights in connection.exec_driver_sql(sql.missing_rights, {"tables": names}):
             raise RightsMissing(name, rights)
 
     def _send(self) -> None:
@@ -240,7 +240,7 @@ class Relay(Service):
                 result = self._sender.send(claim)
             except BaseException as error:  # noqa: BLE001 - everything is as it was before, and is done again
                 pause = scheduler.fail(claim)
-                self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._statements.outbox_message, error, pause))
+                self._emit(DatabaseLost(RELAY_SUBSCRIBER, self._outbox, error, pause))
             else:
                 self._report(result, scheduler.finish(claim, result))
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from sqlalchemy import Connection
 
 from txbox.dead_letters.failures import storable
-from txbox.outbox.statements import OutboxStatements
+from txbox.relay.sender import RelayStatements
 
 __all__ = ["RelayReporter"]
 
@@ -40,12 +40,12 @@ class RelayReporter:
     """Keeps a relay's row in outbox_relay; only the status reads it. Senders call ``lost`` and ``restored``, the poller
     calls ``work``."""
 
-    def __init__(self, relay_id: str, statements: OutboxStatements, keep_sent: timedelta | None) -> None:
+    def __init__(self, relay_id: str, statements: RelayStatements, keep_sent: timedelta | None) -> None:
         """Start with a report that is due.
 
         Args:
             relay_id: names the relay.
-            statements: those of the outbox.
+            statements: of the relay.
             keep_sent: for how long sent messages are kept; None: they are not.
         """
         self._relay_id = relay_id
@@ -94,13 +94,14 @@ class RelayReporter:
         if now >= self._report_at or self._is_news(now) or pid != self._backend_pid:
             self._report(connection, sent, failed, now, pid)
         if self._keep_sent is not None and now >= self._purge_at:
-            purged = connection.exec_driver_sql(self._statements.purge_sent, (self._keep_sent, PURGE_ROWS)).rowcount
+            limits = {"keep_sent": self._keep_sent, "limit": PURGE_ROWS}
+            purged = connection.exec_driver_sql(self._statements.purge_sent, limits).rowcount
             self._purge_at = now + (PURGE_SECONDS if purged == PURGE_ROWS else REPORT_SECONDS)
         connection.commit()
 
     def sign_off(self, connection: Connection) -> None:
         """Remove the relay's row, and rows of relays that have died."""
-        connection.exec_driver_sql(self._statements.sign_off, (self._relay_id,))
+        connection.exec_driver_sql(self._statements.sign_off, {"relay_id": self._relay_id})
 
     def _is_news(self, now: float) -> bool:
         return self._changes != self._changes_reported and now >= self._reported_at + SOON_SECONDS
@@ -114,7 +115,16 @@ class RelayReporter:
                 if at < now - OUTAGE_SECONDS:
                     del self._outages[destination]
             outages = json.dumps({destination: error for destination, (error, _) in self._outages.items()})
-        figures = (self._relay_id, socket.gethostname(), os.getpid(), sent, failed, rate, outages, pid)
+        figures = {
+            "relay_id": self._relay_id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "sent": sent,
+            "failed": failed,
+            "sent_per_second": rate,
+            "outages": outages,
+            "backend_pid": pid,
+        }
         connection.exec_driver_sql(self._statements.report, figures)
         self._sent_before, self._reported_at, self._changes_reported = sent, now, changes
         self._backend_pid = pid

@@ -3,7 +3,7 @@
 ::
 
     BEGIN
-      claim     try-lock each lane, for this transaction; who else wants it passes on
+      claim     try-lock each lane, for this transaction; another relay that wants it passes on
       read      what is in the lanes, in a statement of its own: the locks are older than its snapshot, so what the
                 last owner of a lane has settled is seen as settled
                 ···· here the messages go to the broker; the transaction holds no snapshot and has no number ····
@@ -28,18 +28,48 @@ from txbox.dead_letters.dead_letters import DeadLetter, DeadLetters, Reason
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.errors import BrokerError
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
-from txbox.outbox.statements import OutboxStatements
 from txbox.postgres.sql import moment
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import driver_cursor, short_transaction
 from txbox.relay.dispatcher import Dispatcher
 from txbox.relay.pending import Claim
 from txbox.relay.publisher import OutboxMessage, Refused
 from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle
 
-__all__ = ["ClaimResult", "Sender"]
+__all__ = ["ClaimResult", "RelayStatements", "Sender"]
 
 TIMED_SINCE = (17,)
 """The version of PostgreSQL that brought transaction_timeout."""
+
+
+class RelayStatements(SqlFile, file="relay.sql"):
+    """The statements of ``relay.sql``; those of the poller and the reporter, too."""
+
+    missing_rights: str
+    default_isolation: str
+    keep_idle_session: str
+    find_new: str
+    set_plan: str
+    find_burst: str
+    find_all: str
+    wake_due: str
+    repair_held_keys: str
+    claim: str
+    claim_timed: str
+    claim_stands: str
+    read_fresh: str
+    held_keys: str
+    due_keys: str
+    read_due: str
+    wait_for_disk: str
+    delete_messages: str
+    keep_messages: str
+    postpone_messages: str
+    hold_messages: str
+    release_keys: str
+    report: str
+    sign_off: str
+    purge_sent: str
 
 
 @dataclass(slots=True)
@@ -71,7 +101,7 @@ class Sender:
     def __init__(
         self,
         engine: Engine,
-        statements: OutboxStatements,
+        statements: RelayStatements,
         dispatcher: Dispatcher,
         *,
         letters: DeadLetters,
@@ -112,11 +142,11 @@ class Sender:
             wanted = {lane: position for lane, position in claim.fresh.items() if lane in claimed}
             fresh, any_held = self._read_fresh(cursor, wanted, self._batch_size - len(due), result)
             if any_held and (keys := {key for row in fresh if (key := row.ordered) is not None}):
-                cursor.execute(sql.held_keys, _columns(keys))
+                cursor.execute(sql.held_keys, _keys(keys))
                 held |= {HeldKey(*row) for row in cursor.fetchall()}
-            # The server keeps the snapshot of an answer until the next statement, for a cursor that nobody will use; a
+            # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used; a
             # statement without parameters leaves none behind. A broker that hangs shall not keep vacuum from its work.
-            cursor.execute(sql.still_there)
+            cursor.execute(sql.claim_stands)
             if rows := due + fresh:
                 result.destination = rows[0].message.destination
                 self._dispatch(cursor, rows, held, result)
@@ -125,9 +155,9 @@ class Sender:
 
     def _claim(self, connection: Connection, cursor: Any, claim: Claim) -> set[int]:
         timed = (connection.dialect.server_version_info or ()) >= TIMED_SINCE
-        milliseconds = str(round(self._patience_seconds * 1000))
         statement = self._statements.claim_timed if timed else self._statements.claim
-        cursor.execute(statement, (milliseconds, sorted(claim.lanes)))
+        patience = str(round(self._patience_seconds * 1000))
+        cursor.execute(statement, {"patience_milliseconds": patience, "lanes": sorted(claim.lanes)})
         *_, server, read_only, lanes = cursor.fetchone()
         if read_only:
             # What is sent could not be settled. Another connection may lead to another server.
@@ -142,14 +172,15 @@ class Sender:
         """Read messages of held keys whose time has come; return them, and the keys."""
         if not lanes:
             return [], set()
-        cursor.execute(self._statements.due_keys, (sorted(lanes), self._batch_size))
+        cursor.execute(self._statements.due_keys, {"lanes": sorted(lanes), "limit": self._batch_size})
         keys = {HeldKey(*row) for row in cursor.fetchall()}
         if not keys:
             return [], set()
         if len(keys) >= self._batch_size:
             result.due |= lanes  # there may be more
         each = max(self._batch_size // len(keys), 1)
-        cursor.execute(self._statements.due, (*_columns(keys), each, self._batch_bytes))
+        limits = {"each_limit": each, "bytes_limit": self._batch_bytes}
+        cursor.execute(self._statements.read_due, {**_keys(keys), **limits})
         return [_row(found) for found in cursor.fetchall()], keys
 
     def _read_fresh(
@@ -162,8 +193,13 @@ class Sender:
         if not wanted:
             return [], False
         each = limit // len(wanted)
-        lanes = list(wanted)
-        cursor.execute(self._statements.fresh, (lanes, lanes, list(wanted.values()), each, self._batch_bytes))
+        parameters = {
+            "lanes": list(wanted),
+            "positions": list(wanted.values()),
+            "each_limit": each,
+            "bytes_limit": self._batch_bytes,
+        }
+        cursor.execute(self._statements.read_fresh, parameters)
         answer = cursor.fetchall()
         if not answer:
             return [], False
@@ -184,7 +220,7 @@ class Sender:
         """Send rows, and decide what becomes of each."""
         dispatched = self._dispatcher.dispatch(
             [row for row in rows if row.held or row.ordered not in held],
-            check_claim=lambda: cursor.execute(self._statements.still_there),
+            check_claim=lambda: cursor.execute(self._statements.claim_stands),
         )
         result.outage, result.slowest_seconds = dispatched.outage, dispatched.slowest_seconds
         result.settlement = settle(
@@ -199,25 +235,30 @@ class Sender:
     def _settle(self, connection: Connection, cursor: Any, result: ClaimResult) -> None:
         sql, settlement = self._statements, result.settlement
         if settlement.sent:
-            cursor.execute(sql.keep if self._keep_sent else sql.forget, _places(settlement.sent))
+            cursor.execute(sql.keep_messages if self._keep_sent else sql.delete_messages, _places(settlement.sent))
         if settlement.dead or settlement.again or settlement.behind:
             # Before the rest of its key goes on, the end of a message, or its place before the others, is on the disk.
-            cursor.execute(sql.durable)
+            cursor.execute(sql.wait_for_disk)
         if settlement.dead:
             for row, refusal in settlement.dead:
                 self._letters.park_in(connection, _letter(row, refusal))
-            cursor.execute(sql.forget, _places([row for row, _ in settlement.dead]))
+            cursor.execute(sql.delete_messages, _places([row for row, _ in settlement.dead]))
         if settlement.again:
-            pauses = [timedelta(seconds=self._backoff.seconds(row.message.attempts + 1)) for row, _ in settlement.again]
-            places = _places([row for row, _ in settlement.again])
-            errors = [_text(refusal.error) for _, refusal in settlement.again]
-            counted = [refusal.counted for _, refusal in settlement.again]
-            cursor.execute(sql.again, (*places, errors, pauses, counted))
+            parameters = {
+                **_places([row for row, _ in settlement.again]),
+                "errors": [storable(refusal.error)[:MAX_ERROR_CHARACTERS] for _, refusal in settlement.again],
+                "pauses": [self._pause(row) for row, _ in settlement.again],
+                "counted": [refusal.counted for _, refusal in settlement.again],
+            }
+            cursor.execute(sql.postpone_messages, parameters)
         if settlement.behind:
-            cursor.execute(sql.hold, _places(settlement.behind))
+            cursor.execute(sql.hold_messages, _places(settlement.behind))
         if settlement.moved:
-            cursor.execute(sql.move_on, _columns(settlement.moved))
+            cursor.execute(sql.release_keys, _keys(settlement.moved))
             result.due.update(row[0] for row in cursor.fetchall())
+
+    def _pause(self, row: Row) -> timedelta:
+        return timedelta(seconds=self._backoff.seconds(row.message.attempts + 1))
 
 
 def _row(found: Any) -> Row:
@@ -240,19 +281,17 @@ def _headers(text: str) -> tuple[Mapping[str, str], str | None]:
     return {}, "takes headers that are text by name, and no others"
 
 
-def _columns(keys: Set[HeldKey]) -> tuple[list[Any], ...]:
-    return tuple(map(list, zip(*sorted(keys), strict=True)))
+def _keys(keys: Set[HeldKey]) -> dict[str, Any]:
+    """Return keys, of which there is one at least, as parameters."""
+    lanes, destinations, names = map(list, zip(*sorted(keys), strict=True))
+    return {"lanes": lanes, "destinations": destinations, "keys": names}
 
 
-def _places(rows: Sequence[Row]) -> tuple[str, str]:
-    """Return lanes and positions as Postgres writes arrays."""
+def _places(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return lanes and positions as parameters: as Postgres writes arrays."""
     lanes = ",".join([str(row.lane) for row in rows])
     positions = ",".join([str(row.position) for row in rows])
-    return f"{{{lanes}}}", f"{{{positions}}}"
-
-
-def _text(error: str) -> str:
-    return storable(error)[:MAX_ERROR_CHARACTERS]
+    return {"lanes": f"{{{lanes}}}", "positions": f"{{{positions}}}"}
 
 
 def _letter(row: Row, refusal: Refused) -> DeadLetter:

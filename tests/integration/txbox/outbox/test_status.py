@@ -10,11 +10,11 @@ from support.waiting import wait_until
 from txbox import BrokerError, DeadLetter, DeadLetters, Reason, SchemaMissing
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox, Outgoing
-from txbox.outbox.operator_statements import operator_statements
 from txbox.outbox.status import (
     STALE_SECONDS,
     DestinationStatus,
     OutboxStatus,
+    StatusStatements,
     read_outbox_status,
     relays_at_work,
 )
@@ -250,10 +250,10 @@ def test_a_large_backlog_is_estimated_and_each_destination_is_seen(engine: Engin
 
 def test_no_statement_reads_all_of_a_large_backlog(engine: Engine, backlog: int) -> None:
     with engine.connect() as connection:
-        sql = operator_statements()
+        sql = StatusStatements.load()
         for setting, statement, parameters in (
-            (None, sql.backlog, (101,)),
-            (sql.by_index, sql.backlog_by_lane, (10_000, 100)),
+            (None, sql.backlog, {"limit": 101}),
+            (sql.plan_by_index, sql.backlog_by_lane, {"lanes": 10_000, "limit": 100}),
         ):
             if setting:
                 connection.exec_driver_sql(setting)
@@ -281,14 +281,14 @@ def test_what_takes_too_long_is_left_out(engine: Engine, monkeypatch: pytest.Mon
 def test_a_backlog_that_cannot_be_looked_at_in_time_is_told_as_far_as_it_is_known(
     engine: Engine, backlog: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sql = operator_statements(None, "")
-    for_ever = "SELECT pg_sleep(600) FROM generate_series(1, greatest(%s, %s)) LIMIT 1"
+    sql = StatusStatements.load()
+    for_ever = "SELECT pg_sleep(600) FROM generate_series(1, greatest(%(lanes)s, %(limit)s)) LIMIT 1"
     monkeypatch.setattr(sql, "backlog_by_lane", for_ever)
     monkeypatch.setattr("txbox.outbox.status.STATEMENT_SECONDS", 0.5)
     found = read_outbox_status(engine)
     assert (found.exact, found.in_time) == (False, False)
     assert [(line.destination, line.waiting, line.exact) for line in found.destinations] == [("own:big", 101, False)]
-    monkeypatch.setattr(sql, "backlog", for_ever.replace("greatest(%s, %s)", "%s"))
+    monkeypatch.setattr(sql, "backlog", for_ever.replace("greatest(%(lanes)s, %(limit)s)", "%(limit)s"))
     found = read_outbox_status(engine)
     assert (found.exact, found.in_time, found.destinations) == (False, False, ())
 

@@ -14,8 +14,8 @@ from integration.txbox.relay.conftest import StartRelay
 from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
-from txbox.outbox.statements import outbox_statements
 from txbox.relay.poller import MAX_FRESH, MessageFinder
+from txbox.relay.sender import RelayStatements
 
 
 def positions(connection: Connection) -> list[int]:
@@ -43,7 +43,7 @@ def test_what_commits_late_is_sent_though_later_positions_were(
 
 def test_a_look_finds_exactly_what_has_become_visible(engine: Engine) -> None:
     with engine.connect() as looking, engine.connect() as first, engine.connect() as second:
-        finder = MessageFinder(looking, outbox_statements())
+        finder = MessageFinder(looking, RelayStatements.load())
         assert finder.find().fresh == {}
         OUTBOX.publish(first, OWN, "1", key="a")
         OUTBOX.publish(second, OWN, "2", key="a")
@@ -60,7 +60,7 @@ def test_a_look_finds_exactly_what_has_become_visible(engine: Engine) -> None:
 
 def test_a_transaction_that_rolls_back_leaves_nothing_to_be_found(engine: Engine) -> None:
     with engine.connect() as looking, engine.connect() as writing:
-        finder = MessageFinder(looking, outbox_statements())
+        finder = MessageFinder(looking, RelayStatements.load())
         finder.find()
         OUTBOX.publish(writing, OWN, "1")
         finder.find()
@@ -73,7 +73,7 @@ def test_a_prepared_transaction_is_found_when_it_is_committed(engine: Engine) ->
         if looking.exec_driver_sql("SHOW max_prepared_transactions").scalar_one() == "0":
             pytest.skip("TXBOX_TEST_DATABASE_URL names a server that has max_prepared_transactions = 0")
         looking.rollback()
-        finder = MessageFinder(looking, outbox_statements())
+        finder = MessageFinder(looking, RelayStatements.load())
         finder.find()
         OUTBOX.publish(writing, OWN, "1")
         writing.exec_driver_sql("PREPARE TRANSACTION 'outbox'")
@@ -86,7 +86,7 @@ def test_a_prepared_transaction_is_found_when_it_is_committed(engine: Engine) ->
 def test_of_a_burst_that_is_too_large_the_first_of_each_lane_is_found(engine: Engine) -> None:
     """By transactions, a part of a burst would show a later message of a key before an earlier one."""
     with engine.connect() as looking, engine.connect() as older, engine.connect() as younger:
-        finder = MessageFinder(looking, outbox_statements())
+        finder = MessageFinder(looking, RelayStatements.load())
         finder.find()
         older.exec_driver_sql("SELECT pg_current_xact_id()")  # its number is the lower one
         OUTBOX.publish(younger, OWN, "first", key="a")

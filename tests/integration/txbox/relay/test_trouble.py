@@ -19,10 +19,10 @@ from support.waiting import wait_until
 from txbox import Outbox, Outgoing
 from txbox.errors import RightsMissing, SchemaMissing
 from txbox.instrumentation import DatabaseLost, Event, PublisherOverdue
-from txbox.outbox.statements import outbox_statements
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, poller
 from txbox.relay.poller import MessageFinder, Snapshot
+from txbox.relay.sender import RelayStatements
 from txbox.schema import tables
 
 RESTORE = (
@@ -56,7 +56,7 @@ def test_rows_that_are_restored_while_a_relay_runs_are_sent(
 def test_a_server_whose_numbers_are_lower_is_looked_at_from_the_start(engine: Engine) -> None:
     """Behind a pooler, the connection outlives a failover, and the new server has not got as far as the old one."""
     with engine.connect() as connection:
-        finder = MessageFinder(connection, outbox_statements())
+        finder = MessageFinder(connection, RelayStatements.load())
         finder.find()
         publish(engine, Outgoing(OWN, "before the relay looks at the new server"))
         finder._last = Snapshot(2**40, ())
@@ -68,7 +68,7 @@ def test_another_run_of_a_server_is_looked_at_from_the_start_and_nothing_is_sent
     engine: Engine, start_relay: StartRelay
 ) -> None:
     with engine.connect() as connection:
-        finder = MessageFinder(connection, outbox_statements())
+        finder = MessageFinder(connection, RelayStatements.load())
         assert finder.find().everything
         publish(engine, Outgoing(OWN, "one"))
         assert finder.find().fresh
@@ -88,21 +88,21 @@ def test_another_run_of_a_server_is_looked_at_from_the_start_and_nothing_is_sent
 
 
 def test_a_refusal_is_settled_durably_whatever_the_default_is(engine: Engine) -> None:
-    sql = outbox_statements()
+    sql = RelayStatements.load()
     for default, settled in (("off", "on"), ("local", "local"), ("on", "on")):
         options = f"{engine.url.query['options']} -csynchronous_commit={default}"
         made = create_engine(engine.url.update_query_dict({"options": options}))
         with made.connect() as connection:
-            connection.exec_driver_sql(sql.claim, ("1000", [7]))
+            connection.exec_driver_sql(sql.claim, {"patience_milliseconds": "1000", "lanes": [7]})
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "off"
-            connection.exec_driver_sql(sql.durable)
+            connection.exec_driver_sql(sql.wait_for_disk)
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == settled
         made.dispose()
 
 
 def test_rows_with_numbers_that_this_server_has_not_reached_are_not_found_at_every_look(engine: Engine) -> None:
     with engine.connect() as connection:
-        finder = MessageFinder(connection, outbox_statements())
+        finder = MessageFinder(connection, RelayStatements.load())
         finder.find()
         run(engine, RESTORE, (2**60, "m-1", b"restored"))
         assert not finder.find()
@@ -117,12 +117,17 @@ def test_what_an_open_transaction_has_written_is_not_read_at_every_look(engine: 
         writing.exec_driver_sql(insert)
         # Another one ends, or the snapshot ends before the one that writes, which then is not known to be in progress.
         run(engine, "SELECT pg_current_xact_id()")
-        finder = MessageFinder(reading, outbox_statements())
+        finder = MessageFinder(reading, RelayStatements.load())
         finder.find()
         assert finder._last is not None
         assert finder._last.in_progress
-        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {outbox_statements().look}"
-        parameters = (finder._last.xmax, 10_000, list(finder._last.in_progress), 10_000, True, True)
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {RelayStatements.load().find_new}"
+        parameters = {
+            "xmax": finder._last.xmax,
+            "in_progress": list(finder._last.in_progress),
+            "limit": 10_000,
+            "also_due": True,
+        }
         plan = reading.exec_driver_sql(explain, parameters).scalar_one()[0]["Plan"]
         assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 100, json.dumps(plan, indent=1)
         writing.commit()

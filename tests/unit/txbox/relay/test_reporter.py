@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from txbox.outbox.statements import outbox_statements
 from txbox.relay import reporter as reporter_module
 from txbox.relay.reporter import OUTAGE_CHARACTERS, OUTAGE_SECONDS, OUTAGES, RelayReporter
+from txbox.relay.sender import RelayStatements
 
 
 class Connection:
     """Remembers what was reported, in place of a database."""
 
     def __init__(self) -> None:
-        self.reports: list[tuple[Any, ...]] = []
+        self.reports: list[dict[str, Any]] = []
         self.broken = False
         self.server = SimpleNamespace(backend_pid=7)
         self.connection = SimpleNamespace(driver_connection=SimpleNamespace(pgconn=self.server))
 
-    def exec_driver_sql(self, _: str, parameters: tuple[Any, ...]) -> None:
+    def exec_driver_sql(self, _: str, parameters: dict[str, Any]) -> None:
         if self.broken:
             raise ConnectionError
         self.reports.append(parameters)
@@ -43,7 +43,7 @@ def connection() -> Connection:
 
 @pytest.fixture
 def reporter(clock: list[float]) -> RelayReporter:
-    return RelayReporter("r", outbox_statements(None, ""), None)
+    return RelayReporter("r", RelayStatements.load(), None)
 
 
 @pytest.fixture
@@ -59,14 +59,14 @@ def work(reporter: RelayReporter, connection: Connection, clock: list[float]) ->
 
 
 def said(connection: Connection) -> dict[str, str]:
-    found: dict[str, str] = json.loads(connection.reports[-1][-2])
+    found: dict[str, str] = json.loads(connection.reports[-1]["outages"])
     return found
 
 
 def test_the_second_report_comes_soon_and_has_a_rate(work: Callable[..., int], connection: Connection) -> None:
     assert [work(), work(0.9), work(0.2, sent=33), work(9), work(1.1, sent=134)] == [1, 1, 2, 2, 3]
-    assert [report[3] for report in connection.reports] == [0, 33, 134]
-    assert [round(report[5], 3) for report in connection.reports] == [0.0, 30.0, 10.0]
+    assert [report["sent"] for report in connection.reports] == [0, 33, 134]
+    assert [round(report["sent_per_second"], 3) for report in connection.reports] == [0.0, 30.0, 10.0]
 
 
 def test_news_are_reported_within_a_second_and_what_is_known_is_not(

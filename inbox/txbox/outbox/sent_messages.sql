@@ -1,0 +1,73 @@
+-- What was sent and is kept, in outbox_sent; and its replay.
+
+-- The filter. Its times let the index on sent_at find the messages.
+-- fragment: wanted
+(%(destination)s::text IS NULL OR destination = %(destination)s::text)
+  AND (%(key)s::text IS NULL OR key = %(key)s::text)
+  AND (%(message_id)s::text IS NULL OR message_id = %(message_id)s::text)
+  AND sent_at >= coalesce(now() - %(since_ago)s::interval, %(since)s::timestamptz, '-infinity')
+  AND sent_at < coalesce(now() - %(until_ago)s::interval, %(until)s::timestamptz, 'infinity')
+
+-- name: sent
+-- What was sent, the last first. A page begins before the time and the position of the last one of the page before:
+-- both, for all of one transaction have one time.
+-- parameters: bodies boolean (whether to read them), destination text, key text, message_id text, since_ago interval,
+--   since timestamptz, until_ago interval, until timestamptz, after bigint (a position), before_at timestamptz, before
+--   bigint (a position), limit bigint
+-- returns: message_id, position, destination, key, headers, published_at, sent_at, size, body
+SELECT message_id, position, destination, key, headers, {{microseconds(published_at)}} AS published_at,
+  {{microseconds(sent_at)}} AS sent_at, octet_length(body) AS size, CASE WHEN %(bodies)s THEN body END AS body
+FROM {{outbox_sent}} AS kept WHERE {{wanted}} AND position > %(after)s
+  AND (sent_at, position) < (coalesce(%(before_at)s::timestamptz, 'infinity'), coalesce(%(before)s::bigint, 0))
+ORDER BY kept.sent_at DESC, position DESC LIMIT %(limit)s
+
+-- name: is_any_kept
+-- Whether anything that was sent is kept.
+-- parameters: none
+-- returns: a boolean
+SELECT EXISTS (SELECT FROM {{outbox_sent}})
+
+-- name: plan_by_values
+-- Have later statements of this transaction planned for their parameters: filters that are null cost nothing, and those
+-- that are not use their index.
+-- parameters: none
+-- returns: the setting
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true)
+
+-- name: replay_plan
+-- The chunks of a replay. Of what was sent to one destination under one id, the first is taken, before the position is
+-- looked at: a replay that goes on leaves out what it has had sent before. Positions and times go nearly together, so
+-- each chunk is read by its times; no index on positions is needed, which every send would pay for.
+-- parameters: chunk_messages bigint, destination text, key text, message_id text, since_ago interval, since
+--   timestamptz, until_ago interval, until timestamptz, after bigint (a position)
+-- returns: in order: messages, copies (of them that are left out), positions and times between which they lie, times
+--   between which all of the filter's lie
+SELECT count(*) AS messages, sum(copies)::bigint AS copies, min(position) AS first, max(position) AS last,
+  {{microseconds(min(sent_at))}} AS sent_from, {{microseconds(max(sent_at))}} AS sent_to,
+  {{microseconds(min(since))}} AS since, {{microseconds(max(until))}} AS until
+FROM (
+  SELECT found.*, (row_number() OVER (ORDER BY position) - 1) / %(chunk_messages)s AS chunk
+  FROM (
+    SELECT position, sent_at, min(position) OVER same AS first, count(*) OVER same - 1 AS copies,
+      min(sent_at) OVER () AS since, max(sent_at) OVER () AS until
+    FROM {{outbox_sent}} WHERE {{wanted}} WINDOW same AS (PARTITION BY message_id, destination)
+  ) AS found
+  WHERE position = first AND position > %(after)s
+) AS numbered
+GROUP BY chunk ORDER BY chunk
+
+-- name: replay_chunk
+-- One chunk of a replay, without the copies among its messages.
+-- parameters: sent_from timestamptz, sent_to timestamptz, first bigint, last bigint, destination text, key text,
+--   message_id text, since_ago interval, since timestamptz, until_ago interval, until timestamptz, plan_since
+--   timestamptz, plan_until timestamptz
+-- returns: message_id, destination, key, headers, body, position; in the order of positions
+SELECT message_id, destination, key, headers, body, position FROM {{outbox_sent}} AS kept
+WHERE sent_at BETWEEN %(sent_from)s AND %(sent_to)s AND position BETWEEN %(first)s AND %(last)s AND {{wanted}}
+  AND NOT EXISTS (
+    SELECT FROM {{outbox_sent}} AS earlier
+    WHERE earlier.message_id = kept.message_id AND earlier.position < kept.position
+      AND earlier.destination = kept.destination AND (%(key)s::text IS NULL OR earlier.key = %(key)s::text)
+      AND earlier.sent_at BETWEEN %(plan_since)s AND %(plan_until)s
+  )
+ORDER BY position

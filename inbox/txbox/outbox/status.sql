@@ -1,0 +1,101 @@
+-- How the outbox stands, for operators. What may meet millions of rows has a limit, and is run with a time-out.
+
+-- fragment: looked_at
+m.destination, m.due_at, m.held, m.attempts, left(m.error, 500) AS error, m.published_at
+
+-- A message is refused, or behind one that was; or not yet due; or else to be sent now. A relay that is at work takes a
+-- delayed message's time away when it has come, so the age of one is known only while no relay has seen it.
+-- fragment: counted
+kinds AS (
+  SELECT destination, attempts, held OR attempts > 0 AS failed,
+    NOT held AND attempts = 0 AND coalesce(due_at > now(), false) AS delayed,
+    CASE WHEN held OR attempts > 0 THEN published_at ELSE greatest(published_at, due_at) END AS since
+  FROM looked_at
+), worst AS (
+  SELECT DISTINCT ON (destination) destination, error
+  FROM looked_at WHERE attempts > 0 ORDER BY destination, attempts DESC
+)
+SELECT destination, count(*) FILTER (WHERE NOT failed AND NOT delayed) AS waiting,
+  count(*) FILTER (WHERE delayed) AS delayed, count(*) FILTER (WHERE failed) AS retrying,
+  extract(epoch FROM now() - min(least(since, now())) FILTER (WHERE NOT delayed AND isfinite(since)))::float8
+    AS oldest_seconds,
+  max(attempts) AS most_attempts, (SELECT error FROM worst WHERE worst.destination = kinds.destination) AS error
+FROM kinds GROUP BY destination ORDER BY destination
+
+-- A session ends with its process at once, wherever that was killed; a standby knows nothing of it.
+-- fragment: stale
+(
+    seen_at < now() - %(stale_after)s::interval
+    OR NOT pg_is_in_recovery() AND reported.backend_pid IS NOT NULL
+      AND NOT EXISTS (SELECT FROM pg_stat_activity AS session WHERE session.pid = reported.backend_pid)
+  )
+
+-- name: bound_time
+-- Bound the time of every later statement of this transaction.
+-- parameters: milliseconds text
+-- returns: the setting
+SELECT set_config('statement_timeout', %(milliseconds)s, true)
+
+-- name: plan_by_index
+-- Have later statements of this transaction jump along an index, whatever the statistics of a queue say.
+-- parameters: none
+-- returns: the settings
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)
+
+-- name: backlog
+-- The messages of each destination.
+-- parameters: limit bigint (how many to look at in all)
+-- returns: destination, waiting, delayed, retrying, oldest_seconds, most_attempts, error
+WITH looked_at AS MATERIALIZED (SELECT {{looked_at}} FROM {{outbox_message}} AS m LIMIT %(limit)s), {{counted}}
+
+-- name: backlog_by_lane
+-- The first messages of each lane, where there are too many to look at all of them: every destination is seen, and its
+-- oldest message.
+-- parameters: lanes bigint (at most), limit bigint (messages in all)
+-- returns: as backlog
+WITH RECURSIVE walk AS (
+  (SELECT lane FROM {{outbox_message}} ORDER BY lane, position LIMIT 1)
+  UNION ALL
+  SELECT next.lane FROM walk CROSS JOIN LATERAL (
+    SELECT m.lane FROM {{outbox_message}} AS m WHERE m.lane > walk.lane ORDER BY m.lane, m.position LIMIT 1
+  ) AS next
+), lanes AS MATERIALIZED (
+  SELECT lane FROM walk LIMIT %(lanes)s
+), share AS MATERIALIZED (
+  SELECT greatest(%(limit)s / greatest(count(*), 1), 1) AS rows FROM lanes
+), looked_at AS MATERIALIZED (
+  SELECT m.* FROM share CROSS JOIN lanes CROSS JOIN LATERAL (
+    SELECT {{looked_at}} FROM {{outbox_message}} AS m WHERE m.lane = lanes.lane ORDER BY m.position LIMIT share.rows
+  ) AS m
+), {{counted}}
+
+-- name: row_estimates
+-- How many rows a table has, and how many were removed and not cleaned up, by Postgres's statistics.
+-- parameters: name text (quoted)
+-- returns: live, dead
+SELECT CASE WHEN pg_stat_get_live_tuples(oid) > 0 THEN pg_stat_get_live_tuples(oid)
+  ELSE greatest(reltuples, 0)::bigint END AS live, pg_stat_get_dead_tuples(oid) AS dead
+FROM pg_class WHERE oid = %(name)s::regclass
+
+-- name: relays
+-- The relays that have not signed off; a stale one has no session, or has not reported for so long. After one report,
+-- there is no rate.
+-- parameters: stale_after interval
+-- returns: relay_id, host, pid, sent, failed, sent_per_second, started_at, seen_seconds_ago, outages, stale
+SELECT relay_id, host, pid, sent, failed, CASE WHEN seen_at > started_at THEN sent_per_second END AS sent_per_second,
+  {{microseconds(started_at)}} AS started_at,
+  greatest(extract(epoch FROM now() - seen_at), 0)::float8 AS seen_seconds_ago, outages, {{stale}} AS stale
+FROM {{outbox_relay}} AS reported ORDER BY host, pid, relay_id
+
+-- name: relays_at_work
+-- How many relays are not stale.
+-- parameters: stale_after interval
+-- returns: count
+SELECT count(*) FROM {{outbox_relay}} AS reported WHERE NOT {{stale}}
+
+-- name: kept
+-- How many sent messages are kept, and since when.
+-- parameters: limit bigint
+-- returns: messages (at most so many), since
+SELECT (SELECT count(*) FROM (SELECT FROM {{outbox_sent}} LIMIT %(limit)s) AS bounded) AS messages,
+  (SELECT {{microseconds(min(sent_at))}} FROM {{outbox_sent}}) AS since

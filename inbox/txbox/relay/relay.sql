@@ -1,0 +1,380 @@
+-- The relay: finds, claims, reads and settles the messages of the outbox, and reports that it is at work.
+
+-- A crash of the server undoes commits that did not wait for the disk, and a relay that goes by what it found before
+-- would go wrong. Its postmaster may survive the crash; its statistics do not.
+-- fragment: server
+extract(epoch FROM pg_postmaster_start_time())::text || ' '
+    || coalesce(extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())::text, '')
+
+-- Advisory locks have one space of numbers in a database: those of another outbox are to be other ones.
+-- fragment: lock
+('{{literal(outbox_message)}}'::regclass::oid::bigint << 31)
+
+-- The plans must not depend on statistics: those of a queue are out of date as soon as they are made.
+-- fragment: plan_settings
+set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_seqscan', 'off', true),
+  set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+  set_config('enable_mergejoin', 'off', true), set_config('enable_sort', 'off', true)
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Connections
+
+-- name: missing_rights
+-- What the user may not do with tables.
+-- parameters: tables text[] (quoted names)
+-- returns: name, the rights that are missing
+SELECT named.name, string_agg(right_to, ', ')
+FROM unnest(%(tables)s::text[]) AS named (name)
+CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS right_to
+WHERE NOT has_table_privilege(named.name::regclass, right_to)
+GROUP BY named.name ORDER BY named.name
+
+-- name: default_isolation
+-- The isolation level of a transaction that names none.
+-- parameters: none
+-- returns: level
+SHOW default_transaction_isolation
+
+-- name: keep_idle_session
+-- Have the server keep a connection that is idle for long: since PostgreSQL 14, a setting may end it.
+-- parameters: none
+-- returns: the setting, where the server has it
+SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Finding
+--
+-- What is new since the last poll is told by transactions, not by positions. A position is drawn when a row is
+-- inserted and is seen when its transaction commits, and these are two different orders:
+--
+--   A   inserts 1 ───────────────────────────── commits
+--   B       inserts 2 ── commits
+--   relay                         sees 2             sees 1
+--
+-- A relay that remembered "seen up to 2" would never send 1. This one remembers the snapshot of its last poll: new is
+-- what was inserted by a transaction that had not begun then (its number is not below the snapshot's xmax), or that was
+-- in progress (its number is listed in it). Nothing else can have become visible since.
+--
+-- The scan begins behind what was read before, so what was deleted there does not slow it down, even while an old
+-- snapshot keeps all of that from being removed.
+
+-- Infinity, which publish refuses but which can be written by hand, cannot be subtracted from a moment before
+--   PostgreSQL 17.
+-- fragment: found
+SELECT pg_current_snapshot()::text AS snapshot,
+  {{server}} AS server,
+  (SELECT array_agg(lane ORDER BY lane) FROM lanes) AS lanes,
+  (SELECT array_agg(position ORDER BY lane) FROM lanes) AS positions,
+  (SELECT extract(epoch FROM min(due_at))::float8 - extract(epoch FROM now())::float8 FROM {{outbox_message}}
+   WHERE %(also_due)s AND due_at IS NOT NULL AND NOT held) AS due_in,
+  ARRAY(
+    SELECT DISTINCT lane FROM {{outbox_message}}
+    WHERE %(also_due)s AND held AND due_at <= now() AND due_at < 'infinity'
+  ) AS held_due
+
+-- Above it are no numbers of this server's yet. Rows that were restored from another one may have such: find_all finds
+-- them.
+-- fragment: ended
+(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint)
+
+-- What a transaction has written that is still in progress is not to be read again and again.
+-- fragment: ended_since
+ARRAY(
+    SELECT number FROM unnest(%(in_progress)s::bigint[]) AS number
+    WHERE pg_visible_in_snapshot(number::text::xid8, pg_current_snapshot())
+  )
+
+-- name: find_new
+-- Find what is new since the last poll.
+-- parameters: xmax bigint (of the last snapshot), in_progress bigint[] (of the last snapshot), limit bigint, also_due
+--   boolean (whether to look for what is due)
+-- returns: this snapshot, which run of which server answers, the lanes of what is new, the first position in each, in
+--   how many seconds the next delayed message is due, lanes with held keys that are due, how many messages were seen
+WITH fresh AS MATERIALIZED (
+  (SELECT lane, position FROM {{outbox_message}}
+   WHERE due_at IS NULL AND transaction_id >= %(xmax)s AND transaction_id < {{ended}}
+   ORDER BY transaction_id LIMIT %(limit)s)
+  UNION ALL
+  (SELECT lane, position FROM {{outbox_message}}
+   WHERE due_at IS NULL AND transaction_id = ANY({{ended_since}}) ORDER BY transaction_id LIMIT %(limit)s)
+), lanes AS (
+  SELECT lane, min(position) AS position FROM fresh GROUP BY lane
+)
+{{found}}, (SELECT count(*) FROM fresh) AS seen
+
+-- name: set_plan
+-- Settings for find_burst, whose plan must not depend on statistics.
+-- parameters: none
+-- returns: the settings
+SELECT {{plan_settings}}
+
+-- name: find_burst
+-- Find what is new where it is more than the limit of find_new.
+-- parameters: xmax bigint, in_progress bigint[], also_due boolean
+-- returns: as find_new, without the last
+WITH lanes AS MATERIALIZED (
+  SELECT lane, min(position) AS position FROM (
+    SELECT lane, position FROM {{outbox_message}}
+    WHERE due_at IS NULL AND transaction_id >= %(xmax)s AND transaction_id < {{ended}}
+    UNION ALL
+    SELECT lane, position FROM {{outbox_message}} WHERE due_at IS NULL AND transaction_id = ANY({{ended_since}})
+  ) AS fresh
+  GROUP BY lane
+)
+{{found}}
+
+-- name: find_all
+-- Find everything. It jumps from lane to lane by the primary key, so it takes the same time with a thousand messages as
+-- with sixteen million; a lane whose messages all wait is found in vain.
+-- parameters: also_due boolean
+-- returns: as find_burst
+WITH RECURSIVE lanes AS (
+  (SELECT lane, position FROM {{outbox_message}} ORDER BY lane, position LIMIT 1)
+  UNION ALL
+  SELECT next.lane, next.position FROM lanes CROSS JOIN LATERAL (
+    SELECT m.lane, m.position FROM {{outbox_message}} AS m WHERE m.lane > lanes.lane ORDER BY m.lane, m.position LIMIT 1
+  ) AS next
+)
+{{found}}
+
+-- name: wake_due
+-- Put messages whose time has come behind the others, as if they were published now. They are inserted anew, sorted, so
+-- that they are given their positions in the order of their times; and one relay does it at a time, lest another one's
+-- come in between.
+-- parameters: limit bigint
+-- returns: nothing; the row count says how many
+WITH turn AS MATERIALIZED (
+  SELECT pg_try_advisory_xact_lock({{lock}} # -1) AS ours
+), due AS MATERIALIZED (
+  SELECT ctid AS place FROM {{outbox_message}}
+  WHERE due_at <= now() AND NOT held AND (SELECT ours FROM turn)
+  ORDER BY due_at, position LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+), woken AS (
+  DELETE FROM {{outbox_message}} WHERE ctid = ANY(ARRAY(SELECT place FROM due)) RETURNING *
+)
+INSERT INTO {{outbox_message}} (
+  lane, message_id, destination, key, headers, body, due_at, published_at, attempts, error
+)
+SELECT lane, message_id, destination, key, headers, body, NULL, published_at, attempts, error
+FROM woken ORDER BY woken.due_at, woken.position
+
+-- name: repair_held_keys
+-- Have held keys go on whose failed message was deleted by hand.
+-- parameters: none
+-- returns: nothing
+WITH orphans AS MATERIALIZED (
+  SELECT DISTINCT ON (lane, destination, key) lane, position FROM {{outbox_message}} AS m
+  WHERE held AND NOT EXISTS (
+    SELECT FROM {{outbox_message}} AS head
+    WHERE head.held AND head.due_at < 'infinity'
+      AND head.lane = m.lane AND head.key = m.key AND head.destination = m.destination
+  )
+  ORDER BY lane, destination, key, position
+)
+UPDATE {{outbox_message}} AS m SET due_at = clock_timestamp() FROM orphans
+WHERE m.lane = orphans.lane AND m.position = orphans.position
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Claiming and reading
+--
+-- The settings of a sender's transaction are local to it, so that a pooler may stand between. If a crash of the server
+-- undoes that messages were deleted which were sent, they are sent once more: that need not wait for the disk. Where
+--   one
+-- was refused, wait_for_disk comes before the rest. No time-out of the host's may end a transaction that waits for a
+-- broker; ours does, when its relay stands still.
+
+-- fragment: claimed
+set_config('synchronous_commit', 'off', true),
+  set_config('idle_in_transaction_session_timeout', %(patience_milliseconds)s, true),
+  {{plan_settings}},
+  {{server}} AS server, current_setting('transaction_read_only') = 'on' AS read_only, ARRAY(
+  SELECT lane FROM unnest(%(lanes)s::bigint[]) AS lane
+  WHERE pg_try_advisory_xact_lock({{lock}} # lane)
+) AS lanes
+
+-- name: claim
+-- Claim those of these lanes that no other relay works on, to the end of the transaction, however it ends. It waits for
+-- no lock, writes nothing, and holds no snapshot while messages are sent.
+-- parameters: patience_milliseconds text (after which the server ends an idle transaction), lanes bigint[]
+-- returns: settings; and last: which run of which server answers, whether the transaction is read-only, the lanes
+SELECT {{claimed}}
+
+-- name: claim_timed
+-- The same for PostgreSQL 17 and later, which can limit the time of a transaction.
+-- parameters: patience_milliseconds text, lanes bigint[]
+-- returns: as claim
+SELECT set_config('transaction_timeout', '0', true), {{claimed}}
+
+-- name: claim_stands
+-- Fails if the transaction has been ended from outside.
+-- parameters: none
+-- returns: a row of no columns
+SELECT
+
+-- fragment: message
+m.lane, m.position, m.held, m.message_id, m.destination, m.body, m.key, m.headers::text,
+    m.attempts, {{microseconds(m.published_at)}} AS published_at,
+    CASE WHEN isfinite(m.published_at) THEN extract(epoch FROM clock_timestamp() - m.published_at) ELSE 0
+    END::float8 AS age,
+    sum(octet_length(m.body)) OVER (ORDER BY m.position) - octet_length(m.body) AS bytes_before
+
+-- name: read_fresh
+-- Read new messages of claimed lanes in their order.
+-- parameters: lanes bigint[], positions bigint[] (to begin with), each_limit bigint (messages of each lane),
+--   bytes_limit bigint (of all bodies)
+-- returns: the message's columns, its age in seconds, the bytes of all before it, whether any key of these lanes is
+--   held
+SELECT *, EXISTS (SELECT FROM {{outbox_message}} WHERE held AND lane = ANY(%(lanes)s::bigint[])) AS any_held FROM (
+  SELECT {{message}} FROM unnest(%(lanes)s::bigint[], %(positions)s::bigint[]) AS wanted (lane, position)
+  CROSS JOIN LATERAL (
+    SELECT * FROM {{outbox_message}} AS m
+    WHERE m.lane = wanted.lane AND m.position >= wanted.position AND m.due_at IS NULL
+    ORDER BY m.position LIMIT %(each_limit)s
+  ) AS m
+) AS found
+WHERE bytes_before < %(bytes_limit)s ORDER BY position
+
+-- name: held_keys
+-- Which of these keys are held.
+-- parameters: lanes bigint[], destinations text[], keys text[]
+-- returns: lane, destination, key
+SELECT lane, destination, key
+FROM unnest(%(lanes)s::bigint[], %(destinations)s::text[], %(keys)s::text[]) AS k (lane, destination, key)
+WHERE EXISTS (
+  SELECT FROM {{outbox_message}} AS m
+  WHERE m.held AND m.lane = k.lane AND m.key = k.key AND m.destination = k.destination
+)
+
+-- name: due_keys
+-- Held keys of claimed lanes whose time has come.
+-- parameters: lanes bigint[], limit bigint
+-- returns: lane, destination, key
+SELECT lane, destination, key FROM {{outbox_message}}
+WHERE held AND due_at <= now() AND due_at < 'infinity' AND lane = ANY(%(lanes)s::bigint[])
+ORDER BY due_at LIMIT %(limit)s
+
+-- name: read_due
+-- Read the messages of held keys that are due.
+-- parameters: lanes bigint[], destinations text[], keys text[], each_limit bigint (messages of each key), bytes_limit
+--   bigint
+-- returns: as read_fresh, without the last
+SELECT * FROM (
+  SELECT {{message}}
+  FROM unnest(%(lanes)s::bigint[], %(destinations)s::text[], %(keys)s::text[]) AS wanted (lane, destination, key)
+  CROSS JOIN LATERAL (
+    SELECT * FROM {{outbox_message}} AS m
+    WHERE m.held AND m.lane = wanted.lane AND m.key = wanted.key AND m.destination = wanted.destination
+    ORDER BY m.position LIMIT %(each_limit)s
+  ) AS m
+) AS found
+WHERE bytes_before < %(bytes_limit)s ORDER BY position
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Settling
+--
+-- Lanes and positions come as the text of an array, which costs the client a fifth of what psycopg takes to write it
+-- value by value.
+
+-- name: wait_for_disk
+-- Have this transaction's commit wait for the disk again, whatever the user's default is.
+-- parameters: none
+-- returns: the setting
+SELECT set_config('synchronous_commit', CASE reset_val WHEN 'off' THEN 'on' ELSE reset_val END, true)
+FROM pg_settings WHERE name = 'synchronous_commit'
+
+-- name: delete_messages
+-- Delete messages that were sent, or parked.
+-- parameters: lanes text, positions text
+-- returns: nothing
+DELETE FROM {{outbox_message}} AS m
+USING unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS gone (lane, position)
+WHERE m.lane = gone.lane AND m.position = gone.position
+
+-- name: keep_messages
+-- Move messages that were sent to outbox_sent.
+-- parameters: lanes text, positions text
+-- returns: nothing
+WITH sent AS (
+  DELETE FROM {{outbox_message}} AS m
+  USING unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS gone (lane, position)
+  WHERE m.lane = gone.lane AND m.position = gone.position
+  RETURNING m.message_id, m.position, m.destination, m.key, m.headers, m.body, m.published_at
+)
+INSERT INTO {{outbox_sent}} (message_id, position, destination, key, headers, body, published_at)
+SELECT message_id, position, destination, key, headers, body, published_at FROM sent
+ON CONFLICT DO NOTHING
+
+-- name: postpone_messages
+-- Have refused messages sent again after a pause, and hold their keys.
+-- parameters: lanes text, positions text, errors text[], pauses interval[], counted boolean[] (whether each is an
+--   attempt)
+-- returns: nothing
+UPDATE {{outbox_message}} AS m
+SET attempts = m.attempts + refused.counted::int, held = m.key IS NOT NULL, error = refused.error,
+  due_at = clock_timestamp() + refused.pause
+FROM unnest(
+  %(lanes)s::text::bigint[], %(positions)s::text::bigint[], %(errors)s::text[], %(pauses)s::interval[],
+  %(counted)s::boolean[]
+) AS refused (lane, position, error, pause, counted)
+WHERE m.lane = refused.lane AND m.position = refused.position
+
+-- name: hold_messages
+-- Have messages wait behind one of their key that was refused.
+-- parameters: lanes text, positions text
+-- returns: nothing
+UPDATE {{outbox_message}} AS m SET held = true, due_at = 'infinity'
+FROM unnest(%(lanes)s::text::bigint[], %(positions)s::text::bigint[]) AS behind (lane, position)
+WHERE m.lane = behind.lane AND m.position = behind.position
+
+-- name: release_keys
+-- Have the next message of held keys be due, where one before it is gone.
+-- parameters: lanes bigint[], destinations text[], keys text[]
+-- returns: lane
+UPDATE {{outbox_message}} AS m SET due_at = clock_timestamp()
+FROM unnest(%(lanes)s::bigint[], %(destinations)s::text[], %(keys)s::text[]) AS moved (lane, destination, key)
+CROSS JOIN LATERAL (
+  SELECT next.position FROM {{outbox_message}} AS next
+  WHERE next.held AND next.lane = moved.lane AND next.key = moved.key AND next.destination = moved.destination
+  ORDER BY next.position LIMIT 1
+) AS next
+WHERE m.lane = moved.lane AND m.position = next.position
+  AND NOT EXISTS (
+    SELECT FROM {{outbox_message}} AS head
+    WHERE head.held AND head.due_at < 'infinity'
+      AND head.lane = moved.lane AND head.key = moved.key AND head.destination = moved.destination
+  )
+RETURNING m.lane
+
+-- ---------------------------------------------------------------------------------------------------------------------
+-- Reporting
+
+-- name: report
+-- Report that a relay is at work. Behind a pooler, the server process that the connection was told is not the one that
+-- answers, and is not kept.
+-- parameters: relay_id text, host text, pid int, sent bigint, failed bigint, sent_per_second double precision, outages
+--   text (JSON), backend_pid int (as the connection was told)
+-- returns: nothing
+INSERT INTO {{outbox_relay}} AS reported (relay_id, host, pid, sent, failed, sent_per_second, outages, backend_pid)
+VALUES (
+  %(relay_id)s, %(host)s, %(pid)s, %(sent)s, %(failed)s, %(sent_per_second)s, %(outages)s::jsonb,
+  CASE WHEN pg_backend_pid() = %(backend_pid)s::int THEN pg_backend_pid() END
+)
+ON CONFLICT (relay_id) DO UPDATE
+SET sent = excluded.sent, failed = excluded.failed, sent_per_second = excluded.sent_per_second,
+  outages = excluded.outages, backend_pid = excluded.backend_pid, seen_at = now()
+
+-- name: sign_off
+-- Delete the row of a relay that has ended, and of those that ended without a word a day ago.
+-- parameters: relay_id text
+-- returns: nothing
+DELETE FROM {{outbox_relay}} WHERE relay_id = %(relay_id)s OR seen_at < now() - interval '1 day'
+
+-- name: purge_sent
+-- Delete some of what was sent longer ago than this.
+-- parameters: keep_sent interval, limit bigint
+-- returns: nothing; the row count says how many
+WITH old AS MATERIALIZED (
+  SELECT message_id, position FROM {{outbox_sent}} WHERE sent_at < now() - %(keep_sent)s::interval
+  ORDER BY sent_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {{outbox_sent}} AS kept USING old WHERE kept.message_id = old.message_id AND kept.position = old.position
