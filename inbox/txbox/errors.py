@@ -16,7 +16,7 @@
     ├── MalformedMessage     a body that is not what its envelope promises; a ValueError too
     ├── NotSendable          a message that its destination cannot take
     │   └── MessageTooLarge      because of its size
-    ├── TransactionEnded     a handler ended the transaction that was lent to it
+    ├── TransactionEnded     a handler ended the transaction of the worker
     │   ├── TransactionAborted   by swallowing the error of a statement
     │   └── StatementLeftOpen    or left a statement unfinished in it
     ├── TransactionTimedOut  a handler's transaction was open for longer than it may
@@ -274,7 +274,7 @@ class RightsMissing(TxboxError):
 
 
 class TransactionEnded(TxboxError):
-    """A handler has committed or rolled back the transaction that was lent to it."""
+    """A handler has committed or rolled back the transaction of the worker."""
 
     def __init__(self) -> None:
         super().__init__(

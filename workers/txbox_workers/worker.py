@@ -1,10 +1,10 @@
-"""The worker: takes deliveries from a source, has them processed, and tells the source.
+"""The worker: takes deliveries from a source, has them processed, and settles them with the source.
 
 Several polling threads, if asked for, share one source and one heartbeat. Each repeats::
 
     receive → process (transactions) → ack what has committed, hand back what has not
 
-The ack comes after the commit, so whatever dies in between leads to a redelivery, and the inbox rejects that.
+The ack comes after the commit, so what dies in between leads to a redelivery, and the inbox rejects that.
 """
 
 import logging
@@ -44,11 +44,11 @@ OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 """Between tries while the broker or the database cannot be reached."""
 
 KEEP_SECONDS = 900.0
-"""How long a delivery is kept that was counted, while the database cannot be told how its attempt has ended. A worker
-that is cut off for longer hands it back all the same, for others to go on with it."""
+"""How long a delivery is kept whose attempt was counted, while it cannot be saved how that has ended. A worker that is
+cut off for longer hands it back all the same, for others to go on with it."""
 
 ACK_AFTER_SECONDS = 1.0
-"""Outcomes of a batch that is processed one by one are told to the broker at least this often."""
+"""A batch that is processed one by one is settled with the broker at least this often."""
 
 
 class Worker(Service):
@@ -113,14 +113,14 @@ class Worker(Service):
     # --- a polling thread --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Poll; the last thread to leave closes what they shared, whoever stopped them and whether anyone waits."""
+        """Poll; the last thread to leave closes what they shared, in whatever way they were stopped."""
         self._poll()
         with self._lock:
             self._polling -= 1
             last = not self._polling
         if last:
             self._heartbeat.stop()
-            with self._told_or_logged("close its source"):
+            with self._errors_logged("close its source"):
                 self.source.close()
 
     def _poll(self) -> None:
@@ -130,7 +130,7 @@ class Worker(Service):
                 failures = self._poll_once(failures)
             except BaseException:  # noqa: BLE001 - a polling thread that ends silently is the worst outcome
                 failures += 1
-                log_failure("%s: polling failed in a way that was not foreseen", self.subscriber_id)
+                log_failure("%s: polling raised an unexpected error, and goes on", self.subscriber_id)
                 self._stopping.wait(OUTAGE_BACKOFF.seconds(failures))
 
     def _poll_once(self, failures: int) -> int:
@@ -153,9 +153,9 @@ class Worker(Service):
         """Process one batch of deliveries, to the end."""
         unsettled = {delivery.receipt: delivery for delivery in deliveries}
         waiting: list[Settlement] = []
-        told_at = time.monotonic()
+        settled_at = time.monotonic()
         trouble: BaseException | None = None
-        try:  # whatever is raised in here, what is watched is handed back
+        try:  # after any error in here, what is watched is handed back
             self._heartbeat.watch(deliveries, time.monotonic())
             if self._wants_details():
                 self._emit(
@@ -167,13 +167,13 @@ class Worker(Service):
                 waiting.extend(settlements)
                 for settlement in settlements:
                     unsettled.pop(settlement.delivery.receipt, None)
-                if unsettled and time.monotonic() - told_at > ACK_AFTER_SECONDS:
-                    self._tell(waiting)
-                    waiting, told_at = [], time.monotonic()
+                if unsettled and time.monotonic() - settled_at > ACK_AFTER_SECONDS:
+                    self._settle(waiting)
+                    waiting, settled_at = [], time.monotonic()
         except DatabaseUnavailable as error:
             trouble = error
         except BaseException as error:  # noqa: BLE001 - hand back, say so, and go on
-            log_failure("%s: processing failed in a way that was not foreseen", self.subscriber_id)
+            log_failure("%s: processing raised an unexpected error; its deliveries are handed back", self.subscriber_id)
             trouble = error
         kept = self._hand_back(
             [
@@ -186,15 +186,15 @@ class Worker(Service):
             self._await_database(trouble, kept)
 
     def _hand_back(self, settlements: Sequence[Settlement], after: Sequence[Settlement] = ()) -> list[Settlement]:
-        """Hand back, but keep, and return, that of which the database does not know how its attempt has ended."""
+        """Hand back, but keep, and return, deliveries of which it is not saved how their attempts have ended."""
         kept: list[Settlement] = []
         free: list[Settlement] = []
         for settlement in settlements:
             (kept if self._processor.has_unsaved(settlement.delivery) else free).append(settlement)
-        self._tell([*after, *free])
+        self._settle([*after, *free])
         return kept
 
-    def _tell(self, settlements: Sequence[Settlement]) -> None:
+    def _settle(self, settlements: Sequence[Settlement]) -> None:
         """Ack and hand back, as the outcomes say."""
         if not settlements:
             return
@@ -204,10 +204,10 @@ class Worker(Service):
         acked: set[str] = set()
         # Nothing is lost: what was not acked or handed back comes again when its visibility ends.
         if to_ack:
-            with self._told_or_logged("ack a batch"):
+            with self._errors_logged("ack a batch"):
                 acked = set(self.source.ack(to_ack))
         if to_hand_back:
-            with self._told_or_logged("hand back a batch"):
+            with self._errors_logged("hand back a batch"):
                 self.source.hand_back(to_hand_back)
         with self._lock:
             self._counts.update(settlement.outcome for settlement in settlements)
@@ -228,13 +228,13 @@ class Worker(Service):
             )
 
     @contextmanager
-    def _told_or_logged(self, what: str) -> Iterator[None]:
+    def _errors_logged(self, what: str) -> Iterator[None]:
         try:
             yield
         except BrokerError as error:
             _log.warning("%s could not %s: %s", self.subscriber_id, what, text_of(error))
         except BaseException:  # noqa: BLE001 - a source is replaceable code, and must not take the thread with it
-            log_failure("%s could not %s, in a way that was not foreseen", self.subscriber_id, what)
+            log_failure("%s could not %s: an unexpected error", self.subscriber_id, what)
 
     def _await_database(self, trouble: BaseException, kept: Sequence[Settlement]) -> None:
         """Take nothing more from the broker until the database can be used again, and then hand back what was kept."""
@@ -251,10 +251,10 @@ class Worker(Service):
                 attempt += 1
                 kept = self._hand_back(kept)
                 if time.monotonic() - began > KEEP_SECONDS:
-                    self._tell(kept)
+                    self._settle(kept)
                     kept = []
             else:
-                self._tell(kept)
+                self._settle(kept)
                 self._emit(DatabaseRestored)
                 return
         if kept:
@@ -269,7 +269,7 @@ class Worker(Service):
         emit(self._hooks, kind(self.subscriber_id, self.source.name, **attributes))
 
     def _wants_details(self) -> bool:
-        """Whether anybody hears the events of messages that went well; making them costs 2 to 3 us a message."""
+        """Whether the events of messages that went well are heard; making them costs 2 to 3 us a message."""
         return self._heard or _log.isEnabledFor(logging.DEBUG)
 
     def _heartbeat_failed(self, delivery: Delivery, why: str) -> None:
@@ -280,4 +280,4 @@ _QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)
 """What the log mentions at DEBUG only, once the broker has confirmed the ack."""
 
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.worker")

@@ -8,7 +8,7 @@ without an outcome is an attempt whose process ended, or was cut off for good::
     begin_attempt ─┬─ fail ──────── counts: what the handler has raised
                    ├─ take_back ─── counts no more; before that, nothing may decide on the message by what is counted
                    ├─ (processed) ─ all of it is deleted in the transaction that processes the message
-                   └─ (silence) ─── counts: the process died in it
+                   └─ (nothing) ─── counts: the process died in it
 
 Each method is a short transaction of its own. The broker's receive count is not good enough for this: it also
 counts deliveries that were handed back, or that died beside another message's fault.

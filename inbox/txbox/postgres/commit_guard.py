@@ -1,17 +1,17 @@
-"""A seal on a lent transaction: a COMMIT that is not the lender's fails on the server, and nothing is committed.
+"""The commit guard: in a transaction that a handler works in, any COMMIT but ours fails, and nothing is committed.
 
 Reading what is executed cannot find every COMMIT: one may go to the driver's own connection, or hide in a text that
 only Postgres can take apart. And a transaction that recorded messages and was committed by a handler loses those whose
 handlers have not run yet::
 
-    lender    BEGIN; DECLARE seal … WITH HOLD ── record m1, m2 ── handler(m1) ── handler(m2) ── CLOSE seal; COMMIT
-    handler                                                          └ COMMIT: refused, m1 and m2 are rolled back
+    txbox     BEGIN; DECLARE guard … WITH HOLD ── record m1, m2 ── handler(m1) ── handler(m2) ── CLOSE guard; COMMIT
+    handler                                                           └ COMMIT: refused, m1 and m2 are rolled back
 
 A cursor WITH HOLD outlives its transaction, so COMMIT has to read it to its end; the query of this one fails when it is
-read. Only the lender closes it. If a handler has rolled back, the seal is gone with its transaction, and the lender's
-CLOSE fails: what came after that is rolled back too. Either way the server decides, at the one moment that matters.
+read. Only txbox closes it. If a handler has rolled back, the guard is gone with its transaction, and CLOSE fails: what
+came after that is rolled back too. Either way the server decides.
 
-The seal costs no round trip: it goes out with BEGIN, and CLOSE with COMMIT, 15 us together (an empty transaction takes
+The guard costs no round trip: it goes out with BEGIN, and CLOSE with COMMIT, 15 us together (an empty transaction takes
 20 to 40). Two statements in one message need Postgres's simple query protocol, for which psycopg has no call that
 begins no transaction before it; so these two messages are sent through psycopg's own connection.
 
@@ -30,19 +30,29 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import TransactionEnded
 
-__all__ = ["CLOSE_SEAL", "DECLARE_SEAL", "begin_sealed", "close_and_commit", "close_seal", "is_refused_commit", "seal"]
+__all__ = [
+    "CLOSE_GUARD",
+    "DECLARE_GUARD",
+    "add_guard",
+    "begin_guarded",
+    "commit_guarded",
+    "is_refused_commit",
+    "remove_guard",
+]
 
-REFUSAL = "txbox refuses to commit: leave that to whoever lends the transaction"
+REFUSAL = "txbox refuses this COMMIT: it commits this transaction itself"
 
-DECLARE_SEAL = f"DECLARE txbox_seal CURSOR WITH HOLD FOR SELECT ('{REFUSAL} ' || pg_catalog.random())::pg_catalog.int4"
+DECLARE_GUARD = (
+    f"DECLARE txbox_guard CURSOR WITH HOLD FOR SELECT ('{REFUSAL} ' || pg_catalog.random())::pg_catalog.int4"
+)
 """Have COMMIT fail in this transaction. With ``random`` the text is not known, and not cast, before it is read."""
 
-CLOSE_SEAL = "CLOSE txbox_seal"
-"""Let COMMIT succeed again; fails in another transaction than the one that was sealed."""
+CLOSE_GUARD = "CLOSE txbox_guard"
+"""Let COMMIT succeed again; fails in another transaction than the one that has the guard."""
 
 
-def begin_sealed(connection: Connection, *also: str) -> None:
-    """Begin a transaction that only ``close_and_commit`` can commit: one round trip, which takes the place of BEGIN.
+def begin_guarded(connection: Connection, *also: str) -> None:
+    """Begin a transaction that only ``commit_guarded`` can commit: one round trip, which takes the place of BEGIN.
 
     Args:
         connection: in a transaction of SQLAlchemy's; the server may have begun it already.
@@ -54,42 +64,42 @@ def begin_sealed(connection: Connection, *also: str) -> None:
     driver: Any = connection.connection.dbapi_connection
     begun = driver.pgconn.transaction_status == TransactionStatus.INTRANS
     try:
-        _run(connection, *(() if begun else (_begin(driver),)), DECLARE_SEAL, *also)
+        _run(connection, *(() if begun else (_begin(driver),)), DECLARE_GUARD, *also)
     except psycopg.Error:
         if driver.closed:
             # Found dead. SQLAlchemy is to meet it, too: it gives up the other connections of the pool then, as they
             # have most likely gone the same way.
             with suppress(DBAPIError):
-                connection.exec_driver_sql(CLOSE_SEAL)
+                connection.exec_driver_sql(CLOSE_GUARD)
         raise
 
 
-def close_and_commit(connection: Connection) -> None:
-    """Commit the transaction that ``begin_sealed`` has begun, in one round trip.
+def commit_guarded(connection: Connection) -> None:
+    """Commit the transaction that ``begin_guarded`` has begun, in one round trip.
 
     Raises:
         TransactionEnded: this is another transaction. Nothing is committed.
         psycopg.Error: it cannot be committed, or whether it was is not known.
     """
-    _closing(connection, CLOSE_SEAL, "COMMIT")
+    _closing(connection, CLOSE_GUARD, "COMMIT")
 
 
-def seal(connection: Connection) -> None:
-    """Seal a transaction that has begun: one round trip."""
-    _run(connection, DECLARE_SEAL)
+def add_guard(connection: Connection) -> None:
+    """Guard a transaction that has begun: one round trip."""
+    _run(connection, DECLARE_GUARD)
 
 
-def close_seal(connection: Connection) -> None:
-    """Let the transaction be committed that ``seal`` has sealed: one round trip.
+def remove_guard(connection: Connection) -> None:
+    """Let a transaction be committed that ``add_guard`` guards: one round trip.
 
     Raises:
         TransactionEnded: this is another transaction.
     """
-    _closing(connection, CLOSE_SEAL)
+    _closing(connection, CLOSE_GUARD)
 
 
 def is_refused_commit(error: BaseException) -> bool:
-    """Whether an error is, or was caused by, a COMMIT that a seal has refused."""
+    """Whether an error is, or was caused by, a COMMIT that a guard has refused."""
     return any(
         isinstance(cause, psycopg.errors.InvalidTextRepresentation) and REFUSAL in str(cause)
         for cause in _causes(error)

@@ -26,7 +26,7 @@ from sqlalchemy.exc import DisconnectionError
 from txbox.errors import InvalidConfiguration
 from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import is_of_the_session
-from txbox.postgres.watchdog import SILENCE_SECONDS, bound, note_pooler, watch
+from txbox.postgres.watchdog import WATCHDOG_SECONDS, bound, note_pooler, watch
 
 __all__ = [
     "CONNECT_SECONDS",
@@ -76,7 +76,7 @@ def adopt(engine: Engine) -> Engine:
 
     Its new connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, where their parameters do not say otherwise. One
     through which a pooler answers prepares no statements. A wait for an answer that does not come is ended, see
-    ``watchdog``; the parameter ``txbox_silence_seconds``, in the URL's query or in ``connect_args``, says after
+    ``watchdog``; the parameter ``txbox_watchdog_seconds``, in the URL's query or in ``connect_args``, says after
     how many seconds the server is asked. One to a database that is not UTF-8 is closed again, and raises
     ``InvalidConfiguration``.
 
@@ -112,7 +112,7 @@ def discard_if_poisoned(connection: Connection, error: BaseException) -> bool:
     """
     if connection.closed or connection.invalidated or not is_of_the_session(error):
         return False
-    was_used = bool(connection.info.get(_TIMES_LENT, 0) > 1)
+    was_used = bool(connection.info.get(_CHECKOUTS, 0) > 1)
     connection.invalidate()
     return was_used
 
@@ -190,7 +190,7 @@ def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[s
         if not any(known.keyword == b"connect_timeout" and known.val for known in Conninfo.get_defaults()):
             seconds = math.ceil(min(CONNECT_SECONDS, bound()))
             parameters.setdefault("connect_timeout", seconds)  # PGCONNECT_TIMEOUT does not say otherwise
-    record.info[_SILENCE] = _read_seconds(parameters.pop(_SILENCE, SILENCE_SECONDS))
+    record.info[_WATCHDOG] = _read_seconds(parameters.pop(_WATCHDOG, WATCHDOG_SECONDS))
     # As the JDBC driver has it, for which the same URL may be meant: there, 0 is to prepare nothing.
     if (as_jdbc_has_it := parameters.pop("prepareThreshold", None)) is not None:
         parameters.setdefault("prepare_threshold", "None" if str(as_jdbc_has_it) == "0" else as_jdbc_has_it)
@@ -223,7 +223,7 @@ def _read_seconds(given: Any) -> float:
     except (TypeError, ValueError):
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise InvalidConfiguration(f"{_SILENCE} must be a number of seconds, or 0 to switch it off, not {given!r}")
+        raise InvalidConfiguration(f"{_WATCHDOG} must be a number of seconds, or 0 to switch it off, not {given!r}")
     return seconds
 
 
@@ -235,7 +235,7 @@ def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
     except InvalidConfiguration:
         driver.close()
         raise
-    watch(driver, record.info.get(_SILENCE, SILENCE_SECONDS))
+    watch(driver, record.info.get(_WATCHDOG, WATCHDOG_SECONDS))
     if driver.info.transaction_status != TransactionStatus.IDLE:
         driver.rollback()
     by_itself = driver.autocommit
@@ -247,23 +247,23 @@ def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
         _compare(driver, int(row[0]))
 
 
-def _count(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
-    """Count how often a connection was lent; look at one that its pool had before the engine was adopted.
+def _count(driver: psycopg.Connection[Any], record: Any, _checked_out: Any) -> None:
+    """Count the checkouts of a connection; look at one that its pool had before the engine was adopted.
 
     One that was left in another encoding goes: text that this encoding lacks would fail in the driver, message after
     message, and no error of the server would tell.
 
     Raises:
-        DisconnectionError: the pool lends another connection instead.
+        DisconnectionError: the pool checks another connection out instead.
     """
     if not driver.closed:
         encoding = driver.pgconn.parameter_status(b"client_encoding")
         if record.info.setdefault(_CLIENT_ENCODING, encoding) != encoding:
             raise DisconnectionError("its client_encoding was changed")
-    times = record.info.get(_TIMES_LENT, 0)
-    record.info[_TIMES_LENT] = min(times + 1, 2)
+    times = record.info.get(_CHECKOUTS, 0)
+    record.info[_CHECKOUTS] = min(times + 1, 2)
     if _MET not in record.info:
-        record.info[_TIMES_LENT] = 2
+        record.info[_CHECKOUTS] = 2
         try:
             _meet(driver, record)
         except psycopg.Error:  # one that is lost is for its user to find, as ever
@@ -272,11 +272,11 @@ def _count(driver: psycopg.Connection[Any], record: Any, _lent: Any) -> None:
 
 _CLIENT_ENCODING = "txbox_client_encoding"
 _MET = "txbox_met"
-_SILENCE = "txbox_silence_seconds"
-_TIMES_LENT = "txbox_times_lent"
+_WATCHDOG = "txbox_watchdog_seconds"
+_CHECKOUTS = "txbox_checkouts"
 _UTF8 = "txbox_utf8"
 _adopted: "WeakSet[Dialect]" = WeakSet()
 _unprepared: "WeakSet[Dialect]" = WeakSet()
 _adopting = threading.Lock()
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.postgres")

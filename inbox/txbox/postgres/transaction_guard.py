@@ -1,10 +1,9 @@
-"""Lending a transaction to somebody else's code, and keeping the end of it for oneself.
+"""The transaction guard: a handler works in a transaction that only txbox may end.
 
-Whoever records messages in a transaction and then runs the caller's code in it must be the only one to commit it: that
-code would commit records whose effects have not happened yet, and those messages would be lost. What can be refused is
-refused before it happens (``commit`` and ``COMMIT`` through SQLAlchemy), what can be seen afterwards is seen before the
-lender commits (a swallowed error). What is done to the driver's own connection behind SQLAlchemy's back, the server
-refuses: see ``txbox.postgres.commit_guard``.
+A handler that committed it would commit records of messages whose effects have not happened yet, and those messages
+would be lost. What can be refused is refused before it happens (``commit`` and ``COMMIT`` through SQLAlchemy), what can
+be seen afterwards is seen before the commit (a swallowed error). What is done to the driver's own connection, beside
+SQLAlchemy, the server refuses: see ``txbox.postgres.commit_guard``.
 """
 
 import re
@@ -17,11 +16,11 @@ from sqlalchemy import Connection, Engine, event
 
 from txbox.errors import StatementLeftOpen, TransactionAborted, TransactionEnded
 
-__all__ = ["ends_transaction", "guard", "left_in_use", "lent", "refuse_aborted"]
+__all__ = ["ends_transaction", "guard", "left_in_use", "protect", "refuse_aborted"]
 
 
 def guard(engine: Engine) -> Engine:
-    """Return a copy of an engine, with the same pool, whose connections can be lent.
+    """Return a copy of an engine, with the same pool, whose connections can be protected.
 
     A copy, because the host's other connections must not hear our event listeners.
     """
@@ -32,17 +31,17 @@ def guard(engine: Engine) -> Engine:
 
 
 @contextmanager
-def lent(connection: Connection) -> Iterator[None]:
+def protect(connection: Connection) -> Iterator[None]:
     """While the block runs, refuse to end the transaction of a connection of a guarded engine.
 
     Raises:
         TransactionEnded: on the attempt to.
     """
-    connection.execution_options(**{_LENT: True})
+    connection.execution_options(**{_PROTECTED: True})
     try:
         yield
     finally:
-        connection.execution_options(**{_LENT: False})
+        connection.execution_options(**{_PROTECTED: False})
 
 
 def refuse_aborted(connection: Connection) -> None:
@@ -65,10 +64,10 @@ def refuse_aborted(connection: Connection) -> None:
 
 
 def left_in_use(connection: Connection) -> bool:
-    """Whether the one who borrowed a connection has left a statement unfinished on it: a stream, a copy, a pipeline.
+    """Whether a handler has left a statement unfinished on a connection: a stream, a copy, a pipeline.
 
-    psycopg locks a connection for as long as its statement lasts, and a traceback keeps a generator alive: who asked
-    such a connection for a ROLLBACK would wait for ever. It can only be closed.
+    psycopg locks a connection for as long as its statement lasts, and a traceback keeps a generator alive: a ROLLBACK
+    on such a connection would wait for ever. It can only be closed.
     """
     if connection.closed or connection.invalidated:
         return False
@@ -83,7 +82,7 @@ def _refuse_foreign_commit(connection: Connection) -> None:
 
     In a batch, it would commit the records of messages whose handlers have not run yet: they would be lost.
     """
-    if _is_lent(connection):
+    if _is_protected(connection):
         raise TransactionEnded
 
 
@@ -91,17 +90,17 @@ def _refuse_commit_as_sql(
     connection: Connection, _cursor: object, statement: str, _parameters: object, _context: object, _many: bool
 ) -> None:
     """Stop a handler that ends the worker's transaction by SQL, for the same reason."""
-    if _is_lent(connection) and ends_transaction(statement):
+    if _is_protected(connection) and ends_transaction(statement):
         raise TransactionEnded
 
 
-def _is_lent(connection: Connection) -> bool:
-    """Whether it is the lent connection itself; a handler may open others on the same engine, and commit them."""
-    return bool(connection.get_execution_options().get(_LENT))
+def _is_protected(connection: Connection) -> bool:
+    """Whether it is the protected connection itself; a handler may open others on the same engine, and commit them."""
+    return bool(connection.get_execution_options().get(_PROTECTED))
 
 
 def ends_transaction(sql: str) -> bool:
-    """Whether one of the statements in a text of SQL ends the transaction it is run in, or takes its seal away.
+    """Whether one of the statements in a text of SQL ends the transaction it is run in, or removes its commit guard.
 
     A commit may hide behind a comment, an empty statement or another one (``SELECT 1; COMMIT``). What stands in quotes
     or in a function's body is no statement of its own, and ``ROLLBACK TO`` goes back to a savepoint only.
@@ -122,11 +121,11 @@ def _search(sql: str) -> bool:
 _KNOWN_CHARACTERS = 4_000
 _known = lru_cache(maxsize=256)(_search)
 
-_LENT = "txbox_lent"
+_PROTECTED = "txbox_protected"
 
 _MAY_END = re.compile(r"\b(?:COMMIT|END|ABORT|ROLLBACK|PREPARE|CLOSE)\b", re.IGNORECASE)
 _ENDS = re.compile(
-    r"\s*(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|CLOSE\s+(?:ALL|txbox_seal)"
+    r"\s*(?:COMMIT|END|ABORT|PREPARE\s+TRANSACTION|CLOSE\s+(?:ALL|txbox_guard)"
     r"|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b",
     re.IGNORECASE,
 )

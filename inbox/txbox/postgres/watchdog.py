@@ -1,10 +1,10 @@
-"""Connections that have gone quiet: who waits for an answer on one is freed within a stated time.
+"""The watchdog: a wait for an answer of the database ends within a stated time.
 
 The kernel notices a peer that is gone (see ``engines.KEEPALIVES``), but not a proxy that acknowledges packets
 and passes nothing on, nor a server that is frozen. So one thread of the process watches the waits of psycopg's
 connections. A wait that takes long may be a long statement; a second connection to the same server asks::
 
-    wait ── silence seconds ── ask the server what the session does ──┬── it works: wait on
+    wait ── watchdog seconds ── ask the server what the session does ──┬── it works: wait on
                                                                       ├── it does not: shut the socket
                                                                       └── no answer in time: shut the socket
 
@@ -34,9 +34,9 @@ from psycopg.pq import TransactionStatus
 from txbox.postgres.server import SERVER
 from txbox.threads import log_failure
 
-__all__ = ["ANSWER_SECONDS", "SILENCE_SECONDS", "bound", "bounded", "note_pooler", "watch"]
+__all__ = ["ANSWER_SECONDS", "WATCHDOG_SECONDS", "bound", "bounded", "note_pooler", "watch"]
 
-SILENCE_SECONDS = 20.0
+WATCHDOG_SECONDS = 20.0
 """So long may an answer take before the server is asked whether it works on it."""
 
 ANSWER_SECONDS = 10.0
@@ -51,7 +51,7 @@ SHORTEST_SECONDS = 0.5
 TICK_SECONDS = 0.25
 
 
-def watch(driver: psycopg.Connection[Any], seconds: float = SILENCE_SECONDS) -> None:
+def watch(driver: psycopg.Connection[Any], seconds: float = WATCHDOG_SECONDS) -> None:
     """Watch every wait of a connection from now on.
 
     Args:
@@ -185,7 +185,7 @@ class _Watchdog:
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="txbox-silence", daemon=True)
+                thread = threading.Thread(target=self._run, name="txbox-watchdog", daemon=True)
                 thread.start()
                 self._thread = thread
 
@@ -217,7 +217,7 @@ class _Watchdog:
             elif now - wait.asked > wait.answer_seconds:
                 self._cut(wait, "and a new connection to it had no answer either")
         for together in due.values():
-            threading.Thread(target=self._ask, args=(together,), name="txbox-silence-ask", daemon=True).start()
+            threading.Thread(target=self._ask, args=(together,), name="txbox-watchdog-ask", daemon=True).start()
 
     def _ask(self, waits: list[_Wait]) -> None:
         """Ask the server of these waits what their sessions do; wait on, or shut their sockets."""
@@ -284,12 +284,12 @@ def _begin_anew() -> None:
     _watchdog = _Watchdog()
 
 
-_bound: ContextVar[float] = ContextVar("txbox_silence_bound", default=inf)
-_SECONDS = "txbox_silence_seconds"
+_bound: ContextVar[float] = ContextVar("txbox_watchdog_bound", default=inf)
+_SECONDS = "txbox_watchdog_seconds"
 _POOLED = "txbox_pooled"
 _SERVER = "txbox_server"
 _ASKS = "txbox_asks"
 
-_log = logging.getLogger("txbox")
+_log = logging.getLogger("txbox.postgres")
 _watchdog = _Watchdog()
 os.register_at_fork(after_in_child=_begin_anew)

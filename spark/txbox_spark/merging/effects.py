@@ -7,8 +7,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox import TransactionEnded, TxboxError
-from txbox.postgres.commit_guard import close_seal, is_refused_commit, seal
-from txbox.postgres.transaction_guard import left_in_use, lent, refuse_aborted
+from txbox.postgres.commit_guard import add_guard, is_refused_commit, remove_guard
+from txbox.postgres.transaction_guard import left_in_use, protect, refuse_aborted
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.retries import is_transient
 
@@ -43,11 +43,11 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         if isinstance(apply, str):
             connection.exec_driver_sql(in_one_statement(apply).replace("%", "%%"))
             return
-        seal(connection)
-        with lent(connection):
+        add_guard(connection)
+        with protect(connection):
             apply(connection)
         refuse_aborted(connection)
-        close_seal(connection)
+        remove_guard(connection)
     except TransactionEnded:
         # SQLAlchemy takes the transaction for ended, and would give the connection back without rolling it back.
         connection.invalidate()

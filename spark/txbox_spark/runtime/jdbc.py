@@ -169,7 +169,7 @@ _LEFT_OUT = frozenset(
         "keepalives_idle",
         "keepalives_interval",
         "tcp_user_timeout",
-        "txbox_silence_seconds",
+        "txbox_watchdog_seconds",
     }
 )
 _WITH_A_CODE = ("java.sql.BatchUpdateException", "org.postgresql.util.PSQLException")

@@ -35,7 +35,7 @@ def load(spark: "SparkSession", fresh_database: str, path: str, proxy: TcpProxy)
     """Load the purchases through the proxy; from the third chunk on they wait at the gate."""
     events = read_events(spark, [path])
     url = make_url(fresh_database).set(host="127.0.0.1", port=proxy.port)
-    url = url.update_query_dict({"txbox_silence_seconds": "2"})
+    url = url.update_query_dict({"txbox_watchdog_seconds": "2"})
 
     def load(writer: str, resume: str | None = None) -> BulkLoadReport:
         return bulk_load(

@@ -37,7 +37,7 @@ from txbox.postgres.transactions import short_transaction
 from txbox.retries import retry
 from txbox_workers.processing.context import ProcessorContext
 
-__all__ = ["ConflictRetries", "Contention", "Report", "Stopping", "Way"]
+__all__ = ["ConflictReport", "ConflictRetries", "Contention", "Stopping", "Way"]
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Way(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConflictReport:
     """What happened since the last report.
 
     Attributes:
@@ -95,7 +95,7 @@ class Contention:
         """How the next transaction is to be run."""
         return self._way
 
-    def committed(self, messages: int, seconds: float) -> Report | None:
+    def committed(self, messages: int, seconds: float) -> ConflictReport | None:
         """Learn of a transaction that has gone well; return as ``conflicted``."""
         if self._way is self._ways[0] and not (self._on_trial or self._lost or self._conflicts):
             return None  # the usual case, without a lock
@@ -118,7 +118,7 @@ class Contention:
         else:
             self._on_trial, self._hold_seconds = False, HOLD_SECONDS
 
-    def conflicted(self, way: Way, code: str, place: str, seconds: float) -> Report | None:
+    def conflicted(self, way: Way, code: str, place: str, seconds: float) -> ConflictReport | None:
         """Learn of a transaction that was rolled back, after so many seconds.
 
         Args:
@@ -144,13 +144,13 @@ class Contention:
                 self._step(1, trial=False)
             return self._report()
 
-    def _report(self) -> Report | None:
+    def _report(self) -> ConflictReport | None:
         now = self._clock()
         if not self._conflicts or now - self._reported_at < REPORT_SECONDS:
             return None
         self._reported_at = now
         conflicts, self._conflicts = dict(self._conflicts), Counter()
-        return Report(conflicts, self._way)
+        return ConflictReport(conflicts, self._way)
 
     def _pass(self, seconds: float) -> None:
         """Add to the time that transactions took, and forget what is long ago.
@@ -230,7 +230,7 @@ class ConflictRetries:
         self._report(self._contention.committed(messages, time.monotonic() - begun))
         return done
 
-    def _report(self, report: Report | None) -> None:
+    def _report(self, report: ConflictReport | None) -> None:
         """Report conflicts to the hooks, and in the database, where the status reads them."""
         if report is None:
             return

@@ -1,4 +1,4 @@
-"""The transaction that a worker lends to its handlers: begun, lent, and ended by the worker."""
+"""The transaction that handlers work in: begun, handed out, and ended by the worker alone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
-from txbox.postgres.commit_guard import begin_sealed, close_and_commit, close_seal, is_refused_commit
+from txbox.postgres.commit_guard import begin_guarded, commit_guarded, is_refused_commit, remove_guard
 from txbox.postgres.engines import discard_if_poisoned, refuse_other_encodings, stop_preparing
 from txbox.postgres.sqlstates import TIMED_OUT, is_foreign_statement, sqlstate
-from txbox.postgres.transaction_guard import guard, left_in_use, lent, refuse_aborted
+from txbox.postgres.transaction_guard import guard, left_in_use, protect, refuse_aborted
 from txbox_workers.processing.outages import DatabaseUnavailable, bookkeeping, unavailable, without_values
 from txbox_workers.processing.transaction_limits import TimeLimit, limit_statement, unlimited
 
@@ -40,10 +40,10 @@ class GuardedTransactions:
         goes back to the broker, and when it comes again the inbox knows.
 
         Args:
-            turn: a number; transactions that are lent under one number come one after the other, as a rule.
+            turn: a number; transactions with one number come one after the other, as a rule.
 
         Raises:
-            TransactionEnded: the one who borrows it has ended it, or has tried to; nothing is committed.
+            TransactionEnded: a handler has ended it, or has tried to; nothing is committed.
             TransactionTimedOut: the server has ended it; nothing is committed.
         """
         with bookkeeping():
@@ -54,14 +54,14 @@ class GuardedTransactions:
                 with bookkeeping():
                     refuse_other_encodings(connection)
                     self._begin(connection, turn)
-                with lent(connection):
+                with protect(connection):
                     yield connection
                 if not transaction.is_active or connection.get_transaction() is not transaction:
                     raise TransactionEnded
                 if len(self._host.dispatch.commit):
-                    close_seal(connection)  # listeners of the host's may have something to add before the commit
+                    remove_guard(connection)  # listeners of the host's may have something to add before the commit
                 else:
-                    close_and_commit(connection)
+                    commit_guarded(connection)
                 transaction.commit()  # for SQLAlchemy; the driver has nothing left to commit
             except BaseException as error:
                 foreign = is_foreign_statement(error)
@@ -73,11 +73,11 @@ class GuardedTransactions:
                 if foreign:
                     stop_preparing(connection)
                 elif (broken or ended) and not connection.closed:
-                    connection.invalidate()  # who ends a transaction may have left it in any state, as in autocommit
+                    connection.invalidate()  # it may be in any state, as in autocommit
                 if isinstance(error, DatabaseUnavailable):
-                    # By the worker's own statement: what a handler is refused is its own matter. The other connections
-                    # of the pool are likely to be as this one: each is closed when it is to be lent again. A pool that
-                    # is disposed of would leave those open that are lent now.
+                    # By the worker's own statement: what a handler is refused is the handler's failure. The other
+                    # connections of the pool are likely to be as this one: each is closed at its next checkout. A pool
+                    # that is disposed of would leave those open that are checked out now.
                     if discard_if_poisoned(connection, error):
                         self._engine.pool._invalidate(None, error)  # type: ignore[arg-type] # noqa: SLF001 - no other way
                     raise
@@ -94,13 +94,13 @@ class GuardedTransactions:
         statement = limit_statement(self._limit)
         limit = () if statement is None else (statement,)
         if turn is None:
-            begin_sealed(connection, *limit)
+            begin_guarded(connection, *limit)
             return
         try:
-            begin_sealed(connection, _TAKE_TURN % (f"{TURN_SECONDS * 1000:.0f}ms", turn), *limit)
+            begin_guarded(connection, _TAKE_TURN % (f"{TURN_SECONDS * 1000:.0f}ms", turn), *limit)
         except psycopg.errors.LockNotAvailable:
             connection.connection.rollback()
-            begin_sealed(connection, *limit)
+            begin_guarded(connection, *limit)
 
 
 TURN_SECONDS = 5.0

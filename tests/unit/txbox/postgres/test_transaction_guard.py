@@ -16,7 +16,7 @@ from txbox.postgres.transaction_guard import ends_transaction
         "ROLLBACK WORK",
         "PREPARE TRANSACTION 'x'",
         "CLOSE ALL",
-        "SELECT 1; close  txbox_seal",
+        "SELECT 1; close  txbox_guard",
         "/* x */ COMMIT",
         "/* a /* nested */ comment */ COMMIT",
         "-- x\nCOMMIT",

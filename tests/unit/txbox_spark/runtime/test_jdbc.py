@@ -38,7 +38,7 @@ def test_secrets_are_not_part_of_the_url(place: str) -> None:
         ("application_name=nightly%20load", "ApplicationName=nightly%20load"),
         ("connect_timeout=5", "connectTimeout=5"),
         ("connect_timeout=-1", "connectTimeout=0"),
-        ("txbox_silence_seconds=60&connect_timeout=5", "connectTimeout=5"),
+        ("txbox_watchdog_seconds=60&connect_timeout=5", "connectTimeout=5"),
         ("options=-csearch_path%3Dbilling", "options=-csearch_path%3Dbilling"),
         ("options=-c%20a%3Db%2Bc", "options=-c%20a%3Db%2Bc"),
         ("sslmode=verify-full&sslrootcert=/etc/ca%26.pem", "sslmode=verify-full&sslrootcert=%2Fetc%2Fca%26.pem"),

@@ -4,8 +4,8 @@ from txbox_workers.processing.deadlocks import (
     HOLD_SECONDS,
     LONGEST_HOLD_SECONDS,
     REPORT_SECONDS,
+    ConflictReport,
     Contention,
-    Report,
     Way,
 )
 
@@ -19,11 +19,11 @@ class Story:
         self.now = 1_000.0
         self.contention = Contention(together=together, clock=lambda: self.now)
 
-    def commits(self, seconds: float, *, messages: int = 1) -> Report | None:
+    def commits(self, seconds: float, *, messages: int = 1) -> ConflictReport | None:
         self.now += seconds
         return self.contention.committed(messages, seconds)
 
-    def meets(self, seconds: float = 1.0, way: Way | None = None) -> Report | None:
+    def meets(self, seconds: float = 1.0, way: Way | None = None) -> ConflictReport | None:
         self.now += seconds
         return self.contention.conflicted(self.way if way is None else way, DEADLOCK, "stock", seconds)
 
@@ -102,7 +102,7 @@ def test_turns_that_are_slower_than_conflicts_are_given_up() -> None:
 
 def test_people_are_told_at_once_and_then_once_a_minute() -> None:
     story = Story()
-    assert story.meets() == Report({(DEADLOCK, "stock"): 1}, Way.ALONE)
+    assert story.meets() == ConflictReport({(DEADLOCK, "stock"): 1}, Way.ALONE)
     told = []
     begun = story.now
     while story.now - begun < 2 * REPORT_SECONDS:

@@ -45,7 +45,7 @@ def quiet(schema_url: str, proxy: TcpProxy) -> Iterator[Engine]:
     """An engine whose connections pass through the proxy, and are asked about soon."""
     url = make_url(schema_url).set(host="127.0.0.1", port=proxy.port)
     engine = create_engine(
-        url.update_query_dict({"txbox_silence_seconds": str(SILENCE), "connect_timeout": "2"}), pool_size=10
+        url.update_query_dict({"txbox_watchdog_seconds": str(SILENCE), "connect_timeout": "2"}), pool_size=10
     )
     yield engine
     engine.dispose()
@@ -207,7 +207,7 @@ def test_behind_a_pooler_a_long_statement_is_left_alone_and_a_lost_commit_is_not
 ) -> None:
     with transaction_pooler(make_database(), size=4) as (pooler, url), TcpProxy("127.0.0.1", pooler.port) as proxy:
         engine = open_engine(
-            make_url(url).set(port=proxy.port), connect_args={"txbox_silence_seconds": SILENCE}, max_overflow=0
+            make_url(url).set(port=proxy.port), connect_args={"txbox_watchdog_seconds": SILENCE}, max_overflow=0
         )
         with engine.connect() as connection:
             assert connection.execute(text("SELECT 1 FROM pg_sleep(3)")).scalar_one() == 1
@@ -241,7 +241,7 @@ def test_behind_a_pooler_one_silent_connection_does_not_lose_a_lease(
 
 def test_behind_a_pooler_whose_servers_are_all_busy_the_wait_goes_on(make_database: Callable[..., str]) -> None:
     with transaction_pooler(make_database(), size=1) as (_, url), ThreadPoolExecutor() as pool:
-        engine = open_engine(url, connect_args={"txbox_silence_seconds": SILENCE})
+        engine = open_engine(url, connect_args={"txbox_watchdog_seconds": SILENCE})
 
         def work(connection: Connection) -> object:
             with connection.begin():
@@ -271,14 +271,14 @@ def test_connections_have_keepalives_and_the_caller_s_values_win(schema_url: str
 
 @pytest.mark.parametrize("given", ["soon", "-1", "inf"])
 def test_what_is_no_number_of_seconds_is_refused(schema_url: str, given: str) -> None:
-    engine = adopt(create_engine(f"{schema_url}&txbox_silence_seconds={given}"))
-    with pytest.raises(InvalidConfiguration, match="txbox_silence_seconds"):
+    engine = adopt(create_engine(f"{schema_url}&txbox_watchdog_seconds={given}"))
+    with pytest.raises(InvalidConfiguration, match="txbox_watchdog_seconds"):
         engine.connect()
 
 
 def test_it_can_be_switched_off(schema_url: str, proxy: TcpProxy) -> None:
     url = make_url(schema_url).set(host="127.0.0.1", port=proxy.port)
-    engine = adopt(create_engine(url.update_query_dict({"txbox_silence_seconds": "0"})))
+    engine = adopt(create_engine(url.update_query_dict({"txbox_watchdog_seconds": "0"})))
     with engine.connect() as connection, ThreadPoolExecutor() as pool:
         proxy.hush()
         waiting = pool.submit(connection.exec_driver_sql, "SELECT 1")
