@@ -1,21 +1,28 @@
-"""boto3's errors in our words, its client, and its values as Python's."""
+"""The clients of every use: how often they try and how long they wait, and boto3's errors in our words."""
 
 import subprocess
 import sys
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
-from hypothesis import given
-from hypothesis import strategies as st
+from botocore.validate import ParamValidationDecorator
 
 from support.boto3_settings import without_a_configuration
-from txbox import LedgerError
-from txbox_aws.clients import DYNAMODB, translated
-from txbox_aws.dynamodb import dynamodb_client
-from txbox_aws.dynamodb.values import plain, typed
+from txbox import BrokerError, LedgerError
+from txbox_aws.clients import (
+    DYNAMODB,
+    EVENTBRIDGE_PUBLISHER,
+    SNS_PUBLISHER,
+    SQS,
+    SQS_PUBLISHER,
+    STEP_FUNCTIONS,
+    AwsUse,
+    dynamodb_client,
+    make_client,
+    translated,
+)
 
 
 def refused(code: str, operation: str = "UpdateItem") -> ClientError:
@@ -106,31 +113,42 @@ def test_the_client_gives_up_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     client.close()
 
 
+@pytest.mark.parametrize(
+    ("use", "service", "attempts", "connect_seconds", "read_seconds", "checked"),
+    [
+        (SQS, "sqs", 3, 5, 25, True),
+        (SQS_PUBLISHER, "sqs", 2, 5, 10, False),
+        (SNS_PUBLISHER, "sns", 2, 5, 10, False),
+        (EVENTBRIDGE_PUBLISHER, "events", 2, 5, 10, False),
+        (STEP_FUNCTIONS, "stepfunctions", 3, 5, 10, True),
+        (DYNAMODB, "dynamodb", 3, 2, 5, True),
+    ],
+)
+def test_each_use_has_its_own_patience(
+    use: AwsUse[Any], service: str, attempts: int, connect_seconds: float, read_seconds: float, checked: bool
+) -> None:
+    client = make_client(use, region="eu-central-1")
+    config = client.meta.config
+    assert (client.meta.service_model.service_name, config.retries["mode"]) == (service, "standard")
+    assert config.retries["total_max_attempts"] == attempts
+    assert isinstance(client._serializer, ParamValidationDecorator) == checked
+    assert (config.connect_timeout, config.read_timeout, config.tcp_keepalive) == (connect_seconds, read_seconds, True)
+    client.close()
+
+
+def test_of_what_aws_says_one_line_is_kept() -> None:
+    """A wrong signature is explained with the whole request, headers included."""
+    said = {"Error": {"Code": "SignatureDoesNotMatch", "Message": "It does not match.\n\nIt should have been: GET /"}}
+    with pytest.raises(BrokerError) as caught, translated(SQS, "there"):
+        raise ClientError(said, "ReceiveMessage")  # type: ignore[arg-type]
+    assert str(caught.value).startswith(
+        "SQS refused ReceiveMessage on there: SignatureDoesNotMatch: It does not match.; "
+    )
+    assert "GET" not in str(caught.value)
+
+
 def test_without_boto3_the_remedy_is_named() -> None:
     program = "import sys; sys.modules['boto3'] = None\nimport txbox_aws.clients"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "ModuleNotFoundError: boto3 is missing; install it: pip install 'txbox[aws]'" in ended.stderr
-
-
-NUMBERS = st.integers(-(10**37), 10**37) | st.decimals(-1000, 1000, places=3)
-SCALARS = st.none() | st.booleans() | NUMBERS | st.text() | st.binary()
-VALUES = st.recursive(SCALARS, lambda parts: st.lists(parts) | st.dictionaries(st.text(min_size=1), parts))
-SETS = st.sets(NUMBERS, min_size=1) | st.sets(st.text(), min_size=1) | st.sets(st.binary(), min_size=1)
-
-
-@given(VALUES | SETS)
-def test_values_go_there_and_back(value: Any) -> None:
-    assert plain({"value": typed(value)}) == {"value": value}
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"), [(Decimal(7), int), (7, int), (Decimal("7.5"), Decimal), (b"7", bytes), ("7", str)]
-)
-def test_whole_numbers_are_int_and_bytes_are_bytes(value: Any, kind: type) -> None:
-    assert type(plain({"value": typed(value)})["value"]) is kind
-
-
-def test_what_dynamodb_cannot_keep_is_refused() -> None:
-    with pytest.raises(TypeError, match="Float types are not supported"):
-        typed(0.1)
