@@ -97,7 +97,7 @@ class Figures:
     Attributes:
         options: of the run.
         samples: by key.
-        origin: when, on what machine, with which versions it was measured: as ``write`` writes it.
+        origin: when, on what machine, with which versions it was measured, perhaps with a note: as ``write`` writes it.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:

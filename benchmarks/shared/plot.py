@@ -78,6 +78,7 @@ def _origin(figures: Figures) -> list[str]:
         f"Blue: txbox. Grey: what it is compared with; in brackets: the ratio. Rounds: {figures.options['rounds']}.",
         f"{origin['measured_at'][:10]}, load average {machine['load']} at the start; {server}",
         f"{machine['processors']} processors, {machine['processor']}, {machine['system']}",
+        *([origin["note"]] if "note" in origin else []),
     ]
 
 
