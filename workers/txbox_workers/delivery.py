@@ -36,14 +36,14 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What is to be told to the broker about a delivery.
+    """How a delivery is to be settled with the broker.
 
     Attributes:
         delivery: which one.
         outcome: what became of it; decides between ack and hand back.
         error: what went wrong, if anything did.
         delay_seconds: when handed back: how long the broker should wait before it delivers again.
-        counted: when parked: the attempts that counted, oldest first, as ``DeadLetter.history`` tells them.
+        counted: when parked: the attempts that counted, oldest first, as in ``DeadLetter.history``.
     """
 
     delivery: Delivery
@@ -65,7 +65,7 @@ class Source(Protocol):
 
     @property
     def visibility_seconds(self) -> float | None:
-        """How long a delivery is ours before the broker delivers it again; None: for ever."""
+        """How long a delivery belongs to its receiver before the broker delivers it again; None: for ever."""
 
     def open(self) -> None:
         """See that the source exists and may be used, before a worker starts."""
@@ -84,7 +84,7 @@ class Source(Protocol):
         """Have the broker deliver again, each after its ``delay_seconds``."""
 
     def extend_visibility(self, deliveries: Sequence[Delivery], seconds: float) -> Mapping[str, str]:
-        """Keep deliveries ours for that long from now on.
+        """Extend the visibility of deliveries: so many seconds from now on.
 
         Returns:
             For each receipt that was refused for good: why. Where another try may help, raise.

@@ -25,7 +25,7 @@ A redrive takes that row away before it sends, in the transaction that marks the
                                        A, with the copy, records … waits for R ─┘
 
 The one exception are letters of reason MISMATCH: another body came under an id that is processed, or parked. Such a
-letter says nothing of whether its id is processed; the body in it is not.
+letter leaves open whether its id is processed; the body in it is not.
 """
 
 import json
@@ -63,7 +63,7 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     """It could not be read as what its envelope promises."""
     CRASHED = "crashed"
-    """The process ended in its last attempt; ``history`` tells of all of them."""
+    """The process ended in its last attempt; ``history`` has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class DeadLetter:
         dead_letter_id: its number; None before it is parked.
         parked_at: by the database's clock.
         redriven_at: when it was sent through again; None while it waits.
-        history: the last attempts that counted, oldest first. Each tells ``at``, by the database's clock, at which
+        history: the last attempts that counted, oldest first. Each has ``at``, by the database's clock, at which
             ``delivery`` (the broker's receive count), and the ``error``.
     """
 
@@ -122,7 +122,7 @@ class DeadLetters:
     """The dead letters of a database, of every subscriber."""
 
     def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
-        """Name the place of the table.
+        """Name where the table is.
 
         Args:
             engine: where to open the short transactions.
@@ -197,8 +197,8 @@ class DeadLetters:
             row = connection.exec_driver_sql(self._statements.find_recorded, key).fetchone()
             if row is None:  # it was redriven just now
                 raise InFlight(letter.subscriber_id, [letter.message_id])
-            known, parked_as = row
-            if known is not None and bytes(known) != digest:
+            kept, parked_as = row
+            if kept is not None and bytes(kept) != digest:
                 connection.exec_driver_sql(self._statements.call_mismatch, {**key, "dead_letter_id": parked_as or 0})
             elif parked_as != number:
                 raise _Stands(parked_as)
@@ -306,7 +306,7 @@ class DeadLetters:
         """Send a parked message through again.
 
         A crash between the send and the commit leaves the letter waiting although it was sent. Sending it once more
-        is harmless: it keeps its message id, and the inbox knows it.
+        is harmless: it keeps its message id, and the inbox rejects it.
 
         Args:
             dead_letter_id: the letter's number.
@@ -339,8 +339,8 @@ class DeadLetters:
         """
 
         def publish(connection: Connection, letter: DeadLetter) -> None:
-            place = letter.envelope.get("outbox")
-            if place is None:
+            published = letter.envelope.get("outbox")
+            if published is None:
                 raise InvalidConfiguration(
                     f"dead letter {dead_letter_id} was received by {letter.subscriber_id}; send it to its source"
                 )
@@ -348,7 +348,7 @@ class DeadLetters:
                 connection,
                 letter.source,
                 letter.body,
-                key=place["key"],
+                key=published["key"],
                 headers=letter.headers,
                 message_id=letter.message_id,
             )
@@ -366,19 +366,19 @@ class DeadLetters:
                 raise LetterNotFound(
                     dead_letter_id, f"was redriven before, at {letter.redriven_at:%Y-%m-%d %H:%M:%S%z}"
                 )
-            if "outbox" not in letter.envelope:  # nobody has received what a relay has parked
+            if "outbox" not in letter.envelope:  # what a relay has parked was never received
                 self._unpark(connection, letter, beside_others=len(rows) > 1)
             send(connection, letter)
             connection.exec_driver_sql(self._statements.mark_redriven, wanted)
         return letter
 
     def _unpark(self, connection: Connection, letter: DeadLetter, *, beside_others: bool) -> None:
-        """Have the inbox take the message again, before it is sent: whoever is given the copy waits for this."""
+        """Have the inbox take the message again, before it is sent: what records the copy waits for this."""
         key = _key(letter)
         connection.exec_driver_sql(self._statements.unmark_parked, key)
         if beside_others:
             connection.exec_driver_sql(self._statements.call_mismatch, {**key, "dead_letter_id": letter.dead_letter_id})
-        # It starts afresh, whatever copies of it have failed meanwhile.
+        # It starts afresh, even if copies of it have failed meanwhile.
         self._forget_failures(connection, letter)
 
     def _forget_failures(self, connection: Connection, letter: DeadLetter) -> None:

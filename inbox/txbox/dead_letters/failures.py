@@ -1,6 +1,6 @@
 """Failed attempts: how often a message was tried, kept where a rollback of its handler cannot reach.
 
-An attempt counts if the handler has failed, or if the process died in it. The second is known from what is missing: the
+An attempt counts if the handler has failed, or if the process died in it. The second shows in what is missing: the
 attempt of a message that was delivered before is written down before it is made. The process that makes it says how it
 has ended, or takes it back because it was none (the connection was lost, or the message was in flight). So what stays
 without an outcome is an attempt whose process ended, or was cut off for good::
@@ -105,7 +105,7 @@ class Failures:
         prefix: str = "",
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Name the subscriber and the place of the table.
+        """Name the subscriber and where the table is.
 
         Args:
             engine: where to open the short transactions.
@@ -132,7 +132,7 @@ class Failures:
         Args:
             message_id: of what.
             receive_count: of its delivery.
-            counting: told of the attempt before it is committed: whether it was, an error after that does not say.
+            counting: called with the attempt before it is committed; an error after that leaves open whether it was.
 
         Returns:
             The attempt; None if the message is already processed, or parked.
@@ -254,7 +254,7 @@ def _position(history: History, attempt: Attempt) -> int | None:
 
 
 def _oldest_first(history: History) -> History:
-    """Return attempts as they are told, in their order and without our own names for them."""
+    """Return attempts oldest first, without their internal ids."""
     return tuple({name: value for name, value in entry.items() if name != "attempt"} for entry in reversed(history))
 
 

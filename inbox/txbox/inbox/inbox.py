@@ -89,7 +89,7 @@ class Inbox:
         fingerprint: bool = False,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Name the subscriber and the place of its inbox; nothing is connected.
+        """Name the subscriber and where its inbox is; nothing is connected.
 
         Args:
             subscriber_id: the consumer's name; each subscriber processes a message once.
@@ -172,7 +172,7 @@ class Inbox:
 
         Raises:
             Mismatch: some ids were processed before with other bodies. The others are recorded nevertheless; roll
-                back, or use ``sort_out``, which tells them apart.
+                back, or use ``sort_out``, which returns them separately.
             TypeError: one id was given instead of many, or no body where fingerprints are kept.
             NotInTransaction, InFlight, InvalidMessageId, SchemaMissing: as ``record``.
         """
@@ -205,11 +205,11 @@ class Inbox:
         }
         row = self._execute(connection, self._statements.record_many, parameters, ordered)
         first = frozenset(row[0] or ())
-        known = {message_id: digest for message_id, digest in digests.items() if message_id not in first}
-        return Recorded(first, self._differing(connection, known) if known else frozenset())
+        duplicates = {message_id: digest for message_id, digest in digests.items() if message_id not in first}
+        return Recorded(first, self._differing(connection, duplicates) if duplicates else frozenset())
 
     def find_parked(self, connection_or_session: ConnectionOrSession, bodies: Mapping[str, bytes | str]) -> ParkedIds:
-        """Tell which of some messages are parked: of those that this transaction has found to be duplicates.
+        """Return which messages are parked, of those that this transaction has found to be duplicates.
 
         Args:
             connection_or_session: the transaction.
@@ -218,7 +218,7 @@ class Inbox:
         connection = in_transaction(connection_or_session)
         rows = connection.exec_driver_sql(self._statements.find_parked, self._of(list(bodies))).fetchall()
         # A letter of before there were such rows has left no fingerprint.
-        same = {id_ for id_, known in rows if known is None or bytes(known) == fingerprint(bodies[id_])}
+        same = {id_ for id_, kept in rows if kept is None or bytes(kept) == fingerprint(bodies[id_])}
         return ParkedIds(frozenset(same), frozenset(id_ for id_, _ in rows if id_ not in same))
 
     def unrecord(self, connection_or_session: ConnectionOrSession, ids: Iterable[str]) -> int:
@@ -277,10 +277,10 @@ class Inbox:
 
     def _differing(self, connection: Connection, digests: Mapping[str, bytes]) -> frozenset[str]:
         # A second statement, for duplicates only: at READ COMMITTED the snapshot of the first may be older than the
-        # commit it ran into. A row without a fingerprint was recorded by someone who kept none: nothing to compare.
+        # commit it ran into. A row without a fingerprint was recorded without fingerprints: nothing to compare.
         rows = connection.exec_driver_sql(self._statements.fingerprints, self._of(list(digests))).fetchall()
         return frozenset(
-            message_id for message_id, known in rows if known is not None and bytes(known) != digests[message_id]
+            message_id for message_id, kept in rows if kept is not None and bytes(kept) != digests[message_id]
         )
 
 

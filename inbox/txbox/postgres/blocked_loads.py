@@ -1,6 +1,6 @@
 """Which bulk loads wait for a lock, and who holds it.
 
-Each transaction of a bulk load takes one more advisory lock, shared, whose number is the run's. It keeps nobody out;
+Each transaction of a bulk load takes one more advisory lock, shared, whose number is the run's. It blocks no session;
 by it, any session can tell from ``pg_locks`` to which run a server process belongs, whatever its role may see.
 """
 
@@ -46,13 +46,13 @@ class BlockedLoad:
         return self.run_id == self.blocker_run_id and not (self.blocker_state or "").startswith("idle")
 
     def __str__(self) -> str:
-        known = [
+        facts = [
             f"bulk load {self.blocker_run_id}" if self.blocker_run_id else None,
             f"of {self.blocker_owner}" if self.blocker_owner else None,
             self.blocker_state,
             None if self.blocker_seconds is None else f"its transaction open for {self.blocker_seconds:.0f} s",
         ]
-        details = ", ".join(one for one in known if one)
+        details = ", ".join(one for one in facts if one)
         waited = "" if self.seconds is None else f" for {self.seconds:.0f} s"
         blocker = f"server process {self.blocker_pid}" if self.blocker_pid else "a prepared transaction"
         remedy = (

@@ -1,12 +1,12 @@
 """The engines that we open or are given: how their connections are made, and what is seen to when one is new.
 
-A pooler in transaction mode (PgBouncer) lends a client another server from one transaction to the next. A prepared
+A pooler in transaction mode (PgBouncer) gives a client another server from one transaction to the next. A prepared
 statement stays at the server that prepared it, under a name that psycopg counts up in each client: ``_pg3_0`` may be
 another client's statement there, and Postgres would run it without an error. So a pooler has to be noticed before
-anything is prepared: the process id that a connection was told at its start is not the one that ``pg_backend_pid()``
+anything is prepared: the process id that a connection was given at its start is not the one that ``pg_backend_pid()``
 says. Then nothing is prepared on that connection any more.
 
-A pooler could tell a process id that is right by chance. PgBouncer draws 32 bits, and a server is asked again in
+A pooler could give a process id that is right by chance. PgBouncer draws 32 bits, and a server is asked again in
 every transaction that records or publishes, while psycopg prepares at the sixth run of a statement.
 """
 
@@ -104,7 +104,7 @@ def discard_if_poisoned(connection: Connection, error: BaseException) -> bool:
     """Keep a connection from going back to its pool, if a statement of ours has failed by the state of its session.
 
     Args:
-        connection: where it failed; of an adopted engine, or nothing is known of its past.
+        connection: where it failed; of an adopted engine, others have no record of their past.
         error: what was raised.
 
     Returns:
@@ -139,14 +139,14 @@ def refuse_other_encodings(connection: Connection) -> None:
     Raises:
         InvalidConfiguration: it cannot keep every id and every error.
     """
-    known = connection.info
-    if _UTF8 not in known:
+    info = connection.info
+    if _UTF8 not in info:
         _require_utf8(connection.connection.driver_connection)
-        known[_UTF8] = True
+        info[_UTF8] = True
 
 
 def note_server(connection: Connection, pid: int) -> None:
-    """Take in which server has answered a statement of ours; see whether a pooler has chosen it.
+    """Compare the server that has answered a statement with the connection's own; another one means a pooler.
 
     Args:
         connection: where the statement was executed.
@@ -187,7 +187,7 @@ def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[s
     if "service" not in parameters:  # its file may say otherwise
         for name, value in KEEPALIVES.items():
             parameters.setdefault(name, value)
-        if not any(known.keyword == b"connect_timeout" and known.val for known in Conninfo.get_defaults()):
+        if not any(one.keyword == b"connect_timeout" and one.val for one in Conninfo.get_defaults()):
             seconds = math.ceil(min(CONNECT_SECONDS, bound()))
             parameters.setdefault("connect_timeout", seconds)  # PGCONNECT_TIMEOUT does not say otherwise
     record.info[_WATCHDOG] = _read_seconds(parameters.pop(_WATCHDOG, WATCHDOG_SECONDS))
@@ -251,7 +251,7 @@ def _count(driver: psycopg.Connection[Any], record: Any, _checked_out: Any) -> N
     """Count the checkouts of a connection; look at one that its pool had before the engine was adopted.
 
     One that was left in another encoding goes: text that this encoding lacks would fail in the driver, message after
-    message, and no error of the server would tell.
+    message, and no error of the server would show it.
 
     Raises:
         DisconnectionError: the pool checks another connection out instead.

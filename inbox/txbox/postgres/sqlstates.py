@@ -18,7 +18,7 @@ __all__ = [
     "UNDEFINED_COLUMN",
     "UNDEFINED_TABLE",
     "UNIQUE_VIOLATION",
-    "conflict_place",
+    "conflict_relation",
     "is_foreign_statement",
     "is_of_the_session",
     "is_outage",
@@ -64,8 +64,8 @@ def is_retryable(error: BaseException) -> bool:
     return sqlstate(error) in (SERIALIZATION_FAILURE, DEADLOCK_DETECTED)
 
 
-def conflict_place(error: BaseException) -> str:
-    """Return where a transaction met another one, as far as the server says it: the relation, or an empty text."""
+def conflict_relation(error: BaseException) -> str:
+    """Return the relation in which a transaction met another one; an empty text if the server does not say."""
     context = getattr(getattr(getattr(error, "orig", error), "diag", None), "context", None) or ""
     found = _RELATION.search(context)
     return found["name"] if found else ""
@@ -78,8 +78,8 @@ def is_foreign_statement(error: BaseException) -> bool:
     """
     if sqlstate(error) not in _PREPARED:
         return False
-    said = str(getattr(error, "orig", None) or error)
-    return "_pg3_" in said  # psycopg's names; what a handler names itself is its own matter
+    text = str(getattr(error, "orig", None) or error)
+    return "_pg3_" in text  # psycopg's names; what a handler names itself is its own matter
 
 
 def is_of_the_session(error: BaseException) -> bool:

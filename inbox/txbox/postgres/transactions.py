@@ -44,7 +44,7 @@ def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
 
 @contextmanager
 def short_transaction(engine: Engine) -> Iterator[Connection]:
-    """Lend a connection for one transaction at READ COMMITTED, whatever the host prefers.
+    """Open a connection for one transaction at READ COMMITTED, whatever the host prefers.
 
     Statements that settle their races by row locks need it: at a higher level they would fail with 40001 instead of
     waiting, and in autocommit mode the lock would be gone before it is used. The level is set on the connection: set on
@@ -64,7 +64,7 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def driver_cursor(connection: Connection) -> Iterator[Any]:
-    """Lend the driver's own cursor: a statement costs a tenth of a millisecond less of this process's time.
+    """Open the driver's own cursor: a statement costs a tenth of a millisecond less of this process's time.
 
     Errors are the driver's. One that says that the connection is lost has SQLAlchemy forget it, as its own would.
     """

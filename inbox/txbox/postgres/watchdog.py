@@ -8,8 +8,8 @@ connections. A wait that takes long may be a long statement; a second connection
                                                                       ├── it does not: shut the socket
                                                                       └── no answer in time: shut the socket
 
-A pooler that lets the second connection in may have no server free for the question, nor for who waits: then nothing is
-known, and the wait goes on for UNKNOWN_SECONDS.
+A pooler that lets the second connection in may have no server free for the question, nor for the wait: then there is no
+answer, and the wait goes on for UNKNOWN_SECONDS.
 
 What has less time than that, such as a lease that runs, says so: see ``bounded``.
 
@@ -37,13 +37,13 @@ from txbox.threads import log_failure
 __all__ = ["ANSWER_SECONDS", "WATCHDOG_SECONDS", "bound", "bounded", "note_pooler", "watch"]
 
 WATCHDOG_SECONDS = 20.0
-"""So long may an answer take before the server is asked whether it works on it."""
+"""How long an answer may take before the server is asked whether it works on it."""
 
 ANSWER_SECONDS = 10.0
-"""So long may that question take."""
+"""How long that question may take."""
 
 UNKNOWN_SECONDS = 600.0
-"""So long is waited where the server can be reached and does not say: behind a pooler, or when it refuses to tell."""
+"""How long a wait goes on where the server can be reached and does not say: behind a pooler, or when it refuses."""
 
 SHORTEST_SECONDS = 0.5
 """No wait is asked about earlier: a server that is slow has no use for more connections."""
@@ -97,7 +97,7 @@ def note_pooler(driver: Any, server: int) -> None:
 
 @cache
 def _watched(kind: Any) -> type[Any]:
-    """Return a connection's class, with waits that are known while they last."""
+    """Return a connection's class, with waits that are watched while they last."""
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         mine = _Wait(self, self.__dict__.get(_SECONDS, ANSWER_SECONDS))
@@ -134,14 +134,14 @@ class _Wait:
 
     @property
     def pooled(self) -> bool:
-        """Whether a pooler is known to be between here and the server."""
+        """Whether a pooler has been found between here and the server."""
         return _POOLED in self.driver.__dict__
 
     def unknown_seconds(self, *, pooler_answered: bool) -> float:
         """How long it goes on while the server does not say; what has less time than others may be tried again.
 
         Args:
-            pooler_answered: a pooler had a server free for the question, so it keeps nobody waiting for one.
+            pooler_answered: a pooler had a server free for the question, so no wait is for a free server.
         """
         if pooler_answered and self.has_less:
             return self.seconds + self.answer_seconds
@@ -149,12 +149,12 @@ class _Wait:
 
     @property
     def server(self) -> int | None:
-        """The process id of the server that should answer; None: a pooler knows."""
+        """The process id of the server that should answer; None: only a pooler could say."""
         return self.driver.__dict__.get(_SERVER) if self.pooled else int(self.driver.pgconn.backend_pid)
 
 
 class _Watchdog:
-    """Knows the waits of this process, and looks at them from a thread.
+    """Keeps the waits of this process, and checks them from a thread.
 
     Every statement of every connection begins and ends a wait, so both are without a lock: adding to a set and taking
     out of it are atomic. Only a wait that the server was asked about may be cut, and its end waits for the cut::
@@ -239,10 +239,10 @@ class _Watchdog:
         for wait in waits:
             if not answered and wait.asked != inf:
                 continue  # its answer_seconds will tell
-            known = at_work is not None and wait.server is not None
-            if known and wait.server not in (at_work or ()):
+            answer = at_work is not None and wait.server is not None
+            if answer and wait.server not in (at_work or ()):
                 self._cut(wait, "and says that it is not at work for this session")
-            elif not known and now - wait.began > wait.unknown_seconds(
+            elif not answer and now - wait.began > wait.unknown_seconds(
                 pooler_answered=wait.pooled and at_work is not None
             ):
                 self._cut(wait, "and does not say whether it is at work for this session")

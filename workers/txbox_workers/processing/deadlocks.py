@@ -32,7 +32,7 @@ from txbox import Inbox
 from txbox.backoff import Backoff
 from txbox.instrumentation import Contended, Retried, emit
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import conflict_place, is_retryable, sqlstate
+from txbox.postgres.sqlstates import conflict_relation, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
 from txbox.retries import retry
 from txbox_workers.processing.context import ProcessorContext
@@ -118,20 +118,20 @@ class Contention:
         else:
             self._on_trial, self._hold_seconds = False, HOLD_SECONDS
 
-    def conflicted(self, way: Way, code: str, place: str, seconds: float) -> ConflictReport | None:
+    def conflicted(self, way: Way, code: str, relation: str, seconds: float) -> ConflictReport | None:
         """Learn of a transaction that was rolled back, after so many seconds.
 
         Args:
             way: how it was run; one that began before the way was changed says nothing of the new one.
             code: its SQLSTATE.
-            place: the relation in which it met another one; empty if that is not known.
+            relation: in which it met another one; empty if the server does not say.
             seconds: that it took.
 
         Returns:
             What to report, now and then.
         """
         with self._lock:
-            self._conflicts[code, place] += 1
+            self._conflicts[code, relation] += 1
             if way is not self._way:
                 return self._report()
             self._pass(seconds)
@@ -204,23 +204,23 @@ class ConflictRetries:
         Raises:
             Stopping: it was rolled back, and nothing more is to be begun.
         """
-        way, begun = self._contention.way, time.monotonic()
+        way, begun = self.way, time.monotonic()
 
         def run() -> T:
             nonlocal way, begun
-            way, begun = self._contention.way, time.monotonic()
+            way, begun = self.way, time.monotonic()
             return transaction()
 
         def again(error: Exception, attempt: int) -> bool:
             if not is_retryable(error):
                 return False
             code, seconds = sqlstate(error) or "", time.monotonic() - begun
-            self._report(self._contention.conflicted(way, code, conflict_place(error), seconds))
+            self._report(self._contention.conflicted(way, code, conflict_relation(error), seconds))
             emit(
                 self._context.hooks,
                 Retried(self._inbox.subscriber_id, self._context.source_name, code, attempt, messages),
             )
-            return messages == 1 or self._contention.way is not Way.ALONE  # not together again
+            return messages == 1 or self.way is not Way.ALONE  # not together again
 
         def wait(seconds: float) -> None:
             if self._context.stopping.wait(seconds):
@@ -240,8 +240,8 @@ class ConflictRetries:
         sql = ConflictStatements.load(self._inbox.schema, self._inbox.prefix)
         # Nothing rests on these figures; the handler's message goes on without them.
         with suppress(Exception), short_transaction(self._engine) as connection:
-            for (code, place), count in sorted(report.conflicts.items()):
-                counted = {"subscriber_id": subscriber_id, "sqlstate": code, "place": place, "conflicts": count}
+            for (code, relation), count in sorted(report.conflicts.items()):
+                counted = {"subscriber_id": subscriber_id, "sqlstate": code, "place": relation, "conflicts": count}
                 connection.exec_driver_sql(sql.count_conflicts, counted)
 
 

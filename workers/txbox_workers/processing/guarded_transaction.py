@@ -37,7 +37,7 @@ class GuardedTransactions:
         """One transaction; whatever breaks the connection on the way, COMMIT included, is DatabaseUnavailable.
 
         A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
-        goes back to the broker, and when it comes again the inbox knows.
+        goes back to the broker, and when it comes again the inbox decides.
 
         Args:
             turn: a number; transactions with one number come one after the other, as a rule.
@@ -111,7 +111,7 @@ WITH bound AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', '%s', true)
 ), turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%d) FROM bound)
 SELECT set_config('lock_timeout', bound.before, true) FROM bound, turn"""
-"""Wait until no other transaction has this number: (time-out, number), both of them ours."""
+"""Wait until no other transaction has this number: (time-out, number), neither of which comes from outside."""
 
 
 def finish(session: Session, connection: Connection) -> None:
@@ -153,7 +153,7 @@ def _rolled_back(connection: Connection) -> bool:
 
 
 def _is_broken(connection: Connection) -> bool:
-    """Whether the connection to the server is gone, so that nothing is known about what it was asked last."""
+    """Whether the connection to the server is gone, so that the outcome of the last statement is uncertain."""
     if connection.closed or connection.invalidated:
         return True
     dbapi_connection = connection.connection.dbapi_connection

@@ -134,7 +134,7 @@ class HandlerTransactions:
         return self._conflicts.run(1, lambda: self._unless_closed(lambda: self._one(delivery, failures, extra)))
 
     def _unless_closed(self, run: Callable[[], T]) -> T:
-        """Tell a handler that has closed its connection from a connection that was lost: that is no handler's fault."""
+        """Distinguish a connection that the handler has closed from one that was lost, which is not its fault."""
         self._closed.by_handler = False
         try:
             return run()
@@ -159,9 +159,9 @@ class HandlerTransactions:
         return Sorted(recorded.first - left, mismatched, parked.same, left)
 
     def _find_parked(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> ParkedIds:
-        """Tell which of the duplicates are parked; while all are first, nothing is asked."""
-        known = recorded.first | recorded.mismatched
-        duplicates = {d.message.id: d.message.body for d in deliveries if d.message.id not in known}
+        """Return which of the duplicates are parked; while all are first, no statement runs."""
+        sorted_out = recorded.first | recorded.mismatched
+        duplicates = {d.message.id: d.message.body for d in deliveries if d.message.id not in sorted_out}
         return self._inbox.find_parked(connection, duplicates) if duplicates else _NONE_PARKED
 
     def _one(self, delivery: Delivery, failures: Failures | None, extra: Mapping[str, Any]) -> bool:

@@ -69,7 +69,7 @@ def recording() -> Iterator[None]:
 
 
 def _ours(error: BaseException, *, before_handler: bool) -> DatabaseUnavailable:
-    """As ``unavailable``, of a statement of ours: a table or column that is not there is one of txbox's."""
+    """As ``unavailable``, of a statement of txbox: the missing table or column is one of its own."""
     found = unavailable(error, before_handler=before_handler)
     if sqlstate(error) in (UNDEFINED_TABLE, UNDEFINED_COLUMN) and UPGRADE not in str(found):
         return DatabaseUnavailable(
@@ -85,7 +85,7 @@ def unavailable(error: BaseException, *, before_handler: bool = False) -> Databa
 
 
 def without_values(error: BaseException) -> BaseException:
-    """Return what the driver has said, where SQLAlchemy's error around it would print the statement's values."""
+    """Return the driver's error, where SQLAlchemy's error around it would print the statement's values."""
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
