@@ -98,8 +98,8 @@ test-all: $(VENV)/.dev-ready ## Run every test, the slow campaigns too
 	@$(BIN)/pytest -m 'not containers' $(TESTS)
 
 .PHONY: test-pages
-test-pages: $(VENV)/.dev-ready ## Run everything that the README and the documentation show
-	@$(BIN)/pytest -m 'not containers' tests/acceptance/test_readme.py $(TESTS)
+test-pages: $(VENV)/.dev-ready ## Run everything that the README, the documentation and the examples show
+	@$(BIN)/pytest -m 'not containers' tests/acceptance/test_readme.py tests/acceptance/test_examples.py $(TESTS)
 
 .PHONY: test-spark
 test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outages, a cluster, speculation

@@ -1,6 +1,8 @@
-"""The example service runs as a process of its own, against the servers of the tests."""
+"""The examples run as processes of their own: the billing service against the servers of the tests, the others as their
+READMEs say."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,13 +16,15 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
+from support.documents import Terminals, blocks
 from support.waiting import wait_until
 from txbox_local import LocalAws
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-SERVICE = Path(__file__).parents[2] / "examples" / "billing_service"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SERVICE = EXAMPLES / "billing_service"
 
 POSTED = [("p-1", "ann", 2500), ("p-2", "ann", 1999), ("p-1", "ann", 2500), ("p-3", "bob", 100), ("p-3", "bob", 100)]
 
@@ -183,3 +187,20 @@ def query(environment: dict[str, str], sql: str) -> list[str]:
             return list(connection.execute(text(sql)).scalars())
     finally:
         engine.dispose()
+
+
+@pytest.mark.slow  # servers of their own, and a JVM for each command of the bulk load; `make test-pages` runs them
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["bulk_load", "order_service"])
+def test_what_the_readme_of_an_example_shows_works(name: str, tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / name, tmp_path, dirs_exist_ok=True)
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(("TXBOX_", "AWS_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{mine['PATH']}"
+    terminals = Terminals(tmp_path, {**mine, "PATH": path, "COLUMNS": "120", "PYTHONDONTWRITEBYTECODE": "1"})
+    try:
+        found = blocks(EXAMPLES / name / "README.md")
+        for number, block in enumerate(found):
+            later = next((other for other in found[number + 1 :] if other.title == block.title), None)
+            terminals.run(block, goes_on=later is not None and later.text.startswith("^C"))
+    finally:
+        terminals.close()
