@@ -35,7 +35,7 @@ from txbox.leases.lease import (
     valid_lease_seconds,
 )
 from txbox.leases.server_clock import TOLERANCE_SECONDS, ServerClock
-from txbox.leases.statements import lease_statements
+from txbox.leases.statements import LeaseStatements
 from txbox.message import valid_message_id, valid_subscriber_id
 from txbox.postgres.engines import adopt, refuse_other_encodings, with_sound_connection
 from txbox.postgres.sqlstates import PREPARED_REMEDY, is_foreign_statement, is_outage, is_retryable, sqlstate
@@ -82,7 +82,9 @@ class PostgresLedger:
         self.schema = schema
         self.prefix = prefix
         self._engine = adopt(engine)
-        self._statements = lease_statements(schema, prefix)
+        self._statements = LeaseStatements.load(schema, prefix)
+        self._acquire = self._statements.acquire
+        self._table = self._statements.name_of("message_lease")
         self._clock = ServerClock()
 
     def __repr__(self) -> str:
@@ -100,7 +102,7 @@ class PostgresLedger:
         def begin(connection: Connection) -> None:
             refuse_other_encodings(connection)
             connection.execution_options(isolation_level="READ COMMITTED")
-            connection.exec_driver_sql(self._statements.acquire, parameters)
+            connection.exec_driver_sql(self._acquire, parameters)
             connection.rollback()
 
         def ask() -> None:
@@ -119,7 +121,7 @@ class PostgresLedger:
             asked_at = elapsed()
             parameters["latest"] = self._clock.latest(asked_at)
             with bounded(lease_seconds * SILENT_PART):
-                _, row = self._with_or_without_timeline(lambda: self._run(self._statements.acquire, parameters))
+                _, row = self._with_or_without_timeline(lambda: self._run(self._acquire, parameters))
             if row is not None:
                 self._observe(row[3], asked_at, lease_seconds)
             if row is not None and row[1] is not None:
@@ -149,7 +151,7 @@ class PostgresLedger:
         """Have a lease last from now on; see ``Ledger``. One round trip."""
         lease_seconds = valid_lease_seconds(lease.lease_seconds if lease_seconds is None else lease_seconds)
         asked_at = elapsed()
-        row = self._settle(self._statements.renew, lease, seconds=lease_seconds)
+        row = self._settle(self._statements.renew, lease, lease_seconds=lease_seconds)
         self._observe(row[0], asked_at, lease_seconds)
         lease.mark_renewed(lease_seconds, asked_at)
 
@@ -176,14 +178,14 @@ class PostgresLedger:
         try:
             return ask()
         except LedgerError as error:
-            if not error.permanent or not self._statements.timeline or self._tells_timeline():
+            if not error.permanent or self._acquire == self._statements.acquire_by_clock or self._tells_timeline():
                 raise
         _log.warning(
             "%s: the server does not tell its timeline, so fences rest on its clock alone, and a promoted server whose "
             "clock is behind may repeat some; grant EXECUTE on pg_current_wal_lsn() and pg_walfile_name(pg_lsn)",
             self._subscriber_id,
         )
-        self._statements = lease_statements(self.schema, self.prefix, timeline=False)
+        self._acquire = self._statements.acquire_by_clock
         return ask()
 
     def _tells_timeline(self) -> bool:
@@ -234,12 +236,12 @@ class PostgresLedger:
         self._run(self._statements.shorten, {**self._key(message_id), "fence": fence})
         return Acquisition(LeaseState.IN_FLIGHT, seconds_left=length)
 
-    def _asking(self, message_id: str, seconds: float, fingerprint: bytes | None) -> dict[str, Any]:
-        asked = {"owner": owner(), "fingerprint": fingerprint, "seconds": seconds, "latest": None}
+    def _asking(self, message_id: str, lease_seconds: float, fingerprint: bytes | None) -> dict[str, Any]:
+        asked = {"owner": owner(), "fingerprint": fingerprint, "lease_seconds": lease_seconds, "latest": None}
         return {**self._key(message_id), **asked}
 
     def _key(self, message_id: str) -> dict[str, Any]:
-        return {"subscriber": self._subscriber_id, "message": message_id}
+        return {"subscriber_id": self._subscriber_id, "message_id": message_id}
 
     def _run(self, statement: str, parameters: Mapping[str, Any]) -> tuple[int, Any]:
         """Run a statement in a transaction of its own; return how many rows it changed or found, and the first.
@@ -275,7 +277,7 @@ class PostgresLedger:
             yield
         except SQLAlchemyError as error:
             orig = error.orig if isinstance(error, DBAPIError) else None  # its text has no values, which are results
-            if isinstance(error, DBAPIError) and (missing := missing_schema(error, self._statements.message_lease)):
+            if isinstance(error, DBAPIError) and (missing := missing_schema(error, self._table)):
                 raise missing from orig
             permanent = not is_outage(error) and (sqlstate(error) or "").startswith(_PERMANENT)
             raise LedgerError(f"the ledger's database failed: {_said(error)}", permanent=permanent) from (orig or error)

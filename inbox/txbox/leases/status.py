@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
-from txbox.leases.statements import lease_statements
+from txbox.leases.statements import LeaseStatements
 from txbox.postgres.transactions import check_table
 
 __all__ = ["LeaseStatus", "LedgerStatus", "read_lease_status"]
@@ -61,10 +61,10 @@ def read_lease_status(
     Raises:
         SchemaMissing: the table does not exist.
     """
-    sql = lease_statements(schema, prefix)
+    sql = LeaseStatements.load(schema, prefix)
     with engine.connect() as connection:
         check_table(connection, sql.tables.message_lease)
-        rows = int(connection.exec_driver_sql(sql.estimate, (sql.message_lease,)).scalar_one())
+        rows = int(connection.exec_driver_sql(sql.estimate).scalar_one())
         if rows > exact_up_to_rows:
             return LeaseStatus(rows, exact=False)
         ledgers = tuple(LedgerStatus(*row) for row in connection.exec_driver_sql(sql.counts))

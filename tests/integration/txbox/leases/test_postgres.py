@@ -15,7 +15,7 @@ from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, LeaseLost, LedgerError, SchemaMissing
 from txbox.leases import LeaseState, PostgresLedger
-from txbox.leases.statements import lease_statements
+from txbox.leases.statements import LeaseStatements
 from txbox.schema import tables
 
 LONG = 600.0
@@ -426,12 +426,12 @@ def test_a_server_that_does_not_tell_its_timeline_has_fences_by_its_clock(
     [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"), ("remote_apply", "remote_apply")],
 )
 def test_every_step_of_a_ledger_insists_on_a_durable_commit(engine: Engine, theirs: str, ours: str) -> None:
-    sql = lease_statements()
-    key = {"subscriber": "mailing", "message": "m"}
-    asking = {"owner": "test", "fingerprint": None, "seconds": LONG, "latest": None}
+    sql = LeaseStatements.load()
+    key = {"subscriber_id": "mailing", "message_id": "m"}
+    asking = {"owner": "test", "fingerprint": None, "lease_seconds": LONG, "latest": None}
     steps: list[tuple[str, dict[str, object]]] = [
         (sql.acquire, asking),
-        (sql.renew, {"seconds": LONG}),
+        (sql.renew, {"lease_seconds": LONG}),
         (sql.release, {"attempts": 0, "failures": 1, "uncounted": 0, "forget": False, "unknown_now": 0}),
         (sql.acquire, asking),
         (sql.complete, {"result": None}),
