@@ -7,16 +7,12 @@ these may lead to a second mail (see ``txbox_demo.services``).
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field
 from email.parser import BytesHeaderParser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, Engine
 
 from txbox_demo.purchases import Purchase
-
-if TYPE_CHECKING:
-    from txbox_local import AcceptedMail
-
-__all__ = ["TABLES", "Report", "check"]
+from txbox_local import AcceptedMail
 
 TABLES = """
 CREATE TABLE purchase (LIKE purchase_order);
@@ -120,7 +116,7 @@ class Report:
 
 
 def check(
-    engine: Engine, purchases: Iterable[Purchase], mails: Iterable["AcceptedMail"], statements: Mapping[str, str]
+    engine: Engine, purchases: Iterable[Purchase], mails: Iterable[AcceptedMail], statements: Mapping[str, str]
 ) -> Report:
     """Compare what is in the tables, and the mails, with the file: by the statements of ``ACCOUNTS`` or ``CHAIN``."""
     with engine.begin() as connection:
@@ -139,7 +135,7 @@ def _copy(connection: Connection, table: str, rows: Iterable[tuple[object, ...]]
             copy.write_row(row)
 
 
-def _read(mail: "AcceptedMail") -> tuple[object, ...]:
+def _read(mail: AcceptedMail) -> tuple[object, ...]:
     """Read a mail; its customer is the recipient that the server was given, not what the mail says."""
     headers = BytesHeaderParser().parsebytes(mail.content)
     customer = " ".join(recipient.removesuffix("@customers.example") for recipient in mail.recipients)

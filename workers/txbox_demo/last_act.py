@@ -21,18 +21,12 @@ from txbox_demo.check import ACCOUNTS, Report, check
 from txbox_demo.processes import N_DUPLICATES, Task
 from txbox_demo.purchases import TOTAL_PURCHASES, Purchase, read_purchases
 from txbox_demo.sandbox import OnProgress, Sandbox
-from txbox_demo.supervisor import Group, Supervisor
+from txbox_demo.supervisor import Group, Supervisor, last_line
 
-__all__ = ["run_last_act"]
-
-WORKERS_STRIDE, BEFORE_STRIDE = 10, 3
-"""One of ten purchases goes to the workers, too; one of three of these is published before the first chunk."""
-
-CHUNK_ROWS = 10_000
-"""Small, so that the workers meet the load in many chunks."""
+WORKERS_STRIDE, BEFORE_STRIDE, CHUNK_ROWS = 10, 3, 10_000
+"""One of ten purchases goes to the workers, too, and one of three of these first. The workers meet many chunks."""
 
 FIELDS = "order_id string, customer_id string, ordered_on string, cds int, cents bigint"
-
 APPLY = """
 INSERT INTO account (customer_id, purchases, cds, cents)
 SELECT customer_id, count(*), sum(cds), sum(cents) FROM fresh_event GROUP BY customer_id ORDER BY customer_id
@@ -57,8 +51,7 @@ def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitSta
         if waiting and sandbox.count("bulk_load_chunk"):
             _publish(sandbox, waiting.pop())
         if status := load.poll():
-            lines = (directory / "load.log").read_text(errors="replace").strip().splitlines()
-            raise TxboxError(f"the bulk load ended with status {status}: {lines[-1] if lines else 'its log is empty'}")
+            raise TxboxError(f"the bulk load ended with status {status}: {last_line(directory / 'load.log')}")
         return status == 0 and not waiting
 
     stage = "last act: Spark loads the whole file beside the workers"
@@ -70,10 +63,7 @@ def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitSta
         "applied by Spark": (loaded["applied"], "purchases that it was first with"),
         "found processed": (loaded["already_processed"], "purchases that workers were first with"),
         "applied by workers": (recorded - loaded["applied"], f"of {len(chosen):,}, two thirds after the first chunk"),
-        "rejected by workers": (
-            supervisor.groups[1].count(N_DUPLICATES),
-            "duplicates, and what Spark was first with",
-        ),
+        "rejected by workers": (supervisor.groups[1].count(N_DUPLICATES), "also what Spark was first with"),
         "in the inbox": (recorded, "of both"),
     }
     return replace(report, figures=figures, seconds=round(time.monotonic() - begun, 1))
@@ -82,23 +72,20 @@ def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitSta
 def _publish(sandbox: Sandbox, purchases: Sequence[Purchase]) -> None:
     """Publish purchases in one transaction."""
     queue_url = sandbox.queue_urls[0]
+    messages = [Outgoing(queue_url, one.as_json(), key=one.customer_id, message_id=one.order_id) for one in purchases]
     with sandbox.engine.begin() as connection:
-        Outbox().publish_many(
-            connection,
-            [Outgoing(queue_url, one.as_json(), key=one.customer_id, message_id=one.order_id) for one in purchases],
-        )
+        Outbox().publish_many(connection, messages)
 
 
 def _start_load(
     sandbox: Sandbox, task: Task, purchases: Sequence[Purchase], directory: Path
-) -> "subprocess.Popen[bytes]":
+) -> subprocess.Popen[bytes]:
     """Start `txbox bulk-load` on the whole file, as a person would."""
     events, effect = directory / "purchases.jsonl", directory / "account.sql"
     events.write_text("".join(f"{purchase.as_json()}\n" for purchase in purchases))
     effect.write_text(APPLY)
-    command = [sys.executable, "-m", "txbox_cli", "bulk-load", str(events), "--subscriber", "billing"]
-    command += ["--message-id", "order_id", "--fields", FIELDS, "--apply", str(effect)]
-    command += ["--chunk-rows", str(CHUNK_ROWS), "--json"]
+    command = [sys.executable, "-m", "txbox_cli", "bulk-load", str(events), "--subscriber", "billing", "--json"]
+    command += ["--message-id", "order_id", "--fields", FIELDS, "--apply", str(effect), f"--chunk-rows={CHUNK_ROWS}"]
     environment = {**os.environ, **task.environment, DATABASE_URL_VARIABLE: sandbox.url}
     with (directory / "load.json").open("wb") as out, (directory / "load.log").open("wb") as log:
         # A session of its own: Ctrl-C is for this program.

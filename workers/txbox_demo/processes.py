@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
@@ -25,11 +25,6 @@ from txbox_aws.publishers import aws_publishers
 from txbox_aws.sqs import SqsWorker, sqs_client
 from txbox_demo.purchases import read_purchases
 from txbox_demo.services import bill, place_order, send_mail
-
-if TYPE_CHECKING:
-    from types_boto3_sqs import SQSClient
-
-__all__ = ["COUNTS", "ROLES", "Task", "run_process"]
 
 DECLINED_SHARE, LOST_ANSWER_SHARE, LOST_ACK_SHARE = 0.05, 0.12, 0.18
 """Orders rolled back, as the card is declined, and placed anew; messages that the broker takes or forgets unheard."""
@@ -129,8 +124,8 @@ def run_shop(task: Task) -> None:
 
 def run_relay(task: Task) -> None:
     """Send what shop and billing have published, in small batches: what a killed relay has sent is sent again."""
-    publisher = LossyPublisher(aws_publishers()[SQS], task)
-    Relay(task.engine(), {SQS: publisher}, senders=1, batch_size=100, backoff=BACKOFF).run()
+    publishers = {SQS: LossyPublisher(aws_publishers()[SQS], task)}
+    Relay(task.engine(), publishers, senders=1, batch_size=100, backoff=BACKOFF).run()
 
 
 class LossyPublisher:
@@ -190,13 +185,12 @@ def _work(task: Task, queue_url: str, **service: Any) -> None:
             case _:
                 pass
 
-    client = sqs_client(queue_url)
-    lose_acks(client)
+    lose_acks(client := sqs_client(queue_url))
     service |= {"visibility_seconds": VISIBILITY_SECONDS, "wait_seconds": 1, "backoff": BACKOFF}
     SqsWorker(queue_url, **service, client=client, hooks=[hook]).run()
 
 
-def lose_acks(client: "SQSClient") -> None:
+def lose_acks(client: Any) -> None:
     """Have some acks confirmed but not carried out, as standard queues may (SQS Developer Guide, At-least-once)."""
     lost = threading.local()
 

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from itertools import islice
 
-__all__ = ["TOTAL_PURCHASES", "Purchase", "read_purchases"]
-
 TOTAL_PURCHASES = 69_659
 
 

@@ -16,8 +16,7 @@ from txbox_demo.processes import N_DUPLICATES, N_RECEIVED, N_ROLLED_BACK, N_SENT
 from txbox_demo.purchases import read_purchases
 from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 from txbox_demo.supervisor import Group, Supervisor
-
-__all__ = ["Plan", "run_demo"]
+from txbox_local import LocalAws, LocalPostgres, LocalSmtp
 
 REFUSED_MAIL_SHARE, DELIVERIES_PER_MESSAGE = 0.02, 1.3
 """Of all mails: refused by the server before it has their text. About: answers and acks get lost."""
@@ -58,8 +57,6 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
     Raises:
         TxboxError: it could not be run to its end, for a reason that the message gives.
     """
-    from txbox_local import LocalAws, LocalPostgres, LocalSmtp
-
     on_progress(Progress("starting servers"))
     with ExitStack() as cleanup:
         directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="txbox-demo-")))
@@ -83,6 +80,7 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
             is_ending=lambda: len(shop.finished) == shop.size,
             is_complete=lambda now: min(now.placed, now.billed, now.notified) >= plan.purchases,
         )
+        kept = f"schema {sandbox.schema}, queues {' '.join(sandbox.queue_urls)}" if plan.keep else ""
         seconds = round(time.monotonic() - begun, 1)
         on_progress(replace(progress, stage="checking"))
         report = check(sandbox.engine, read_purchases(plan.purchases), smtp.accepted, CHAIN)
@@ -91,7 +89,7 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
             figures=_figures(supervisor.groups, progress) | report.figures,
             kills={group.name: dict(group.killed) for group in supervisor.groups},
             seconds=seconds,
-            kept=f"schema {sandbox.schema}, queues {' '.join(sandbox.queue_urls)}" if plan.keep else "",
+            kept=kept,
         )
         if plan.last_act:
             sandbox = Sandbox.open(url, client, cleanup, keep=plan.keep)
@@ -109,14 +107,13 @@ def _figures(groups: Sequence[Group], progress: Progress) -> dict[str, tuple[int
     }
     for group, processed in zip(workers, (progress.billed, progress.notified), strict=True):
         received, duplicates = group.count(N_RECEIVED), group.count(N_DUPLICATES)
-        others = received - processed - duplicates
         figures |= {
             f"{group.name}: delivered": (received, "to workers"),
             f"{group.name}: processed": (processed, "messages, in its inbox or its ledger"),
             f"{group.name}: duplicates": (duplicates, "rejected; each would have been applied a second time"),
             f"{group.name}: others": (
-                others,
-                "without effect: the worker was killed, or a mail refused; they came again",
+                received - processed - duplicates,
+                "without effect: their worker was killed, or a mail refused",
             ),
         }
     return figures | {"processes": (sum(group.started for group in groups), "started")}

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -15,11 +15,6 @@ from txbox.postgres.urls import database_engine, database_url
 from txbox_aws.sqs import create_queue, delete_queue, queue_backlog
 from txbox_demo import check, services
 from txbox_migrations import upgrade_database
-
-if TYPE_CHECKING:
-    from types_boto3_sqs import SQSClient
-
-__all__ = ["OnProgress", "Progress", "Sandbox"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +39,11 @@ class Sandbox:
     schema: str
     url: str
     engine: Engine
-    client: "SQSClient"
+    client: Any
     queue_urls: tuple[str, str]
 
     @classmethod
-    def open(cls, url: str, client: "SQSClient", cleanup: ExitStack, *, keep: bool) -> "Sandbox":
+    def open(cls, url: str, client: Any, cleanup: ExitStack, *, keep: bool) -> "Sandbox":
         """Create schema, tables and queues; ``cleanup`` removes them unless they are to be kept."""
         schema = f"txbox_demo_{secrets.token_hex(4)}"
         own_url = database_url(url).update_query_dict({"options": f"-csearch_path={schema}"})
@@ -62,19 +57,20 @@ class Sandbox:
         upgrade_database(admin, schema=schema)
         with engine.begin() as connection:
             connection.exec_driver_sql(f"{services.TABLES};{check.TABLES}")
-        names = (f"{schema.replace('_', '-')}-{name}" for name in ("purchases", "notifications"))
-        purchases_url, notifications_url = (create_queue(name, client=client) for name in names)
-        for queue_url in () if keep else (purchases_url, notifications_url):
-            cleanup.callback(delete_queue, queue_url, client=client)
-        own = own_url.render_as_string(hide_password=False)
-        return cls(schema, own, engine, client, (purchases_url, notifications_url))
+        queue_urls = []
+        for name in ("purchases", "notifications"):
+            queue_urls.append(create_queue(f"{schema.replace('_', '-')}-{name}", client=client))
+            if not keep:
+                cleanup.callback(delete_queue, queue_urls[-1], client=client)
+        return cls(
+            schema, own_url.render_as_string(hide_password=False), engine, client, (queue_urls[0], queue_urls[1])
+        )
 
     def progress(self, stage: str, killed: int) -> Progress:
         """Read how far the chain is.
 
-        What has happened is counted before what waits: if all purchases are billed, then all notifications were
-        published before the outbox is read, and sent before the queues are. What waits is counted in the order of the
-        chain, each place while the next one already has what left it, so that nothing is in none of the counts.
+        What has happened is counted before what waits: if all is billed, all notifications were published before the
+        outbox is read. And each place is read while the next one already has what left it: nothing is in no count.
         """
         placed = self.count("purchase_order")
         billed = self.count("processed_message WHERE subscriber_id = 'billing' AND dead_letter_id IS NULL")

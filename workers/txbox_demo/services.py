@@ -25,8 +25,6 @@ from txbox import EffectUnknown, Message, Outbox
 from txbox.leases import Lease
 from txbox_demo.purchases import Purchase
 
-__all__ = ["TABLES", "bill", "place_order", "send_mail"]
-
 TABLES = """
 CREATE TABLE purchase_order (order_id text PRIMARY KEY, customer_id text, ordered_on text, cds int, cents bigint);
 CREATE TABLE account (customer_id text PRIMARY KEY, purchases bigint, cds bigint, cents bigint)

@@ -15,16 +15,18 @@ from txbox import TxboxError
 from txbox_demo.processes import COUNTS, ROLES, Task, run_process
 from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 
-__all__ = ["Group", "Supervisor"]
-
 STALL_SECONDS, LOST_SECONDS, STOP_SECONDS = 300.0, 6.0, 30.0
 """No progress: something is broken. None, and nothing waits: what is missing is lost. For all processes to drain."""
 
-LOOK_SECONDS, LOOK_PAUSE = 0.1, 10
-"""Between looks at processes, database and queues, which have no signal in common: seconds; times of the last one."""
+LOOK_SECONDS, LOOK_PAUSE, SPARE = 0.1, 10, 2.0
+"""Between looks at processes, database and queues: seconds, and times of the last one. By how much lives are shorter
+than the number of kills asks for, so that no slot's work ends before its kills."""
 
-SPARE = 2.0
-"""Lives are so many times shorter than the number of kills asks for, so that no slot's work ends before its kills."""
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "its log is empty"
 
 
 @dataclass(slots=True)
@@ -122,9 +124,8 @@ class Supervisor:
                 elif process.exitcode == 0 and group.name == "shop":
                     group.finished.add(slot)
                 else:
-                    lines = Path(task.log).read_text(errors="replace").split("\n") if Path(task.log).exists() else []
-                    reason = next(filter(None, reversed(lines)), "its log is empty")
-                    raise TxboxError(f"{process.name} ended by itself with status {process.exitcode}: {reason}")
+                    status = f"ended by itself with status {process.exitcode}"
+                    raise TxboxError(f"{process.name} {status}: {last_line(Path(task.log))}")
             if slot not in group.finished:
                 self._start(group, slot)
 

@@ -132,7 +132,7 @@ def test_a_run_in_which_all_is_well_is_a_success(txbox: Txbox, monkeypatch: pyte
     assert following.startswith("next: `txbox dev` ")
     assert re.search(r"^ *orders +1,003 +committed", ended.out, re.MULTILINE)
     assert re.search(r"^ *kills: relay +3 +2 between send and settle, 1 anywhere", ended.out, re.MULTILINE)
-    assert re.search(r"^ *in the accounts +\$1,177\.00 ", ended.out, re.MULTILINE)
+    assert re.search(r"in the accounts \$1,177\.00,", ended.out, re.MULTILINE)
     assert "WRONG" not in ended.out
     assert "kept: " not in ended.out
 

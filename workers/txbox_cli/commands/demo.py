@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import read_url
-from txbox_cli.output import plain_console, progress_bars
+from txbox_cli.output import plain_console, print_counts, progress_bars
 from txbox_cli.settings import aws_endpoint
 from txbox_cli.signals import terminated_as_interrupt
 from txbox_demo.purchases import TOTAL_PURCHASES
@@ -46,11 +45,10 @@ def demo(
 ) -> int:
     """Send real purchases through a chain of services whose processes are killed, and count to the cent.
 
-    A shop writes each purchase down and publishes it to its outbox; relays send it to SQS; billing adds it to its
-    customer's account and publishes that; and notification mails the customer, under a lease. Processes of all four are
-    killed with SIGKILL again and again, answers and acks get lost, some orders are rolled back, and some mails refused.
-    At the end every account, and every mail that a local SMTP server has accepted, is compared with the file. In the
-    last act Spark, which needs txbox[spark] and a JDK, loads the whole file beside the workers.
+    A shop publishes each purchase to its outbox; relays send it to SQS; billing adds it to its customer's account and
+    publishes that; and notification mails the customer, under a lease. Processes of all four are killed with SIGKILL
+    again and again, answers and acks get lost, some orders are rolled back, and some mails refused. At the end every
+    account and every mail is compared with the file. In the last act Spark loads the whole file beside the workers.
 
     Without --url, Postgres is started; without --aws or AWS_ENDPOINT_URL, SQS. Exit status 0 only if every customer is
     right to the cent, and was mailed every purchase, once wherever that can be known; what cannot be known is counted.
@@ -133,18 +131,13 @@ def _print_report(console: Console, report: "Report") -> None:
         again = report.figures["mailed again"][0]
         verdict += f", of {again:,} again, as it cannot be known" if again else ""
     console.print(f"{verdict}; {report.seconds:.0f} s\n", style="bold")
-    table = Table(show_header=False, box=None, padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    for name, (figure, remark) in report.figures.items():
-        table.add_row(name, f"{figure:,}", remark)
+    rows = [(name, figure, remark) for name, (figure, remark) in report.figures.items()]
     for role, moments in report.kills.items():
         where = ", ".join(f"{times} {moment}" for moment, times in moments.items())
-        table.add_row(f"kills: {role}", str(sum(moments.values())), where)
-    for name, cents in report.cents.items():
-        table.add_row(name, f"${cents // 100:,}.{cents % 100:02}")
-    console.print(table)
+        rows.append((f"kills: {role}", sum(moments.values()), where))
+    print_counts(rows)
+    money = (f"{name} ${cents // 100:,}.{cents % 100:02}" for name, cents in report.cents.items())
+    console.print(", ".join(money))
     for what, ids in wrong.items():
         console.print(f"WRONG: {what.upper()}: {len(ids):,}, such as {', '.join(ids[:3])}")
     if report.kept:
