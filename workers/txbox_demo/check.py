@@ -67,8 +67,7 @@ WHERE earlier IS NOT NULL AND (
 _MONEY = """
 SELECT sum(by_file.cents) AS "by the file", sum(account.cents) AS "in the accounts",
   sum(abs(coalesce(by_file.cents, 0) - coalesce(account.cents, 0))) AS difference
-FROM account_by_file AS by_file FULL JOIN account USING (customer_id)
-"""
+FROM account_by_file AS by_file FULL JOIN account USING (customer_id)"""
 
 _MAILS = """
 SELECT sum(mails) AS mails, count(*) FILTER (WHERE mails = 1) AS "mailed once",
@@ -90,18 +89,15 @@ _REMARKS = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run has come to: the ids of what is wrong, by what it is; what was counted, with remarks; and the money.
+    """What a run has come to."""
 
-    Then how many processes were killed, by role and moment; the duration; what was left behind; and Spark's last act.
-    """
-
-    wrong: dict[str, list[str]]
-    figures: dict[str, tuple[int, str]]
-    cents: dict[str, int]
-    kills: dict[str, dict[str, int]] = field(default_factory=dict)
-    seconds: float = 0.0
-    kept: str = ""
-    last_act: "Report | None" = None
+    wrong: dict[str, list[str]]  # by what it is: the ids; all empty if all is well
+    figures: dict[str, tuple[int, str]]  # what was counted, each with a remark
+    cents: dict[str, int]  # by the file, in the accounts, and the sum of the absolute differences of all customers
+    kills: dict[str, dict[str, int]] = field(default_factory=dict)  # of processes, by role and moment
+    seconds: float = 0.0  # from the first order to the last ack
+    kept: str = ""  # schema and queues that were left behind
+    last_act: "Report | None" = None  # of Spark
 
     @property
     def exact(self) -> bool:

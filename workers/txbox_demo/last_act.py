@@ -1,8 +1,7 @@
 """The last act: Spark loads the whole file while the workers are still busy with a part of it.
 
-They share one inbox: it does not matter which comes first. The workers' purchases are from all over the file; a third
-are published before the load has merged its first chunk, and the rest while it goes on. Some are processed by the
-workers and found by the load, others the other way round. No mails are sent: a bulk load catches up on what is past.
+They share one inbox: it does not matter which comes first. A third of the workers' purchases, which are from all over
+the file, are published before the load has merged its first chunk. No mails are sent: a load catches up on the past.
 """
 
 import json
@@ -23,9 +22,8 @@ from txbox_demo.purchases import TOTAL_PURCHASES, Purchase, read_purchases
 from txbox_demo.sandbox import OnProgress, Sandbox
 from txbox_demo.supervisor import Group, Supervisor, last_line
 
-WORKERS_STRIDE, BEFORE_STRIDE, CHUNK_ROWS = 10, 3, 10_000
-"""One of ten purchases goes to the workers, too, and one of three of these first. The workers meet many chunks."""
-
+WORKERS_STRIDE, BEFORE_STRIDE = 10, 3  # one of ten purchases goes to the workers, too; one of three of these at once
+CHUNK_ROWS = 10_000  # small, so that the workers meet the load in many chunks
 FIELDS = "order_id string, customer_id string, ordered_on string, cds int, cents bigint"
 APPLY = """
 INSERT INTO account (customer_id, purchases, cds, cents)

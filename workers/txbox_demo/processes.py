@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -26,11 +27,11 @@ from txbox_aws.sqs import SqsWorker, sqs_client
 from txbox_demo.purchases import read_purchases
 from txbox_demo.services import bill, place_order, send_mail
 
-DECLINED_SHARE, LOST_ANSWER_SHARE, LOST_ACK_SHARE = 0.05, 0.12, 0.18
-"""Orders rolled back, as the card is declined, and placed anew; messages that the broker takes or forgets unheard."""
-
+DECLINED_SHARE = 0.05  # of all orders: rolled back, because the card is declined, and placed anew
+LOST_ANSWER_SHARE = 0.12  # of all messages that the broker has taken: the relay does not hear so, and sends them again
+LOST_ACK_SHARE = 0.18  # of all acks: confirmed by the broker, and not carried out
+# Short: a demo need not wait for what a killed process held, or for a server that takes the next mail.
 VISIBILITY_SECONDS, LEASE_SECONDS, BACKOFF = 2, 3.0, Backoff(first_seconds=0.5, longest_seconds=2.0)
-"""Short: a demo need not wait for what a killed process held, or for a server that takes the next mail."""
 
 INSERTED, COMMITTED = "between insert and commit", "before the ack"
 RECEIVED, LEASED, MAILED = "before the transaction", "between lease and mail", "between mail and completion"
@@ -43,28 +44,20 @@ N_ROLLED_BACK, N_SENT, N_RECEIVED, N_DUPLICATES = COUNTS = range(4)
 
 @dataclass(slots=True)
 class Task:
-    """What a process is to do.
+    """What a process is to do."""
 
-    Attributes:
-        database_url, queue_urls: the schema as search path; the queues of billing and of notification, empty for none.
-        purchases, smtp_port, environment: how many the shops place, the mail server, and variables that lead to AWS.
-        seed, log: of its random choices; the file that gets what it prints.
-        slot, slots, counts: its number among those of its role, how many these are, and what those in its slot counted.
-        moment, life: where it kills itself, empty for nowhere, and after about how many messages.
-    """
-
-    database_url: str
-    queue_urls: tuple[str, str]
-    purchases: int
-    smtp_port: int
-    environment: dict[str, str]
-    seed: int
-    log: str = ""
-    slot: int = 0
-    slots: int = 1
-    counts: MutableSequence[int] = field(default_factory=list)
-    moment: str = ""
-    life: int = 0
+    database_url: str  # with the schema as its search path
+    queue_urls: tuple[str, str]  # of billing and of notification; empty: there is none
+    purchases: int  # how many of the file's the shops place
+    smtp_port: int  # on 127.0.0.1
+    environment: dict[str, str]  # variables that lead to AWS
+    seed: int  # of its random choices
+    log: str = ""  # the file that gets what it prints
+    slot: int = 0  # its number among those of its role
+    slots: int = 1  # how many these are
+    counts: MutableSequence[int] = field(default_factory=list)  # of its slot; written by this process alone
+    moment: str = ""  # where it kills itself; empty: nowhere
+    life: int = 0  # after about how many messages it does
 
     def engine(self) -> Engine:
         """Make an engine on the schema; up to ten connections."""
@@ -77,30 +70,26 @@ class Task:
             if self.life <= 0 and self.moment == moment:
                 _kill()
             elif self.life <= 0:  # wherever this thread is by then
-                threading.Thread(target=_kill, args=(random.uniform(0, 0.05),), daemon=True).start()  # noqa: S311
+                delay = partial(time.sleep, random.uniform(0, 0.05))  # noqa: S311 - no secret
+                threading.Thread(target=_kill, args=(delay,), daemon=True).start()
 
 
-def _kill(delay_seconds: float = 0.0) -> None:
-    time.sleep(delay_seconds)
+def _kill(after: Callable[[], object] = lambda: None) -> None:
+    after()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_process(run: Callable[[Task], None], task: Task) -> None:
     """Be a process of the demo: the target of ``multiprocessing``."""
     os.setsid()  # Ctrl-C is for the program that has started it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=_kill, args=(parent.join,), daemon=True).start()
     log = os.open(task.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.environ.update(task.environment)
     random.seed(task.seed)
     run(task)
-
-
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        _kill()
 
 
 def run_shop(task: Task) -> None:
@@ -128,18 +117,19 @@ def run_relay(task: Task) -> None:
     Relay(task.engine(), publishers, senders=1, batch_size=100, backoff=BACKOFF).run()
 
 
+@dataclass(slots=True)
 class LossyPublisher:
     """Sends through another publisher, and loses some of its answers: the relay sends those messages again."""
 
-    def __init__(self, publisher: Publisher, task: Task) -> None:
-        self._publisher, self._task = publisher, task
+    publisher: Publisher
+    task: Task
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
         """Send, and return messages as refused whose answer is lost."""
-        self._task.may_die(CLAIMED, len(messages))
-        self._task.counts[N_SENT] += len(messages)
-        refused = list(self._publisher.send(messages))
-        self._task.may_die(SENT, len(messages))
+        self.task.may_die(CLAIMED, len(messages))
+        self.task.counts[N_SENT] += len(messages)
+        refused = list(self.publisher.send(messages))
+        self.task.may_die(SENT, len(messages))
         known = {refusal.message.id for refusal in refused}
         lost = [one for one in messages if one.id not in known and _happens(LOST_ANSWER_SHARE)]
         return refused + [Refused(message, "the answer was lost") for message in lost]

@@ -18,23 +18,20 @@ from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 from txbox_demo.supervisor import Group, Supervisor
 from txbox_local import LocalAws, LocalPostgres, LocalSmtp
 
-REFUSED_MAIL_SHARE, DELIVERIES_PER_MESSAGE = 0.02, 1.3
-"""Of all mails: refused by the server before it has their text. About: answers and acks get lost."""
+REFUSED_MAIL_SHARE = 0.02  # by the server, before it has their text
+DELIVERIES_PER_MESSAGE = 1.3  # about: answers and acks get lost
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do: how many purchases, workers at a time of each service, and kills of all roles.
-
-    Without a URL, and with ``own_broker``, servers are started; without it boto3's own settings lead to SQS.
-    """
+    """What to do."""
 
     purchases: int
-    workers: int
-    kills: int
+    workers: int  # at a time, of billing and of notification each
+    kills: int  # of processes, of all roles
     seed: int
-    database_url: str | None = None
-    own_broker: bool = True
+    database_url: str | None = None  # without it, a Postgres is started
+    own_broker: bool = True  # start one; otherwise boto3's own settings lead to SQS
     keep: bool = False
     last_act: bool = False
 
@@ -52,11 +49,7 @@ class Plan:
 
 
 def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
-    """Run the main job; with a broker of its own, the variables that lead there stay in this process's environment.
-
-    Raises:
-        TxboxError: it could not be run to its end, for a reason that the message gives.
-    """
+    """Run the main job, or raise a TxboxError. What leads to a broker of its own stays in the environment."""
     on_progress(Progress("starting servers"))
     with ExitStack() as cleanup:
         directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="txbox-demo-")))
@@ -84,13 +77,9 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
         seconds = round(time.monotonic() - begun, 1)
         on_progress(replace(progress, stage="checking"))
         report = check(sandbox.engine, read_purchases(plan.purchases), smtp.accepted, CHAIN)
-        report = replace(
-            report,
-            figures=_figures(supervisor.groups, progress) | report.figures,
-            kills={group.name: dict(group.killed) for group in supervisor.groups},
-            seconds=seconds,
-            kept=kept,
-        )
+        figures = _figures(supervisor.groups, progress) | report.figures
+        kills = {group.name: dict(group.killed) for group in supervisor.groups}
+        report = replace(report, figures=figures, kills=kills, seconds=seconds, kept=kept)
         if plan.last_act:
             sandbox = Sandbox.open(url, client, cleanup, keep=plan.keep)
             task = replace(task, database_url=sandbox.url, queue_urls=(sandbox.queue_urls[0], ""))

@@ -2,15 +2,14 @@
 
 import secrets
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
-from txbox.postgres.sqlstates import is_retryable
 from txbox.postgres.urls import database_engine, database_url
 from txbox_aws.sqs import create_queue, delete_queue, queue_backlog
 from txbox_demo import check, services
@@ -67,10 +66,9 @@ class Sandbox:
         )
 
     def progress(self, stage: str, killed: int) -> Progress:
-        """Read how far the chain is.
+        """Read how far the chain is: what has happened before what waits, and that in the order of the chain.
 
-        What has happened is counted before what waits: if all is billed, all notifications were published before the
-        outbox is read. And each place is read while the next one already has what left it: nothing is in no count.
+        So all notifications are published when all is billed, and the next place already has what has left one.
         """
         placed = self.count("purchase_order")
         billed = self.count("processed_message WHERE subscriber_id = 'billing' AND dead_letter_id IS NULL")
@@ -88,12 +86,7 @@ class Sandbox:
 
 
 def _drop_schema(engine: Engine, schema: str) -> None:
-    # It may be a deadlock: the server may still work for killed processes.
-    for tries_left in reversed(range(10)):
-        try:
-            with engine.begin() as connection:
-                connection.execute(DropSchema(schema, cascade=True))
+    for tries_left in reversed(range(10)):  # it may be a deadlock: the server may still work for killed processes
+        with suppress(OperationalError) if tries_left else nullcontext(), engine.begin() as connection:
+            connection.execute(DropSchema(schema, cascade=True))
             return
-        except DBAPIError as error:
-            if not (tries_left and is_retryable(error)):
-                raise

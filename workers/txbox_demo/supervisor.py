@@ -15,12 +15,10 @@ from txbox import TxboxError
 from txbox_demo.processes import COUNTS, ROLES, Task, run_process
 from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 
-STALL_SECONDS, LOST_SECONDS, STOP_SECONDS = 300.0, 6.0, 30.0
-"""No progress: something is broken. None, and nothing waits: what is missing is lost. For all processes to drain."""
-
-LOOK_SECONDS, LOOK_PAUSE, SPARE = 0.1, 10, 2.0
-"""Between looks at processes, database and queues: seconds, and times of the last one. By how much lives are shorter
-than the number of kills asks for, so that no slot's work ends before its kills."""
+STALL_SECONDS = 300.0  # without any progress: something is broken
+LOST_SECONDS = 6.0  # the same while nothing waits: what is missing is lost, and the check says what
+LOOK_SECONDS, LOOK_PAUSE = 0.1, 10  # between looks, which no signal can replace: at least; times what the last one took
+SPARE = 2.0  # lives are so much shorter than the kills ask for: no slot's work ends before its kills
 
 
 def last_line(log: Path) -> str:
@@ -31,20 +29,17 @@ def last_line(log: Path) -> str:
 
 @dataclass(slots=True)
 class Group:
-    """The processes of a role of ``ROLES``: how many at a time, are to be killed, and about how many messages they see.
-
-    Then how many were killed, by moment, and started; those that run, and the shops that have ended, by slot; counts.
-    """
+    """The processes of a role of ``ROLES``."""
 
     name: str
-    size: int
-    kills: int = 0
-    messages: int = 0
-    killed: Counter[str] = field(default_factory=Counter)
+    size: int  # how many run at a time
+    kills: int = 0  # are to be killed
+    messages: int = 0  # about how many all of them see
+    killed: Counter[str] = field(default_factory=Counter)  # by moment
     started: int = 0
-    running: dict[int, tuple[BaseProcess, Task]] = field(default_factory=dict)
-    finished: set[int] = field(default_factory=set)
-    counts: list[Any] = field(default_factory=list)
+    running: dict[int, tuple[BaseProcess, Task]] = field(default_factory=dict)  # by slot
+    finished: set[int] = field(default_factory=set)  # slots of shops that have come to their end
+    counts: list[Any] = field(default_factory=list)  # by slot; see COUNTS
 
     def count(self, what: int) -> int:
         """Return what all processes together have counted."""
@@ -71,10 +66,9 @@ class Supervisor:
         is_ending: Callable[[], bool],
         is_complete: Callable[[Progress], bool],
     ) -> Progress:
-        """Tend the processes until everything is through the chain, or what is missing is lost; then stop them.
+        """Tend the processes until everything is through the chain, or what is missing is lost; then kill them.
 
-        That is when ``is_ending``, called at every look, says that nothing more will be published, nothing waits, and
-        ``is_complete`` says that all has happened, or nothing happens any more.
+        That is when nothing more will be published (``is_ending``), nothing waits, and all or nothing happens.
         """
         progress, changed_at = Progress(stage), time.monotonic()
         while True:
@@ -93,23 +87,15 @@ class Supervisor:
                 raise TxboxError(f"no progress for {STALL_SECONDS:g} s: {progress}; {remedy}")
             on_progress(progress)
             time.sleep(max(LOOK_SECONDS, LOOK_PAUSE * (time.monotonic() - begun)))
-        on_progress(replace(progress, stage="draining"))
-        for process in self._processes():
-            process.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
-        for process in self._processes():
-            process.join(max(deadline - time.monotonic(), 0.0))
         self.kill()
         return progress
 
     def kill(self) -> None:
         """Kill every process; what one of them held comes again."""
-        for process in self._processes():
-            process.kill()
-            process.join()
-
-    def _processes(self) -> list[BaseProcess]:
-        return [process for group in self.groups for process, _ in group.running.values()]
+        for group in self.groups:
+            for process, _ in group.running.values():
+                process.kill()
+                process.join()
 
     def _tend(self, group: Group) -> None:
         """Replace the processes that were killed, and start those that are missing."""

@@ -121,25 +121,6 @@ def test_a_process_that_ends_by_itself_ends_the_run(
     assert left() == before
 
 
-def test_nothing_is_given_up_after_a_single_look(run_quickly: RunQuickly, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next look comes later the longer the last one took, and until then nothing new is known."""
-    missed: list[Progress] = []
-    look = Sandbox.progress
-
-    def look_and_miss_once_what_is_on_its_way(self: Sandbox, stage: str, killed: int) -> Progress:
-        progress = look(self, stage, killed)
-        if progress.placed < 50 or progress.notified == 50 or missed:
-            return progress
-        missed.append(progress)
-        return Progress(stage, killed, placed=50)
-
-    monkeypatch.setattr(supervisor, "LOST_SECONDS", 0.0)
-    monkeypatch.setattr(Sandbox, "progress", look_and_miss_once_what_is_on_its_way)
-    report = run_quickly(50)
-    assert missed
-    assert report.exact
-
-
 def test_a_run_that_stands_still_ends_and_says_where(run_quickly: RunQuickly, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(Sandbox, "progress", lambda _, stage, killed: Progress(stage, 0, 50, billed=7, waiting=43))

@@ -10,8 +10,10 @@ import pytest
 from support.broken_demo import dying_billing, ending_shop, take_place
 from support.waiting import wait_until
 from txbox import TxboxError
+from txbox_demo import supervisor
 from txbox_demo.processes import ROLES, Task
 from txbox_demo.run import Plan
+from txbox_demo.sandbox import Progress
 from txbox_demo.supervisor import SPARE, Group, Supervisor
 
 MakeTask = Callable[..., Task]
@@ -35,15 +37,15 @@ def test_with_the_default_every_role_dies_at_each_of_its_moments_within_its_work
 @pytest.fixture
 def supervise(make_task: MakeTask, tmp_path: Path) -> Iterator[Callable[[Group], Supervisor]]:
     """Supervise a group, whose processes end with the test."""
-    supervisors: list[Supervisor] = []
+    started: list[Supervisor] = []
 
     def start(group: Group) -> Supervisor:
-        supervisors.append(Supervisor([group], make_task(), tmp_path))
-        return supervisors[-1]
+        started.append(Supervisor([group], make_task(), tmp_path))
+        return started[-1]
 
     yield start
-    for supervisor in supervisors:
-        supervisor.kill()
+    for one in started:
+        one.kill()
 
 
 Supervise = Callable[[Group], Supervisor]
@@ -54,10 +56,10 @@ def test_the_killed_are_counted_by_moment_and_replaced_until_enough_have_died(
 ) -> None:
     take_place(monkeypatch, dying_billing)
     group = Group("billing", 2, kills=5, messages=800)
-    supervisor = supervise(group)
+    its = supervise(group)
 
     def all_dead() -> bool:
-        supervisor._tend(group)
+        its._tend(group)
         return group.killed.total() == 5
 
     wait_until(all_dead, "five have died", timeout=60)
@@ -72,12 +74,12 @@ def test_the_killed_are_counted_by_moment_and_replaced_until_enough_have_died(
 def test_what_a_killed_process_has_counted_stays(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
     take_place(monkeypatch, dying_billing, moments=("between insert and commit",))
     group = Group("billing", 1, kills=1, messages=100)
-    supervisor = supervise(group)
-    supervisor._tend(group)
+    its = supervise(group)
+    its._tend(group)
     life = group.running[0][1].life
 
     def replaced() -> bool:
-        supervisor._tend(group)
+        its._tend(group)
         return group.started == 2
 
     wait_until(replaced, "it has died", timeout=60)
@@ -87,10 +89,10 @@ def test_what_a_killed_process_has_counted_stays(supervise: Supervise, monkeypat
 def test_a_shop_that_is_done_is_not_replaced(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
     take_place(monkeypatch, ending_shop)
     group = Group("shop", 2)
-    supervisor = supervise(group)
+    its = supervise(group)
 
     def done() -> bool:
-        supervisor._tend(group)
+        its._tend(group)
         return len(group.finished) == 2
 
     wait_until(done, "both have ended", timeout=60)
@@ -103,12 +105,42 @@ def test_a_process_that_was_not_to_die_ends_the_run(
 ) -> None:
     take_place(monkeypatch, dying_billing)
     group = Group("billing", 1, kills=0, messages=1000)
-    supervisor = supervise(group)
-    supervisor._tend(group)
+    its = supervise(group)
+    its._tend(group)
     process, _ = group.running[0]
     assert process.pid is not None
     psutil.Process(process.pid).send_signal(number)
     process.join(60)
     message = rf"billing 1 ended by itself with status {-number}: its log is empty"
     with pytest.raises(TxboxError, match=message):
-        supervisor._tend(group)
+        its._tend(group)
+
+
+class Looks:
+    """A sandbox in which each look shows the next of these."""
+
+    def __init__(self, *looks: Progress) -> None:
+        self.left = list(looks)
+
+    def progress(self, stage: str, killed: int) -> Progress:
+        return self.left.pop(0)
+
+
+def test_nothing_is_given_up_after_a_single_look(
+    make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look comes later the longer the last one took, and until then nothing new is known."""
+    monkeypatch.setattr(supervisor, "LOST_SECONDS", 0.0)
+    missed, waits, done = Progress("x", placed=50), Progress("x", placed=50, waiting=3), Progress("x", 0, 50, 50, 50)
+
+    def drive(*looks: Progress) -> Progress:
+        return Supervisor([], make_task(), tmp_path).drive(
+            Looks(*looks),  # type: ignore[arg-type]
+            "x",
+            lambda _: None,
+            is_ending=lambda: True,
+            is_complete=lambda now: now.notified == 50,
+        )
+
+    assert drive(missed, waits, done) == done
+    assert drive(missed, missed, done) == missed  # twice the same: lost

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["demo"]
 
-DEFAULT_KILLS, PURCHASES_PER_KILL = 24, 50
-"""A run too small for the default number of kills has fewer."""
-
-SECONDS_PER_LINE = 10.0
-"""Between two lines of the same stage, where there is no terminal."""
+DEFAULT_KILLS, PURCHASES_PER_KILL = 24, 50  # a run too small for the default number of kills has fewer
+SECONDS_PER_LINE = 10.0  # between two lines of the same stage, where there is no terminal
 
 
 def demo(
