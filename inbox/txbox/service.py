@@ -64,7 +64,7 @@ class Service(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether it is at work: each of its threads; once it was told to stop, whether one has not finished."""
+        """Whether it is at work: each of its threads; after a stop, whether one has not finished."""
         if self._stopping.is_set():
             return self._is_alive()
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
@@ -167,7 +167,7 @@ class Service(ABC):
 
     @abstractmethod
     def _stopped(self, finished: bool) -> None:
-        """Tell that it has stopped, and whether everything begun was finished."""
+        """Report that it has stopped, and whether everything begun was finished."""
 
 
 _log = logging.getLogger("txbox.service")

@@ -175,7 +175,7 @@ class SentMessages:
             return [_message(row) for row in rows]
 
     def is_empty(self) -> bool:
-        """Whether nothing is kept at all: no relay was told to keep what it sends, or its time is over.
+        """Whether nothing is kept at all: no relay keeps what it sends, or its time is over.
 
         Raises:
             SchemaMissing: the table does not exist.

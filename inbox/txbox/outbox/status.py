@@ -2,7 +2,7 @@
 
 Reading this must do no harm to a database in trouble, so everything is bounded: at most ``COUNTED_MESSAGES`` messages
 are looked at, each statement has ``STATEMENT_SECONDS``, and is a transaction of its own. What is beyond is estimated
-from Postgres's statistics, and said to be.
+from Postgres's statistics, and marked so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -270,23 +270,23 @@ def _bounded(engine: Engine, sql: StatusStatements) -> Iterator[Connection]:
 
 
 def _with_letters(found: Sequence[DestinationStatus], letters: dict[str, int]) -> tuple[DestinationStatus, ...]:
-    known = {one.destination: one for one in found}
+    by_name = {one.destination: one for one in found}
     for destination, count in letters.items():
-        known[destination] = replace(known.get(destination, DestinationStatus(destination)), dead_letters=count)
-    return tuple(known[destination] for destination in sorted(known))
+        by_name[destination] = replace(by_name.get(destination, DestinationStatus(destination)), dead_letters=count)
+    return tuple(by_name[destination] for destination in sorted(by_name))
 
 
 def _with_outages(
     destinations: tuple[DestinationStatus, ...], relays: Sequence[RelayStatus]
 ) -> tuple[DestinationStatus, ...]:
-    """Say of each destination for which messages wait why relays cannot send there."""
+    """Add to each destination for which messages wait why relays cannot send there."""
 
-    def known(one: DestinationStatus) -> DestinationStatus:
-        said = [relay.outages[one.destination] for relay in relays if one.destination in relay.outages]
-        return replace(one, away=said[0], away_relays=len(said)) if said and _waits(one) else one
+    def with_outage(one: DestinationStatus) -> DestinationStatus:
+        outages = [relay.outages[one.destination] for relay in relays if one.destination in relay.outages]
+        return replace(one, away=outages[0], away_relays=len(outages)) if outages and _waits(one) else one
 
     relays = [relay for relay in relays if not relay.stale]
-    return tuple(known(one) for one in destinations)
+    return tuple(with_outage(one) for one in destinations)
 
 
 def _waits(one: DestinationStatus) -> bool:

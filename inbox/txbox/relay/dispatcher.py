@@ -280,7 +280,7 @@ def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refu
     """Return what a publisher has answered, if it is what it should be.
 
     Raises:
-        TypeError: it is not; then nothing can be said of the messages but that they may have arrived.
+        TypeError: it is not; then each of the messages may have arrived, or not.
     """
     refused: list[Refused] = list(answer or ())  # type: ignore[call-overload]
     given = {_name(message) for message in messages} if refused else set()

@@ -30,7 +30,7 @@ class Claim:
     Attributes:
         fresh: lanes that have new messages, with the position from which on to look for them.
         due: lanes with a held key whose time has come.
-        server: which run of which server has said so.
+        server: which run of which server has answered.
         generation: of the scheduler's memory; see ``Scheduler``.
     """
 

@@ -273,7 +273,7 @@ class MessageFinder:
         cursor.execute(sql.find_new, {**parameters, "limit": MAX_FRESH})
         *answer, seen = cursor.fetchone()
         if seen >= MAX_FRESH:
-            # Some were not seen, perhaps the first ones of a key: what was seen is not to be gone by.
+            # Some were not seen, perhaps the first ones of a key: what was seen cannot be used.
             self._commit()
             cursor.execute("BEGIN")
             cursor.execute(sql.set_plan)

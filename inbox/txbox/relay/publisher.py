@@ -44,8 +44,8 @@ class Refused:
         message: which one.
         error: why, in words.
         final: trying again cannot help; it becomes a dead letter at once.
-        counted: whether this is an attempt. Where the broker says that it has failed itself, it is none: the message is
-            sent again after a pause, as often as it takes.
+        counted: whether this is an attempt; False where the broker itself has failed: the message is sent again after a
+            pause, as often as it takes.
     """
 
     message: OutboxMessage
@@ -88,7 +88,7 @@ class Publisher(Protocol):
         Raises:
             BrokerError: the broker cannot be reached, or nothing can be sent to this destination for now. No message is
                 to blame: all of them are sent again, later, those that arrived all the same too, under the same ids.
-                ``PartlySent`` tells which of them are not to be sent again.
+                ``PartlySent`` names those that are to be sent again.
             Exception: whatever else counts as a refusal of every message.
         """
 

@@ -44,7 +44,7 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Finding
 --
--- What is new since the last poll is told by transactions, not by positions. A position is drawn when a row is
+-- What is new since the last poll is known by transactions, not by positions. A position is drawn when a row is
 -- inserted and is seen when its transaction commits, and these are two different orders:
 --
 --   A   inserts 1 ───────────────────────────── commits

@@ -96,7 +96,7 @@ class Scheduler:
         Args:
             fresh: positions by lane.
             due: lanes.
-            server: which run of which server has said so.
+            server: which run of which server has answered.
             everything: the whole outbox was read: what was added before does not count.
             generation: of the memory when the poll began. If it is another one by now, this comes too late.
         """
