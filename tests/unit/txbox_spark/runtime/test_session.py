@@ -72,7 +72,7 @@ def test_options_of_ones_own_for_the_jvm_come_after_ours() -> None:
             "Exception in thread main .*no master",
         ),
         ("one\ntwo\n\n", "^two$"),
-        ("", "without a word"),
+        ("", "without output"),
         ("Exception in thread main [unresolved dependency: org.postgresql#postgresql]", "name its jar: jdbc_jar"),
     ],
 )
