@@ -24,12 +24,12 @@ from txbox.postgres.urls import database_url
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import AUTO, load
 from txbox_spark.loading.progress import ProgressReporter
+from txbox_spark.loading.writer import COPY, JDBC
 from txbox_spark.merging.effects import Apply
 from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS, ChunkLimits
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport, OnProgress
-from txbox_spark.runtime.executors import COPY, JDBC
 from txbox_spark.subscribers import warn_of_new_subscriber
 
 if TYPE_CHECKING:

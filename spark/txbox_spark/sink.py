@@ -41,11 +41,11 @@ from txbox_spark.bulk_load import ABANDONED_SECONDS, CHUNK_ROWS, bulk_load, chec
 from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_spark.loading.loader import AUTO
+from txbox_spark.loading.writer import WriterChoice
 from txbox_spark.merging.effects import Apply
 from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
-from txbox_spark.runtime.executors import WriterChoice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

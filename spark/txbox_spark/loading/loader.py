@@ -24,12 +24,11 @@ from txbox_spark.loading.copy_writer import CopyWriter
 from txbox_spark.loading.jdbc_writer import JdbcWriter
 from txbox_spark.loading.ledger import Run, heartbeat
 from txbox_spark.loading.resume import resume_run
-from txbox_spark.loading.writer import StagingLost, Writer
+from txbox_spark.loading.writer import COPY, StagingLost, Writer, WriterChoice, choose_writer
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.reading.survey import survey
 from txbox_spark.report import BulkLoadReport
-from txbox_spark.runtime.executors import COPY, WriterChoice, choose_writer
 from txbox_spark.runtime.session import require_jdbc_driver
 
 __all__ = ["AUTO", "LOAD_ATTEMPTS", "load"]
