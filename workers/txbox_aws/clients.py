@@ -337,7 +337,7 @@ def translation(
         details = error.response.get("Error", {})
         operation, code = error.operation_name, str(details.get("Code", ""))
         # One line of it: that of a wrong signature goes on with the whole request.
-        message = next(iter(str(details.get("Message") or "").splitlines()), "")
+        message = next(iter(str(details.get("Message") or "").splitlines()), "").rstrip(".")
         text = f"{use.title} refused {operation} on {target}: {code}{message and f': {message}'}"
     elif not isinstance(error, BotoCoreError):
         text = f"{use.title} gave an answer that cannot be read: {error}"

@@ -139,7 +139,7 @@ def test_a_lease_outlasts_connections_that_go_quiet_one_after_the_other(
     lease = ledger.acquire("m1", lease_seconds=SHORT_LEASE).lease
     assert lease is not None
     ended = lease.seconds_left + time.monotonic()
-    with LeaseRenewer(ledger).keep(lease):
+    with LeaseRenewer(ledger).renewing(lease):
         proxy.swallow_replies()
         threading.Timer(SHORT_LEASE / 2, proxy.accept).start()
         while time.monotonic() < ended + 1:

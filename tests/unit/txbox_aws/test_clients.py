@@ -142,7 +142,7 @@ def test_of_what_aws_says_one_line_is_kept() -> None:
     with pytest.raises(BrokerError) as caught, translated(SQS, "there"):
         raise ClientError(said, "ReceiveMessage")  # type: ignore[arg-type]
     assert str(caught.value).startswith(
-        "SQS refused ReceiveMessage on there: SignatureDoesNotMatch: It does not match.; "
+        "SQS refused ReceiveMessage on there: SignatureDoesNotMatch: It does not match; "
     )
     assert "GET" not in str(caught.value)
 

@@ -16,7 +16,7 @@ from txbox.leases.lease import elapsed
 from txbox.outbox.sent_messages import SentMessages
 from txbox.relay import Relay
 from txbox.status import read_status
-from txbox_workers.processing.handler_transactions import ConflictStatements
+from txbox_workers.processing.deadlocks import ConflictStatements
 
 SETTINGS = [
     "datestyle=SQL,DMY",
