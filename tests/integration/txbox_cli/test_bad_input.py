@@ -120,7 +120,11 @@ def test_no_right_to_the_tables(command: list[str], txbox: Txbox, place: URL, st
 @pytest.mark.parametrize(
     ("environment", "queue_url", "fragment"),
     [
-        ({}, "{queue}-not", "The specified queue does not exist; create the queue, or correct its URL, region or account"),
+        (
+            {},
+            "{queue}-not",
+            "The specified queue does not exist; create the queue, or correct its URL, region or account",
+        ),
         ({"AWS_DEFAULT_REGION": None}, "{queue}", "set AWS_DEFAULT_REGION"),
         ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "{queue}", "set AWS_ACCESS_KEY_ID and"),
         ({"AWS_ENDPOINT_URL": "nonsense"}, "{queue}", "Invalid endpoint: nonsense; correct AWS_ENDPOINT_URL"),

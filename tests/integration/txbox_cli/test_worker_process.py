@@ -141,7 +141,9 @@ def test_log_lines_show_no_password_and_no_bodies(
 ) -> None:
     with Running("--log-level", "DEBUG", "worker", "billing:worker", cwd=directory, env=environment) as running:
         send(sqs, queue, "bad")
-        running.says("WARNING txbox.worker: billing failed bad (delivery 1): ValueError: no stock at postgresql://u:***@h/x")
+        running.says(
+            "WARNING txbox.worker: billing failed bad (delivery 1): ValueError: no stock at postgresql://u:***@h/x"
+        )
         running.signal(signal.SIGTERM)
         assert running.wait() == 0
     assert PASSWORD not in "".join(running.err)
