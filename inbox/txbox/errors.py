@@ -8,7 +8,7 @@
     ├── InvalidMessageId     an id that the inbox cannot keep
     ├── InFlight             another transaction, or the owner of a lease, is at this message right now
     ├── Mismatch             the same message id came with another body
-    ├── LeaseLost            a lease ran out, and somebody else has taken it over
+    ├── LeaseLost            a lease ran out, and another owner has taken it over
     ├── EffectUnknown        a handler's own word for: it may have happened
     ├── LedgerError          a ledger's store could not be reached, or refused
     ├── ResultNotStored      a handler has done its work, and its result cannot be kept
@@ -116,7 +116,7 @@ class InFlight(TxboxError):
     Attributes:
         subscriber_id: who was about to process.
         message_ids: the ids of the statement; one of them, at least, is in flight.
-        seconds: how long the other owner's lease may still last at most; None for a transaction, which nobody knows.
+        seconds: how long the other owner's lease may still last at most; None for a transaction, as that is not known.
     """
 
     def __init__(self, subscriber_id: str, message_ids: Iterable[str], *, seconds: float | None = None) -> None:
@@ -154,7 +154,7 @@ class Mismatch(TxboxError):
 
 
 class LeaseLost(TxboxError):
-    """A lease ran out, and somebody else has taken the message over: this owner's work on it counts for nothing.
+    """A lease ran out, and another owner has taken the message over: the work of this one does not count.
 
     Attributes:
         subscriber_id: whose ledger.

@@ -107,7 +107,7 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def check_before_spark(
-    place: Database,
+    db: Database,
     paths: Sequence[str],
     format_: str | None,
     master: str | None,
@@ -118,7 +118,7 @@ def check_before_spark(
     """Find out in a moment what is wrong: Spark takes its time to start.
 
     Args:
-        place: the database, which must have the inbox.
+        db: the database, which must have the inbox.
         paths: of the events; those on this machine must exist.
         format_: of the events.
         master: where Spark is to run.
@@ -138,17 +138,17 @@ def check_before_spark(
         for path in paths:
             if not any(sign in path for sign in ("://", *"*?[{")) and not Path(path).exists():
                 raise SourceError(f"there is nothing at {path}")
-    with place.engine() as engine:
+    with db.engine() as engine:
         if ledger:
-            LoadLedger(engine, place.schema, place.prefix).check()
+            LoadLedger(engine, db.schema, db.prefix).check()
             if resume is not None:
                 try:
-                    LoadLedger(engine, place.schema, place.prefix).read(resume)
+                    LoadLedger(engine, db.schema, db.prefix).read(resume)
                 except RunNotFound as error:
                     raise UsageError(f"--resume: {error}") from error
         else:
             with engine.connect() as connection:
-                check_table(connection, tables(place.schema, place.prefix).processed_message)
+                check_table(connection, tables(db.schema, db.prefix).processed_message)
 
 
 @contextmanager

@@ -249,7 +249,7 @@ class PostgresLedger:
         It is run again when Postgres gave it up, and once more, over another connection, when the connection is gone:
         one that lay in the pool for long often is. If that was after the statement had committed, then the second run
         of a renewal, completion or release changes nothing, and that of an acquisition finds the message in flight:
-        until the lease has run out, which nobody knows of.
+        until the lease has run out, as its number is not known.
         """
 
         def run(connection: Connection) -> tuple[int, Any]:

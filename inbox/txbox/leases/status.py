@@ -18,7 +18,7 @@ class LedgerStatus:
         subscriber_id: its name.
         completed: messages that are done.
         in_flight: messages that an owner works on.
-        run_out: messages whose owner has not renewed its lease, and that nobody has taken over yet: it died, most
+        run_out: messages whose owner has not renewed its lease, and that no other has taken over yet: it died, most
             likely, and the broker will deliver them again.
         failed: messages whose last attempt has failed, and that are free.
         longest_seconds: how long ago the longest attempt of those in flight or run out began; None if there is none.

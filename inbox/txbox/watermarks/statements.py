@@ -61,7 +61,7 @@ SELECT found.applied, set_config('lock_timeout', bound.before, true)
 FROM txbox_bound AS bound, (SELECT count(*) AS applied FROM txbox_advanced) AS found"""
         """Advance one watermark: (lock timeout, subscriber, type, id, sequence) → 1 if it is applied, else 0."""
 
-        # Where there is no watermark, only ``first`` may make one; but only an INSERT waits for somebody who is just
+        # Where there is no watermark, only ``first`` may make one; but only an INSERT waits for another that is just
         # making one. So any other sequence inserts a placeholder, ``first - 1``, which our next statement deletes. It
         # is known by its sequence_before, the highest bigint, from which no watermark can have risen.
         self.advance_next = f"""

@@ -21,7 +21,7 @@ What happens when two clients, A and B, apply the same message to one item::
                                is not met
 
 An answer may be lost after the update was applied. boto3 then repeats the call by itself, the repetition finds the id,
-and False is returned: the effect is there, once, but nobody was told True. Whatever else is to be done for a message,
+and False is returned: the effect is there, once, but no call has returned True. What else is to be done for a message,
 do not do it "if True"; do it for False too, under its own protection.
 """
 
@@ -170,7 +170,7 @@ def update_if_newer(
     call = _Call(client, table, key, create=create, names=names, values=values, condition=condition)
     item = call.update(
         _with_action(update, "SET", "#txbox_memory = :txbox_id"),
-        # DynamoDB compares values of one type only; said here, so that nobody has to know.
+        # DynamoDB compares values of one type only; said here, so that callers need not know.
         "attribute_not_exists(#txbox_memory) "
         "OR attribute_type(#txbox_memory, :txbox_type) AND #txbox_memory < :txbox_id",
         memory=attribute,

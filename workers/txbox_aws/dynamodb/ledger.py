@@ -35,9 +35,9 @@ the item keeps when the owner, by its own interval clock, asked, and takes only 
 number of a client's clock in an item, and it is compared with none but that owner's.
 
 The item: ``message_id`` (hash key) and ``subscriber_id`` (range key); ``fence``, ``attempts``, ``failures``,
-``unknown_before``; ``owner``; ``mark``; ``asked_at``; ``expires_at`` (milliseconds since 1970; absent: nobody has it),
-``completed_at`` (the same);
-``result``; ``fingerprint``; and ``remove_at`` (seconds since 1970), after which DynamoDB removes the item. A new item's
+``unknown_before``; ``owner``; ``mark``; ``asked_at``; ``expires_at`` (milliseconds since 1970; absent: no owner),
+``completed_at`` (the same); ``result``; ``fingerprint``; and ``remove_at`` (seconds since 1970), after which DynamoDB
+removes the item. A new item's
 fence begins at the store's time in milliseconds, so it is greater than that of one that was removed. An item that
 should be gone and is still there counts.
 """
@@ -152,7 +152,7 @@ class DynamoDBLedger:
             try:
                 self.renew(acquisition.lease)
             except LeaseLost:
-                continue  # it was over already, and somebody was quick
+                continue  # it was over already, and another owner was quick
             return acquisition
         return Acquisition(LeaseState.IN_FLIGHT)
 
@@ -189,7 +189,7 @@ class DynamoDBLedger:
         """Say that the work is done, for good; see ``Ledger``. One round trip.
 
         Raises:
-            LeaseLost: somebody else has taken it over.
+            LeaseLost: another owner has taken it over.
             ResultNotStored: it is larger than ``MAX_RESULT_BYTES``; the message is completed without it.
         """
         if result is None or len(result) <= MAX_RESULT_BYTES:
@@ -239,7 +239,7 @@ class DynamoDBLedger:
                 },
                 asked_at,
             )
-        # The newest lease, and nobody has it: it was released before, by the call whose answer was lost perhaps.
+        # The newest lease, without an owner: it was released before, by the call whose answer was lost perhaps.
         if not answer.done and (answer.item.get("fence") != lease.fence or "completed_at" in answer.item):
             raise lease.mark_lost()
         lease.mark_ended()
@@ -291,7 +291,7 @@ class DynamoDBLedger:
         item = answer.item
         if answer.done and item.get("mark") != mark:
             raise LedgerError(
-                "DynamoDB has answered somebody else's question: was a client used by two processes, as after a fork?"
+                "DynamoDB's answer belongs to another question: was a client used by two processes, as after a fork?"
             )
         if answer.done or (item.get("mark") == mark and "expires_at" in item):
             lease = Lease(

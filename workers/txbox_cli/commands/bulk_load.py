@@ -117,7 +117,7 @@ def bulk_load(
     effect = _effect(apply, call)
     column_types = pairs("--type", types)
     options = pairs("--read-option", read_options)
-    place = database(url, schema, prefix)
+    db = database(url, schema, prefix)
     from txbox_spark import bulk_load as load
     from txbox_spark import read_events, source_of
     from txbox_spark.bulk_load import CHUNK_ROWS, EFFECTS_SECONDS, STALLED_SECONDS, WRITERS
@@ -129,7 +129,7 @@ def bulk_load(
             f"{apply} does not name fresh_event, so the events would be recorded without effect; if that is meant, or "
             "a function does it, give --force"
         )
-    check_before_spark(place, paths, format, master, ledger=True, resume=resume)
+    check_before_spark(db, paths, format, master, ledger=True, resume=resume)
     seen = RunSeen()
     try:
         with (
@@ -139,12 +139,12 @@ def bulk_load(
         ):
             report = load(
                 read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
-                url=place.url,
+                url=db.url,
                 subscriber_id=subscriber,
                 message_id=message_id,
                 apply=effect,
-                schema=place.schema,
-                prefix=place.prefix,
+                schema=db.schema,
+                prefix=db.prefix,
                 column_types=column_types,
                 writer=writer,
                 parallelism=parallelism,

@@ -28,9 +28,9 @@ def upgrade(
     Our version is kept in a table of our own, so your alembic history is not touched. To run the steps from a
     revision of your own instead, call `txbox_migrations.upgrade(op, to=N)` there.
     """
-    place = database(url, schema, prefix)
-    with place.engine() as engine:
-        change = upgrade_database(engine, schema=place.schema, prefix=place.prefix, to=to)
+    db = database(url, schema, prefix)
+    with db.engine() as engine:
+        change = upgrade_database(engine, schema=db.schema, prefix=db.prefix, to=to)
     _say_change(change.before, change.after)
 
 
@@ -43,13 +43,13 @@ def downgrade(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what the dropped tables hold is lost.")] = False,
 ) -> None:
     """Take the tables back to an earlier version."""
-    place = database(url, schema, prefix)
+    db = database(url, schema, prefix)
     if not yes and not sys.stdin.isatty():
         raise UsageError("what the dropped tables hold is lost; if that is meant, give --yes")
     if not yes:
         typer.confirm("What the dropped tables hold is lost, duplicates will not be recognised. Go on?", abort=True)
-    with place.engine() as engine:
-        change = downgrade_database(engine, schema=place.schema, prefix=place.prefix, to=to)
+    with db.engine() as engine:
+        change = downgrade_database(engine, schema=db.schema, prefix=db.prefix, to=to)
     _say_change(change.before, change.after)
 
 
@@ -61,9 +61,9 @@ def check(
 
     Exit status 1 if something that matters is missing or different.
     """
-    place = database(url, schema, prefix)
-    with place.engine() as engine, engine.connect() as connection:
-        differences = find_drift(connection, schema=place.schema, prefix=place.prefix)
+    db = database(url, schema, prefix)
+    with db.engine() as engine, engine.connect() as connection:
+        differences = find_drift(connection, schema=db.schema, prefix=db.prefix)
     harmful = [difference for difference in differences if difference.severity is Severity.DRIFT]
     if as_json:
         print_json({"ok": not harmful, "differences": [asdict(difference) for difference in differences]})

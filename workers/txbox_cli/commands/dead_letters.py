@@ -50,9 +50,9 @@ def list_letters(
     Those of a relay were never received; their subscriber is txbox:outbox: and the destination.
     """
     subscriber = _subscriber(subscriber, destination)
-    place = database(url, schema, prefix)
-    with place.engine() as engine:
-        letters = DeadLetters(engine, schema=place.schema, prefix=place.prefix).list(
+    db = database(url, schema, prefix)
+    with db.engine() as engine:
+        letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix).list(
             subscriber, redriven=redriven, after=after, limit=limit
         )
     if as_json:
@@ -91,9 +91,9 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one dead letter whole: its error, headers and body."""
-    place = database(url, schema, prefix)
-    with place.engine() as engine:
-        letter = DeadLetters(engine, schema=place.schema, prefix=place.prefix).get(number)
+    db = database(url, schema, prefix)
+    with db.engine() as engine:
+        letter = DeadLetters(engine, schema=db.schema, prefix=db.prefix).get(number)
     if as_json:
         print_json(asdict(letter))
         return
@@ -134,11 +134,11 @@ def redrive(
     if queue_url is not None:
         require_queue_url(queue_url)
     subscriber = _subscriber(subscriber, destination)
-    place = database(url, schema, prefix)
+    db = database(url, schema, prefix)
     sent, published, failed = [], 0, {}
-    with place.engine() as engine, _sender(queue_url) as send:
-        letters = DeadLetters(engine, schema=place.schema, prefix=place.prefix)
-        outbox = Outbox(schema=place.schema, prefix=place.prefix)
+    with db.engine() as engine, _sender(queue_url) as send:
+        letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix)
+        outbox = Outbox(schema=db.schema, prefix=db.prefix)
         for number in dict.fromkeys(numbers) if numbers else list(_waiting(letters, subscriber)):
             try:
                 of_relay = _is_of_relay(letters.get(number))
@@ -156,7 +156,7 @@ def redrive(
             else:
                 sent.append(number)
                 published += of_relay
-        unattended = published and relays_at_work(engine, schema=place.schema, prefix=place.prefix) == 0
+        unattended = published and relays_at_work(engine, schema=db.schema, prefix=db.prefix) == 0
     if as_json:
         print_json({"redriven": sent, "failed": failed})
     else:

@@ -63,9 +63,9 @@ def sent(
         if not isinstance(which.until, datetime):
             raise UsageError("--before goes with --until TIME; the page before ends with both")
         end, which = (which.until, before), replace(which, until=None)
-    place = database(url, schema, prefix)
-    with place.engine() as engine:
-        kept = SentMessages(engine, schema=place.schema, prefix=place.prefix)
+    db = database(url, schema, prefix)
+    with db.engine() as engine:
+        kept = SentMessages(engine, schema=db.schema, prefix=db.prefix)
         messages = kept.find(which, limit=limit, bodies=bodies, before=end)
         nothing = not messages and kept.is_empty()
     if as_json:
@@ -131,9 +131,9 @@ def replay(
     Ctrl-C and SIGTERM end it after a chunk: exit status 130, and a line that says how to go on.
     """
     which = _filter(destination, key, message_id, since, until, after)
-    place = database(url, schema, prefix)
-    with place.engine() as engine:
-        kept = SentMessages(engine, schema=place.schema, prefix=place.prefix)
+    db = database(url, schema, prefix)
+    with db.engine() as engine:
+        kept = SentMessages(engine, schema=db.schema, prefix=db.prefix)
         chunks = kept.plan_replay(which)
         done = _replay(kept, chunks, which, quiet=as_json) if yes else 0
         nothing = not chunks and kept.is_empty()

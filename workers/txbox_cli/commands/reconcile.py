@@ -62,11 +62,11 @@ def reconcile(
     be loaded.
     """
     options = pairs("--read-option", read_options)
-    place = database(url, schema, prefix)
+    db = database(url, schema, prefix)
     from txbox_spark import read_events
     from txbox_spark import reconcile as compare
 
-    check_before_spark(place, paths, format, master, ledger=False)
+    check_before_spark(db, paths, format, master, ledger=False)
     with (
         terminated_as_interrupt(),
         session("txbox reconcile", master, jdbc_jar, conf) as spark,
@@ -74,11 +74,11 @@ def reconcile(
     ):
         found = compare(
             read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
-            url=place.url,
+            url=db.url,
             subscriber_id=subscriber,
             message_id=message_id,
-            schema=place.schema,
-            prefix=place.prefix,
+            schema=db.schema,
+            prefix=db.prefix,
             output=output,
             sample=sample,
             partitions=partitions,

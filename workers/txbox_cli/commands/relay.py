@@ -105,17 +105,17 @@ def relay(
             raise UsageError(f"{target} is a relay, which has its own settings; leave out {', '.join(unheard)}")
         _run(found, stop_seconds, f"{target} is at work")
         return
-    place = database(url, schema, prefix)
+    db = database(url, schema, prefix)
     publishers = _publishers(found)
     senders = senders or SENDERS
     most = MOST_SENDERS * senders
     size = senders + SPARE_CONNECTIONS
-    with place.engine(pool_size=size, max_overflow=most - senders, hide_parameters=True) as engine:
+    with db.engine(pool_size=size, max_overflow=most - senders, hide_parameters=True) as engine:
         made = Relay(
             engine,
             publishers,
-            schema=place.schema,
-            prefix=place.prefix,
+            schema=db.schema,
+            prefix=db.prefix,
             senders=senders,
             max_senders=most,
             batch_size=batch_size or BATCH_SIZE,
@@ -124,7 +124,7 @@ def relay(
             patience_seconds=patience_seconds or PATIENCE_SECONDS,
             listen=not no_listen,
         )
-        _run(made, stop_seconds, _sends(publishers, place, keep_sent))
+        _run(made, stop_seconds, _sends(publishers, db, keep_sent))
 
 
 def _run(relay: Relay, stop_seconds: float, what: str) -> None:
@@ -203,6 +203,6 @@ def _publishers(own: Mapping[str, Publisher] | None) -> Mapping[str, Publisher]:
     return {**aws_publishers(), **(own or {})}
 
 
-def _sends(publishers: Mapping[str, Publisher], place: Database, keep_sent: str | None) -> str:
+def _sends(publishers: Mapping[str, Publisher], db: Database, keep_sent: str | None) -> str:
     kept = "" if keep_sent is None else f", keeping what was sent for {keep_sent}"
-    return f"sending from {place.url.database} on {place.url.host or 'this machine'} to {', '.join(publishers)}{kept}"
+    return f"sending from {db.url.database} on {db.url.host or 'this machine'} to {', '.join(publishers)}{kept}"

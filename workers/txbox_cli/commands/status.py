@@ -51,9 +51,9 @@ def status(
     """
     if queue_url is not None:
         require_queue_url(queue_url)
-    place = database(url, schema, prefix)
-    with place.engine() as engine:
-        found = read_status(engine, schema=place.schema, prefix=place.prefix, exact=exact)
+    db = database(url, schema, prefix)
+    with db.engine() as engine:
+        found = read_status(engine, schema=db.schema, prefix=db.prefix, exact=exact)
     backlog = None
     if queue_url:
         from txbox_aws.sqs import queue_backlog
