@@ -418,5 +418,5 @@ def test_an_answer_to_somebody_else_is_not_taken_for_ours(dynamodb: Any, table: 
         parsed["Attributes"] = {**parsed["Attributes"], "mark": typed("another's"), "fence": typed(9_999_999_999_999)}
 
     client.meta.events.register("after-call.dynamodb.UpdateItem", others)
-    with pytest.raises(LedgerError, match="somebody else's question"):
+    with pytest.raises(LedgerError, match="belongs to another question"):
         ledger.acquire("m")
