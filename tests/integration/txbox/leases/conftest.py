@@ -1,6 +1,9 @@
-"""Both ledgers: a test that takes ``store`` or ``ledger`` is run with each."""
+"""Both ledgers: a test that takes ``store`` or ``ledger`` is run with each. Engines on the test's schema."""
+
+from collections.abc import Callable, Iterator
 
 import pytest
+from sqlalchemy import Engine, create_engine, make_url
 
 from support.leases import Store, dynamodb_store, postgres_store
 from txbox.leases import Ledger
@@ -17,3 +20,19 @@ def store(request: pytest.FixtureRequest) -> Store:
 @pytest.fixture
 def ledger(store: Store) -> Ledger:
     return store.ledger()
+
+
+@pytest.fixture
+def make_engine(schema_url: str) -> Iterator[Callable[..., Engine]]:
+    """Make an engine on the test's schema: make_engine(settings=" -cname=value", **options)."""
+    made: list[Engine] = []
+
+    def make(settings: str = "", **options: object) -> Engine:
+        url = make_url(schema_url)
+        url = url.update_query_dict({"options": f"{url.query['options']}{settings}"})
+        made.append(create_engine(url, pool_size=16, **options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.dispose()
