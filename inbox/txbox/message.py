@@ -27,6 +27,7 @@ __all__ = [
     "identify",
     "valid_message_id",
     "valid_subscriber_id",
+    "valid_text",
 ]
 
 HEADER_MESSAGE_ID = "message-id"
@@ -160,12 +161,21 @@ def valid_subscriber_id(subscriber_id: str, of: str) -> str:
     Raises:
         InvalidConfiguration: it is empty, longer than ``MAX_SUBSCRIBER_BYTES``, or not text for Postgres.
     """
+    return valid_text(subscriber_id, of, MAX_SUBSCRIBER_BYTES)
+
+
+def valid_text(value: str, of: str, max_bytes: int) -> str:
+    """Return what Postgres can keep as text of 1 to ``max_bytes`` bytes.
+
+    Raises:
+        InvalidConfiguration: it cannot; ``of`` says whose argument it is.
+    """
     try:
-        if 0 < len(subscriber_id.encode()) <= MAX_SUBSCRIBER_BYTES and "\0" not in subscriber_id:
-            return subscriber_id
+        if 0 < len(value.encode()) <= max_bytes and "\0" not in value:
+            return value
     except (AttributeError, UnicodeEncodeError):
         pass
-    raise InvalidConfiguration(f"{of} must be 1 to {MAX_SUBSCRIBER_BYTES} bytes of text, not {subscriber_id!r}")
+    raise InvalidConfiguration(f"{of} must be 1 to {max_bytes:,} bytes of text, not {value!r:.100}")
 
 
 def fingerprint(body: bytes | str) -> bytes:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TypeAlias
 
 from txbox.errors import InvalidConfiguration
-from txbox.message import valid_message_id
+from txbox.message import valid_message_id, valid_text
 
 __all__ = ["MAX_DIGITS", "EventId", "check_kind", "valid_event_id", "valid_source"]
 
@@ -42,13 +42,7 @@ def valid_source(source: str) -> str:
     Raises:
         InvalidConfiguration: it is empty, too long or no text for Postgres.
     """
-    if isinstance(source, str) and "\0" not in source:
-        try:
-            if 1 <= len(source.encode()) <= _MAX_SOURCE_BYTES:
-                return source
-        except UnicodeEncodeError:
-            pass
-    raise InvalidConfiguration(f"source must be 1 to {_MAX_SOURCE_BYTES} bytes of text, not {source!r:.100}")
+    return valid_text(source, "source", _MAX_SOURCE_BYTES)
 
 
 def check_kind(source: str, event_id: EventId, highest: object) -> None:

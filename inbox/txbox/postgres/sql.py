@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import RowMapping, Table
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
-__all__ = ["literal", "microseconds", "moment", "quoted", "read_nothing", "text_array", "with_moments"]
+__all__ = ["literal", "microseconds", "moment", "quote", "quoted", "read_nothing", "text_array", "with_moments"]
 
 
 def text_array(values: Sequence[str]) -> str | Sequence[str]:
@@ -57,6 +57,11 @@ def read_nothing(table: Table) -> str:
 def literal(name: str) -> str:
     """Return a quoted name as the inside of a string, for ``'…'::regclass``."""
     return name.replace("'", "''")
+
+
+def quote(name: str) -> str:
+    """Return a name, quoted as Postgres and psycopg's placeholders need it."""
+    return str(_PREPARER.quote_identifier(name))
 
 
 def quoted(table: Table) -> str:

@@ -36,12 +36,12 @@ from sqlalchemy import ColumnClause, Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import InFlight, InvalidConfiguration
-from txbox.message import valid_subscriber_id
+from txbox.message import valid_subscriber_id, valid_text
 from txbox.postgres.sql import text_array
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema
 from txbox.watermarks.advance import Advance, decide
-from txbox.watermarks.statements import watermark_statements
+from txbox.watermarks.statements import WatermarkStatements
 
 __all__ = ["WAIT_SECONDS", "Watermarks"]
 
@@ -81,7 +81,7 @@ class Watermarks:
         self.prefix = prefix
         self.wait_seconds = wait_seconds
         self._lock_timeout = _lock_timeout(wait_seconds, "Watermarks.wait_seconds")
-        self._statements = watermark_statements(schema, prefix)
+        self._statements = WatermarkStatements.load(schema, prefix)
 
     def __repr__(self) -> str:
         where = f", schema={self.schema!r}" if self.schema else ""
@@ -123,29 +123,30 @@ class Watermarks:
             SchemaMissing: the table does not exist.
             sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
         """
-        key = (self.subscriber_id, *_valid_aggregate(aggregate_type, aggregate_id))
+        kind, name = _valid_aggregate(aggregate_type, aggregate_id)
         _valid_sequence(sequence, "sequence")
         _valid_sequence(first, "first")
+        event: dict[str, Any] = {"aggregate_type": kind, "aggregate_id": name, "sequence": sequence}
         sql = self._statements
         connection = in_transaction(connection_or_session)
-        busy = (f"{aggregate_type} {aggregate_id}",)
+        busy = (f"{kind} {name}",)
         if not insist:
-            found = self._execute(connection, sql.advance, (self._lock_timeout, *key, sequence), busy)
-            return Advance.APPLIED if found[0] else Advance.STALE
-        placeholder = None if sequence == first else first - 1
-        parameters = (self._lock_timeout, *key, sequence, placeholder, sequence, sequence - 1)
-        applied, placed, seen, _ = self._execute(connection, sql.advance_next, parameters, busy)
+            applied, _ = self._execute(connection, sql.advance, event, busy)
+            return Advance.APPLIED if applied else Advance.STALE
+        event["placeholder"] = None if sequence == first else first - 1
+        applied, placed, seen, _ = self._execute(connection, sql.advance_next, event, busy)
         if applied:
             return Advance.APPLIED
+        key = {"subscriber_id": self.subscriber_id, **event}
         if placed:
             connection.exec_driver_sql(sql.drop_placeholder, key)
             if sequence < first:
-                raise _below_first((aggregate_type, aggregate_id), sequence, first)
+                raise _below_first((kind, name), sequence, first)
             seen = first - 1
         elif seen is None or seen < sequence:
             # The statement has locked a row that may be newer than its snapshot: whether the event is ahead or stale,
             # only another statement can see.
-            seen = connection.exec_driver_sql(sql.sequence, key).scalar_one()
+            seen = connection.exec_driver_sql(sql.read_sequence, key).scalar_one()
         return Advance.STALE if sequence <= seen else Advance.GAP
 
     def advance_many(
@@ -175,36 +176,40 @@ class Watermarks:
                 changed.
         """
         _valid_sequence(first, "first")
-        places: dict[Aggregate, list[int]] = {}
-        sequences: list[int] = []
-        for place, (aggregate_type, aggregate_id, sequence) in enumerate(events):
-            places.setdefault(_valid_aggregate(aggregate_type, aggregate_id), []).append(place)
-            sequences.append(_valid_sequence(sequence, "sequence"))
+        given: dict[Aggregate, dict[int, int]] = {}  # the sequences of each aggregate, by the event's index
+        for index, (aggregate_type, aggregate_id, sequence) in enumerate(events):
+            aggregate = _valid_aggregate(aggregate_type, aggregate_id)
+            given.setdefault(aggregate, {})[index] = _valid_sequence(sequence, "sequence")
         connection = in_transaction(connection_or_session)
-        answers = [Advance.STALE] * len(sequences)
-        if not places:
+        answers = [Advance.STALE] * sum(map(len, given.values()))
+        if not given:
             return answers
-        befores = self._lock(connection, places, sequences, (first - 1) if insist else None)
-        after: dict[Aggregate, int | None] = {}
+        sql = self._statements
+        # Sorted, so that rows are likely to be inserted as they come; the statement orders them itself.
+        wanted = {aggregate: max(given[aggregate].values()) for aggregate in sorted(given)}
+        values = {**_arrays(wanted), "sequences": list(wanted.values()), "placeholder": first - 1}
+        busy = [f"{kind} {name}" for kind, name in given]
+        types, ids, befores, _ = self._execute(connection, sql.hold_many if insist else sql.advance_many, values, busy)
+        moves: dict[Aggregate, tuple[int | None, int | None]] = {}  # the sequence before and after
         below: InvalidConfiguration | None = None
-        for aggregate, before in befores.items():
-            mine = places[aggregate]
-            decided, mark = decide(before, [sequences[place] for place in mine], insist=insist, first=first)
-            for place, answer in zip(mine, decided, strict=True):
-                answers[place] = answer
-            if insist and (mark is None or mark != before):
-                after[aggregate] = mark
+        for kind, name, before in zip(types or (), ids or (), befores or (), strict=True):
+            events_here = given[kind, name]
+            decided, after = decide(before, list(events_here.values()), insist=insist, first=first)
+            for index, answer in zip(events_here, decided, strict=True):
+                answers[index] = answer
+            if insist and (after is None or after != before):
+                moves[kind, name] = before, after
             if insist and before is None:
-                for place in takewhile(lambda place: answers[place] is not Advance.APPLIED, mine):
-                    if sequences[place] < first:
-                        below = _below_first(aggregate, sequences[place], first)
+                for index in takewhile(lambda index: answers[index] is not Advance.APPLIED, events_here):
+                    if events_here[index] < first:
+                        below = _below_first((kind, name), events_here[index], first)
         if below is not None:
             # No watermark moves, and no placeholder stays.
-            after = {aggregate: None for aggregate in after if befores[aggregate] is None}
-        if after:
-            moves = (*_arrays(after), [befores[aggregate] for aggregate in after], list(after.values()))
-            settled = (*moves, self.subscriber_id, self.subscriber_id)
-            connection.exec_driver_sql(self._statements.settle_many, settled)
+            moves = {aggregate: (None, None) for aggregate, (before, _) in moves.items() if before is None}
+        if moves:
+            befores, afters = zip(*moves.values(), strict=True)
+            settled = {**_arrays(moves), "befores": list(befores), "afters": list(afters)}
+            connection.exec_driver_sql(sql.settle_many, {"subscriber_id": self.subscriber_id, **settled})
         if below is not None:
             raise below
         return answers
@@ -249,70 +254,49 @@ class Watermarks:
             sqlalchemy.exc.IntegrityError: an event has no sequence, or no aggregate (23502).
             sqlalchemy.exc.DBAPIError: as ``advance``; or there is no such table or column.
         """
-        lock_timeout = None if wait_seconds is None else _lock_timeout(wait_seconds, "wait_seconds")
-        if isinstance(aggregate_type, ColumnClause):
-            type_column, kind = aggregate_type.name, []
-        else:
-            type_column, kind = None, [_valid_text(aggregate_type, "aggregate_type", MAX_AGGREGATE_TYPE_BYTES)]
+        values: dict[str, Any] = {
+            "lock_timeout": None if wait_seconds is None else _lock_timeout(wait_seconds, "wait_seconds"),
+            "newest_only": newest_only,
+        }
+        type_column = aggregate_type.name if isinstance(aggregate_type, ColumnClause) else None
+        if not isinstance(aggregate_type, ColumnClause):
+            values["aggregate_type"] = valid_text(aggregate_type, "aggregate_type", MAX_AGGREGATE_TYPE_BYTES)
         for argument, name in {"relation": relation, "aggregate_id": aggregate_id, "sequence": sequence}.items():
             if not isinstance(name, str) or not name:
                 raise InvalidConfiguration(f"{argument} must be a name, not {name!r}")
-        statement = self._statements.advance_from(
-            relation, type_column, aggregate_id, sequence, newest_only=newest_only
-        )
+        statement = self._statements.advance_from(relation, type_column, aggregate_id, sequence)
         connection = in_transaction(connection_or_session)
-        busy = (f"an aggregate of {relation}",) if lock_timeout else None
-        parameters = (lock_timeout, *kind, self.subscriber_id, self.subscriber_id)
-        return int(self._execute(connection, statement, parameters, busy)[0])
-
-    def _lock(
-        self,
-        connection: Connection,
-        places: Mapping[Aggregate, Sequence[int]],
-        sequences: Sequence[int],
-        placeholder: int | None,
-    ) -> dict[Aggregate, int | None]:
-        """Lock the watermarks that are not above all of their events, and return what they were; None: there was none.
-
-        Without a placeholder, they are advanced to the highest sequence of each at once. An aggregate of which every
-        event is stale is left out.
-        """
-        # Sorted, so that rows are likely to be inserted as they come; the statement orders them itself.
-        ordered = sorted(places)
-        highest = [max(sequences[place] for place in places[aggregate]) for aggregate in ordered]
-        wanted = (*_arrays(ordered), highest, self.subscriber_id)
-        busy = [f"{kind} {name}" for kind, name in places]
-        statement = self._statements.advance_many if placeholder is None else self._statements.hold_many
-        parameters = (self._lock_timeout, self.subscriber_id, *(() if placeholder is None else (placeholder,)), *wanted)
-        types, ids, marks, _ = self._execute(connection, statement, parameters, busy)
-        return dict(zip(zip(types or (), ids or (), strict=True), marks or (), strict=True))
+        busy = None if wait_seconds is None else (f"an aggregate of {relation}",)
+        return int(self._execute(connection, statement, values, busy)[0])
 
     def _execute(
-        self, connection: Connection, statement: str, parameters: tuple[Any, ...], aggregates: Sequence[str] | None
+        self, connection: Connection, statement: str, values: Mapping[str, Any], aggregates: Sequence[str] | None
     ) -> Any:
         """Run a statement that may wait, and return its row.
 
         Args:
             connection: of the caller's transaction.
-            statement, parameters: what to run.
+            statement, values: what to run; the subscriber and the lock timeout are added.
             aggregates: which ones may be in flight; None: the lock_timeout is the caller's own, and so is its error.
         """
+        common = {"subscriber_id": self.subscriber_id, "lock_timeout": self._lock_timeout}
         try:
-            return connection.exec_driver_sql(statement, parameters).fetchone()
+            return connection.exec_driver_sql(statement, {**common, **values}).fetchone()
         except DBAPIError as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE and aggregates is not None:
                 raise InFlight(self.subscriber_id, aggregates) from error
             # Or it is the relation of advance_from that is not there, or lacks a column.
-            missing = missing_schema(error, self._statements.aggregate_watermark)
-            if missing is not None and self._statements.name in str(error.orig).splitlines()[0]:
+            missing = missing_schema(error, self._statements.name_of("aggregate_watermark"))
+            name = self._statements.tables.aggregate_watermark.name
+            if missing is not None and name in str(error.orig).splitlines()[0]:
                 raise missing from error
             raise
 
 
-def _arrays(aggregates: Iterable[Aggregate]) -> tuple[str | Sequence[str], str | Sequence[str]]:
+def _arrays(aggregates: Iterable[Aggregate]) -> dict[str, Any]:
     """Return the types and the ids of aggregates, to be bound."""
     types, ids = zip(*aggregates, strict=True)
-    return text_array(list(types)), text_array(list(ids))
+    return {"aggregate_types": text_array(list(types)), "aggregate_ids": text_array(list(ids))}
 
 
 def _below_first(aggregate: Aggregate, sequence: int, first: int) -> InvalidConfiguration:
@@ -323,20 +307,10 @@ def _below_first(aggregate: Aggregate, sequence: int, first: int) -> InvalidConf
 
 
 def _valid_aggregate(aggregate_type: str, aggregate_id: str) -> Aggregate:
-    kind = _valid_text(aggregate_type, "aggregate_type", MAX_AGGREGATE_TYPE_BYTES)
+    kind = valid_text(aggregate_type, "aggregate_type", MAX_AGGREGATE_TYPE_BYTES)
     if not isinstance(aggregate_id, str):
         raise TypeError(f"aggregate_id must be text, not {type(aggregate_id).__name__}: {aggregate_id!r}")
-    return kind, _valid_text(aggregate_id, "aggregate_id", MAX_AGGREGATE_ID_BYTES)
-
-
-def _valid_text(value: str, argument: str, max_bytes: int) -> str:
-    """Return what Postgres can hold as text of 1 to ``max_bytes`` bytes, or refuse it."""
-    try:
-        if 0 < len(value.encode()) <= max_bytes and "\0" not in value:
-            return value
-    except (AttributeError, UnicodeEncodeError):
-        pass
-    raise InvalidConfiguration(f"{argument} must be 1 to {max_bytes:,} bytes of text, not {value!r}")
+    return kind, valid_text(aggregate_id, "aggregate_id", MAX_AGGREGATE_ID_BYTES)
 
 
 def _valid_sequence(sequence: int, argument: str) -> int:
