@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -41,6 +42,7 @@ from txbox.postgres.engines import adopt, refuse_other_encodings, with_sound_con
 from txbox.postgres.sqlstates import PREPARED_REMEDY, is_foreign_statement, is_outage, is_retryable, sqlstate
 from txbox.postgres.transactions import missing_schema
 from txbox.postgres.watchdog import bounded
+from txbox.retries import retry
 
 __all__ = ["PostgresLedger"]
 
@@ -259,17 +261,13 @@ class PostgresLedger:
             result = connection.exec_driver_sql(statement, dict(parameters))
             return result.rowcount, result.fetchone() if result.returns_rows else None
 
-        failures = lost = 0
+        def again(error: Exception, failures: int) -> bool:
+            lost = isinstance(error, DBAPIError) and error.connection_invalidated
+            return is_retryable(error) or (lost and failures == 1)
+
         with self._translated():
-            while True:
-                try:
-                    return with_sound_connection(self._engine, run)
-                except DBAPIError as error:
-                    failures += 1
-                    lost += error.connection_invalidated
-                    if not (lost == 1 == failures) and not (is_retryable(error) and failures < STATEMENT_RUNS):
-                        raise
-                time.sleep(STATEMENT_BACKOFF.seconds(failures))
+            work = partial(with_sound_connection, self._engine, run)
+            return retry(work, again=again, backoff=STATEMENT_BACKOFF, runs=STATEMENT_RUNS)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

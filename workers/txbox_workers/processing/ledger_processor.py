@@ -78,8 +78,8 @@ class LedgerProcessor(Processor):
             options.ledger,
             lease_seconds=options.lease_seconds,
             on_renewal_failure=self._renewal_failed,
-            on_release_failure=lambda lease, ending: self._save_later(
-                lease.message_id, lambda: self._release_late(lease, ending)
+            on_release_failure=lambda lease, release: self._save_later(
+                lease.message_id, lambda: self._release_late(lease, release)
             ),
         )
         self._handler: Callable[..., object] = options.handler
@@ -148,10 +148,10 @@ class LedgerProcessor(Processor):
         failed = HeartbeatFailed(self._subscriber_id, self._context.source_name, lease.message_id, why)
         emit(self._context.hooks, failed)
 
-    def _release_late(self, lease: Lease, ending: Release) -> None:
+    def _release_late(self, lease: Lease, release: Release) -> None:
         """Save in the ledger how an attempt has ended, unless another owner has the message, or has done it."""
         try:
-            self._ledger.release(lease, ending.ended, forget_attempts=ending.forget_attempts)
+            self._ledger.release(lease, release.ended, forget_attempts=release.forget_attempts)
         except LeaseLost:
             pass
         except LedgerError as error:
@@ -189,10 +189,10 @@ class LedgerProcessor(Processor):
     def _settle_failure(self, attempt: "_Attempt", lease: Lease, error: BaseException) -> Release:
         """Settle a delivery whose work has raised; return how the attempt has ended."""
         delivery = attempt.delivery
-        ending = release_after(lease, error)
+        release = release_after(lease, error)
         match error:
             case KeyboardInterrupt():
-                return ending
+                return release
             case DatabaseUnavailable():
                 return Release(AttemptEnd.NOT_COUNTED if lease.begun else AttemptEnd.NOT_MADE)
             case InFlight() | Stopping() | LedgerError(permanent=False) | LeaseLost():
@@ -210,22 +210,22 @@ class LedgerProcessor(Processor):
             case Mismatch() if self._parking is not None and not lease.begun:
                 attempt.settlement = self._parking.park_mismatch(delivery, error)
                 return Release(AttemptEnd.NOT_MADE)
-        if ending.ended is AttemptEnd.NOT_COUNTED:
+        if release.ended is AttemptEnd.NOT_COUNTED:
             # A database that the handler itself has connected to: there is nothing to wait for with the next message.
             attempt.settlement = in_flight(delivery, unavailable(error))
-            return ending
+            return release
         if lease.returned:
-            ending = Release(AttemptEnd.UNKNOWN)  # the handler was done; its transaction was not to be committed
+            release = Release(AttemptEnd.UNKNOWN)  # the handler was done; its transaction was not to be committed
         malformed = isinstance(error, MalformedMessage) or error is delivery.problem
         last = self._max_attempts is not None and (malformed or lease.attempt >= self._max_attempts)
         if self._parking is None or not last:
             attempt.settlement = Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(lease.attempt))
-            return ending
+            return release
         try:
             self._ledger.renew(lease)
         except LeaseLost as lost:
             attempt.settlement = Settlement(delivery, Outcome.IN_FLIGHT, lost)
-            return ending
+            return release
         except (LedgerError, SchemaMissing) as away:
             raise DatabaseUnavailable(str(away)) from away
         if isinstance(error, _Spent):
@@ -236,7 +236,7 @@ class LedgerProcessor(Processor):
         reason = Reason.MALFORMED if malformed else Reason.FAILED
         had = Failed(lease.attempt, ())
         attempt.settlement = self._parking.park(delivery, reason, describe(error), had, error, attempt.of_all)
-        return ending
+        return release
 
     def _settle_ledger_error(self, delivery: Delivery, error: BaseException, begun: bool) -> Settlement:
         """Settle a delivery whose lease could not be had, or was lost."""
