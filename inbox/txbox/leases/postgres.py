@@ -206,7 +206,7 @@ class PostgresLedger:
         return row
 
     def _observe(self, microseconds: int, asked_at: float, seconds: float) -> None:
-        """Hold the server's clock against ours, and say if it was set."""
+        """Compare the server's clock with ours, and log if it was set."""
         step = self._clock.observe(microseconds / 1_000_000, sent=asked_at, received=elapsed(), hold_seconds=seconds)
         if step > 0:
             _log.warning(

@@ -1,4 +1,4 @@
-"""The clock of a database server, held against ours, which only measures intervals: was it set? Pure: no I/O.
+"""The clock of a database server, compared with ours, which only measures intervals: was it set? Pure: no I/O.
 
 Each answer of the server bears its time. From one answer to the next, its clock and ours go on by the same, as far as
 the round trips let us tell::
@@ -9,33 +9,34 @@ the round trips let us tell::
 
 A clock that was set *forward* makes leases look run out whose owners are at work. So a ledger that notices it goes on
 by the time before, for as long as a lease lasts: owners that live renew theirs within that, by the clock as it is now.
-What a process asks first it cannot hold against anything.
+A process has nothing to compare its first answer with.
 """
 
 import threading
 from dataclasses import dataclass
 
-from txbox.leases.store_clock import DRIFT
-
 __all__ = ["TOLERANCE_SECONDS", "ServerClock"]
+
+DRIFT = 0.001
+"""How much faster or slower than the server's our clock may run. One that is being adjusted: by 0.0005."""
 
 TOLERANCE_SECONDS = 1.0
 """What is no step: a leap second, an adjustment."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Reading:
     server: float
     sent: float
     received: float
 
 
 class ServerClock:
-    """What is known of a server's clock. May be used by several threads at once."""
+    """The last reading of a server's clock. May be used by several threads at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: _Answer | None = None
+        self._last: _Reading | None = None
         self._held_until: float | None = None
 
     def latest(self, at: float) -> float | None:
@@ -47,8 +48,8 @@ class ServerClock:
         Returns:
             None: there was no answer yet.
         """
-        known = self._known
-        return None if known is None else known.server + (at - known.sent) * (1 + DRIFT) + TOLERANCE_SECONDS
+        last = self._last
+        return None if last is None else last.server + (at - last.sent) * (1 + DRIFT) + TOLERANCE_SECONDS
 
     def observe(self, server: float, *, sent: float, received: float, hold_seconds: float) -> float:
         """Learn from an answer.
@@ -60,20 +61,20 @@ class ServerClock:
 
         Returns:
             By how many seconds the clock was set since the answer before, less than 0 if back; 0 if it was not, or if
-            that has been told.
+            that was returned before.
         """
-        answer = _Answer(server, sent, received)
+        answer = _Reading(server, sent, received)
         with self._lock:
-            known = self._known
-            if known is None:
-                self._known = answer
+            last = self._last
+            if last is None:
+                self._last = answer
                 return 0.0
-            slack = TOLERANCE_SECONDS + DRIFT * abs(sent - known.sent)
-            lowest = known.server + (sent - known.received) - slack
-            highest = known.server + (received - known.sent) + slack
+            slack = TOLERANCE_SECONDS + DRIFT * abs(sent - last.sent)
+            lowest = last.server + (sent - last.received) - slack
+            highest = last.server + (received - last.sent) + slack
             if lowest <= server <= highest:
-                if sent >= known.sent:
-                    self._known = answer
+                if sent >= last.sent:
+                    self._last = answer
                 self._held_until = None
                 return 0.0
             if self._held_until is not None and received < self._held_until and server > highest:
@@ -82,5 +83,5 @@ class ServerClock:
             if server > highest and self._held_until is None:
                 self._held_until = received + hold_seconds
             else:
-                self._known, self._held_until = answer, None
-            return server - known.server - (sent - known.sent) if news else 0.0
+                self._last, self._held_until = answer, None
+            return server - last.server - (sent - last.sent) if news else 0.0

@@ -6,23 +6,22 @@ Needs ``pip install 'txbox[aws]'``. ::
     ledger = DynamoDBLedger("mailing", table="message_lease")
 
 **Whose clock.** DynamoDB has no expression for the time, so an item says when its lease runs out in the *store's* time,
-as DynamoDB tells it in the ``Date`` header of every answer (see ``txbox.leases.store_clock``). What time a client's
-machine thinks it is does not come into it: into no lease, no fence and no time of removal. (AWS itself refuses
-signatures that are some minutes off; that is an error with a remedy, and not a lease.) A new lease ends so much later
-than what the time may be *at most*; it is taken over when the time is at *least* that, and ``SKEW_SECONDS`` more, for
-DynamoDB's hosts need not all have the same time::
+as DynamoDB tells it in the ``Date`` header of every answer (see ``txbox_aws.dynamodb.store_clock``). A client's wall
+clock decides no lease, no fence and no time of removal. (AWS itself refuses signatures that are some minutes off; that
+is an error with a remedy.) A new lease ends so much later than what the time may be *at most*; it is taken over when
+the time is at *least* that, and ``SKEW_SECONDS`` more, for DynamoDB's hosts need not all have the same time::
 
     asked for     ├──────── seconds ────────┤                      the owner itself takes it for no longer than this
     in the item   ├─── up to 1 s + round trip ──┤                  expires_at = latest() + seconds
     taken over                              ├── up to 3 s + round trips ──┤    expires_at <= earliest() - SKEW_SECONDS
 
 So for others a lease lasts up to about 3 seconds longer than it was asked for, and about 1 second where many calls have
-made the clock known well; never shorter. Assumed is that the hosts' clocks are within ``SKEW_SECONDS``, and that
-nothing between here and DynamoDB makes up a ``Date`` or keeps answers; nothing can that is not let into TLS.
+narrowed the bounds; never shorter. Assumed is that the hosts' clocks are within ``SKEW_SECONDS``, and that nothing
+between here and DynamoDB makes up a ``Date`` or caches answers.
 
-A machine that was suspended for more than some seconds, so that even the clock that measures intervals stood still,
-would write leases that are already over. Their answer gives that away: the lease is written anew before anybody relies
-on it. What that clock cannot know is how long a lease still lasts that was given out before.
+A machine that was suspended, so that even the clock that measures intervals stood still, would write leases that are
+already over. Their answer shows that, and the lease is written anew before anybody relies on it. What that clock cannot
+know is how long a lease still lasts that was given out before.
 
 **Answers that are lost.** boto3 repeats a call that was not answered, and DynamoDB may have carried it out. So each
 acquisition leaves a mark of its own, and one that is refused looks whose mark is there::
@@ -31,20 +30,19 @@ acquisition leaves a mark of its own, and one that is refused looks whose mark i
     acquire, mark m1 again ── refused: in flight, by m1: that is us
 
 For completions and releases, the fence is mark enough. A renewal that was held up on its way must not undo a later one:
-the item keeps when the owner, by its own interval clock, asked, and takes only what was asked later. That is the only
-number of a client's clock in an item, and it is compared with none but that owner's.
+the item keeps when the owner, by its own interval clock, asked, and takes only what was asked later.
 
 The item: ``message_id`` (hash key) and ``subscriber_id`` (range key); ``fence``, ``attempts``, ``failures``,
-``unknown_before``; ``owner``; ``mark``; ``asked_at``; ``expires_at`` (milliseconds since 1970; absent: no owner),
-``completed_at`` (the same); ``result``; ``fingerprint``; and ``remove_at`` (seconds since 1970), after which DynamoDB
-removes the item. A new item's
-fence begins at the store's time in milliseconds, so it is greater than that of one that was removed. An item that
-should be gone and is still there counts.
+``unknown_before``; ``owner``; ``mark``; ``asked_at`` (microseconds of the owner's interval clock); ``expires_at``
+(milliseconds since 1970; absent: no owner), ``completed_at`` (the same); ``result``; ``fingerprint``; and ``remove_at``
+(seconds since 1970), after which DynamoDB removes the item. A new item's fence begins at the store's time in
+milliseconds, so it is greater than that of one that was removed. An item that should be gone and is still there counts.
 """
 
 import math
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from txbox.errors import InvalidConfiguration, LeaseLost, LedgerError, ResultNotStored
@@ -60,9 +58,9 @@ from txbox.leases.lease import (
     owner,
     valid_lease_seconds,
 )
-from txbox.leases.store_clock import SKEW_SECONDS
 from txbox.message import valid_message_id, valid_subscriber_id
 from txbox_aws.dynamodb.items import LeaseItems
+from txbox_aws.dynamodb.store_clock import SKEW_SECONDS
 from txbox_aws.dynamodb.table import TABLE, create_lease_table
 
 if TYPE_CHECKING:
@@ -146,38 +144,29 @@ class DynamoDBLedger:
         valid_message_id(message_id)
         lease_seconds = valid_lease_seconds(lease_seconds)
         for _ in range(WRITES):
-            acquisition, agreed = self._acquire(message_id, lease_seconds, fingerprint)
-            if acquisition.lease is None or agreed:
-                return acquisition
-            try:
-                self.renew(acquisition.lease)
-            except LeaseLost:
-                continue  # it was over already, and another owner was quick
-            return acquisition
+            with suppress(LeaseLost):  # it was over already, and another owner was quick
+                return self._acquire(message_id, lease_seconds, fingerprint)
         return Acquisition(LeaseState.IN_FLIGHT)
 
     def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
-        """Have a lease last from now on; see ``Ledger``. One round trip.
-
-        A lease belongs to the machine that asked for it: only there may it be renewed.
-        """
+        """Extend a lease from now on; see ``Ledger``. One round trip. Only the machine that asked for it may do so."""
         lease_seconds = valid_lease_seconds(lease.lease_seconds if lease_seconds is None else lease_seconds)
         for _ in range(WRITES):
             asked_at, ends = self._ends(lease.message_id, lease_seconds)
-            answer = self._items.update(
+            response = self._items.update(
                 lease.message_id,
                 f"SET {_assigned(ends)}",
                 "#fence = :fence AND attribute_exists(#expires_at) AND #asked_at < :asked_at",
                 {**ends, "fence": lease.fence},
                 asked_at,
             )
-            if not answer.done:
-                item = answer.item
+            if not response.accepted:
+                item = response.item
                 if not (item.get("fence") == lease.fence and "expires_at" in item):
                     raise lease.mark_lost()
                 if item["asked_at"] > ends["asked_at"]:
                     return  # another thread has renewed it since: let that one stand
-            if answer.agreed:
+            if response.clock_agreed:
                 lease.mark_renewed(lease_seconds, asked_at)
                 return
         raise LedgerError(
@@ -186,7 +175,7 @@ class DynamoDBLedger:
         )
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
-        """Say that the work is done, for good; see ``Ledger``. One round trip.
+        """Record that the work is done, for good; see ``Ledger``. One round trip.
 
         Raises:
             LeaseLost: another owner has taken it over.
@@ -210,52 +199,47 @@ class DynamoDBLedger:
         )
 
     def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> None:
-        """Say that the attempt has completed nothing; see ``Ledger``. One round trip."""
+        """Record that the attempt has completed nothing; see ``Ledger``. One round trip."""
         asked_at, _, remove_at = self._now(lease.message_id)
-        values = {"fence": lease.fence, "remove_at": remove_at}
+        values = {"fence": lease.fence, "remove_at": remove_at, "zero": 0}
         uncounted = int(ended is AttemptEnd.NOT_COUNTED)
         if forget_attempts:
-            unknown_now = lease.unknown_attempts + uncounted + (ended is AttemptEnd.UNKNOWN)
-            answer = self._items.update(
-                lease.message_id,
-                "SET #remove_at = :remove_at, #attempts = :zero, #failures = :zero, #unknown_before = :unknown_now "
-                "REMOVE #expires_at",
-                "#fence = :fence AND attribute_not_exists(#completed_at)",
-                {**values, "zero": 0, "unknown_now": unknown_now},
-                asked_at,
-            )
+            values["unknown_now"] = lease.unknown_attempts + uncounted + (ended is AttemptEnd.UNKNOWN)
+            counts = "#attempts = :zero, #failures = :zero, #unknown_before = :unknown_now"
+            condition = "attribute_not_exists(#completed_at)"
         else:
-            answer = self._items.update(
-                lease.message_id,
-                "SET #remove_at = :remove_at, #attempts = #attempts - :unmade, #failures = #failures + :failed, "
-                "#unknown_before = if_not_exists(#unknown_before, :zero) + :uncounted REMOVE #expires_at",
-                "#fence = :fence AND attribute_exists(#expires_at)",
-                {
-                    **values,
-                    "zero": 0,
-                    "unmade": uncounted + (ended is AttemptEnd.NOT_MADE),
-                    "failed": int(ended is AttemptEnd.FAILED),
-                    "uncounted": uncounted,
-                },
-                asked_at,
+            values["unmade"] = uncounted + (ended is AttemptEnd.NOT_MADE)
+            values["failed"] = int(ended is AttemptEnd.FAILED)
+            values["uncounted"] = uncounted
+            counts = (
+                "#attempts = #attempts - :unmade, #failures = #failures + :failed, "
+                "#unknown_before = if_not_exists(#unknown_before, :zero) + :uncounted"
             )
+            condition = "attribute_exists(#expires_at)"
+        response = self._items.update(
+            lease.message_id,
+            f"SET #remove_at = :remove_at, {counts} REMOVE #expires_at",
+            f"#fence = :fence AND {condition}",
+            values,
+            asked_at,
+        )
         # The newest lease, without an owner: it was released before, by the call whose answer was lost perhaps.
-        if not answer.done and (answer.item.get("fence") != lease.fence or "completed_at" in answer.item):
+        if not response.accepted and (response.item.get("fence") != lease.fence or "completed_at" in response.item):
             raise lease.mark_lost()
         lease.mark_ended()
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    def _acquire(self, message_id: str, lease_seconds: float, fingerprint: bytes | None) -> Acquisition:
+        """Ask for a lease once.
 
-    def _acquire(self, message_id: str, lease_seconds: float, fingerprint: bytes | None) -> tuple[Acquisition, bool]:
-        """Ask for a lease; return what it has come to, and whether its end was reckoned rightly."""
-        if not self._items.clock.known_at(elapsed()):
-            # To begin with, what time is it? The answer to that may be all that was to be known.
+        Raises:
+            LeaseLost: its end was reckoned wrongly, and it was over before it could be written anew.
+        """
+        if not self._items.clock.is_precise(elapsed()):
+            # To begin with, what time is it? The item that comes along may answer the request already.
             item = self._items.get(message_id)
             earliest = self._items.clock.earliest(elapsed())
-            if item and (
-                known := acquisition_from(_record(item, earliest), self._subscriber_id, message_id, fingerprint)
-            ):
-                return known, True
+            if (acquisition := self._refused(item, earliest, message_id, fingerprint)) is not None:
+                return acquisition
 
         asked_at, ends = self._ends(message_id, lease_seconds)
         earliest = self._items.clock.earliest(asked_at)
@@ -269,7 +253,7 @@ class DynamoDBLedger:
             "zero": 0,
             "one": 1,
         }
-        # The condition is looked at and the item written in one step. So of two who find an expired lease, the second
+        # The condition is evaluated and the item written in one step. So of two who find an expired lease, the second
         # one finds the first one's:
         #
         #   A  UpdateItem: expired: takes it
@@ -287,13 +271,13 @@ class DynamoDBLedger:
             values["fingerprint"] = fingerprint
             condition += " AND (attribute_not_exists(#fingerprint) OR #fingerprint = :fingerprint)"
             change += ", #fingerprint = if_not_exists(#fingerprint, :fingerprint)"
-        answer = self._items.update(message_id, change, condition, values, asked_at, returned="ALL_NEW")
-        item = answer.item
-        if answer.done and item.get("mark") != mark:
+        response = self._items.update(message_id, change, condition, values, asked_at, returned="ALL_NEW")
+        item = response.item
+        if response.accepted and item.get("mark") != mark:
             raise LedgerError(
                 "DynamoDB's answer belongs to another question: was a client used by two processes, as after a fork?"
             )
-        if answer.done or (item.get("mark") == mark and "expires_at" in item):
+        if response.accepted or (item.get("mark") == mark and "expires_at" in item):
             lease = Lease(
                 self._subscriber_id,
                 message_id,
@@ -303,12 +287,27 @@ class DynamoDBLedger:
                 lease_seconds=lease_seconds,
                 asked_at=asked_at,
             )
-            return Acquisition(LeaseState.ACQUIRED, lease), answer.agreed
+            if not response.clock_agreed:
+                self.renew(lease)
+            return Acquisition(LeaseState.ACQUIRED, lease)
         # By the same reading as the condition: so what was refused is never free here.
-        acquisition = acquisition_from(_record(item, earliest), self._subscriber_id, message_id, fingerprint)
+        acquisition = self._refused(item, earliest, message_id, fingerprint)
         if acquisition is None:
             raise LedgerError(f"DynamoDB refused a lease of {message_id} that is free: {sorted(item)}")
-        return acquisition, True
+        return acquisition
+
+    def _refused(
+        self, item: Mapping[str, Any], earliest: float, message_id: str, fingerprint: bytes | None
+    ) -> Acquisition | None:
+        """Return what an item means for a request that was not given the lease; see ``acquisition_from``."""
+        expires_at = item.get("expires_at")
+        record = LeaseRecord(
+            completed="completed_at" in item,
+            seconds_left=None if expires_at is None else (expires_at - _milliseconds(earliest - SKEW_SECONDS)) / 1000,
+            result=item.get("result"),
+            fingerprint=item.get("fingerprint"),
+        )
+        return acquisition_from(record, self._subscriber_id, message_id, fingerprint)
 
     def _complete(self, lease: Lease, result: bytes | None) -> None:
         asked_at, now, remove_at = self._now(lease.message_id)
@@ -317,7 +316,7 @@ class DynamoDBLedger:
         if result is not None:
             values["result"] = result
             change += ", #result = :result"
-        answer = self._items.update(
+        response = self._items.update(
             lease.message_id,
             f"{change} REMOVE #expires_at",
             "#fence = :fence AND attribute_exists(#expires_at)",
@@ -325,7 +324,7 @@ class DynamoDBLedger:
             asked_at,
         )
         # Completed by the same lease: said once more, or by the call whose answer was lost.
-        if not answer.done and (answer.item.get("fence") != lease.fence or "completed_at" not in answer.item):
+        if not response.accepted and (response.item.get("fence") != lease.fence or "completed_at" not in response.item):
             raise lease.mark_lost()
 
     def _ends(self, message_id: str, seconds: float) -> tuple[float, dict[str, Any]]:
@@ -339,21 +338,11 @@ class DynamoDBLedger:
 
     def _now(self, message_id: str, seconds: float = 0.0) -> tuple[float, float, int]:
         """Return a reading of the interval clock, the store's latest time then, and when an item is to be removed."""
-        if not self._items.clock.known_at(elapsed()):
+        if not self._items.clock.is_precise(elapsed()):
             self._items.get(message_id)
         at = elapsed()
         now = self._items.clock.latest(at)
         return at, now, math.ceil(now + seconds + self._retention_seconds)
-
-
-def _record(item: Mapping[str, Any], earliest: float) -> LeaseRecord:
-    expires_at = item.get("expires_at")
-    return LeaseRecord(
-        completed="completed_at" in item,
-        seconds_left=None if expires_at is None else (expires_at - _milliseconds(earliest - SKEW_SECONDS)) / 1000,
-        result=item.get("result"),
-        fingerprint=item.get("fingerprint"),
-    )
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,13 +1,12 @@
-"""How the leases in a table of DynamoDB stand: as in Postgres, as far as the items know."""
+"""How the leases in a table of DynamoDB stand."""
 
 import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txbox.errors import LedgerError
 from txbox.leases.status import LeaseStatus, LedgerStatus
-from txbox.leases.store_clock import http_date
 from txbox_aws.clients import DYNAMODB, dynamodb_client, translated
+from txbox_aws.dynamodb.store_clock import response_time
 from txbox_aws.dynamodb.table import TABLE
 from txbox_aws.dynamodb.values import plain
 
@@ -42,15 +41,12 @@ def read_lease_table(
     if estimated > exact_up_to_rows:
         return LeaseStatus(estimated, exact=False)
     counts: dict[str, Counter[str]] = {}
-    asking: dict[str, Any] = {
-        "TableName": table,
-        "ProjectionExpression": "subscriber_id, expires_at, completed_at",
-    }
+    request: dict[str, Any] = {"TableName": table, "ProjectionExpression": "subscriber_id, expires_at, completed_at"}
     rows = 0
     while True:
         with translated(DYNAMODB, table):
-            page = client.scan(**asking)
-        now = _milliseconds(page["ResponseMetadata"].get("HTTPHeaders", {}).get("date", ""))
+            page = client.scan(**request)
+        now = response_time(page) * 1000
         for item in map(plain, page["Items"]):
             rows += 1
             counts.setdefault(item["subscriber_id"], Counter())[_state(item, now)] += 1
@@ -58,7 +54,7 @@ def read_lease_table(
             break
         if rows > exact_up_to_rows:
             return LeaseStatus(rows, exact=False)
-        asking["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+        request["ExclusiveStartKey"] = page["LastEvaluatedKey"]
     return LeaseStatus(rows, ledgers=tuple(LedgerStatus(name, **counts[name]) for name in sorted(counts)))
 
 
@@ -68,14 +64,3 @@ def _state(item: dict[str, Any], now: float) -> str:
     if "expires_at" not in item:
         return "failed"
     return "in_flight" if item["expires_at"] > now else "run_out"
-
-
-def _milliseconds(date: str) -> float:
-    try:
-        return http_date(date) * 1000
-    except ValueError as error:
-        raise LedgerError(
-            f"the answer of DynamoDB has no time in it (its Date header is {date!r}); have whatever is in between pass "
-            "the header on",
-            permanent=True,
-        ) from error

@@ -1,4 +1,4 @@
-"""The clock of a server, held against ours."""
+"""The clock of a server, compared with ours."""
 
 import pytest
 

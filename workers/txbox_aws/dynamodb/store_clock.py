@@ -1,4 +1,4 @@
-"""The clock of a store that only tells it along with its answers, in whole seconds. Pure: no I/O, no wall clock.
+"""DynamoDB's clock, which it tells along with its answers, in whole seconds. Pure: no I/O, no wall clock.
 
 An answer that bears the time D, to a request that was sent at the reading s of a clock that measures intervals and
 answered at r, says: at some moment from s to r, the store's time was from D to less than D + 1::
@@ -7,17 +7,20 @@ answered at r, says: at some moment from s to r, the store's time was from D to 
                              D ≤ time < D + 1
     so at t, it is at least  D + (t - r)  and less than  D + 1 + (t - s)
 
-An instant is therefore not a number but an interval, and who needs to be sure takes the end that is safe for what he
-does (J. C. Corbett et al., "Spanner: Google's Globally-Distributed Database", OSDI 2012, section 3, "TrueTime";
-K. Marzullo and S. Owicki, "Maintaining the time in a distributed system", PODC 1983). Each answer narrows it: the
-bounds that are kept are the best ones, and with many answers they are soon as close as the round trips are short.
+An instant is therefore not a number but an interval; take the end that is safe (J. C. Corbett et al., "Spanner:
+Google's Globally-Distributed Database", OSDI 2012, section 3, "TrueTime"; K. Marzullo and S. Owicki, "Maintaining the
+time in a distributed system", PODC 1983). The best bounds of all answers are kept.
 """
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import Any
 
-__all__ = ["SKEW_SECONDS", "StoreClock", "http_date"]
+from txbox.errors import LedgerError
+
+__all__ = ["SKEW_SECONDS", "StoreClock", "response_time"]
 
 SKEW_SECONDS = 1.0
 """How far the clocks of any two of the store's hosts may be apart. Those of one provider differ by milliseconds."""
@@ -28,8 +31,8 @@ DRIFT = 0.001
 RESOLUTION_SECONDS = 1.0
 """Of the times that come with the answers."""
 
-KNOWN_SECONDS = 2.0
-"""How far apart the bounds may be for the time to count as known: a call, and some minutes without one."""
+PRECISE_SECONDS = 2.0
+"""How far apart the bounds of a precise time may be: a call, and some minutes without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +50,19 @@ class _Bound:
 
 
 class StoreClock:
-    """What is known of a store's time. May be used by several threads at once."""
+    """The bounds of a store's time. May be used by several threads at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bounds: tuple[_Bound, _Bound] | None = None
         self._distrusted_until = float("-inf")
 
-    def known_at(self, at: float) -> bool:
-        """Whether it is known well enough: the bounds move apart while there are no answers.
-
-        Args:
-            at: a reading of our clock.
-        """
+    def is_precise(self, at: float) -> bool:
+        """Whether the bounds are close, at a reading of our clock: they move apart while there are no answers."""
         if self._bounds is None:
             return False
         lower, upper = self._bounds
-        return upper.highest(at) - lower.lowest(at) <= KNOWN_SECONDS
+        return upper.highest(at) - lower.lowest(at) <= PRECISE_SECONDS
 
     def observe(self, date: float, *, sent: float, received: float) -> bool:
         """Learn from an answer.
@@ -85,47 +84,52 @@ class StoreClock:
             if self._bounds is None:
                 self._bounds = lower, upper
                 return True
-            known_lower, known_upper = self._bounds
+            lower_before, upper_before = self._bounds
             now = received
             agreed = (
-                lower.lowest(now) <= known_upper.highest(now) + SKEW_SECONDS
-                and upper.highest(now) >= known_lower.lowest(now) - SKEW_SECONDS
+                lower.lowest(now) <= upper_before.highest(now) + SKEW_SECONDS
+                and upper.highest(now) >= lower_before.lowest(now) - SKEW_SECONDS
             )
             if agreed:  # the best of both
-                lower = max(known_lower, lower, key=lambda bound: bound.lowest(now))
-                upper = min(known_upper, upper, key=lambda bound: bound.highest(now))
+                lower = max(lower_before, lower, key=lambda bound: bound.lowest(now))
+                upper = min(upper_before, upper, key=lambda bound: bound.highest(now))
             else:  # either may be right: the truth is between the ends of both, until the next answer
-                lower = min(known_lower, lower, key=lambda bound: bound.lowest(now))
-                upper = max(known_upper, upper, key=lambda bound: bound.highest(now))
+                lower = min(lower_before, lower, key=lambda bound: bound.lowest(now))
+                upper = max(upper_before, upper, key=lambda bound: bound.highest(now))
                 self._distrusted_until = received
             self._bounds = lower, upper
             return agreed
 
     def earliest(self, at: float) -> float:
-        """Return what the store's time is at least, in seconds since 1970.
-
-        Args:
-            at: a reading of our clock.
+        """Return what the store's time is at least, in seconds since 1970, at a reading of our clock.
 
         Raises:
             LookupError: there was no answer yet.
         """
-        return at + self._known()[0].lowest(at)
+        return at + self._both()[0].lowest(at)
 
     def latest(self, at: float) -> float:
         """Return what the store's time is at most; see ``earliest``."""
-        return at + self._known()[1].highest(at)
+        return at + self._both()[1].highest(at)
 
-    def _known(self) -> tuple[_Bound, _Bound]:
+    def _both(self) -> tuple[_Bound, _Bound]:
         if self._bounds is None:
-            raise LookupError("the store has not told its time yet")
+            raise LookupError("the store has not answered yet, so its time is not known")
         return self._bounds
 
 
-def http_date(header: str) -> float:
-    """Return the time in an HTTP ``Date`` header, in seconds since 1970 (RFC 9110, section 6.6.1).
+def response_time(response: Mapping[str, Any]) -> float:
+    """Return the time in the ``Date`` header of boto3's response, in seconds since 1970 (RFC 9110, section 6.6.1).
 
     Raises:
-        ValueError: it is none.
+        LedgerError: there is none.
     """
-    return parsedate_to_datetime(header).timestamp()
+    header = response["ResponseMetadata"].get("HTTPHeaders", {}).get("date", "")
+    try:
+        return parsedate_to_datetime(header).timestamp()
+    except ValueError as error:
+        raise LedgerError(
+            f"the answer of DynamoDB has no time in it (its Date header is {header!r}), and leases are reckoned by it; "
+            "have whatever is in between pass the header on",
+            permanent=True,
+        ) from error

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txbox.leases.store_clock import DRIFT, SKEW_SECONDS, StoreClock, http_date
+from txbox import LedgerError
+from txbox_aws.dynamodb.store_clock import DRIFT, SKEW_SECONDS, StoreClock, response_time
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ def test_one_answer_tells_the_time_within_a_second_and_the_round_trip() -> None:
 
 def test_the_store_has_to_tell_its_time_first() -> None:
     clock = StoreClock()
-    assert not clock.known_at(0.0)
+    assert not clock.is_precise(0.0)
     for bound in (clock.earliest, clock.latest):
-        with pytest.raises(LookupError, match="has not told its time"):
+        with pytest.raises(LookupError, match="has not answered yet"):
             bound(0.0)
 
 
@@ -98,8 +99,8 @@ def test_what_was_known_ages() -> None:
     clock = StoreClock()
     clock.observe(1_000, sent=0.0, received=0.0)
     assert clock.latest(3_600.0) - clock.earliest(3_600.0) == pytest.approx(1 + 2 * DRIFT * 3_600)
-    assert clock.known_at(400.0)
-    assert not clock.known_at(600.0), "it has to be asked again"
+    assert clock.is_precise(400.0)
+    assert not clock.is_precise(600.0), "it has to be asked again"
 
 
 @pytest.mark.parametrize("jump", [3_600, -3_600, 10])
@@ -131,11 +132,16 @@ def test_hosts_that_are_a_little_apart_are_no_contradiction(apart: int) -> None:
     assert clock.observe(1_000 + apart, sent=0.0, received=0.0)
 
 
+def response(**headers: str) -> dict[str, object]:
+    return {"ResponseMetadata": {"HTTPHeaders": headers}}
+
+
 def test_the_header_of_http_is_read() -> None:
-    assert http_date("Sun, 06 Nov 1994 08:49:37 GMT") == 784_111_777
+    assert response_time(response(date="Sun, 06 Nov 1994 08:49:37 GMT")) == 784_111_777
 
 
-@pytest.mark.parametrize("header", ["", "yesterday", "1994-11-06T08:49:37Z"])
-def test_what_is_no_date_is_refused(header: str) -> None:
-    with pytest.raises(ValueError, match=r".*"):
-        http_date(header)
+@pytest.mark.parametrize("headers", [{}, {"date": ""}, {"date": "yesterday"}, {"date": "1994-11-06T08:49:37Z"}])
+def test_what_is_no_date_is_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(LedgerError, match=r"has no time in it .*its Date header is") as caught:
+        response_time(response(**headers))
+    assert caught.value.permanent
