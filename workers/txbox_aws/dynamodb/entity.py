@@ -1,20 +1,19 @@
-"""Ids in DynamoDB's items: the twins of ``txbox.entities``, for stores without transactions over several tables.
+"""Ids in DynamoDB's items: the twins of ``txbox.entities``. Needs ``pip install 'txbox[aws]'``.
 
-One UpdateItem changes the item and its memory under a condition, which DynamoDB evaluates and applies as one. Needs
-``pip install 'txbox[aws]'``.
+One UpdateItem changes the item and its ids under a condition, which DynamoDB evaluates and applies as one.
 
 ``update_once``
     adds the message's id to a set in the item. **The set grows**: an item holds 400 KB, about 10,000 ids of 36
-    characters, and an update is paid by the size of the whole item. It fits items that few messages
-    change: an order, a payment, a booking. Delete finished items (or have DynamoDB's TTL do it); take an id out of the
-    set (``DELETE processed_message_ids :ids``) once its message cannot come again; or use ``update_if_newer``, or a
-    ledger (``txbox.leases``), whose ids expire by themselves.
+    characters, and an update is paid by the size of the whole item. It fits items that few messages change: an order, a
+    payment, a booking. Delete finished items (or have DynamoDB's TTL do it); take an id out of the set
+    (``DELETE processed_message_ids :ids``) once its message cannot come again; or use ``update_if_newer``, or a ledger
+    (``txbox.leases``), whose ids expire by themselves.
 
 ``update_if_newer``
     keeps one number or text per source, the highest so far. It never grows and never forgets, but **drops what comes
     late**, after an event with a higher id.
 
-What happens when two clients, A and B, apply the same message to one item::
+When two clients, A and B, apply the same message to one item::
 
     A: UpdateItem ── applied ──                A: True
     B: UpdateItem ──────────── the condition   B: False
@@ -97,7 +96,7 @@ def update_once(
         TypeError: DynamoDB cannot keep a value.
     """
     identifier = valid_message_id(message_id)
-    call = _Call(client, table, key, create=create, names=names, values=values, condition=condition)
+    call = _ConditionalUpdate(client, table, key, create=create, names=names, values=values, condition=condition)
     item = call.update(
         _with_action(update, "ADD", "#txbox_memory :txbox_ids"),
         "attribute_not_exists(#txbox_memory) "
@@ -167,7 +166,7 @@ def update_if_newer(
     """
     attribute = f"{highest}:{valid_source(source)}"
     identifier = valid_event_id(event_id)
-    call = _Call(client, table, key, create=create, names=names, values=values, condition=condition)
+    call = _ConditionalUpdate(client, table, key, create=create, names=names, values=values, condition=condition)
     item = call.update(
         _with_action(update, "SET", "#txbox_memory = :txbox_id"),
         # DynamoDB compares values of one type only; said here, so that callers need not know.
@@ -186,8 +185,8 @@ def update_if_newer(
     raise call.refusal
 
 
-class _Call:
-    """One UpdateItem under our condition and the caller's."""
+class _ConditionalUpdate:
+    """One UpdateItem under our condition and the caller's; after ``update``, ``refusal`` is what to raise."""
 
     def __init__(
         self,
@@ -217,7 +216,7 @@ class _Call:
         self.refusal: Exception = EntityMissing(table, ", ".join(f"{name}={part!r}" for name, part in key.items()))
 
     def update(self, update: str, condition: str, *, memory: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return None if the item was updated, or else the item as it is; ``refusal`` is what to raise then.
+        """Return None if the item was updated, or else the item as it is.
 
         Raises:
             EntityMissing: there is no item, and the condition would have been met by a new one.
