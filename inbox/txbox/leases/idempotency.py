@@ -86,7 +86,7 @@ def idempotent(
     Args:
         handler: what is to run once. If it names a parameter ``lease``, it is given its lease: the fencing number, how
             long it lasts, and how many attempts before this one may have had their effect.
-        ledger: where leases live; one for each function, as it knows a message's id and not who was called with it.
+        ledger: where leases live; one for each function, as it keeps ids of messages and not names of functions.
         identify: is given the handler's arguments, and returns the message's id; None: that of the ``Message`` among
             them.
         lease_seconds: how long the message stays with an owner that has died. Slow handlers need no longer one: it is

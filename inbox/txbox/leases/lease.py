@@ -73,7 +73,7 @@ class AttemptEnd(StrEnum):
     FAILED = "failed"
     """It had no effect."""
     UNKNOWN = "unknown"
-    """It may have had its effect: the next attempt is told by ``Lease.unknown_attempts``."""
+    """It may have had its effect: ``Lease.unknown_attempts`` of the next attempt counts it."""
     NOT_COUNTED = "not_counted"
     """It may have had its effect, as above, but an outage ended it: it does not count as an attempt."""
     NOT_MADE = "not_made"

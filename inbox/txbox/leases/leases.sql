@@ -23,7 +23,7 @@ clock_timestamp() + make_interval(secs => lease.lease_seconds)
 (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- fragment: now_at_most
--- The clock as it goes on if it was set forward lately: latest is null where nothing is known of it.
+-- The clock as it goes on if it was set forward lately: latest is null before the first answer.
 least(clock_timestamp(), to_timestamp(%(latest)s::double precision))
 
 -- fragment: timeline
@@ -45,7 +45,7 @@ floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
 lease.subscriber_id = %(subscriber_id)s AND lease.message_id = %(message_id)s AND lease.fence = %(fence)s
 
 -- fragment: acquire_with
--- The conditions are evaluated when the row is locked, in its newest version. So of two who find an expired lease, the
+-- The conditions are evaluated when the row is locked, in its newest version. So of two that find an expired lease, the
 -- second one finds the first one's:
 --
 --   A  INSERT ... ON CONFLICT: locks the row, it has expired: takes it -- commits

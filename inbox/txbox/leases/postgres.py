@@ -64,7 +64,7 @@ class PostgresLedger:
     """The leases of one subscriber's messages, in the table ``message_lease``. Implements ``Ledger``."""
 
     def __init__(self, subscriber_id: str, *, engine: Engine, schema: str | None = None, prefix: str = "") -> None:
-        """Name the subscriber and the place of the table; nothing is connected.
+        """Name the subscriber and where the table is; nothing is connected.
 
         Args:
             subscriber_id: the consumer's name; each subscriber processes a message once.
@@ -251,7 +251,7 @@ class PostgresLedger:
         It is run again when Postgres gave it up, and once more, over another connection, when the connection is gone:
         one that lay in the pool for long often is. If that was after the statement had committed, then the second run
         of a renewal, completion or release changes nothing, and that of an acquisition finds the message in flight:
-        until the lease has run out, as its number is not known.
+        until the lease has run out, as the client has not received its fence.
         """
 
         def run(connection: Connection) -> tuple[int, Any]:
@@ -278,7 +278,7 @@ class PostgresLedger:
             if isinstance(error, DBAPIError) and (missing := missing_schema(error, self._table)):
                 raise missing from orig
             permanent = not is_outage(error) and (sqlstate(error) or "").startswith(_PERMANENT)
-            raise LedgerError(f"the ledger's database failed: {_said(error)}", permanent=permanent) from (orig or error)
+            raise LedgerError(f"the ledger's database failed: {_text(error)}", permanent=permanent) from (orig or error)
 
 
 def _record(row: Any) -> LeaseRecord:
@@ -291,11 +291,10 @@ def _record(row: Any) -> LeaseRecord:
     )
 
 
-def _said(error: SQLAlchemyError) -> str:
-    """Return what was said, without the statement and its values."""
-    orig = error.orig if isinstance(error, DBAPIError) else error
-    said = " ".join(str(orig).split())
-    return f"{said}; {PREPARED_REMEDY}" if is_foreign_statement(error) else said
+def _text(error: SQLAlchemyError) -> str:
+    """Return the error's own text, without the statement and its values."""
+    text = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
+    return f"{text}; {PREPARED_REMEDY}" if is_foreign_statement(error) else text
 
 
 _log = logging.getLogger("txbox.leases")

@@ -1,4 +1,4 @@
-"""How the leases in a Postgres stand: who is at work, who died, what has failed and waits."""
+"""How the leases in a Postgres stand: in flight, run out, failed, completed."""
 
 from dataclasses import dataclass
 

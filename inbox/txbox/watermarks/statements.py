@@ -35,11 +35,11 @@ class WatermarkStatements(SqlFile, file="watermarks.sql"):
         kind = "%(aggregate_type)s" if type_column is None else f"event.{quote(type_column)}"
         return f"""
 WITH {self.bound}, txbox_event AS MATERIALIZED (
-  SELECT event.ctid AS place, ({kind}::text) COLLATE "C" AS aggregate_type,
+  SELECT event.ctid AS row_id, ({kind}::text) COLLATE "C" AS aggregate_type,
     (event.{quote(id_column)}::text) COLLATE "C" AS aggregate_id, event.{quote(sequence_column)}::bigint AS sequence
   FROM {table} AS event
 ), {self.kept_events}, txbox_dropped AS (
   DELETE FROM {table} AS event
-  WHERE NOT EXISTS (SELECT FROM txbox_kept WHERE txbox_kept.place = event.ctid)
+  WHERE NOT EXISTS (SELECT FROM txbox_kept WHERE txbox_kept.row_id = event.ctid)
 )
 {self.count_kept}"""

@@ -65,7 +65,7 @@ class Watermarks:
     def __init__(
         self, subscriber_id: str, *, schema: str | None = None, prefix: str = "", wait_seconds: float = WAIT_SECONDS
     ) -> None:
-        """Name the subscriber and the place of the table; nothing is connected.
+        """Name the subscriber and where the table is; nothing is connected.
 
         Args:
             subscriber_id: the consumer's name; each subscriber has watermarks of its own. 1 to 200 bytes.

@@ -175,7 +175,7 @@ txbox_wanted AS (
 ), {{advanced}}, txbox_kept AS MATERIALIZED (
   SELECT DISTINCT ON (
       event.aggregate_type, event.aggregate_id, CASE WHEN NOT %(newest_only)s::bool THEN event.sequence END
-    ) event.place
+    ) event.row_id
   FROM txbox_event AS event JOIN txbox_advanced AS advanced USING (aggregate_type, aggregate_id)
   WHERE advanced.sequence_before IS NULL OR event.sequence > advanced.sequence_before
   ORDER BY event.aggregate_type, event.aggregate_id, CASE WHEN NOT %(newest_only)s::bool THEN event.sequence END,

@@ -146,7 +146,7 @@ def update_if_newer(
         client: as for ``update_once``.
         table: as for ``update_once``.
         key: as for ``update_once``.
-        source: who gives out the ids; 1 to 200 bytes. Ids of different sources are not compared.
+        source: what gives out the ids; 1 to 200 bytes. Ids of different sources are not compared.
         event_id: a number of up to 38 digits, compared as a number, or a text, compared byte by byte.
         update: as for ``update_once``.
         values: as for ``update_once``.
@@ -169,7 +169,7 @@ def update_if_newer(
     call = _ConditionalUpdate(client, table, key, create=create, names=names, values=values, condition=condition)
     item = call.update(
         _with_action(update, "SET", "#txbox_memory = :txbox_id"),
-        # DynamoDB compares values of one type only; said here, so that callers need not know.
+        # DynamoDB compares values of one type only; checked here, so that callers need not.
         "attribute_not_exists(#txbox_memory) "
         "OR attribute_type(#txbox_memory, :txbox_type) AND #txbox_memory < :txbox_id",
         memory=attribute,

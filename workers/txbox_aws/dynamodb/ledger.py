@@ -253,7 +253,7 @@ class DynamoDBLedger:
             "zero": 0,
             "one": 1,
         }
-        # The condition is evaluated and the item written in one step. So of two who find an expired lease, the second
+        # The condition is evaluated and the item written in one step. So of two that find an expired lease, the second
         # one finds the first one's:
         #
         #   A  UpdateItem: expired: takes it
@@ -323,7 +323,7 @@ class DynamoDBLedger:
             values,
             asked_at,
         )
-        # Completed by the same lease: said once more, or by the call whose answer was lost.
+        # Completed by the same lease: by an earlier call, or by the call whose answer was lost.
         if not response.accepted and (response.item.get("fence") != lease.fence or "completed_at" not in response.item):
             raise lease.mark_lost()
 

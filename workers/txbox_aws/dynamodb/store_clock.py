@@ -114,7 +114,7 @@ class StoreClock:
 
     def _both(self) -> tuple[_Bound, _Bound]:
         if self._bounds is None:
-            raise LookupError("the store has not answered yet, so its time is not known")
+            raise LookupError("the store has not answered yet: its time cannot be reckoned")
         return self._bounds
 
 

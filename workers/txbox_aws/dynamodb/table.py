@@ -1,4 +1,4 @@
-"""The table of a ledger in DynamoDB: made, and seen to be what a ledger needs."""
+"""The table of a ledger in DynamoDB: created and checked."""
 
 import contextlib
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ def create_lease_table(table: str = TABLE, *, client: "DynamoDBClient | None" = 
             create_lease_table(table, client=own)
         return
     with translated(DYNAMODB, table, _REMEDIES):
-        with contextlib.suppress(client.exceptions.ResourceInUseException):  # it exists: seen to below
+        with contextlib.suppress(client.exceptions.ResourceInUseException):  # it exists: checked below
             client.create_table(
                 TableName=table,
                 KeySchema=_KEYS,
@@ -51,7 +51,7 @@ def create_lease_table(table: str = TABLE, *, client: "DynamoDBClient | None" = 
                     TableName=table, TimeToLiveSpecification={"Enabled": True, "AttributeName": REMOVED_BY}
                 )
             except client.exceptions.ClientError:
-                if not _is_removal_on(table, client):  # or else another, who makes the same table, was quicker
+                if not _is_removal_on(table, client):  # or else another process that makes the same table was quicker
                     raise
 
 
