@@ -33,7 +33,7 @@ def test_the_lease_begins_when_the_row_is_there_and_not_when_it_was_asked_for(en
 
 
 def test_a_number_that_was_drawn_before_a_wait_is_no_fence(engine: Engine) -> None:
-    """Two wait for the row; whoever has it later has the greater fence, in whatever order they have asked."""
+    """Two wait for the row; the one that has it later has the greater fence, in whatever order they have asked."""
     ledger = PostgresLedger("mailing", engine=engine)
     fences = [acquired(ledger, "m", lease_seconds=LONG).fence]
     with ThreadPoolExecutor(1) as pool:
@@ -86,12 +86,12 @@ def test_a_server_that_does_not_tell_its_timeline_has_fences_by_its_clock(
         connection.exec_driver_sql("DELETE FROM message_lease")
     assert fences[0] == pytest.approx(now * 1000, abs=60_000)
     assert acquired(ledger, "m").fence > fences[-1], "of a row that was deleted, too"
-    told = [record.message for record in caplog.records if "does not tell its timeline" in record.message]
-    assert len(told) == 1
+    lines = [record.message for record in caplog.records if "does not tell its timeline" in record.message]
+    assert len(lines) == 1
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE message_lease SET expires_at = NULL")
     assert acquired(PostgresLedger("mailing", engine=engine), "m").fence > 1 << 44, (
-        "where it is told, fences are greater"
+        "a server that tells its timeline gives out greater fences"
     )
 
 

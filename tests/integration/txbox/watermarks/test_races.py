@@ -32,23 +32,23 @@ def billing(options: dict[str, Any]) -> Watermarks:
     return Watermarks("billing", wait_seconds=options.pop("wait_seconds", PATIENT_SECONDS))
 
 
-def alone(lent: Connection, sequence: int, **options: Any) -> Advance:
-    return billing(options).advance(lent, "account", "ann", sequence, **options)
+def alone(target: Connection, sequence: int, **options: Any) -> Advance:
+    return billing(options).advance(target, "account", "ann", sequence, **options)
 
 
-def among_many(lent: Connection, sequence: int, **options: Any) -> Advance:
+def among_many(target: Connection, sequence: int, **options: Any) -> Advance:
     events = [("account", "ann", sequence), ("account", "zoe", 1)]
-    return billing(options).advance_many(lent, events, **options)[0]
+    return billing(options).advance_many(target, events, **options)[0]
 
 
-def of_a_relation(lent: Connection, sequence: int, **options: Any) -> Advance:
+def of_a_relation(target: Connection, sequence: int, **options: Any) -> Advance:
     """Jumps over gaps, whoever insists."""
-    lent.exec_driver_sql("CREATE TEMPORARY TABLE IF NOT EXISTS fresh_event (name text, at int) ON COMMIT DROP")
-    lent.exec_driver_sql("TRUNCATE fresh_event")
-    lent.exec_driver_sql("INSERT INTO fresh_event VALUES ('ann', %s), ('zoe', 1)", (sequence,))
+    target.exec_driver_sql("CREATE TEMPORARY TABLE IF NOT EXISTS fresh_event (name text, at int) ON COMMIT DROP")
+    target.exec_driver_sql("TRUNCATE fresh_event")
+    target.exec_driver_sql("INSERT INTO fresh_event VALUES ('ann', %s), ('zoe', 1)", (sequence,))
     options = {"wait_seconds": PATIENT_SECONDS, **options, "aggregate_id": "name", "sequence": "at"}
-    BILLING.advance_from(lent, aggregate_type="account", **options)
-    found = lent.exec_driver_sql("SELECT FROM fresh_event WHERE name = 'ann'").rowcount
+    BILLING.advance_from(target, aggregate_type="account", **options)
+    found = target.exec_driver_sql("SELECT FROM fresh_event WHERE name = 'ann'").rowcount
     return APPLIED if found else STALE
 
 
@@ -340,7 +340,7 @@ def test_many_threads_with_shuffled_events_apply_each_at_most_once_and_in_order(
 
             counted = work_until_done(engine, isolation, run)
             if rolls_back:
-                counted = work_until_done(engine, isolation, lambda lent, run=run: run(lent, rolls_back=False))
+                counted = work_until_done(engine, isolation, lambda target, run=run: run(target, rolls_back=False))
             applied += counted
         return applied
 

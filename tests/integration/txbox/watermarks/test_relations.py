@@ -84,7 +84,7 @@ def test_a_type_that_looks_like_a_column_is_a_value(engine: Engine) -> None:
         assert found == ["kind"]
 
 
-@pytest.mark.parametrize("name", ["txbox_event_", "mark", "event", "known", "newest", "bound", "found"])
+@pytest.mark.parametrize("name", ["txbox_event_", "mark", "event", "seen", "wanted", "bound", "found"])
 def test_a_relation_may_have_a_name_that_the_statement_uses_too(engine: Engine, name: str) -> None:
     with engine.connect() as connection:
         create(connection, [("account", 1, 1), ("account", 1, 1)], name)

@@ -26,12 +26,12 @@ BILLING = Watermarks("billing")
 Marks = dict[tuple[str, str], tuple[int, int | None]]
 
 
-def marks(lent: Engine | Connection, subscriber: str = "billing") -> Marks:
+def marks(target: Engine | Connection, subscriber: str = "billing") -> Marks:
     """The watermarks, each with the one before, read without any code under test."""
-    if isinstance(lent, Engine):
-        with lent.connect() as connection:
+    if isinstance(target, Engine):
+        with target.connect() as connection:
             return marks(connection, subscriber)
-    rows = lent.exec_driver_sql(
+    rows = target.exec_driver_sql(
         "SELECT aggregate_type, aggregate_id, sequence, sequence_before FROM aggregate_watermark "
         "WHERE subscriber_id = %s",
         (subscriber,),
@@ -39,8 +39,8 @@ def marks(lent: Engine | Connection, subscriber: str = "billing") -> Marks:
     return {(row[0], row[1]): (row[2], row[3]) for row in rows}
 
 
-def one(lent: Any, sequence: int, **options: Any) -> Advance:
-    return BILLING.advance(lent, "account", "ann", sequence, **options)
+def one(target: Any, sequence: int, **options: Any) -> Advance:
+    return BILLING.advance(target, "account", "ann", sequence, **options)
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
@@ -253,13 +253,15 @@ def test_what_is_applied_or_stale_costs_one_statement_and_a_gap_two(engine: Engi
 
 
 CALLS: list[Callable[[Connection], object]] = [
-    lambda lent: one(lent, 2),
-    lambda lent: one(lent, 2, insist=True),
-    lambda lent: one(lent, 9, insist=True),
-    lambda lent: BILLING.advance_many(lent, [("account", "ann", 2), ("account", "eve", 7)]),
-    lambda lent: BILLING.advance_many(lent, [("account", "ann", 2), ("account", "eve", 7)], insist=True),
-    lambda lent: BILLING.advance_from(lent, aggregate_type="account", aggregate_id="a", sequence="s", wait_seconds=5),
-    lambda lent: BILLING.advance_from(lent, aggregate_type="account", aggregate_id="a", sequence="s"),
+    lambda target: one(target, 2),
+    lambda target: one(target, 2, insist=True),
+    lambda target: one(target, 9, insist=True),
+    lambda target: BILLING.advance_many(target, [("account", "ann", 2), ("account", "eve", 7)]),
+    lambda target: BILLING.advance_many(target, [("account", "ann", 2), ("account", "eve", 7)], insist=True),
+    lambda target: BILLING.advance_from(
+        target, aggregate_type="account", aggregate_id="a", sequence="s", wait_seconds=5
+    ),
+    lambda target: BILLING.advance_from(target, aggregate_type="account", aggregate_id="a", sequence="s"),
 ]
 
 
@@ -306,11 +308,13 @@ def test_a_missing_table_is_named_with_the_remedy(fresh_database: str) -> None:
     for schema, name in [(None, "aggregate_watermark"), ("No such-%", '"No such-%".aggregate_watermark')]:
         watermarks = Watermarks("billing", schema=schema)
         calls: list[Callable[..., object]] = [
-            lambda lent, on=watermarks: on.advance(lent, "account", "ann", 1),
-            lambda lent, on=watermarks: on.advance(lent, "account", "ann", 1, insist=True),
-            lambda lent, on=watermarks: on.advance_many(lent, [("account", "ann", 1)]),
-            lambda lent, on=watermarks: on.advance_many(lent, [("account", "ann", 1)], insist=True),
-            lambda lent, on=watermarks: on.advance_from(lent, aggregate_type="account", aggregate_id="a", sequence="s"),
+            lambda target, on=watermarks: on.advance(target, "account", "ann", 1),
+            lambda target, on=watermarks: on.advance(target, "account", "ann", 1, insist=True),
+            lambda target, on=watermarks: on.advance_many(target, [("account", "ann", 1)]),
+            lambda target, on=watermarks: on.advance_many(target, [("account", "ann", 1)], insist=True),
+            lambda target, on=watermarks: on.advance_from(
+                target, aggregate_type="account", aggregate_id="a", sequence="s"
+            ),
         ]
         for call in calls:
             with engine.connect() as connection:
@@ -322,7 +326,7 @@ def test_a_missing_table_is_named_with_the_remedy(fresh_database: str) -> None:
 
 
 def test_a_connection_that_commits_every_statement_is_refused(engine: Engine) -> None:
-    for call in (*CALLS, lambda lent: BILLING.advance_many(lent, [])):
+    for call in (*CALLS, lambda target: BILLING.advance_many(target, [])):
         autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         with autocommit.connect() as connection, pytest.raises(NotInTransaction):
             call(connection)

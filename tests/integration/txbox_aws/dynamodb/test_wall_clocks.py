@@ -26,16 +26,16 @@ shift, table, steps = float(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 wrong = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=shift)
 with time_machine.travel(wrong, tick=True):
     from txbox_aws.dynamodb import DynamoDBLedger
-    ledger, leases, said = DynamoDBLedger("mailing", table=table), {}, []
+    ledger, leases, answers = DynamoDBLedger("mailing", table=table), {}, []
     for step, message_id in steps:
         if step == "acquire":
             found = ledger.acquire(message_id, lease_seconds=20)
             leases[message_id] = found.lease
-            said.append([found.state, found.seconds_left])
+            answers.append([found.state, found.seconds_left])
         else:
             getattr(ledger, step)(leases[message_id])
-            said.append([step, 0])
-    print(json.dumps({"time": time.time(), "said": said}))
+            answers.append([step, 0])
+    print(json.dumps({"time": time.time(), "answers": answers}))
 """
 
 pytestmark = [pytest.mark.chaos, pytest.mark.parametrize("shift", [3_600, -3_600], ids=["fast", "slow"])]
@@ -47,8 +47,8 @@ def store(dynamodb: Any) -> Store:
 
 
 @pytest.fixture
-def elsewhere(store: Store, shift: int) -> Callable[..., list[list[Any]]]:
-    """Take steps in a process with another wall clock: elsewhere(("acquire", "m1"), …)."""
+def shifted(store: Store, shift: int) -> Callable[..., list[list[Any]]]:
+    """Take steps in a process with another wall clock: shifted(("acquire", "m1"), …)."""
 
     def run(*steps: tuple[str, str]) -> list[list[Any]]:
         ended = subprocess.run(
@@ -61,7 +61,7 @@ def elsewhere(store: Store, shift: int) -> Callable[..., list[list[Any]]]:
         assert ended.returncode == 0, ended.stderr
         report = json.loads(ended.stdout)
         assert abs(report["time"] - time.time() - shift) < 60, "its wall clock was not wrong"
-        return report["said"]
+        return report["answers"]
 
     return run
 
@@ -72,10 +72,10 @@ def item(dynamodb: Any, store: Store, message_id: str) -> dict[str, Any]:
 
 
 def test_its_leases_are_as_long_for_others_as_they_should_be(
-    dynamodb: Any, store: Store, elsewhere: Callable[..., list[list[Any]]]
+    dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]]
 ) -> None:
     before = time.time()
-    assert elsewhere(("acquire", "m1"), ("acquire", "m2"), ("renew", "m2"))[0][0] == "acquired"
+    assert shifted(("acquire", "m1"), ("acquire", "m2"), ("renew", "m2"))[0][0] == "acquired"
     for message_id in ("m1", "m2"):
         assert before + 20 <= item(dynamodb, store, message_id)["expires_at"] / 1000 <= time.time() + 22
         refused = store.ledger().acquire(message_id)
@@ -86,17 +86,17 @@ def test_its_leases_are_as_long_for_others_as_they_should_be(
     assert acquired(store.ledger(), "m1").unknown_attempts == 1
 
 
-def test_it_takes_nobodys_lease_away(store: Store, elsewhere: Callable[..., list[list[Any]]]) -> None:
+def test_it_takes_nobodys_lease_away(store: Store, shifted: Callable[..., list[list[Any]]]) -> None:
     ledger = store.ledger()
     lease = acquired(ledger, "m1", lease_seconds=60)
-    ((state, seconds),) = elsewhere(("acquire", "m1"))
+    ((state, seconds),) = shifted(("acquire", "m1"))
     assert state == "in_flight"
     assert 30 < seconds <= 64
     ledger.complete(lease)
-    assert elsewhere(("acquire", "m1")) == [["completed", 0.0]]
+    assert shifted(("acquire", "m1")) == [["completed", 0.0]]
 
 
-def test_it_takes_over_what_has_run_out(dynamodb: Any, store: Store, elsewhere: Callable[..., list[list[Any]]]) -> None:
+def test_it_takes_over_what_has_run_out(dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]]) -> None:
     first = acquired(store.ledger(), "m1")
     dynamodb.update_item(
         TableName=store.arguments["table"],
@@ -104,15 +104,15 @@ def test_it_takes_over_what_has_run_out(dynamodb: Any, store: Store, elsewhere: 
         UpdateExpression="SET expires_at = :just",
         ExpressionAttributeValues={":just": typed(int((time.time() - 5) * 1000))},
     )
-    assert elsewhere(("acquire", "m1"))[0][0] == "acquired"
+    assert shifted(("acquire", "m1"))[0][0] == "acquired"
     assert item(dynamodb, store, "m1")["fence"] > first.fence
 
 
 @pytest.mark.parametrize("end", ["complete", "release"])
 def test_what_it_leaves_is_removed_when_it_should_be(
-    dynamodb: Any, store: Store, elsewhere: Callable[..., list[list[Any]]], end: str
+    dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]], end: str
 ) -> None:
-    elsewhere(("acquire", "m1"), (end, "m1"), ("acquire", "m2"))
+    shifted(("acquire", "m1"), (end, "m1"), ("acquire", "m2"))
     left = item(dynamodb, store, "m1")
     assert abs(left["remove_at"] - time.time() - RETENTION_SECONDS) < 30
     assert abs(item(dynamodb, store, "m2")["remove_at"] - time.time() - 20 - RETENTION_SECONDS) < 30
@@ -121,9 +121,9 @@ def test_what_it_leaves_is_removed_when_it_should_be(
 
 
 def test_the_fence_of_a_new_item_is_reckoned_by_the_stores_clock(
-    dynamodb: Any, store: Store, elsewhere: Callable[..., list[list[Any]]]
+    dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]]
 ) -> None:
     """So it is greater than that of an item which was removed long ago, whoever made that."""
     before = time.time()
-    elsewhere(("acquire", "m1"))
+    shifted(("acquire", "m1"))
     assert (before - 2) * 1000 < item(dynamodb, store, "m1")["fence"] <= time.time() * 1000 + 1
