@@ -10,18 +10,13 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from support.leases import Store, acquired, dynamodb_store
+from support.leases import Store, acquired
 from txbox import LeaseLost
 from txbox.leases import Acquisition, LeaseState
 from txbox_aws.dynamodb import DynamoDBLedger
 from txbox_local import LocalAws
 
 THREADS = 32
-
-
-@pytest.fixture
-def store(dynamodb: Any) -> Store:
-    return dynamodb_store(dynamodb)
 
 
 @pytest.fixture(scope="module")

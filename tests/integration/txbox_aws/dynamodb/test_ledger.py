@@ -1,9 +1,9 @@
-"""A ledger in DynamoDB: what is in its items, and that no clock counts but the store's."""
+"""A ledger in DynamoDB: what is in its items, and what it makes of DynamoDB's refusals."""
 
 import json
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import boto3
@@ -11,87 +11,20 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
-from support.leases import Store, acquired, dynamodb_store
+from support.leases import Store, acquired
 from txbox import InvalidConfiguration, LeaseLost, LedgerError, Mismatch, ResultNotStored
 from txbox.leases import LeaseState
-from txbox.leases import lease as lease_module
-from txbox_aws.dynamodb import DynamoDBLedger, items
-from txbox_aws.dynamodb import ledger as dynamodb_module
+from txbox_aws.dynamodb import DynamoDBLedger
 from txbox_aws.dynamodb.ledger import MAX_RESULT_BYTES, RETENTION_SECONDS
-from txbox_aws.dynamodb.values import plain, typed
+from txbox_aws.dynamodb.values import typed
 from txbox_local import LocalAws
 
 DAY = 24 * 60 * 60
 
 
-@pytest.fixture
-def store(dynamodb: Any) -> Store:
-    return dynamodb_store(dynamodb)
-
-
-@pytest.fixture
-def table(store: Store) -> str:
-    return store.arguments["table"]
-
-
-@pytest.fixture
-def item(dynamodb: Any, table: str) -> Callable[..., dict[str, Any]]:
-    """What is in the item of a message: item("m1")."""
-
-    def get(message_id: str) -> dict[str, Any]:
-        key = {"message_id": typed(message_id), "subscriber_id": typed("mailing")}
-        return plain(dynamodb.get_item(TableName=table, Key=key, ConsistentRead=True).get("Item", {}))
-
-    return get
-
-
-@pytest.fixture
-def put(dynamodb: Any, table: str) -> Callable[..., None]:
-    """Change the item of a message behind the ledger's back: put("m1", expires_at=1)."""
-
-    def update(message_id: str, **values: Any) -> None:
-        dynamodb.update_item(
-            TableName=table,
-            Key={"message_id": typed(message_id), "subscriber_id": typed("mailing")},
-            UpdateExpression="SET " + ", ".join(f"#{name} = :{name}" for name in values),
-            ExpressionAttributeNames={f"#{name}": name for name in values},
-            ExpressionAttributeValues={f":{name}": typed(value) for name, value in values.items()},
-        )
-
-    return update
-
-
-class Dates:
-    """A client whose answers bear other times: those of a store whose clock is off by ``shift`` seconds."""
-
-    def __init__(self, aws: LocalAws) -> None:
-        self.client: Any = boto3.client("dynamodb", endpoint_url=aws.endpoint_url)
-        self.shift = 0
-        self.header: str | None = None
-        self.client.meta.events.register("after-call.dynamodb.*", self._change)
-
-    def _change(self, parsed: dict[str, Any], **_: Any) -> None:
-        headers = parsed["ResponseMetadata"]["HTTPHeaders"]
-        if self.header is not None:
-            headers["date"] = self.header
-        elif self.shift:
-            shifted = time.time() + self.shift
-            headers["date"] = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(shifted))
-
-
-@pytest.fixture
-def dates(aws: LocalAws) -> Iterator[Dates]:
-    dates = Dates(aws)
-    yield dates
-    dates.client.close()
-
-
 def milliseconds() -> int:
     """The time: this machine is the store's too."""
     return time.time_ns() // 1_000_000
-
-
-# --- items -----------------------------------------------------------------------------------------------------------
 
 
 def test_an_item_says_who_works_until_when_in_the_stores_time(store: Store, item: Callable[..., Any]) -> None:
@@ -214,136 +147,6 @@ def test_an_argument_that_cannot_work_is_named(arguments: dict[str, Any], text: 
         DynamoDBLedger(**{"subscriber_id": "mailing", **arguments})
 
 
-# --- the clock -------------------------------------------------------------------------------------------------------
-
-
-def test_a_lease_is_not_taken_over_within_the_skew_of_the_hosts_clocks(store: Store, put: Callable[..., None]) -> None:
-    acquired(store.ledger(), "m1")
-    other = store.ledger()
-    put("m1", expires_at=milliseconds() - 500)
-    refused = other.acquire("m1")
-    assert refused.state is LeaseState.IN_FLIGHT
-    assert 0 < refused.seconds_left <= 2.5
-    put("m1", expires_at=milliseconds() - 4_000)
-    assert other.acquire("m1").state is LeaseState.ACQUIRED
-
-
-def test_who_is_refused_learns_how_long_at_most(store: Store) -> None:
-    acquired(store.ledger(), "m1", lease_seconds=20)
-    assert 20 <= store.ledger().acquire("m1").seconds_left <= 24
-
-
-def test_a_host_whose_clock_is_ahead_within_the_skew_changes_nothing(
-    store: Store, table: str, dates: Dates, put: Callable[..., None]
-) -> None:
-    acquired(store.ledger(), "m1")
-    dates.shift = 1
-    ahead = DynamoDBLedger("mailing", table=table, client=dates.client)
-    for _ in range(20):
-        put("m1", expires_at=milliseconds() + 200)
-        assert ahead.acquire("m1").state is LeaseState.IN_FLIGHT
-
-
-def test_a_machine_that_was_suspended_writes_its_lease_anew(
-    store: Store, table: str, dates: Dates, item: Callable[..., Any]
-) -> None:
-    """Its interval clock stood still for an hour: to it, the store's clock jumps."""
-    dates.shift = -3_600
-    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
-    suspended.check()
-    dates.shift = 0
-    before = milliseconds()
-    lease = acquired(suspended, "m1", lease_seconds=20)
-    assert before + 20_000 <= item("m1")["expires_at"] <= milliseconds() + 22_000
-    assert store.ledger().acquire("m1").state is LeaseState.IN_FLIGHT
-    suspended.complete(lease)
-
-
-def test_a_machine_that_was_suspended_renews_for_as_long_as_it_says(
-    store: Store, table: str, dates: Dates, item: Callable[..., Any]
-) -> None:
-    dates.shift = -3_600
-    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
-    lease = acquired(suspended, "m1", lease_seconds=20)
-    dates.shift = 0
-    before = milliseconds()
-    suspended.renew(lease)
-    assert before + 20_000 <= item("m1")["expires_at"] <= milliseconds() + 22_000
-
-
-def test_a_lease_that_was_written_too_short_and_was_taken_over_is_not_given_out(
-    store: Store, table: str, dates: Dates
-) -> None:
-    """In the moment between its answer and its being written anew, somebody else takes it."""
-    dates.shift = -3_600
-    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
-    suspended.check()
-    dates.shift = 0
-    other = store.ledger()
-    other.check()
-    taken: list[Any] = []
-
-    def take(**_: Any) -> None:
-        if not taken:
-            taken.append(None)
-            taken.append(other.acquire("m1"))
-
-    dates.client.meta.events.register("after-call.dynamodb.UpdateItem", take)
-    refused = suspended.acquire("m1", lease_seconds=20)
-    assert refused.state is LeaseState.IN_FLIGHT
-    assert taken[1].state is LeaseState.ACQUIRED
-    other.complete(taken[1].lease)
-
-
-@pytest.mark.parametrize("moment", ["before it is sent", "after it is sent"])
-def test_a_lease_reckoned_before_another_thread_learns_of_the_suspension_is_written_anew(
-    table: str, dates: Dates, item: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    dates.shift = -3_600
-    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
-    suspended.check()
-    learned: list[int] = []
-
-    def learn(**_: Any) -> Any:
-        if not learned:
-            learned.append(milliseconds())
-            dates.shift = 0
-            suspended.check()
-        return dates.client
-
-    if moment == "before it is sent":
-        monkeypatch.setattr(suspended._items, "_client", learn)
-    else:
-        dates.client.meta.events.register("before-send.dynamodb.UpdateItem", lambda **_: learn() and None)
-    acquired(suspended, "m1", lease_seconds=20)
-    assert learned[0] + 20_000 <= item("m1")["expires_at"]
-
-
-def test_clocks_that_contradict_each_other_all_the_time_are_an_error(table: str, dates: Dates) -> None:
-    ledger = DynamoDBLedger("mailing", table=table, client=dates.client)
-    lease = acquired(ledger, "m1")
-
-    def jump(**_: Any) -> None:
-        dates.shift += 10_000
-
-    dates.client.meta.events.register("before-call.dynamodb.UpdateItem", jump)
-    with pytest.raises(LedgerError, match="contradict each other again and again") as caught:
-        ledger.renew(lease)
-    assert not caught.value.permanent
-
-
-@pytest.mark.parametrize("header", ["", "soon"])
-def test_an_answer_without_the_time_is_an_error_that_says_so(table: str, dates: Dates, header: str) -> None:
-    dates.header = header
-    ledger = DynamoDBLedger("mailing", table=table, client=dates.client)
-    with pytest.raises(LedgerError, match=r"has no time in it .*its Date header is") as caught:
-        ledger.acquire("m1")
-    assert caught.value.permanent
-
-
-# --- refusals --------------------------------------------------------------------------------------------------------
-
-
 class Refusing:
     """A client that some calls do not get past: they are answered as DynamoDB answers them when it refuses."""
 
@@ -391,22 +194,6 @@ def test_without_permission_the_remedy_names_all_that_a_ledger_needs(table: str)
         refusing.ledger.acquire("m1")
     assert caught.value.permanent
     refusing.client.close()
-
-
-@pytest.mark.parametrize("idle", [3_600, DAY, 30 * DAY])
-def test_a_ledger_that_was_idle_asks_for_the_time_first(
-    aws: LocalAws, table: str, item: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, idle: int
-) -> None:
-    dates = Dates(aws)
-    ledger = DynamoDBLedger("mailing", table=table, client=dates.client)
-    ledger.complete(acquired(ledger, "before"))
-    # Time passes, for both sides.
-    real = lease_module.elapsed
-    for module in (dynamodb_module, items):
-        monkeypatch.setattr(module, "elapsed", lambda: real() + idle)
-    dates.shift = idle
-    acquired(ledger, "m", lease_seconds=30)
-    assert 29 <= item("m")["expires_at"] / 1000 - time.time() - idle <= 33
 
 
 def test_an_answer_to_somebody_else_is_not_taken_for_ours(dynamodb: Any, table: str, aws: LocalAws) -> None:

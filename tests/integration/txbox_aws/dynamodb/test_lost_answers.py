@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 
-from support.leases import Store, acquired, dynamodb_store
+from support.leases import Store, acquired
 from support.tcp_proxy import TcpProxy
 from txbox import LeaseLost, LedgerError
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb import DynamoDBLedger
-from txbox_aws.dynamodb.values import plain, typed
+from txbox_aws.dynamodb.values import typed
 from txbox_local import LocalAws
 
 ACQUIRE = b"if_not_exists(#fence"
@@ -21,11 +21,6 @@ RENEW = b'"SET #expires_at = :expires_at, #asked_at'
 COMPLETE = b"SET #completed_at"
 RELEASE = b"#failures + :failed"
 FORGET = b"#failures = :zero"
-
-
-@pytest.fixture
-def store(dynamodb: Any) -> Store:
-    return dynamodb_store(dynamodb)
 
 
 @pytest.fixture
@@ -43,15 +38,6 @@ def behind(proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch, store: Store) -> It
     ledger.check()
     yield ledger
     ledger.close()
-
-
-@pytest.fixture
-def item(dynamodb: Any, store: Store) -> Callable[[], dict[str, Any]]:
-    def get() -> dict[str, Any]:
-        key = {"message_id": typed("m1"), "subscriber_id": typed("mailing")}
-        return plain(dynamodb.get_item(TableName=store.arguments["table"], Key=key, ConsistentRead=True)["Item"])
-
-    return get
 
 
 @pytest.mark.parametrize("reaches_server", [True, False])

@@ -4,15 +4,10 @@ from typing import Any
 
 import pytest
 
-from support.leases import Store, acquired, dynamodb_store
+from support.leases import Store, acquired
 from txbox import LedgerError
 from txbox.leases.status import LeaseStatus, LedgerStatus
 from txbox_aws.dynamodb.status import read_lease_table
-
-
-@pytest.fixture
-def store(dynamodb: Any) -> Store:
-    return dynamodb_store(dynamodb)
 
 
 def test_a_table_that_is_empty_has_no_ledgers(dynamodb: Any, store: Store) -> None:

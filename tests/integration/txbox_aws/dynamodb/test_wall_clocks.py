@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from support.leases import Store, acquired, dynamodb_store
+from support.leases import Store, acquired
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb.ledger import RETENTION_SECONDS
-from txbox_aws.dynamodb.values import plain, typed
+from txbox_aws.dynamodb.values import typed
 
 PROGRAM = """
 import datetime, json, sys, time
@@ -42,11 +42,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.parametrize("shift", [3_600, -3_600
 
 
 @pytest.fixture
-def store(dynamodb: Any) -> Store:
-    return dynamodb_store(dynamodb)
-
-
-@pytest.fixture
 def shifted(store: Store, shift: int) -> Callable[..., list[list[Any]]]:
     """Take steps in a process with another wall clock: shifted(("acquire", "m1"), …)."""
 
@@ -66,18 +61,13 @@ def shifted(store: Store, shift: int) -> Callable[..., list[list[Any]]]:
     return run
 
 
-def item(dynamodb: Any, store: Store, message_id: str) -> dict[str, Any]:
-    key = {"message_id": typed(message_id), "subscriber_id": typed("mailing")}
-    return plain(dynamodb.get_item(TableName=store.arguments["table"], Key=key, ConsistentRead=True)["Item"])
-
-
 def test_its_leases_are_as_long_for_others_as_they_should_be(
-    dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]]
+    store: Store, shifted: Callable[..., list[list[Any]]], item: Callable[..., Any]
 ) -> None:
     before = time.time()
     assert shifted(("acquire", "m1"), ("acquire", "m2"), ("renew", "m2"))[0][0] == "acquired"
     for message_id in ("m1", "m2"):
-        assert before + 20 <= item(dynamodb, store, message_id)["expires_at"] / 1000 <= time.time() + 22
+        assert before + 20 <= item(message_id)["expires_at"] / 1000 <= time.time() + 22
         refused = store.ledger().acquire(message_id)
         assert refused.state is LeaseState.IN_FLIGHT
         assert refused.seconds_left <= 24
@@ -96,7 +86,9 @@ def test_it_takes_nobodys_lease_away(store: Store, shifted: Callable[..., list[l
     assert shifted(("acquire", "m1")) == [["completed", 0.0]]
 
 
-def test_it_takes_over_what_has_run_out(dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]]) -> None:
+def test_it_takes_over_what_has_run_out(
+    dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]], item: Callable[..., Any]
+) -> None:
     first = acquired(store.ledger(), "m1")
     dynamodb.update_item(
         TableName=store.arguments["table"],
@@ -105,25 +97,25 @@ def test_it_takes_over_what_has_run_out(dynamodb: Any, store: Store, shifted: Ca
         ExpressionAttributeValues={":just": typed(int((time.time() - 5) * 1000))},
     )
     assert shifted(("acquire", "m1"))[0][0] == "acquired"
-    assert item(dynamodb, store, "m1")["fence"] > first.fence
+    assert item("m1")["fence"] > first.fence
 
 
 @pytest.mark.parametrize("end", ["complete", "release"])
 def test_what_it_leaves_is_removed_when_it_should_be(
-    dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]], end: str
+    shifted: Callable[..., list[list[Any]]], item: Callable[..., Any], end: str
 ) -> None:
     shifted(("acquire", "m1"), (end, "m1"), ("acquire", "m2"))
-    left = item(dynamodb, store, "m1")
+    left = item("m1")
     assert abs(left["remove_at"] - time.time() - RETENTION_SECONDS) < 30
-    assert abs(item(dynamodb, store, "m2")["remove_at"] - time.time() - 20 - RETENTION_SECONDS) < 30
+    assert abs(item("m2")["remove_at"] - time.time() - 20 - RETENTION_SECONDS) < 30
     if end == "complete":
         assert abs(left["completed_at"] / 1000 - time.time()) < 30
 
 
 def test_the_fence_of_a_new_item_is_reckoned_by_the_stores_clock(
-    dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]]
+    shifted: Callable[..., list[list[Any]]], item: Callable[..., Any]
 ) -> None:
     """So it is greater than that of an item which was removed long ago, whoever made that."""
     before = time.time()
     shifted(("acquire", "m1"))
-    assert (before - 2) * 1000 < item(dynamodb, store, "m1")["fence"] <= time.time() * 1000 + 1
+    assert (before - 2) * 1000 < item("m1")["fence"] <= time.time() * 1000 + 1
