@@ -1,7 +1,7 @@
 """Which bulk loads wait for a lock, and who holds it.
 
 Each transaction of a bulk load takes one more advisory lock, shared, whose number is the run's. It blocks no session;
-by it, any session can tell from ``pg_locks`` to which run a server process belongs, whatever its role may see.
+by it, any session can find in ``pg_locks`` to which run a server process belongs, whatever its role may see.
 """
 
 from dataclasses import dataclass
@@ -67,20 +67,14 @@ class BlockedLoad:
 
 
 def run_lock(run_id: str) -> int:
-    """Return the number of the lock that a run's transactions share.
-
-    Args:
-        run_id: 12 hexadecimal digits.
-    """
+    """Return the number of the lock that the transactions of a run (12 hexadecimal digits) share."""
     return _TAG << 48 | int(run_id, 16)
 
 
 def find_blocked_loads(connection: Connection, run_id: str | None = None) -> tuple[BlockedLoad, ...]:
     """Return the transactions of bulk loads in this database that wait for a lock, each with those it waits for.
 
-    Args:
-        connection: to the database.
-        run_id: of one load; None: of all.
+    ``run_id`` None: of all loads.
     """
     rows = connection.exec_driver_sql(SERVER.blocked_loads, {"tag": _TAG, "run_id": run_id}).mappings()
     return tuple(BlockedLoad(**row) for row in rows)

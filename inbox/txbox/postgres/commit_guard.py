@@ -45,21 +45,17 @@ REFUSAL = "txbox refuses this COMMIT: it commits this transaction itself"
 DECLARE_GUARD = (
     f"DECLARE txbox_guard CURSOR WITH HOLD FOR SELECT ('{REFUSAL} ' || pg_catalog.random())::pg_catalog.int4"
 )
-"""Have COMMIT fail in this transaction. With ``random`` the text is not known, and not cast, before it is read."""
+"""Has COMMIT fail in this transaction. ``random`` has the text cast only when it is read."""
 
 CLOSE_GUARD = "CLOSE txbox_guard"
-"""Let COMMIT succeed again; fails in another transaction than the one that has the guard."""
+"""Lets COMMIT succeed again; fails in another transaction than the one that has the guard."""
 
 
 def begin_guarded(connection: Connection, *also: str) -> None:
     """Begin a transaction that only ``commit_guarded`` can commit: one round trip, which takes the place of BEGIN.
 
-    Args:
-        connection: in a transaction of SQLAlchemy's; the server may have begun it already.
-        also: statements to be run in the same round trip, without parameters.
-
-    Raises:
-        psycopg.Error: the server does not answer, or refuses.
+    ``connection`` is in a transaction of SQLAlchemy's; the server may have begun it already. ``also`` are statements to
+    be run in the same round trip, without parameters. Raises ``psycopg.Error``.
     """
     driver: Any = connection.connection.dbapi_connection
     begun = driver.pgconn.transaction_status == TransactionStatus.INTRANS
@@ -67,8 +63,8 @@ def begin_guarded(connection: Connection, *also: str) -> None:
         _run(connection, *(() if begun else (_begin(driver),)), DECLARE_GUARD, *also)
     except psycopg.Error:
         if driver.closed:
-            # Found dead. SQLAlchemy is to meet it, too: it gives up the other connections of the pool then, as they
-            # have most likely gone the same way.
+            # SQLAlchemy has to get the error, too: it then discards the other connections of the pool, which are most
+            # likely lost as well.
             with suppress(DBAPIError):
                 connection.exec_driver_sql(CLOSE_GUARD)
         raise
@@ -79,7 +75,7 @@ def commit_guarded(connection: Connection) -> None:
 
     Raises:
         TransactionEnded: this is another transaction. Nothing is committed.
-        psycopg.Error: it cannot be committed, or whether it was is not known.
+        psycopg.Error: it cannot be committed, or whether it was is unknown.
     """
     _closing(connection, CLOSE_GUARD, "COMMIT")
 
@@ -90,11 +86,7 @@ def add_guard(connection: Connection) -> None:
 
 
 def remove_guard(connection: Connection) -> None:
-    """Let a transaction be committed that ``add_guard`` guards: one round trip.
-
-    Raises:
-        TransactionEnded: this is another transaction.
-    """
+    """Let a transaction be committed that ``add_guard`` guards: one round trip. Raises as ``commit_guarded``."""
     _closing(connection, CLOSE_GUARD)
 
 
@@ -126,7 +118,6 @@ def _begin(driver: Any) -> str:
 
 
 def _run(connection: Connection, *statements: str) -> None:
-    """Run statements in one round trip."""
     driver: Any = connection.connection.dbapi_connection
     with driver.lock:
         driver.pgconn.send_query("; ".join(statements).encode())

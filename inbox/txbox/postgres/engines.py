@@ -1,10 +1,10 @@
-"""The engines that we open or are given: how their connections are made, and what is seen to when one is new.
+"""Engines, our own and those we are given: how connections are made, and what is checked when one is new.
 
 A pooler in transaction mode (PgBouncer) gives a client another server from one transaction to the next. A prepared
 statement stays at the server that prepared it, under a name that psycopg counts up in each client: ``_pg3_0`` may be
 another client's statement there, and Postgres would run it without an error. So a pooler has to be noticed before
-anything is prepared: the process id that a connection was given at its start is not the one that ``pg_backend_pid()``
-says. Then nothing is prepared on that connection any more.
+anything is prepared: ``pg_backend_pid()`` differs from the process id that the connection was given at its start. Then
+nothing is prepared on that connection any more.
 
 A pooler could give a process id that is right by chance. PgBouncer draws 32 bits, and a server is asked again in
 every transaction that records or publishes, while psycopg prepares at the sixth run of a statement.
@@ -49,42 +49,32 @@ KEEPALIVES: dict[str, object] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Parameters of libpq, for connections over TCP: a peer that is gone is noticed within 30 seconds. In seconds, the last
-one in milliseconds. https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-KEEPALIVES"""
+"""Parameters of libpq, for TCP: a peer that is gone is noticed within 30 seconds. In seconds, the last in milliseconds.
+https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-KEEPALIVES
+"""
 
 
 CONNECT_SECONDS = 10
-"""How long one host may take to let a connection in, where neither parameters nor environment say otherwise."""
+"""How long one host may take to let a connection in, where neither parameters nor environment set another time."""
 
 
 def open_engine(url: str | URL, **options: Any) -> Engine:
-    """Make an engine, and adopt it.
+    """Make an engine with the options of ``create_engine``, and adopt it.
 
-    Args:
-        url: the database; ``prepare_threshold`` in its query may be a number, or ``None``;
-            or it is ``prepareThreshold``, as for the JDBC driver.
-        options: those of ``create_engine``.
-
-    Returns:
-        The engine.
+    ``prepare_threshold`` in the URL's query may be a number, or ``None``; or it is ``prepareThreshold``, as for the
+    JDBC driver.
     """
     return adopt(create_engine(url, **options))
 
 
 def adopt(engine: Engine) -> Engine:
-    """See to the connections of an engine, from now on; once for an engine, however often it is asked for.
+    """Take charge of the connections of an engine from now on, and return it; a second call changes nothing.
 
-    Its new connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, where their parameters do not say otherwise. One
-    through which a pooler answers prepares no statements. A wait for an answer that does not come is ended, see
-    ``watchdog``; the parameter ``txbox_watchdog_seconds``, in the URL's query or in ``connect_args``, says after
-    how many seconds the server is asked. One to a database that is not UTF-8 is closed again, and raises
-    ``InvalidConfiguration``.
-
-    Args:
-        engine: ours, or one that a caller has given us; other drivers than psycopg are left alone.
-
-    Returns:
-        The same engine.
+    Its new connections get ``KEEPALIVES`` and ``CONNECT_SECONDS``, where their parameters set nothing else. One through
+    which a pooler answers prepares no statements. A wait for an answer that does not come is ended, see ``watchdog``;
+    the parameter ``txbox_watchdog_seconds``, in the URL's query or in ``connect_args``, is the time after which the
+    server is asked. One to a database that is not UTF-8 is closed again, and raises ``InvalidConfiguration``. Other
+    drivers than psycopg are left alone.
     """
     dialect = engine.dialect
     if dialect.driver != "psycopg" or dialect.is_async:
@@ -95,7 +85,7 @@ def adopt(engine: Engine) -> Engine:
         _adopted.add(dialect)
         event.listen(engine, "do_connect", _complete)
         # Before SQLAlchemy's own first look at a server, which may wait for an answer, and cannot read SQL_ASCII.
-        event.listen(engine, "connect", _meet, insert=True)
+        event.listen(engine, "connect", _check_new, insert=True)
         event.listen(engine, "checkout", _count)
     return engine
 
@@ -103,12 +93,7 @@ def adopt(engine: Engine) -> Engine:
 def discard_if_poisoned(connection: Connection, error: BaseException) -> bool:
     """Keep a connection from going back to its pool, if a statement of ours has failed by the state of its session.
 
-    Args:
-        connection: where it failed; of an adopted engine, others have no record of their past.
-        error: what was raised.
-
-    Returns:
-        Whether another connection may do better: this one is discarded, and was not new.
+    Returns whether another connection may do better: this one, of an adopted engine, is discarded, and was not new.
     """
     if connection.closed or connection.invalidated or not is_of_the_session(error):
         return False
@@ -120,9 +105,7 @@ def discard_if_poisoned(connection: Connection, error: BaseException) -> bool:
 def with_sound_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
     """Run statements of ours that may be run again, over one connection after the other until a new one has failed.
 
-    Args:
-        engine: an adopted one.
-        work: is given each connection, and commits or rolls back by itself; what it returns is returned.
+    ``work`` is given each connection, and commits or rolls back by itself; what it returns is returned.
     """
     while True:
         with engine.connect() as connection:
@@ -134,10 +117,9 @@ def with_sound_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def refuse_other_encodings(connection: Connection) -> None:
-    """Refuse a database whose text is not UTF-8; the server has said so at the connection's start, so it is read once.
+    """Raise ``InvalidConfiguration`` for a database that is not UTF-8: it cannot keep every id and every error.
 
-    Raises:
-        InvalidConfiguration: it cannot keep every id and every error.
+    The server has sent its encoding at the connection's start, so it is read once.
     """
     info = connection.info
     if _UTF8 not in info:
@@ -146,17 +128,15 @@ def refuse_other_encodings(connection: Connection) -> None:
 
 
 def note_server(connection: Connection, pid: int) -> None:
-    """Compare the server that has answered a statement with the connection's own; another one means a pooler.
+    """Compare the server that has answered a statement, by its ``pg_backend_pid()``, with the connection's own.
 
-    Args:
-        connection: where the statement was executed.
-        pid: what ``pg_backend_pid()`` has said in it.
+    Another one means a pooler.
     """
     _compare(connection.connection.driver_connection, pid)
 
 
 def stop_preparing(connection: Connection) -> None:
-    """Have a connection go that a pooler has led to another client's statements, and prepare nothing on new ones."""
+    """Discard a connection that a pooler has led to another client's statements, and prepare nothing on new ones."""
     _unprepared.add(connection.dialect)
     connection.invalidate()
 
@@ -183,7 +163,6 @@ def _compare(driver: Any, pid: int) -> None:
 
 
 def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
-    """Complete the parameters of a connection that is to be made."""
     if "service" not in parameters:  # its file may say otherwise
         for name, value in KEEPALIVES.items():
             parameters.setdefault(name, value)
@@ -202,11 +181,7 @@ def _complete(dialect: Dialect, record: Any, _arguments: Any, parameters: dict[s
 
 
 def _read_threshold(text: str) -> int | None:
-    """Read psycopg's ``prepare_threshold``, as a URL has it: a number, or None.
-
-    Raises:
-        InvalidConfiguration: it is neither.
-    """
+    """Read psycopg's ``prepare_threshold``, as a URL has it: a number, or None."""
     if text.strip().lower() in ("none", ""):
         return None
     try:
@@ -227,9 +202,8 @@ def _read_seconds(given: Any) -> float:
     return seconds
 
 
-def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
-    """Look at a connection that was made just now."""
-    record.info[_MET] = True
+def _check_new(driver: psycopg.Connection[Any], record: Any) -> None:
+    record.info[_CHECKED] = True
     try:
         _require_utf8(driver)
     except InvalidConfiguration:
@@ -248,13 +222,10 @@ def _meet(driver: psycopg.Connection[Any], record: Any) -> None:
 
 
 def _count(driver: psycopg.Connection[Any], record: Any, _checked_out: Any) -> None:
-    """Count the checkouts of a connection; look at one that its pool had before the engine was adopted.
+    """Count the checkouts of a connection; check one that its pool had before the engine was adopted.
 
-    One that was left in another encoding goes: text that this encoding lacks would fail in the driver, message after
-    message, and no error of the server would show it.
-
-    Raises:
-        DisconnectionError: the pool checks another connection out instead.
+    One that was left in another encoding is discarded, by DisconnectionError: text that this encoding lacks would fail
+    in the driver, message after message, and no error of the server would show it.
     """
     if not driver.closed:
         encoding = driver.pgconn.parameter_status(b"client_encoding")
@@ -262,16 +233,16 @@ def _count(driver: psycopg.Connection[Any], record: Any, _checked_out: Any) -> N
             raise DisconnectionError("its client_encoding was changed")
     times = record.info.get(_CHECKOUTS, 0)
     record.info[_CHECKOUTS] = min(times + 1, 2)
-    if _MET not in record.info:
+    if _CHECKED not in record.info:
         record.info[_CHECKOUTS] = 2
         try:
-            _meet(driver, record)
-        except psycopg.Error:  # one that is lost is for its user to find, as ever
-            _log.debug("a connection of the pool could not be looked at", exc_info=True)
+            _check_new(driver, record)
+        except psycopg.Error:  # its user finds a lost one, as always
+            _log.debug("a connection of the pool could not be checked", exc_info=True)
 
 
 _CLIENT_ENCODING = "txbox_client_encoding"
-_MET = "txbox_met"
+_CHECKED = "txbox_checked"
 _WATCHDOG = "txbox_watchdog_seconds"
 _CHECKOUTS = "txbox_checkouts"
 _UTF8 = "txbox_utf8"

@@ -1,4 +1,4 @@
-"""What Postgres is asked about itself."""
+"""Questions to Postgres about itself."""
 
 from txbox.postgres.sql_files import SqlFile
 

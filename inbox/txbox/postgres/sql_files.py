@@ -8,10 +8,10 @@
     -- returns: attempts; no row if it was not tried
     SELECT attempts FROM {{message_failure}} WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
 
-Values are always bound: ``%(name)s`` is psycopg's placeholder. What stands in double braces is put in once, when the
-file is loaded for a schema and a prefix: a table's name as SQLAlchemy quotes it, ``{{literal(message_failure)}}`` for
-the same within a string, ``{{microseconds(parked_at)}}`` for a time as ``moment`` reads it, a fragment of the file,
-or a constant. A fragment is ``-- fragment: name`` in place of ``-- name: name``, and stands above its uses.
+Values are always bound: ``%(name)s`` is psycopg's placeholder. Double braces are replaced once, when the file is
+loaded for a schema and a prefix: by a table's name as SQLAlchemy quotes it, ``{{literal(message_failure)}}`` for the
+same within a string, ``{{microseconds(parked_at)}}`` for a time as ``moment`` reads it, a fragment of the file, or a
+constant. A fragment is ``-- fragment: name`` in place of ``-- name: name``, and comes above its uses.
 """
 
 import re
@@ -63,12 +63,7 @@ class SqlFile:
 
     @classmethod
     def load(cls, schema: str | None = None, prefix: str = "") -> Self:
-        """Return the statements for one place; the same object for the same arguments.
-
-        Args:
-            schema: the Postgres schema that holds the tables; None leaves it to the search path.
-            prefix: what the tables' names start with.
-        """
+        """Return the statements for one schema (None: the search path) and prefix; always the same object."""
         return cast(Self, _load(cast(Any, cls), schema, prefix))
 
     def name_of(self, table: str) -> str:

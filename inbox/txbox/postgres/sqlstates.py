@@ -45,8 +45,7 @@ PREPARED_REMEDY = (
 def sqlstate(error: BaseException) -> str | None:
     """Return the five-character code of a database error, however deep it is wrapped; None if it has none.
 
-    Args:
-        error: an error of psycopg, of SQLAlchemy around it (``orig``), or of anything raised ``from`` one.
+    It may be an error of psycopg, of SQLAlchemy around it (``orig``), or anything raised ``from`` one.
     """
     seen: set[int] = set()
     current: BaseException | None = error
@@ -74,7 +73,7 @@ def conflict_relation(error: BaseException) -> str:
 def is_foreign_statement(error: BaseException) -> bool:
     """Whether a statement that psycopg has prepared was not found, or another one in its place.
 
-    It says that a pooler has changed the server; see ``PREPARED_REMEDY``.
+    It means that a pooler has changed the server; see ``PREPARED_REMEDY``.
     """
     if sqlstate(error) not in _PREPARED:
         return False
@@ -93,7 +92,7 @@ def is_of_the_session(error: BaseException) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether an error says that the database cannot be worked with for now, whatever is asked of it.
+    """Whether an error means that the database cannot be worked with for now, whatever is asked of it.
 
     A lost or refused connection, a server that starts, stops or is full of connections, a pool that is exhausted.
     """

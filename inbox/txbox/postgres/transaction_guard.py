@@ -32,11 +32,7 @@ def guard(engine: Engine) -> Engine:
 
 @contextmanager
 def protect(connection: Connection) -> Iterator[None]:
-    """While the block runs, refuse to end the transaction of a connection of a guarded engine.
-
-    Raises:
-        TransactionEnded: on the attempt to.
-    """
+    """While the block runs, refuse to end a guarded engine's connection's transaction: ``TransactionEnded``."""
     connection.execution_options(**{_PROTECTED: True})
     try:
         yield
@@ -78,10 +74,7 @@ def left_in_use(connection: Connection) -> bool:
 
 
 def _refuse_foreign_commit(connection: Connection) -> None:
-    """Stop a handler that commits the worker's transaction, before it happens.
-
-    In a batch, it would commit the records of messages whose handlers have not run yet: they would be lost.
-    """
+    """Stop a handler that commits the worker's transaction, before it happens; see the module."""
     if _is_protected(connection):
         raise TransactionEnded
 
@@ -102,11 +95,11 @@ def _is_protected(connection: Connection) -> bool:
 def ends_transaction(sql: str) -> bool:
     """Whether one of the statements in a text of SQL ends the transaction it is run in, or removes its commit guard.
 
-    A commit may hide behind a comment, an empty statement or another one (``SELECT 1; COMMIT``). What stands in quotes
-    or in a function's body is no statement of its own, and ``ROLLBACK TO`` goes back to a savepoint only.
+    A commit may hide behind a comment, an empty statement or another one (``SELECT 1; COMMIT``). What is in quotes or
+    in a function's body is no statement of its own, and ``ROLLBACK TO`` goes back to a savepoint only.
     """
-    # The same few texts come for every message, and searching one of ours takes 9 us; long ones hold values perhaps.
-    return _known(sql) if len(sql) <= _KNOWN_CHARACTERS else _search(sql)
+    # The same few texts come for every message, and searching one of ours takes 9 us; long ones may hold values.
+    return _search_cached(sql) if len(sql) <= _MAX_CACHED_CHARACTERS else _search(sql)
 
 
 def _search(sql: str) -> bool:
@@ -118,8 +111,8 @@ def _search(sql: str) -> bool:
     return any(_ENDS.match(statement) for statement in bare.split(";"))
 
 
-_KNOWN_CHARACTERS = 4_000
-_known = lru_cache(maxsize=256)(_search)
+_MAX_CACHED_CHARACTERS = 4_000
+_search_cached = lru_cache(maxsize=256)(_search)
 
 _PROTECTED = "txbox_protected"
 
@@ -142,7 +135,6 @@ _NO_STATEMENT = re.compile(
 
 
 def _transaction_status(connection: Connection) -> int:
-    """Return libpq's transaction status of a connection; psycopg 3 and psycopg2 spell it alike."""
     dbapi_connection = connection.connection.dbapi_connection
     # psycopg 3 makes an object for each look at ``info``; ``pgconn`` is what that object asks.
     info = getattr(dbapi_connection, "pgconn", None) or getattr(dbapi_connection, "info", None)

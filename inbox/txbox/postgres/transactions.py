@@ -1,4 +1,4 @@
-"""The caller's transaction, as we take it; and short ones of our own beside it, with a look at their tables."""
+"""The caller's transaction, and short ones of our own beside it, with checks of their tables."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
-from txbox.errors import NotInTransaction, SchemaMissing
+from txbox.errors import InvalidConfiguration, NotInTransaction, SchemaMissing
 from txbox.postgres.engines import discard_if_poisoned
 from txbox.postgres.sql import quoted, read_nothing
 from txbox.postgres.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
@@ -21,6 +21,7 @@ __all__ = [
     "missing_schema",
     "refuse_autocommit",
     "short_transaction",
+    "valid_lock_timeout",
 ]
 
 ConnectionOrSession = Connection | Session | scoped_session[Any]
@@ -66,7 +67,7 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
 def driver_cursor(connection: Connection) -> Iterator[Any]:
     """Open the driver's own cursor: a statement costs a tenth of a millisecond less of this process's time.
 
-    Errors are the driver's. One that says that the connection is lost has SQLAlchemy forget it, as its own would.
+    Errors are the driver's. If the connection is lost, SQLAlchemy discards it, as after an error of its own cursor.
     """
     driver = connection.connection
     cursor = driver.cursor()
@@ -80,15 +81,7 @@ def driver_cursor(connection: Connection) -> Iterator[Any]:
 
 
 def check_table(connection: Connection, table: Table) -> None:
-    """See that a table is there, with its columns, and ours to read, by a statement that reads nothing from it.
-
-    Args:
-        connection: where to look.
-        table: which, of ``txbox.schema``.
-
-    Raises:
-        SchemaMissing: it is not there, or of an older version.
-    """
+    """Raise ``SchemaMissing`` if a table is not there or of an older version, by reading nothing from it."""
     try:
         connection.exec_driver_sql(read_nothing(table))
     except DBAPIError as error:
@@ -98,20 +91,25 @@ def check_table(connection: Connection, table: Table) -> None:
 
 
 def missing_schema(error: DBAPIError, table: str) -> SchemaMissing | None:
-    """Return what to raise where a statement of ours has found its table missing, or older than this version.
-
-    Args:
-        error: what the statement came to.
-        table: the table's name, quoted.
-    """
+    """Return what to raise if a statement of ours has failed because its table is missing, or of an older version."""
     code = sqlstate(error)
     if code == UNDEFINED_COLUMN:
         return SchemaMissing(table, str(error.orig).splitlines()[0])
     return SchemaMissing(table) if code == UNDEFINED_TABLE else None
 
 
+def valid_lock_timeout(wait_seconds: float, argument: str) -> str:
+    """Return a wait as a value of ``lock_timeout``, or raise ``InvalidConfiguration`` for the argument of this name."""
+    if not 0.001 <= wait_seconds <= _MAX_WAIT_SECONDS:
+        raise InvalidConfiguration(f"{argument} must be from 0.001 to {_MAX_WAIT_SECONDS}, not {wait_seconds!r}")
+    return f"{round(wait_seconds * 1000)}ms"
+
+
 def refuse_autocommit(connection: Connection) -> None:
-    """Raise NotInTransaction if the connection commits every statement by itself."""
+    """Raise ``NotInTransaction`` if the connection commits every statement by itself."""
     dbapi_connection = connection.connection.dbapi_connection
     if dbapi_connection is not None and dbapi_connection.autocommit:  # every driver for Postgres has it
         raise NotInTransaction
+
+
+_MAX_WAIT_SECONDS = 3600

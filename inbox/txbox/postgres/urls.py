@@ -1,4 +1,4 @@
-"""Database URLs, as people write them: the only reader of them."""
+"""Database URLs: the only reader of them."""
 
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
@@ -18,8 +18,7 @@ CONNECT_SECONDS = 5
 def database_url(given: str | URL) -> URL:
     """Read a database URL: ``postgresql://``, ``postgres://`` or ``postgresql+psycopg://``, all with psycopg 3.
 
-    Raises:
-        InvalidConfiguration: it is not such a URL.
+    Raises ``InvalidConfiguration`` for any other text.
     """
     try:
         url = make_url(given)
@@ -35,7 +34,7 @@ def database_url(given: str | URL) -> URL:
 
 
 def database_engine(url: URL, **options: object) -> Engine:
-    """Make an engine that gives up on an unreachable server after ``CONNECT_SECONDS``."""
+    """Make an engine that waits for an unreachable server for ``CONNECT_SECONDS``."""
     query = dict(url.query)
     query.setdefault("connect_timeout", str(CONNECT_SECONDS))
     query.setdefault("application_name", "txbox")

@@ -9,9 +9,8 @@ connections. A wait that takes long may be a long statement; a second connection
                                                                       └── no answer in time: shut the socket
 
 A pooler that lets the second connection in may have no server free for the question, nor for the wait: then there is no
-answer, and the wait goes on for UNKNOWN_SECONDS.
-
-What has less time than that, such as a lease that runs, says so: see ``bounded``.
+answer, and the wait goes on for UNKNOWN_SECONDS. Work with less time than that, such as a lease that runs, uses
+``bounded``.
 
 The waiting thread then gets ``psycopg.OperationalError``, as for every lost connection.
 """
@@ -43,7 +42,7 @@ ANSWER_SECONDS = 10.0
 """How long that question may take."""
 
 UNKNOWN_SECONDS = 600.0
-"""How long a wait goes on where the server can be reached and does not say: behind a pooler, or when it refuses."""
+"""How long a wait goes on where the server can be reached and gives no answer: behind a pooler, or when it refuses."""
 
 SHORTEST_SECONDS = 0.5
 """No wait is asked about earlier: a server that is slow has no use for more connections."""
@@ -54,9 +53,7 @@ TICK_SECONDS = 0.25
 def watch(driver: psycopg.Connection[Any], seconds: float = WATCHDOG_SECONDS) -> None:
     """Watch every wait of a connection from now on.
 
-    Args:
-        driver: the connection.
-        seconds: how long an answer may take before the server is asked; 0: do not watch.
+    ``seconds`` is how long an answer may take before the server is asked; 0: do not watch.
     """
     if seconds > 0 and _SECONDS not in driver.__dict__:
         kind: Any = type(driver)
@@ -68,9 +65,8 @@ def watch(driver: psycopg.Connection[Any], seconds: float = WATCHDOG_SECONDS) ->
 def bounded(seconds: float) -> Iterator[None]:
     """Have the waits of this block, on connections that are watched, ask the server earlier than others do.
 
-    Args:
-        seconds: after so long the server is asked, and so long the question may take; SHORTEST_SECONDS at least, and
-            never more than outside of the block.
+    The server is asked after so many seconds, and so long the question may take: SHORTEST_SECONDS at least, and never
+    more than outside of the block.
     """
     before = _bound.set(max(seconds, SHORTEST_SECONDS))
     try:
@@ -85,31 +81,24 @@ def bound() -> float:
 
 
 def note_pooler(driver: Any, server: int) -> None:
-    """Take in that a pooler answers on a connection, and for which server in this transaction.
-
-    Args:
-        driver: the connection.
-        server: the process id.
-    """
+    """Note that a pooler answers on a connection, and the server's process id in this transaction."""
     in_transaction = driver.pgconn.transaction_status != TransactionStatus.IDLE
     driver.__dict__.update({_POOLED: True, _SERVER: server if in_transaction else None})
 
 
 @cache
 def _watched(kind: Any) -> type[Any]:
-    """Return a connection's class, with waits that are watched while they last."""
-
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = _Wait(self, self.__dict__.get(_SECONDS, ANSWER_SECONDS))
-        _watchdog.begin(mine)
+        current = _Wait(self, self.__dict__.get(_SECONDS, ANSWER_SECONDS))
+        _watchdog.begin(current)
         try:
             return kind.wait(self, *args, **kwargs)
         except psycopg.Error as error:
-            if mine.verdict is not None:
-                raise psycopg.OperationalError(mine.verdict) from error
+            if current.error is not None:
+                raise psycopg.OperationalError(current.error) from error
             raise
         finally:
-            _watchdog.end(mine)
+            _watchdog.end(current)
             if _POOLED in self.__dict__ and self.pgconn.transaction_status == TransactionStatus.IDLE:
                 self.__dict__[_SERVER] = None
 
@@ -117,20 +106,18 @@ def _watched(kind: Any) -> type[Any]:
 
 
 class _Wait:
-    """One wait for an answer."""
-
-    __slots__ = ("answer_seconds", "asked", "began", "doubted", "driver", "has_less", "seconds", "since", "verdict")
+    __slots__ = ("answer_seconds", "asked", "began", "driver", "error", "is_bounded", "seconds", "since", "suspected")
 
     def __init__(self, driver: Any, seconds: float) -> None:
         self.driver = driver
         self.seconds = min(seconds, bound())
         self.answer_seconds = min(ANSWER_SECONDS, bound())
-        self.has_less = bound() < inf
+        self.is_bounded = bound() < inf
         self.began = self.since = time.monotonic()
         # The question itself is not asked about.
-        self.doubted = _ASKS in driver.__dict__
-        self.asked: float | None = self.since if self.doubted else None
-        self.verdict: str | None = None
+        self.suspected = _ASKS in driver.__dict__
+        self.asked: float | None = self.since if self.suspected else None
+        self.error: str | None = None
 
     @property
     def pooled(self) -> bool:
@@ -138,18 +125,17 @@ class _Wait:
         return _POOLED in self.driver.__dict__
 
     def unknown_seconds(self, *, pooler_answered: bool) -> float:
-        """How long it goes on while the server does not say; what has less time than others may be tried again.
+        """How long it goes on without an answer of the server; a bounded one may be tried again.
 
-        Args:
-            pooler_answered: a pooler had a server free for the question, so no wait is for a free server.
+        ``pooler_answered``: a pooler had a server free for the question, so no wait is for a free server.
         """
-        if pooler_answered and self.has_less:
+        if pooler_answered and self.is_bounded:
             return self.seconds + self.answer_seconds
         return max(UNKNOWN_SECONDS, self.seconds)
 
     @property
     def server(self) -> int | None:
-        """The process id of the server that should answer; None: only a pooler could say."""
+        """The process id of the server that should answer; None: only a pooler has it."""
         return self.driver.__dict__.get(_SERVER) if self.pooled else int(self.driver.pgconn.backend_pid)
 
 
@@ -159,26 +145,26 @@ class _Watchdog:
     Every statement of every connection begins and ends a wait, so both are without a lock: adding to a set and taking
     out of it are atomic. Only a wait that the server was asked about may be cut, and its end waits for the cut::
 
-        the thread    doubted ── ask the server ── lock: still among the waits? shut its socket
-        who waits     take it out of the waits ── doubted? lock and unlock ── use the connection, or close it
+        the thread    suspected ── ask the server ── lock: still among the waits? shut its socket
+        who waits     take it out of the waits ── suspected? lock and unlock ── use the connection, or close it
     """
 
     def __init__(self) -> None:
         self._cutting = threading.Lock()
         self._starting = threading.Lock()
         self._waits: set[_Wait] = set()
-        self._some = threading.Event()
+        self._has_waits = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, wait: _Wait) -> None:
         self._waits.add(wait)
-        if not self._some.is_set():
+        if not self._has_waits.is_set():
             self._start()
-            self._some.set()
+            self._has_waits.set()
 
     def end(self, wait: _Wait) -> None:
         self._waits.discard(wait)
-        if wait.doubted:
+        if wait.suspected:
             with self._cutting:
                 pass
 
@@ -191,16 +177,16 @@ class _Watchdog:
 
     def _run(self) -> None:
         while True:
-            self._some.clear()
-            if not self._waits:  # a wait that begins after this look sets it again
-                self._some.wait()
+            self._has_waits.clear()
+            if not self._waits:  # a wait that begins after this check sets it again
+                self._has_waits.wait()
             time.sleep(TICK_SECONDS)
             try:
-                self._look()
+                self._check()
             except BaseException:  # noqa: BLE001 - it has to go on
-                log_failure("the waits for the database could not be looked at")
+                log_failure("the waits for the database could not be checked")
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = time.monotonic()
         began = self._waits.copy()  # in one step, while others come and go
         waits = [wait for wait in began if now - wait.since >= wait.seconds or wait.asked is not None]
@@ -209,7 +195,7 @@ class _Watchdog:
             if wait.driver.pgconn.transaction_status != TransactionStatus.ACTIVE:
                 continue  # it waits for a notification, or is over
             if wait.asked is None:
-                wait.doubted = True
+                wait.suspected = True
                 wait.asked = now
                 info = wait.driver.info
                 server = (info.host, info.hostaddr, info.port, info.dbname, info.user)
@@ -226,7 +212,7 @@ class _Watchdog:
         try:
             with bounded(waits[0].answer_seconds), _connection_beside(waits[0].driver) as asking:
                 for wait in waits:
-                    # The pooler is there, and may have no server free; what has less time than others does not wait.
+                    # The pooler is there, and may have no server free; a bounded wait does not wait for one.
                     if wait.pooled and wait.answer_seconds == ANSWER_SECONDS:
                         wait.asked = inf
                 servers = [wait.server for wait in waits if wait.server is not None]
@@ -238,14 +224,14 @@ class _Watchdog:
         now = time.monotonic()
         for wait in waits:
             if not answered and wait.asked != inf:
-                continue  # its answer_seconds will tell
+                continue  # until its answer_seconds are over
             answer = at_work is not None and wait.server is not None
             if answer and wait.server not in (at_work or ()):
-                self._cut(wait, "and says that it is not at work for this session")
+                self._cut(wait, "and reports that it is not at work for this session")
             elif not answer and now - wait.began > wait.unknown_seconds(
                 pooler_answered=wait.pooled and at_work is not None
             ):
-                self._cut(wait, "and does not say whether it is at work for this session")
+                self._cut(wait, "and does not report whether it is at work for this session")
             else:
                 wait.since, wait.asked = now, None
 
@@ -254,13 +240,12 @@ class _Watchdog:
         with self._cutting:  # so that the connection is not closed meanwhile, and its number another one's
             if wait not in self._waits:
                 return
-            wait.verdict = (
-                f"the database has not answered for {seconds:.0f} s, {why}; it is not known whether what was asked "
-                "has been done"
+            wait.error = (
+                f"the database has not answered for {seconds:.0f} s, {why}; what was asked may have been done, or not"
             )
             with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(wait.driver.pgconn.socket)) as end:
                 end.shutdown(socket.SHUT_RDWR)
-        _log.warning("a connection is given up: %s", wait.verdict)
+        _log.warning("a connection is closed: %s", wait.error)
 
 
 def _connection_beside(driver: Any) -> Any:
@@ -279,7 +264,7 @@ def _connection_beside(driver: Any) -> Any:
     return asking
 
 
-def _begin_anew() -> None:
+def _start_after_fork() -> None:
     global _watchdog
     _watchdog = _Watchdog()
 
@@ -292,4 +277,4 @@ _ASKS = "txbox_asks"
 
 _log = logging.getLogger("txbox.postgres")
 _watchdog = _Watchdog()
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_start_after_fork)

@@ -17,7 +17,7 @@ def test_the_thread_looks_while_something_waits_and_sleeps_otherwise(monkeypatch
     monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
     looks: list[set[Any]] = []
     watching = watchdog._Watchdog()
-    monkeypatch.setattr(watching, "_look", lambda: looks.append(set(watching._waits)))
+    monkeypatch.setattr(watching, "_check", lambda: looks.append(set(watching._waits)))
     for _ in range(2):
         wait = watchdog._Wait(Driver(), 5)
         watching.begin(wait)
@@ -26,7 +26,7 @@ def test_the_thread_looks_while_something_waits_and_sleeps_otherwise(monkeypatch
         assert {wait} in looks
         watching.end(wait)
         # One look may be under way, and one more may have been due.
-        wait_until(lambda: looks[-1] == set() or not watching._some.is_set())
+        wait_until(lambda: looks[-1] == set() or not watching._has_waits.is_set())
         seen = len(looks)
         time.sleep(20 * watchdog.TICK_SECONDS)
         assert len(looks) <= seen + 2
