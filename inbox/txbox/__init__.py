@@ -18,7 +18,7 @@
         outbox.publish(session, queue_url, order.as_json(), key=order.customer)
 """
 
-from txbox.dead_letters.dead_letters import DeadLetter, DeadLetters, Reason
+from txbox.dead_letters import DeadLetter, DeadLetters, Reason
 from txbox.dead_letters.failures import Failures
 from txbox.errors import (
     BrokerError,

@@ -24,82 +24,25 @@ A redrive takes that row away before it sends, in the transaction that marks the
     R locks the letter ── deletes the row ── sends ── R dies                                A: parked; the letter waits
                                        A, with the copy, records … waits for R ─┘
 
-The one exception are letters of reason MISMATCH: another body came under an id that is processed, or parked. Such a
-letter leaves open whether its id is processed; the body in it is not.
+Letters of reason MISMATCH are the exception: another body came under an id that is processed, or parked. Such a letter
+leaves open whether its id is processed; the body in it is not.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field
-from datetime import datetime
-from enum import StrEnum
-from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine
 
-from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, WAIT_SECONDS, FailureStatements, History, storable
+from txbox.dead_letters.failures import WAIT_SECONDS, FailureStatements, bounded_transaction
+from txbox.dead_letters.letter import DeadLetter, Reason, columns_of, key_of, letter_from
 from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound
 from txbox.message import fingerprint
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt, refuse_other_encodings
-from txbox.postgres.server import SERVER
-from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 
-__all__ = ["DeadLetter", "DeadLetters", "Reason"]
-
-
-class Reason(StrEnum):
-    """Why a message was parked."""
-
-    FAILED = "failed"
-    """Its handler raised, ``max_attempts`` times."""
-    MISMATCH = "mismatch"
-    """Its id was processed, or is parked or goes on, with another body."""
-    MALFORMED = "malformed"
-    """It could not be read as what its envelope promises."""
-    CRASHED = "crashed"
-    """The process ended in its last attempt; ``history`` has all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A parked message.
-
-    Attributes:
-        subscriber_id: whose attempts failed.
-        message_id: the message's id.
-        reason: why it was parked.
-        error: the last error, as text.
-        attempts: how many attempts counted: its handler failed, or the process died in it.
-        source: where it came from, such as a queue's URL; a redrive sends it there.
-        body: as the broker delivered it, envelopes and all.
-        headers: the message's headers.
-        envelope: what the broker needs to send it again, such as attributes and the FIFO group.
-        dead_letter_id: its number; None before it is parked.
-        parked_at: by the database's clock.
-        redriven_at: when it was sent through again; None while it waits.
-        history: the last attempts that counted, oldest first. Each has ``at``, by the database's clock, at which
-            ``delivery`` (the broker's receive count), and the ``error``.
-    """
-
-    subscriber_id: str
-    message_id: str
-    reason: Reason
-    error: str
-    attempts: int
-    source: str
-    body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
-    envelope: Mapping[str, Any] = field(default_factory=dict)
-    dead_letter_id: int | None = None
-    parked_at: datetime | None = None
-    redriven_at: datetime | None = None
-    history: History = ()
+__all__ = ["DeadLetters"]
 
 
 class DeadLetterStatements(SqlFile, file="dead_letters.sql"):
@@ -119,10 +62,10 @@ class DeadLetterStatements(SqlFile, file="dead_letters.sql"):
 
 
 class DeadLetters:
-    """The dead letters of a database, of every subscriber."""
+    """The dead letters of a database, of every subscriber. Parking a message twice is parking it once."""
 
     def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
-        """Name where the table is.
+        """Name where the tables are.
 
         Args:
             engine: where to open the short transactions.
@@ -152,7 +95,7 @@ class DeadLetters:
         wait_seconds: float = WAIT_SECONDS,
         lease_attempts: int | None = None,
     ) -> int | None:
-        """Park a message and forget its failures, in one transaction. Parking it twice is parking it once.
+        """Park a message and forget its failures, in one transaction.
 
         Args:
             letter: the message.
@@ -162,36 +105,26 @@ class DeadLetters:
             lease_attempts: where there is a ledger too: as ``park_leased``.
 
         Returns:
-            The number of the letter that stands for the message; None if the message is processed, and no letter is
-            kept.
+            The letter's number; None if the message is processed, and no letter is kept.
 
         Raises:
             InFlight: another transaction is processing the message; nothing is parked.
         """
+        digest = fingerprint(letter.body if body is None else body)
         try:
-            with short_transaction(self._engine) as connection:
-                connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{round(wait_seconds * 1000)}ms"})
-                digest = fingerprint(letter.body if body is None else body)
+            with bounded_transaction(self._engine, wait_seconds, letter.subscriber_id, letter.message_id) as connection:
                 return self._park(connection, letter, digest, lease_attempts)
-        except _Stands as stands:
+        except _OtherOutcome as other:
             with short_transaction(self._engine) as connection:
                 self._forget_failures(connection, letter)
-            return stands.dead_letter_id
-        except DBAPIError as error:
-            if sqlstate(error) == LOCK_NOT_AVAILABLE:
-                raise InFlight(letter.subscriber_id, [letter.message_id]) from error
-            raise
+            return other.dead_letter_id
 
     def _park(self, connection: Connection, letter: DeadLetter, digest: bytes, lease_attempts: int | None) -> int:
-        """Park a message, and have the inbox know it.
-
-        Raises:
-            InFlight, _Stands: another outcome of the message stands; roll back.
-        """
+        """Park a message and mark it in the inbox; InFlight and _OtherOutcome mean: roll back."""
         number = self.park_in(connection, letter, lease_attempts=lease_attempts)
         if letter.reason is Reason.MISMATCH:
-            return number  # the message with the other body is, or goes on, as it was
-        key = _key(letter)
+            return number  # the message with the other body stays as it is
+        key = key_of(letter)
         marked = {**key, "fingerprint": digest, "dead_letter_id": number}
         if not connection.exec_driver_sql(self._statements.mark_parked, marked).rowcount:
             row = connection.exec_driver_sql(self._statements.find_recorded, key).fetchone()
@@ -201,52 +134,27 @@ class DeadLetters:
             if kept is not None and bytes(kept) != digest:
                 connection.exec_driver_sql(self._statements.call_mismatch, {**key, "dead_letter_id": parked_as or 0})
             elif parked_as != number:
-                raise _Stands(parked_as)
+                raise _OtherOutcome(parked_as)
         self._forget_failures(connection, letter)
         return number
 
     def park_in(self, connection: Connection, letter: DeadLetter, *, lease_attempts: int | None = None) -> int:
-        """Park a message in the caller's transaction. Parking it twice is parking it once.
-
-        Returns:
-            The letter's number.
-        """
-        parameters = {
-            **_key(letter),
-            "reason": letter.reason.value,
-            "error": storable(letter.error)[:MAX_ERROR_CHARACTERS],
-            "attempts": letter.attempts,
-            "source": letter.source,
-            "body": letter.body,
-            "body_hash": fingerprint(letter.body),
-            "headers": _json(letter.headers),
-            "envelope": _json(letter.envelope),
-            "history": json.dumps(list(letter.history)),
-            "lease_attempts": lease_attempts,
-        }
+        """Park a message in the caller's transaction, and return the letter's number."""
+        parameters = {**columns_of(letter), "lease_attempts": lease_attempts}
         return int(connection.exec_driver_sql(self._statements.park, parameters).scalar_one())
 
     def park_leased(self, letter: DeadLetter, lease_attempts: int) -> int:
-        """Park a message whose ledger decides whether it is processed. Parking it twice is parking it once.
+        """Park a message whose ledger decides whether it is processed, and return the letter's number.
 
-        Args:
-            letter: the message.
-            lease_attempts: how many attempts it has had in the ledger; those after a redrive are counted from there.
-
-        Returns:
-            The letter's number.
+        ``lease_attempts`` is how many attempts it has had in the ledger; those after a redrive are counted from there.
         """
         with short_transaction(self._engine) as connection:
             return self.park_in(connection, letter, lease_attempts=lease_attempts)
 
     def waits(self, subscriber_id: str, message_id: str, body: bytes, lease_attempts: int) -> bool:
-        """Whether a message of a ledger waits here: it was parked, and neither redriven nor acked in time.
+        """Return whether a message of a ledger waits here: it was parked, and neither redriven nor acked in time.
 
-        Args:
-            subscriber_id: whose.
-            message_id: its id.
-            body: as the broker delivered it; another body under the same id is another letter.
-            lease_attempts: as ``park_leased``.
+        ``body`` is as the broker delivered it: another one is another letter. ``lease_attempts``: as ``park_leased``.
         """
         parameters = {
             "lease_attempts": lease_attempts,
@@ -258,18 +166,14 @@ class DeadLetters:
             return connection.exec_driver_sql(self._statements.waits_parked, parameters).rowcount > 0
 
     def lease_attempts(self, subscriber_id: str, message_id: str) -> int:
-        """How many attempts a message had in its ledger when it was parked last; 0 if it never was."""
+        """Return how many attempts a message had in its ledger when it was parked last; 0 if it never was."""
         with short_transaction(self._engine) as connection:
             key = {"subscriber_id": subscriber_id, "message_id": message_id}
             found = connection.exec_driver_sql(self._statements.lease_attempts, key)
             return found.scalar_one() or 0
 
     def check(self, connection: Connection) -> None:
-        """See that the table is there.
-
-        Raises:
-            SchemaMissing: it is not.
-        """
+        """Check that the table is there; raises ``SchemaMissing`` if it is not."""
         refuse_other_encodings(connection)
         check_table(connection, self._statements.tables.dead_letter)
 
@@ -281,39 +185,32 @@ class DeadLetters:
         Args:
             subscriber_id: only this subscriber's; None for all.
             redriven: also those that were sent through again.
-            after: only numbers greater than this; the last one of the page before.
+            after: the last number of the page before.
             limit: how many, at most.
         """
         parameters = {"subscriber_id": subscriber_id, "with_redriven": redriven, "after": after, "page": limit}
         with self._engine.connect() as connection:
             rows = connection.exec_driver_sql(self._statements.letters, parameters).mappings()
-            return [_letter(row) for row in rows]
+            return [letter_from(row) for row in rows]
 
     def get(self, dead_letter_id: int) -> DeadLetter:
-        """Return one dead letter.
-
-        Raises:
-            LetterNotFound: there is none of that number.
-        """
+        """Return one dead letter; raises ``LetterNotFound`` if there is none of that number."""
         with self._engine.connect() as connection:
             wanted = {"dead_letter_id": dead_letter_id}
             row = connection.exec_driver_sql(self._statements.letter_of, wanted).mappings().one_or_none()
         if row is None:
             raise LetterNotFound(dead_letter_id)
-        return _letter(row)
+        return letter_from(row)
 
     def redrive(self, dead_letter_id: int, send: Callable[[DeadLetter], None]) -> DeadLetter:
-        """Send a parked message through again.
+        """Send a parked message through again, and return its letter.
 
-        A crash between the send and the commit leaves the letter waiting although it was sent. Sending it once more
-        is harmless: it keeps its message id, and the inbox rejects it.
+        A crash between the send and the commit leaves the letter waiting although it was sent. Sending it once more is
+        harmless: it keeps its message id, and the inbox rejects it.
 
         Args:
             dead_letter_id: the letter's number.
             send: gives the message back to its source, under the same message id; raises if it cannot.
-
-        Returns:
-            The letter that was sent.
 
         Raises:
             LetterNotFound: there is none of that number, or it was redriven before.
@@ -321,19 +218,16 @@ class DeadLetters:
         return self._redrive(dead_letter_id, lambda _, letter: send(letter))
 
     def republish(self, dead_letter_id: int, outbox: Outbox) -> DeadLetter:
-        """Put a message that a relay has parked into the outbox again, in the transaction that marks it as redriven.
+        """Put a message that a relay has parked into the outbox again, as ``redrive`` does for workers; return it.
 
-        It is published behind all that its key has now, under the same id.
+        It is published in the transaction that marks the letter, behind all that its key has now, under the same id.
 
         Args:
             dead_letter_id: the letter's number.
             outbox: where it goes; in the same database.
 
-        Returns:
-            The letter that was published.
-
         Raises:
-            LetterNotFound: there is none of that number, or it was redriven before.
+            LetterNotFound: as ``redrive``.
             InvalidConfiguration: a worker has parked it, not a relay.
             NotSendable: its destination cannot take it.
         """
@@ -359,7 +253,7 @@ class DeadLetters:
         with short_transaction(self._engine) as connection:
             wanted = {"dead_letter_id": dead_letter_id}
             rows = connection.exec_driver_sql(self._statements.lock_letters, wanted).mappings().all()
-            letter = next((_letter(row) for row in rows if row["dead_letter_id"] == dead_letter_id), None)
+            letter = next((letter_from(row) for row in rows if row["dead_letter_id"] == dead_letter_id), None)
             if letter is None:
                 raise LetterNotFound(dead_letter_id)
             if letter.redriven_at is not None:
@@ -373,12 +267,12 @@ class DeadLetters:
         return letter
 
     def _unpark(self, connection: Connection, letter: DeadLetter, *, beside_others: bool) -> None:
-        """Have the inbox take the message again, before it is sent: what records the copy waits for this."""
-        key = _key(letter)
+        """Delete the message's row in the inbox before it is sent: what records the copy waits for this transaction."""
+        key = key_of(letter)
         connection.exec_driver_sql(self._statements.unmark_parked, key)
         if beside_others:
             connection.exec_driver_sql(self._statements.call_mismatch, {**key, "dead_letter_id": letter.dead_letter_id})
-        # It starts afresh, even if copies of it have failed meanwhile.
+        # Its attempts count from 0 again, even if copies of it have failed meanwhile.
         self._forget_failures(connection, letter)
 
     def _forget_failures(self, connection: Connection, letter: DeadLetter) -> None:
@@ -386,37 +280,8 @@ class DeadLetters:
         connection.exec_driver_sql(self._failures.forget_failures, forgotten)
 
 
-def _key(letter: DeadLetter) -> dict[str, Any]:
-    return {"subscriber_id": letter.subscriber_id, "message_id": letter.message_id}
-
-
-class _Stands(Exception):
-    """Another outcome of the message stands: it is processed, or parked by another letter.
-
-    Attributes:
-        dead_letter_id: that letter; None: it is processed.
-    """
+class _OtherOutcome(Exception):
+    """The message has another outcome: it is parked as ``dead_letter_id``, or processed if that is None."""
 
     def __init__(self, dead_letter_id: int | None) -> None:
         self.dead_letter_id = dead_letter_id
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(_storable(value))
-
-
-def _storable(value: Any) -> Any:
-    """Return a JSON value without what jsonb cannot hold."""
-    if isinstance(value, str):
-        return storable(value)
-    if isinstance(value, Mapping):
-        return {storable(name): _storable(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_storable(inner) for inner in value]
-    return value
-
-
-def _letter(row: RowMapping) -> DeadLetter:
-    # The statements' columns are named as the attributes.
-    changed = {"reason": Reason(row["reason"]), "body": bytes(row["body"]), "history": tuple(row["history"])}
-    return DeadLetter(**{**with_moments(row, "parked_at", "redriven_at"), **changed})

@@ -1,17 +1,17 @@
 """Failed attempts: how often a message was tried, kept where a rollback of its handler cannot reach.
 
-An attempt counts if the handler has failed, or if the process died in it. The second shows in what is missing: the
-attempt of a message that was delivered before is written down before it is made. The process that makes it says how it
-has ended, or takes it back because it was none (the connection was lost, or the message was in flight). So what stays
-without an outcome is an attempt whose process ended, or was cut off for good::
+An attempt counts if the handler has failed, or if the process died in it. To see the second, the attempt of a message
+that was delivered before is counted before it is made. The process that makes it then records its outcome, or takes
+it back because it was none (the connection was lost, or the message was in flight). An attempt that stays without an
+outcome is one whose process ended, or lost the database for good::
 
     begin_attempt ─┬─ fail ──────── counts: what the handler has raised
                    ├─ take_back ─── counts no more; before that, nothing may decide on the message by what is counted
                    ├─ (processed) ─ all of it is deleted in the transaction that processes the message
                    └─ (nothing) ─── counts: the process died in it
 
-Each method is a short transaction of its own. The broker's receive count is not good enough for this: it also
-counts deliveries that were handed back, or that died beside another message's fault.
+Each method is a short transaction of its own. The broker's receive count is not enough: it also counts deliveries that
+were handed back, or whose process was ended by another message.
 """
 
 import json
@@ -33,16 +33,16 @@ from txbox.postgres.transactions import check_table, short_transaction
 __all__ = ["Attempt", "Failed", "Failures"]
 
 MAX_ERROR_CHARACTERS = 4_000
-"""What is kept of an error's text; the rest is in the log."""
+"""Characters kept of an error; the rest is in the log."""
 
 HISTORY_ERROR_CHARACTERS = 500
-"""What is kept of the error of each attempt; of the last one, there is more."""
+"""Characters kept of the error of each attempt in the history."""
 
 WAIT_SECONDS = 1.0
 """How long to wait for another transaction that has the row of the same message."""
 
 MAX_HISTORY = 20
-"""Of the attempts that counted, so many are kept in detail: the last ones."""
+"""Attempts kept in detail: the last ones that counted."""
 
 History = Sequence[Mapping[str, Any]]
 """Attempts that counted: ``at`` (when, by the database's clock), ``delivery`` (the receive count), ``error`` (why)."""
@@ -50,33 +50,19 @@ History = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt that was counted before it was made.
+    """An attempt that was counted before it was made."""
 
-    Attributes:
-        message_id: of what.
-        attempt_id: names it.
-        number: how many attempts there were, this one included.
-        before: those before it, oldest first, as far as they are kept.
-        error_before: how the attempt before it ended, as far as that was counted; None if none was.
-        seconds_before: how long ago that one was begun; None if none was.
-    """
-
-    message_id: str
-    attempt_id: str
-    number: int
-    before: History
-    error_before: str | None
-    seconds_before: float | None
+    message_id: str  # of what
+    attempt_id: str  # names it
+    number: int  # how many attempts there were, this one included
+    before: History  # those before it, oldest first, as far as they are kept
+    error_before: str | None  # how the attempt before it ended; None if there was none
+    seconds_before: float | None  # how long ago that one was begun; None if there was none
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempts of a message that has failed.
-
-    Attributes:
-        attempts: how many counted.
-        history: those, oldest first, as far as they are kept.
-    """
+    """How many attempts of a message have counted, and those that are kept, oldest first."""
 
     attempts: int
     history: History
@@ -117,7 +103,7 @@ class Failures:
         self._engine = engine
         self._subscriber_id = subscriber_id
         self._statements = FailureStatements.load(schema, prefix)
-        self._lock_timeout = f"{round(wait_seconds * 1000)}ms"
+        self._wait_seconds = wait_seconds
 
     @property
     def subscriber_id(self) -> str:
@@ -142,7 +128,7 @@ class Failures:
         """
         attempt_id = uuid.uuid4().hex
         entry = _entry(NO_OUTCOME, receive_count, attempt_id)
-        with self._bounded(message_id) as connection:
+        with bounded_transaction(self._engine, self._wait_seconds, self._subscriber_id, message_id) as connection:
             row = connection.exec_driver_sql(
                 self._statements.begin_attempt, {**self._key(message_id), "error": NO_OUTCOME, "attempt": entry}
             ).fetchone()
@@ -158,16 +144,13 @@ class Failures:
     def fail(
         self, message_id: str, error: BaseException, *, attempt: Attempt | None = None, receive_count: int = 1
     ) -> Failed:
-        """Keep a failure.
+        """Keep a failure, and return the attempts so far.
 
         Args:
             message_id: the message that failed.
             error: why.
             attempt: what ``begin_attempt`` has counted already; None: nothing.
             receive_count: of the delivery.
-
-        Returns:
-            The attempts so far.
         """
         text = describe(error)
         entry = _entry(text, receive_count, None if attempt is None else attempt.attempt_id)
@@ -187,10 +170,7 @@ class Failures:
         return Failed(row.attempts, _oldest_first(history))
 
     def take_back(self, attempt: Attempt) -> None:
-        """Take back an attempt that ``begin_attempt`` counted, but that was not made after all.
-
-        Taking it back twice is taking it back once.
-        """
+        """Take back an attempt that ``begin_attempt`` counted, but that was not made. A second call changes nothing."""
         key = self._key(attempt.message_id)
         with short_transaction(self._engine) as connection:
             row = connection.exec_driver_sql(self._statements.lock_failure, key).fetchone()
@@ -211,11 +191,7 @@ class Failures:
         return 0 if row is None else int(row[0])
 
     def check(self, connection: Connection) -> None:
-        """See that the table is there.
-
-        Raises:
-            SchemaMissing: it is not.
-        """
+        """Check that the table is there; raises ``SchemaMissing`` if it is not."""
         check_table(connection, self._statements.tables.message_failure)
 
     def forget(self, connection: Connection, message_ids: Iterable[str]) -> None:
@@ -230,17 +206,20 @@ class Failures:
     def _key(self, message_id: str) -> dict[str, str]:
         return {"subscriber_id": self._subscriber_id, "message_id": message_id}
 
-    @contextmanager
-    def _bounded(self, message_id: str) -> Iterator[Connection]:
-        """A transaction that waits no longer than is allowed for one that processes the message."""
-        try:
-            with short_transaction(self._engine) as connection:
-                connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": self._lock_timeout})
-                yield connection
-        except DBAPIError as error:
-            if sqlstate(error) == LOCK_NOT_AVAILABLE:
-                raise InFlight(self._subscriber_id, [message_id]) from error
-            raise
+
+@contextmanager
+def bounded_transaction(
+    engine: Engine, wait_seconds: float, subscriber_id: str, message_id: str
+) -> Iterator[Connection]:
+    """Open a transaction that waits so long for another one that processes the message, then raises ``InFlight``."""
+    try:
+        with short_transaction(engine) as connection:
+            connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{round(wait_seconds * 1000)}ms"})
+            yield connection
+    except DBAPIError as error:
+        if sqlstate(error) == LOCK_NOT_AVAILABLE:
+            raise InFlight(subscriber_id, [message_id]) from error
+        raise
 
 
 def _entry(error: str, receive_count: int, attempt_id: str | None) -> str:
@@ -249,7 +228,6 @@ def _entry(error: str, receive_count: int, attempt_id: str | None) -> str:
 
 
 def _position(history: History, attempt: Attempt) -> int | None:
-    """Where an attempt is in what is kept; None: nowhere."""
     return next((n for n, entry in enumerate(history) if entry.get("attempt") == attempt.attempt_id), None)
 
 

@@ -10,9 +10,9 @@
       settle    delete what was sent, postpone what was refused
     COMMIT      and the lanes are free
 
-Whatever ends the transaction before its commit (a crash, a lost connection, a failover) leaves the messages as they
-were, for the next relay, which sends them again under the same ids. A relay that stands still (stopped, swapped out,
-cut off) has its transaction ended by the server, after a time; when it wakes, it asks before it sends on.
+Anything that ends the transaction before its commit (a crash, a lost connection, a failover) leaves the messages as
+they were, for the next relay, which sends them again under the same ids. A relay that does not run (stopped, swapped
+out, cut off) has its transaction ended by the server, after a time; when it wakes, it asks before it sends on.
 """
 
 import json
@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from txbox.backoff import Backoff
-from txbox.dead_letters.dead_letters import DeadLetter, DeadLetters, Reason
+from txbox.dead_letters import DeadLetter, DeadLetters, Reason
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, storable
 from txbox.errors import BrokerError
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
@@ -74,25 +74,15 @@ class RelayStatements(SqlFile, file="relay.sql"):
 
 @dataclass(slots=True)
 class ClaimResult:
-    """What became of a claim.
+    """The result of a claim."""
 
-    Attributes:
-        settlement: what became of the messages.
-        fresh: lanes in which more is to be sent, from these positions on.
-        due: lanes with held keys to be tried again at once.
-        locked: those of these lanes that another relay works on.
-        outage: why the broker cannot be reached; None if it can.
-        destination: where the messages went; None if there were none.
-        slowest_seconds: how long the slowest call of a publisher took.
-    """
-
-    settlement: BatchSettlement = field(default_factory=BatchSettlement)
-    fresh: dict[int, int] = field(default_factory=dict)
-    due: set[int] = field(default_factory=set)
-    locked: frozenset[int] = frozenset()
-    outage: BrokerError | None = None
-    destination: str | None = None
-    slowest_seconds: float = 0.0
+    settlement: BatchSettlement = field(default_factory=BatchSettlement)  # what became of the messages
+    fresh: dict[int, int] = field(default_factory=dict)  # lanes in which more is to be sent, from these positions on
+    due: set[int] = field(default_factory=set)  # lanes with held keys to be tried again at once
+    locked: frozenset[int] = frozenset()  # those of these lanes that another relay works on
+    outage: BrokerError | None = None  # why the broker cannot be reached; None if it can
+    destination: str | None = None  # where the messages went; None if there were none
+    slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
 
 
 class Sender:
@@ -112,7 +102,7 @@ class Sender:
         keep_sent: bool,
         patience_seconds: float,
     ) -> None:
-        """Take what the relay was given; see there."""
+        """Take the arguments of ``Relay``."""
         self._engine = engine
         self._statements = statements
         self._dispatcher = dispatcher
@@ -127,8 +117,7 @@ class Sender:
     def send(self, claim: Claim) -> ClaimResult:
         """Send the messages of these lanes, as many as one batch takes.
 
-        Raises:
-            Exception: whatever the driver says. The database cannot be worked with; everything is as it was.
+        Raises any error of the driver: the database cannot be worked with; everything is as it was.
         """
         sql, result = self._statements, ClaimResult()
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
@@ -145,7 +134,7 @@ class Sender:
                 cursor.execute(sql.held_keys, _keys(keys))
                 held |= {HeldKey(*row) for row in cursor.fetchall()}
             # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used; a
-            # statement without parameters leaves none behind. A broker that hangs shall not keep vacuum from its work.
+            # statement without parameters leaves none behind. A broker that hangs must not hold vacuum back.
             cursor.execute(sql.claim_stands)
             if rows := due + fresh:
                 result.destination = rows[0].message.destination
@@ -164,7 +153,7 @@ class Sender:
             connection.invalidate()
             raise BrokerError("the database is read-only: what is sent could not be settled, so nothing is sent")
         if server != claim.server:
-            # A pool may have replaced a lost connection without a word.
+            # A pool may have replaced a lost connection unnoticed.
             raise BrokerError("the database server was restarted or replaced; the relay reads the whole outbox again")
         return set(lanes)
 
@@ -205,7 +194,7 @@ class Sender:
             return [], False
         read = [_row(found) for found in answer]
         *_, bytes_before, any_held = answer[-1]
-        # Cut off by its bytes, perhaps: at worst, the lanes are read once more in vain.
+        # Perhaps it was cut off by its bytes: at worst, the lanes are read once more and nothing is found.
         cut = bytes_before + len(read[-1].message.body) >= self._batch_bytes
         last: dict[int, list[int]] = {}
         for row in read:
@@ -217,7 +206,6 @@ class Sender:
         return read, any_held
 
     def _dispatch(self, cursor: Any, rows: Sequence[Row], held: Set[HeldKey], result: ClaimResult) -> None:
-        """Send rows, and decide what becomes of each."""
         dispatched = self._dispatcher.dispatch(
             [row for row in rows if row.held or row.ordered not in held],
             check_claim=lambda: cursor.execute(self._statements.claim_stands),
@@ -269,7 +257,7 @@ def _row(found: Any) -> Row:
 
 
 def _headers(text: str) -> tuple[Mapping[str, str], str | None]:
-    """Return headers; or none, and what is wrong: ``publish`` writes what can be read, others write what they like."""
+    """Return headers, or none and what is wrong with them: rows that ``publish`` did not write may hold anything."""
     if text == "{}":
         return {}, None
     try:
@@ -282,13 +270,12 @@ def _headers(text: str) -> tuple[Mapping[str, str], str | None]:
 
 
 def _keys(keys: Set[HeldKey]) -> dict[str, Any]:
-    """Return keys, of which there is one at least, as parameters."""
     lanes, destinations, names = map(list, zip(*sorted(keys), strict=True))
     return {"lanes": lanes, "destinations": destinations, "keys": names}
 
 
 def _places(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return lanes and positions as parameters: as Postgres writes arrays."""
+    """Return lanes and positions as arrays in Postgres's text form."""
     lanes = ",".join([str(row.lane) for row in rows])
     positions = ",".join([str(row.position) for row in rows])
     return {"lanes": f"{{{lanes}}}", "positions": f"{{{positions}}}"}

@@ -1,0 +1,103 @@
+"""A dead letter, and how it is kept in its row. Pure: no I/O."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, History, storable
+from txbox.message import fingerprint
+from txbox.postgres.sql import with_moments
+
+__all__ = ["DeadLetter", "Reason", "columns_of", "key_of", "letter_from"]
+
+
+class Reason(StrEnum):
+    """Why a message was parked."""
+
+    FAILED = "failed"
+    """Its handler raised, ``max_attempts`` times."""
+    MISMATCH = "mismatch"
+    """Its id was processed, is parked or is being processed with another body."""
+    MALFORMED = "malformed"
+    """It could not be parsed as its envelope requires."""
+    CRASHED = "crashed"
+    """The process ended in its last attempt; ``history`` has all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A parked message.
+
+    Attributes:
+        subscriber_id: whose attempts failed.
+        message_id: the message's id.
+        reason: why it was parked.
+        error: the last error, as text.
+        attempts: how many counted: its handler failed, or the process died in it.
+        source: where it came from, such as a queue's URL; a redrive sends it there.
+        body: as the broker delivered it, envelopes and all.
+        headers: the message's headers.
+        envelope: what the broker needs to send it again, such as attributes and the FIFO group.
+        dead_letter_id: its number; None before it is parked.
+        parked_at: by the database's clock.
+        redriven_at: when it was sent through again; None while it waits.
+        history: the last attempts that counted, oldest first: ``at`` (the database's clock), ``delivery`` (the broker's
+            receive count) and ``error`` of each.
+    """
+
+    subscriber_id: str
+    message_id: str
+    reason: Reason
+    error: str
+    attempts: int
+    source: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    envelope: Mapping[str, Any] = field(default_factory=dict)
+    dead_letter_id: int | None = None
+    parked_at: datetime | None = None
+    redriven_at: datetime | None = None
+    history: History = ()
+
+
+def key_of(letter: DeadLetter) -> dict[str, Any]:
+    """Return the subscriber and the message of a letter, as parameters of a statement."""
+    return {"subscriber_id": letter.subscriber_id, "message_id": letter.message_id}
+
+
+def columns_of(letter: DeadLetter) -> dict[str, Any]:
+    """Return a letter that is to be parked, as parameters of a statement."""
+    return {
+        **key_of(letter),
+        "reason": letter.reason.value,
+        "error": storable(letter.error)[:MAX_ERROR_CHARACTERS],
+        "attempts": letter.attempts,
+        "source": letter.source,
+        "body": letter.body,
+        "body_hash": fingerprint(letter.body),
+        "headers": json.dumps(_storable(letter.headers)),
+        "envelope": json.dumps(_storable(letter.envelope)),
+        "history": json.dumps(list(letter.history)),
+    }
+
+
+def letter_from(row: RowMapping) -> DeadLetter:
+    """Return the letter of a row, whose columns are named as the attributes."""
+    changed = {"reason": Reason(row["reason"]), "body": bytes(row["body"]), "history": tuple(row["history"])}
+    return DeadLetter(**{**with_moments(row, "parked_at", "redriven_at"), **changed})
+
+
+def _storable(value: Any) -> Any:
+    """Return a JSON value without what jsonb cannot hold."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, Mapping):
+        return {storable(name): _storable(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(inner) for inner in value]
+    return value
