@@ -1,8 +1,8 @@
 """The inbox: record a message in the transaction that applies it, and the primary key rejects duplicates.
 
 The pattern is Idempotent Consumer (C. Richardson, "Microservices Patterns", 2018, section 3.3.6): insert
-(subscriber, message id) into PROCESSED_MESSAGE in the same transaction as the business update. Whatever is
-redelivered, only one of the transactions can commit that row.
+(subscriber, message id) into PROCESSED_MESSAGE in the same transaction as the business update. Of all transactions
+that redeliveries lead to, only one can commit that row.
 
 What happens when two transactions, A and B, record the same id::
 
@@ -16,8 +16,7 @@ What happens when two transactions, A and B, record the same id::
 
 A serialization failure is never read as "duplicate": it passes through, and the transaction is to be run again.
 
-A message that is parked as a dead letter has a row here, too, with the letter's number. So the same key decides between
-processed and parked (see ``txbox.dead_letters``).
+A message that is parked as a dead letter has a row here, too, with the letter's number (see ``txbox.dead_letters``).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -27,13 +26,19 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox.errors import InFlight, InvalidConfiguration, Mismatch
+from txbox.errors import InFlight, Mismatch
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.postgres.engines import note_server, refuse_other_encodings
 from txbox.postgres.sql import text_array
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
+from txbox.postgres.transactions import (
+    ConnectionOrSession,
+    check_table,
+    in_transaction,
+    missing_schema,
+    valid_lock_timeout,
+)
 
 __all__ = ["WAIT_SECONDS", "Inbox", "ParkedIds", "Recorded"]
 
@@ -43,7 +48,7 @@ WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a batch of ids turned out to be. An id in neither set is a duplicate, or parked.
+    """The result of recording a batch. An id in neither set is a duplicate, or parked.
 
     Attributes:
         first: ids recorded now, for the first time: go on with these.
@@ -56,15 +61,10 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class ParkedIds:
-    """Which of some duplicates are parked.
+    """Which of some duplicates are parked."""
 
-    Attributes:
-        same: ids parked with the same body: their letters stand for them.
-        mismatched: ids parked with another body: these have no letters yet.
-    """
-
-    same: frozenset[str]
-    mismatched: frozenset[str]
+    same: frozenset[str]  # ids parked with the same body: their letters cover them
+    mismatched: frozenset[str]  # ids parked with another body: these have no letters yet
 
 
 class InboxStatements(SqlFile, file="inbox.sql"):
@@ -78,7 +78,11 @@ class InboxStatements(SqlFile, file="inbox.sql"):
 
 
 class Inbox:
-    """What one subscriber has already processed."""
+    """What one subscriber has already processed.
+
+    A method that takes a connection or session works in the caller's transaction, which is never begun, committed or
+    rolled back here. Do the business update on the same one, then commit: both or neither.
+    """
 
     def __init__(
         self,
@@ -96,21 +100,17 @@ class Inbox:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
             fingerprint: keep the SHA-256 of each body, and refuse an id that comes again with another body.
-            wait_seconds: how long to wait for another transaction that is processing the same message; more than 0.
+            wait_seconds: how long to wait for another transaction that is processing the same message; 0.001 to 3600.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
         """
-        if not 0.001 <= wait_seconds <= _MAX_WAIT_SECONDS:
-            raise InvalidConfiguration(
-                f"Inbox.wait_seconds must be from 0.001 to {_MAX_WAIT_SECONDS}, not {wait_seconds!r}"
-            )
+        self._lock_timeout = valid_lock_timeout(wait_seconds, "Inbox.wait_seconds")
         self.subscriber_id = valid_subscriber_id(subscriber_id, "Inbox.subscriber_id")
         self.schema = schema
         self.prefix = prefix
         self.fingerprint = fingerprint
         self.wait_seconds = wait_seconds
-        self._lock_timeout = f"{round(wait_seconds * 1000)}ms"
         self._statements = InboxStatements.load(schema, prefix)
         self._table = self._statements.name_of("processed_message")
 
@@ -123,17 +123,14 @@ class Inbox:
     ) -> bool:
         """Record one message in the caller's transaction; one INSERT, one round trip.
 
-        The transaction is never begun, committed or rolled back here. Do the business update on the same connection
-        or session, then commit: both or neither.
-
         Args:
             connection_or_session: where the business update happens too.
             message_id: the id of the message.
             body: its payload; needed if the inbox keeps fingerprints, otherwise ignored.
 
         Returns:
-            True: the first time, go on. False: a duplicate, its effects have committed before; or it is parked, and
-            its dead letter stands for it. Either way, ack it.
+            True: the first time, go on. False: its effects have committed before, or it is parked as a dead letter.
+            Either way, ack it.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
@@ -161,14 +158,11 @@ class Inbox:
     def record_many(
         self, connection_or_session: ConnectionOrSession, ids: Iterable[str] | Mapping[str, bytes | str]
     ) -> set[str]:
-        """Record many messages in the caller's transaction, in one round trip.
+        """Record many messages in the caller's transaction, in one round trip; return the ids that are first.
 
         Args:
             connection_or_session: where the business updates happen too.
             ids: the ids, in any order; for an inbox that keeps fingerprints, a mapping from id to body.
-
-        Returns:
-            The ids that are first: go on with these.
 
         Raises:
             Mismatch: some ids were processed before with other bodies. The others are recorded nevertheless; roll
@@ -209,36 +203,23 @@ class Inbox:
         return Recorded(first, self._differing(connection, duplicates) if duplicates else frozenset())
 
     def find_parked(self, connection_or_session: ConnectionOrSession, bodies: Mapping[str, bytes | str]) -> ParkedIds:
-        """Return which messages are parked, of those that this transaction has found to be duplicates.
-
-        Args:
-            connection_or_session: the transaction.
-            bodies: the messages' bodies by id.
-        """
+        """Return which messages, given as bodies by id, are parked: of the duplicates found in this transaction."""
         connection = in_transaction(connection_or_session)
         rows = connection.exec_driver_sql(self._statements.find_parked, self._of(list(bodies))).fetchall()
-        # A letter of before there were such rows has left no fingerprint.
+        # A letter that is older than such rows has no fingerprint.
         same = {id_ for id_, kept in rows if kept is None or bytes(kept) == fingerprint(bodies[id_])}
         return ParkedIds(frozenset(same), frozenset(id_ for id_, _ in rows if id_ not in same))
 
     def unrecord(self, connection_or_session: ConnectionOrSession, ids: Iterable[str]) -> int:
         """Take back what this very transaction has recorded, for messages that it will not apply after all.
 
-        Args:
-            connection_or_session: the transaction.
-            ids: which; those that other transactions have recorded are left alone.
-
-        Returns:
-            How many were taken back.
-
-        Raises:
-            NotInTransaction: the connection is in autocommit mode.
+        Ids that other transactions have recorded are left alone. Returns how many were taken back.
         """
         connection = in_transaction(connection_or_session)
         return connection.exec_driver_sql(self._statements.unrecord, self._of(sorted(ids))).rowcount
 
     def check(self, connection: Connection) -> None:
-        """See that the inbox can be used over this connection, before any message is taken.
+        """Check, before any message is taken, that the inbox can be used over this connection.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
@@ -282,6 +263,3 @@ class Inbox:
         return frozenset(
             message_id for message_id, kept in rows if kept is not None and bytes(kept) != digests[message_id]
         )
-
-
-_MAX_WAIT_SECONDS = 3600
