@@ -1,21 +1,8 @@
 """Ids in business entities: the row that a message changes remembers the message itself.
 
 The pattern is Idempotent Consumer without a table of messages (C. Richardson, "Microservices Patterns", 2018, section
-3.3.6: message ids in application tables). One UPDATE changes the row and its memory under a condition, so
-a message costs no row and no statement of its own. It fits where a message changes one row.
-
-Two memories, each a mixin for the host's mapped class, each with its own update:
-
-``RecentMessageIds`` and ``update_once``
-    the ids of the last messages, newest first. Messages may come in any order. **The memory is bounded**: a duplicate
-    that comes after ``recent_message_ids_kept`` or more other messages of the same row is applied again. Keep more
-    than can come to one row while a message is still being redelivered: its queue's retention, redrives included.
-    Where that cannot be said, use an ``Inbox``.
-
-``HighestEventIds`` and ``update_if_newer``
-    the highest id of each source. It never forgets, however late a duplicate comes, but **drops what comes late**: an
-    event that is overtaken by a later one of its source is not applied at all. It fits where an event carries the whole
-    new state (the later one makes up for the earlier), or where each source's events come to a row in order.
+3.3.6: message ids in application tables). One UPDATE changes the row and its ids under a condition, so a message costs
+no row and no statement of its own. It fits where a message changes one row.
 
 What happens when two transactions, A and B, apply the same message to one row::
 
@@ -26,8 +13,8 @@ What happens when two transactions, A and B, apply the same message to one row::
     A updates ──────────────── A rolls back    B: first; A's id is gone with A's change
          B updates … waits for A ┘
 
-The wait is not bounded: it is that of every UPDATE for another one of the same row. A serialization failure is never
-read as "duplicate": it passes through, and the transaction is to be run again.
+The wait is as long as that of any UPDATE for another one of the same row. A serialization failure is never read as
+"duplicate": it passes through, and the transaction is to be run again.
 """
 
 from collections.abc import Mapping
@@ -83,13 +70,17 @@ class RecentMessageIds:
             account_id: Mapped[str] = mapped_column(primary_key=True)
             cents: Mapped[int]
 
-    The column is one of the host's table, and is added by the host's own migration (``alembic revision
-    --autogenerate`` sees it). A mapped dataclass, which SQLAlchemy lets inherit from dataclasses only, declares an
-    attribute of this name and type by itself, with ``init=False``; it needs no mixin.
+    Messages may come in any order. **The memory is bounded**: keep more than can come to one row while a message is
+    still being redelivered (its queue's retention, redrives included). Where there is no such number, use an ``Inbox``.
+
+    The host's own migration adds the column to its table (``alembic revision --autogenerate`` sees it). A mapped
+    dataclass, which SQLAlchemy lets inherit from dataclasses only, declares an attribute of this name and type by
+    itself, with ``init=False``; it needs no mixin.
 
     Attributes:
         recent_message_ids_kept: how many ids a row keeps, 1 to 10,000. A duplicate that comes after so many other
-            messages of the same row, or more, is applied again. Fewer than before: the next update of a row cuts it.
+            messages of the same row, or more, is applied again. If it is lowered, the next update of a row cuts its
+            ids.
         recent_message_ids: the ids, newest first.
     """
 
@@ -98,7 +89,7 @@ class RecentMessageIds:
     recent_message_ids: Mapped[list[str]] = mapped_column(ARRAY(Text), nullable=False, server_default=sql_text("'{}'"))
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse a bound that cannot work."""
+        """Refuse a ``recent_message_ids_kept`` that cannot work."""
         _kept(cls)
         super().__init_subclass__(**keywords)
 
@@ -106,8 +97,9 @@ class RecentMessageIds:
 class HighestEventIds:
     """Mixin: the row keeps the highest id of each source whose events change it, for ``update_if_newer``.
 
-    The column is one of the host's table, and is added by the host's own migration. A mapped dataclass declares it as
-    for ``RecentMessageIds``.
+    It never forgets, however late a duplicate comes, but **drops what comes late**. It fits where an event carries the
+    whole new state (the later one makes up for the earlier), or where each source's events come to a row in order. The
+    column is added, and declared in a mapped dataclass, as for ``RecentMessageIds``.
 
     Attributes:
         highest_event_ids: by source, the highest id applied.
@@ -127,10 +119,9 @@ def update_once(
 
         update_once(session, Account, "ann", message.id, {Account.cents: Account.cents + 500})
 
-    The transaction is never begun, committed or rolled back here; a rollback takes the id back. A session's objects are
-    flushed before if it flushes by itself, and the row's object in it reads the new values when it is next asked;
-    objects that an ORM event or a version counter should notice are not looked at: raise a version counter in
-    ``values``.
+    The transaction is never begun, committed or rolled back here; a rollback takes the id back. A session with
+    autoflush is flushed first, and its object of the row reads the new values when it is next used. ORM events and
+    version counters do not see the update: raise a version counter in ``values``.
 
     Args:
         connection_or_session: the caller's transaction.
@@ -140,8 +131,7 @@ def update_once(
         values: what to set, by attribute (``Account.cents``, or its name): values or SQL expressions. May be empty.
 
     Returns:
-        True: applied. False: a duplicate, the row keeps this id. A duplicate is recognised until
-        ``recent_message_ids_kept`` other messages have changed the row; after that it is applied again.
+        True: applied. False: a duplicate, the row keeps this id.
 
     Raises:
         EntityMissing: there is no such row.
@@ -152,10 +142,10 @@ def update_once(
     """
     row = _Row(entity, RecentMessageIds, "recent_message_ids", key)
     identifier = cast(literal(valid_message_id(message_id), Text), Text)
-    # Unlike NOT id = ANY(ids), array_position is at ease with a null among the ids.
-    known: ColumnElement[bool] = func.array_position(row.memory, identifier).is_not(None)
+    # array_position takes a null among the ids; NOT id = ANY(ids) would be null.
+    duplicate: ColumnElement[bool] = func.array_position(row.memory, identifier).is_not(None)
     ids = func.array_prepend(identifier, row.memory, type_=ARRAY(Text))[1 : _kept(entity)]
-    return row.update(connection_or_session, values, ids, ~known, case((known, true())).label("known")) is None
+    return row.update(connection_or_session, values, ids, ~duplicate, case((duplicate, true())).label("known")) is None
 
 
 def update_if_newer(
@@ -172,21 +162,17 @@ def update_if_newer(
 
         update_if_newer(session, Product, 17, "catalogue", event["sequence"], {Product.price: event["price"]})
 
-    An event that comes late, after one with a higher id, is dropped, not applied afterwards: see the module. The ids
-    have to be given out in order by their source for this row. Numbers are: a sequence per aggregate, a position in a
+    The source has to give out the ids in order for this row. Numbers are: a sequence per aggregate, a position in a
     log. Texts are if their bytes grow, as those of UUIDs of version 7 and ULIDs do, made by one process and in one
-    spelling; random ids (UUIDs of version 4) are not.
+    spelling; random ids (UUIDs of version 4) are not. The other arguments are those of ``update_once``.
 
     Args:
-        connection_or_session: the caller's transaction; as for ``update_once``.
         entity: a mapped class with ``HighestEventIds``.
-        key: the row's primary key; as for ``update_once``.
         source: who gives out the ids; 1 to 200 bytes. Ids of different sources are not compared.
         event_id: a number of up to 38 digits, compared as a number, or a text, compared byte by byte.
-        values: what to set; as for ``update_once``.
 
     Returns:
-        True: applied. False: a duplicate, or overtaken.
+        True: applied. False: a duplicate, or overtaken by an event with a higher id, and never applied.
 
     Raises:
         EntityMissing, NotInTransaction, sqlalchemy.exc.OperationalError: as ``update_once``.
@@ -219,7 +205,7 @@ def update_if_newer(
 
 
 class _Row:
-    """One row of an entity, and the table that holds its memory; of several tables if classes inherit by joins."""
+    """One row of an entity, and the table that holds its ids; of several tables if classes inherit by joins."""
 
     def __init__(self, entity: type[Any], mixin: type[Any], memory: str, key: Any) -> None:
         try:
@@ -242,26 +228,18 @@ class _Row:
         applies: ColumnElement[bool],
         settled: Label[Any],
     ) -> Any:
-        """Update under the condition, and say why if nothing was.
+        """Update the row under the condition ``applies``; return None, or ``settled`` if it was not met.
 
-        Args:
-            connection_or_session: the caller's transaction.
-            values: what to set.
-            memory: what the row remembers from now on.
-            applies: the condition.
-            settled: what says that the condition is not met; null while it is.
-
-        Returns:
-            None if it was updated, otherwise ``settled``.
+        ``memory`` is the new value of the column of ids. ``settled`` is null while ``applies`` is met.
         """
         statement = update(self._table).where(self._where, applies).values(self._assignments(values, memory))
         connection = self._connection(connection_or_session)
         # Nothing updated is no duplicate yet, at READ COMMITTED: the row may have come in between.
         #
-        #     UPDATE: no row ──────────────────────────────── SELECT: a row ── which does not know the message
+        #     UPDATE: no row ──────────────────────────────── SELECT: a row ── without the message's id
         #          another inserts the row, and commits ┘
         #
-        # So the second statement looks at the memory, not at the row's mere existence.
+        # So the second statement reads the ids, and not only whether there is a row.
         for _ in range(_TRIES):
             if connection.execute(statement).rowcount:
                 self._forget_values(connection_or_session)
@@ -288,8 +266,8 @@ class _Row:
     def _forget_values(self, connection_or_session: ConnectionOrSession) -> None:
         """Have the session's object of this row read it again.
 
-        synchronize_session would compute ``cents + 500`` from what the object holds, which is not what the row held if
-        another transaction has committed since it was read.
+        synchronize_session would compute ``cents + 500`` from the object's value, which is not the row's if another
+        transaction has committed since it was read.
         """
         if isinstance(connection_or_session, Session | scoped_session):
             identity = self._mapper.identity_key_from_primary_key(tuple(self._key.values()))
@@ -298,7 +276,7 @@ class _Row:
                 connection_or_session.expire(instance, unchanged)
 
     def _kind(self) -> ColumnElement[bool]:
-        """Rows of other classes in the same table are other entities."""
+        """The condition that the row is of this class: other classes may share its table."""
         discriminator = self._mapper.polymorphic_on
         if self._mapper.inherits is None or discriminator is None or discriminator not in self._table.c.values():
             return true()
@@ -359,7 +337,6 @@ class _Row:
 
 
 def _kept(entity: type[Any]) -> int:
-    """Return how many ids a row keeps."""
     kept = getattr(entity, "recent_message_ids_kept", RecentMessageIds.recent_message_ids_kept)
     if not isinstance(kept, int) or isinstance(kept, bool) or not 1 <= kept <= MAX_KEPT:
         raise InvalidConfiguration(
