@@ -1,4 +1,4 @@
-"""How things stand in a database: what is processed, what is in flight, what waits to be sent, what is parked."""
+"""The state of a database: what is processed, what is in flight, what waits to be sent, what is parked."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ EXACT_UP_TO_ROWS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SubscriberStatus:
-    """How one subscriber stands.
+    """The state of one subscriber.
 
     Attributes:
         subscriber_id: its name.
@@ -45,7 +45,7 @@ class SubscriberStatus:
 
 @dataclass(frozen=True, slots=True)
 class HandlerConflict:
-    """How often handlers' transactions were rolled back for the sake of others, and where they met.
+    """How often handlers' transactions were rolled back because of others, and where they met.
 
     Attributes:
         subscriber_id: whose handlers.
@@ -66,7 +66,7 @@ class HandlerConflict:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How things stand.
+    """The state of a database.
 
     Attributes:
         inbox_rows: messages in the inbox, of all subscribers. An estimate includes those that are parked.
@@ -102,7 +102,7 @@ class StatusStatements(SqlFile, file="status.sql"):
 
 
 def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", exact: bool = False) -> Status:
-    """Read how things stand.
+    """Read the state of a database; raises ``SchemaMissing`` if our tables do not exist.
 
     Args:
         engine: the database.
@@ -110,9 +110,6 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         prefix: what the tables' names start with.
         exact: count inbox and leases even if they have more than ``EXACT_UP_TO_ROWS`` rows. The outbox is never counted
             beyond ``txbox.outbox.status.COUNTED_MESSAGES``.
-
-    Raises:
-        SchemaMissing: the tables do not exist.
     """
     sql = StatusStatements.load(schema, prefix)
     found: dict[str, dict[str, Any]] = {}
@@ -151,7 +148,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
             line["oldest_dead_letter_at"] = min(filter(None, (moment(oldest), since)), default=None)
     unknown = {"processed": 0} if exact else {}
     lines = tuple(SubscriberStatus(name, **{**unknown, **found[name]}) for name in sorted(found))
-    # Behind that connection: each of its statements is a transaction of its own, so no snapshot is held for long.
+    # After that connection: each statement here is a transaction of its own, so no snapshot is held for long.
     outbox = read_outbox_status(engine, schema=schema, prefix=prefix, dead_letters=unsent)
     most = math.inf if asked else EXACT_UP_TO_ROWS
     leases = read_lease_status(engine, schema=schema, prefix=prefix, exact_up_to_rows=most)
@@ -159,7 +156,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
 
 
 _CONFLICTS = 20
-"""How many lines of conflicts are read, the latest first."""
+"""Lines of conflicts that are read, the latest first."""
 
 _RELAY = f"{RELAY_SUBSCRIBER}:"
-"""Behind it, the dead letters of the relay name the destination."""
+"""The dead letters of the relay name the destination behind this."""

@@ -1,4 +1,4 @@
-"""The outbox: publish a message in the transaction that makes it true; a relay sends it after the commit."""
+"""The outbox: publish a message in the transaction of the business update; a relay sends it after the commit."""
 
 from txbox.outbox.outbox import RELAY_SUBSCRIBER, Outbox, Outgoing
 

@@ -1,4 +1,4 @@
-"""Lanes: into which parts the outbox is divided, so that relays can work side by side and keep the order of each key.
+"""Lanes: the parts of the outbox, so that relays can work side by side and keep the order of each key.
 
 A lane belongs to one destination. All messages of one key are in one lane, and one relay at a time works on a lane; the
 lanes of a destination can be worked on by as many relays. Messages without a key are spread over all of its lanes.
@@ -17,17 +17,14 @@ LANES_PER_DESTINATION = 64
 def lane_of(destination: str, key: str | None, message_id: str) -> int:
     """Return the lane of a message: a number that fits Postgres's bigint.
 
-    Args:
-        destination: where it is sent.
-        key: whose order is to be kept.
-        message_id: spreads messages that have no key.
+    ``message_id`` spreads messages that have no key.
     """
     spread = zlib.crc32((message_id if key is None else key).encode()) % LANES_PER_DESTINATION
     return _first_lane(destination) + spread
 
 
 def destination_of(lane: int) -> int:
-    """Return a number that all lanes of one destination share, and, of any number there will ever be, no other's."""
+    """Return a number that all lanes of one destination share, and no lane of another."""
     return lane // LANES_PER_DESTINATION
 
 

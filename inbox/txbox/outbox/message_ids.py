@@ -15,14 +15,14 @@ def new_message_id() -> str:
     """Return a UUID of version 7, greater than every one that this process has made before.
 
     48 bits of milliseconds since 1970, a counter of 42 bits that begins at a random place in each millisecond, and 32
-    random bits (RFC 9562, sections 5.7 and 6.2, method 1). The clock only orders the ids: one that is wrong, or goes
-    back, makes none of them less unique.
+    random bits (RFC 9562, sections 5.7 and 6.2, method 1). The clock only orders the ids: a wrong one leaves them
+    unique.
     """
     return str(_generator.next())
 
 
 class _Generator:
-    """Keeps the last time and counter, so that ids grow even where the clock stands still or goes back."""
+    """Keeps the last time and counter, so that ids grow even where the clock stops or goes back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

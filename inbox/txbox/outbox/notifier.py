@@ -3,9 +3,7 @@
 NOTIFY takes a lock on the whole database to the end of its transaction's commit, so within business transactions it
 has them commit one after the other. Here it is a transaction of its own, on the same connection, after the business
 transaction has ended. A relay that was woken polls every few milliseconds for a while, so a pool notifies at most a few
-times a second, however much is published.
-
-It is only a hint: without it, an idle relay polls the outbox about twice a second.
+times a second. It is only a hint: without it, an idle relay polls the outbox about twice a second.
 """
 
 import logging
@@ -22,7 +20,7 @@ CHANNEL = "txbox_outbox"
 """What relays listen on."""
 
 NOTIFY_SECONDS = 0.25
-"""At least so long between two notifications of a pool. A relay that was woken stays awake for longer."""
+"""Between two notifications of a pool, at least. A relay that was woken stays awake for longer."""
 
 
 def notify_when_returned(connection: Connection) -> None:
@@ -39,8 +37,6 @@ def notify_when_returned(connection: Connection) -> None:
 
 
 class _Notifier:
-    """Notifies for one pool."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._notified_at = -NOTIFY_SECONDS

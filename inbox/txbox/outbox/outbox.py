@@ -1,7 +1,6 @@
-"""The outbox: publish a message in the transaction that makes it true; a relay sends it after the commit.
+"""The outbox: publish a message in the transaction of the business update; a relay sends it after the commit.
 
-The pattern is Transactional Outbox (C. Richardson, "Microservices Patterns", 2018, section 3.3.7). What is published
-commits with the business update or not at all::
+The pattern is Transactional Outbox (C. Richardson, "Microservices Patterns", 2018, section 3.3.7)::
 
     BEGIN
       UPDATE account …
@@ -9,8 +8,8 @@ commits with the business update or not at all::
     COMMIT
                                           a relay, in transactions of its own: claim, send, delete
 
-A message's id is made here, once. It travels as ``message-id`` with every send, so that the receiver's inbox recognises
-a second one.
+A message's id is made once, here, and travels as ``message-id`` with every send, so that the receiver's inbox
+recognises a second one.
 """
 
 import json
@@ -78,7 +77,10 @@ class OutboxStatements(SqlFile, file="outbox.sql"):
 
 
 class Outbox:
-    """What this service still has to send."""
+    """What this service still has to send.
+
+    Methods work in the caller's transaction, which is never begun, committed or rolled back here.
+    """
 
     def __init__(self, *, schema: str | None = None, prefix: str = "", notify: bool = True) -> None:
         """Name the place of the outbox; nothing is connected.
@@ -86,9 +88,9 @@ class Outbox:
         Args:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
-            notify: wake idle relays at once. A NOTIFY is sent when the connection goes back to its pool, so outside of
-                the business transaction, and at most four times a second by a process. Without it, or with a connection
-                that cannot (asyncio's), an idle relay finds the message within 0.6 seconds.
+            notify: wake idle relays by a NOTIFY after the business transaction, when the connection goes back to its
+                pool, at most four times a second. Without it, or with a connection that cannot (asyncio's), an idle
+                relay finds the message within 0.6 seconds.
         """
         self.schema = schema
         self.prefix = prefix
@@ -108,21 +110,16 @@ class Outbox:
         message_id: str | None = None,
         delay: Delay | None = None,
     ) -> str:
-        """Publish one message in the caller's transaction; one INSERT, one round trip.
-
-        The transaction is never begun, committed or rolled back here.
+        """Publish one message in the caller's transaction, and return its id; one INSERT, one round trip.
 
         Args:
             connection_or_session: where the business update happens too.
-            destination: a queue's URL, a topic's or an event bus's ARN, or ``scheme:rest``.
-            body: the payload; text is sent as UTF-8.
-            key: messages of one key and destination are sent in the order in which they were published.
+            destination: where to send it; this and all below as in ``Outgoing``.
+            body: the payload.
+            key: whose order to keep.
             headers: what travels beside the payload.
-            message_id: what makes it the same message when it is sent again; None has one made.
-            delay: do not send it before; see ``Outgoing``.
-
-        Returns:
-            The message's id.
+            message_id: None has one made.
+            delay: do not send it before.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
@@ -135,14 +132,11 @@ class Outbox:
         return str(row["message_id"])
 
     def publish_many(self, connection_or_session: ConnectionOrSession, messages: Iterable[Outgoing]) -> list[str]:
-        """Publish many messages in the caller's transaction, in their order, in one round trip.
+        """Publish many messages in the caller's transaction, in their order, in one round trip; return their ids.
 
         Args:
             connection_or_session: where the business updates happen too.
             messages: what is to be sent.
-
-        Returns:
-            Their ids, in the same order.
 
         Raises:
             NotInTransaction, NotSendable, InvalidMessageId, SchemaMissing: as ``publish``; nothing was published.
@@ -156,7 +150,7 @@ class Outbox:
         return [str(row["message_id"]) for row in rows]
 
     def check(self, connection: Connection) -> None:
-        """See that the outbox can be used over this connection.
+        """Check that the outbox can be used over this connection.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
@@ -183,7 +177,6 @@ class Outbox:
 
 
 def _row(message: Outgoing) -> dict[str, Any]:
-    """Return a message as the parameters of ``publish_one``, or refuse it."""
     if not isinstance(message, Outgoing):
         raise TypeError(f"a message to publish is an Outgoing, not {type(message).__name__}")
     destination, key = message.destination, message.key
@@ -232,7 +225,7 @@ def _with_trace_context(headers: Mapping[str, str]) -> Mapping[str, str]:
 
     https://www.w3.org/TR/trace-context/
     """
-    # Who has a current span has imported OpenTelemetry. Importing it here would cost those who do not use it.
+    # Where there is a current span, OpenTelemetry is imported. Importing it here would cost services without it.
     if "opentelemetry.trace" not in sys.modules or "traceparent" in headers:
         return headers
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -243,7 +236,6 @@ def _with_trace_context(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _delay(delay: object) -> tuple[timedelta | None, datetime | None]:
-    """Return a delay as a time span, or as a moment."""
     match delay:
         case None:
             return None, None

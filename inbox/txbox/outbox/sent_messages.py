@@ -1,8 +1,8 @@
 """What was sent and is kept: to look it up, and to put it into the outbox again.
 
-A relay keeps what it has sent with ``Relay(keep_sent=…)``, in the table outbox_sent. A replay
-publishes copies under the ids that they had. So it is for receivers that have lost messages: an inbox that has
-processed an id takes its copy for the duplicate that it is.
+A relay keeps what it has sent with ``Relay(keep_sent=…)``, in the table outbox_sent. A replay publishes copies under
+the ids that they had. So it is for receivers that have lost messages: an inbox that has processed an id takes its copy
+for the duplicate that it is.
 
 ::
 
@@ -10,9 +10,9 @@ processed an id takes its copy for the duplicate that it is.
     chunk     one transaction: read, publish
     chunk     …
 
-What is sent after the plan was made is not part of it, the copies themselves among it. Nor are copies that an earlier
-replay has left: of what was sent to one destination under one id, only the first is published again. A message that is
-forgotten meanwhile, because its time is over, is left out.
+What is sent after the plan was made is not part of it, its own copies included. Of what was sent to one destination
+under one id, earlier replays included, only the first is published again. A message that is forgotten meanwhile,
+because its time is over, is left out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -127,10 +127,10 @@ class SentMessagesStatements(SqlFile, file="sent_messages.sql"):
 
 
 class SentMessages:
-    """The messages that were sent and are kept."""
+    """The messages that were sent and are kept. Every method raises ``SchemaMissing`` if the table does not exist."""
 
     def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
-        """Name the place of the tables; nothing is connected.
+        """Name the database and the place of the tables; nothing is connected.
 
         Args:
             engine: the database.
@@ -156,9 +156,6 @@ class SentMessages:
             limit: how many, at most.
             bodies: with their bodies.
             before: time and position of the last one of the page before.
-
-        Raises:
-            SchemaMissing: the table does not exist.
         """
         which = which or SentFilter()
         before_at, before_position = before or (None, None)
@@ -175,25 +172,16 @@ class SentMessages:
             return [_message(row) for row in rows]
 
     def is_empty(self) -> bool:
-        """Whether nothing is kept at all: no relay keeps what it sends, or its time is over.
-
-        Raises:
-            SchemaMissing: the table does not exist.
-        """
+        """Return whether nothing is kept at all: no relay keeps what it sends, or its time is over."""
         with self._transaction() as connection:
             return not connection.exec_driver_sql(self._statements.is_any_kept).scalar_one()
 
     def plan_replay(
         self, which: SentFilter | None = None, *, chunk_messages: int = CHUNK_MESSAGES
     ) -> list[ReplayChunk]:
-        """Return what a replay would put into the outbox, in chunks and in order. Reads the whole table, once.
+        """Return what a replay would put into the outbox, in order, in chunks of so many messages.
 
-        Args:
-            which: of the messages that were sent.
-            chunk_messages: how many make a chunk.
-
-        Raises:
-            SchemaMissing: the table does not exist.
+        Reads the whole table, once.
         """
         if chunk_messages < 1:
             raise InvalidConfiguration(f"chunk_messages must be at least 1, not {chunk_messages!r}")
@@ -204,20 +192,17 @@ class SentMessages:
             return [ReplayChunk(**with_moments(row, "sent_from", "sent_to", "since", "until")) for row in rows]
 
     def replay(self, chunk: ReplayChunk, which: SentFilter | None = None) -> int:
-        """Put copies of a chunk's messages into the outbox, in their order, in one transaction.
+        """Put copies of a chunk's messages into the outbox, in their order, in one transaction; return how many.
 
         They are published behind everything that their keys have now, under the ids, keys and headers that they had.
+        There are fewer than planned if some have been forgotten meanwhile.
 
         Args:
             chunk: of ``plan_replay``.
             which: what the plan was made for.
 
-        Returns:
-            How many there were; fewer than planned if some have been forgotten meanwhile.
-
         Raises:
             NotSendable: their destination cannot take one of them any more; none was published.
-            SchemaMissing: a table does not exist.
         """
         # Its own times are those of the plan; "an hour ago" is later by now.
         same = replace(which or SentFilter(), since=None, until=None)
@@ -245,7 +230,6 @@ class SentMessages:
 
 
 def _filter(which: SentFilter) -> dict[str, Any]:
-    """Return the parameters of the fragment ``wanted``."""
     since_ago, since = _span_and_moment(which.since)
     until_ago, until = _span_and_moment(which.until)
     return {

@@ -1,4 +1,4 @@
-"""What keeps Postgres from cleaning up: the sessions and other things that hold an old snapshot.
+"""The sessions and other things that hold an old snapshot, and so keep Postgres from cleaning up.
 
 A row that was deleted stays where it is until no transaction can need it any more. Relays read behind what they have
 read before, so an old snapshot does not slow them down; but tables and indexes grow, and slow all else that reads them.
@@ -14,13 +14,13 @@ from txbox.postgres.sql_files import SqlFile
 __all__ = ["SnapshotHolder", "find_snapshot_holders", "sees_all_sessions", "without_values"]
 
 HELD_SECONDS = 60.0
-"""A transaction is worth a line when it has been open for longer."""
+"""A transaction is listed when it has been open for longer, and holds back ``HELD_TRANSACTIONS``."""
 
 HELD_TRANSACTIONS = 100
-"""And when it holds back the work of so many others at least: fewer do no harm."""
+"""So many others at least; fewer do no harm."""
 
 HELD_MANY_TRANSACTIONS = 100_000
-"""Or when it holds back the work of so many, whatever the time, which is not known of everything."""
+"""What holds back so many is listed however long it has been open, which cannot be read of everything."""
 
 MOST_HOLDERS = 5
 QUERY_CHARACTERS = 200

@@ -1,8 +1,8 @@
-"""How the outbox stands: what waits for which destination, which relays are at work, what holds the database back.
+"""The state of the outbox: what waits for which destination, which relays are at work, what holds the database back.
 
-Reading this must do no harm to a database in trouble, so everything is bounded: at most ``COUNTED_MESSAGES`` messages
-are looked at, each statement has ``STATEMENT_SECONDS``, and is a transaction of its own. What is beyond is estimated
-from Postgres's statistics, and marked so.
+Reading it must do no harm to a database in trouble, so everything is bounded: at most ``COUNTED_MESSAGES`` messages are
+looked at, each statement has ``STATEMENT_SECONDS``, and is a transaction of its own. What is beyond is estimated from
+Postgres's statistics, and marked so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +39,9 @@ STATEMENT_SECONDS = 5.0
 """How long one statement may take. What an old snapshot keeps from being cleaned up has to be read, and takes time."""
 
 STALE_SECONDS = 12.0
-"""A relay reports every 10 seconds; one that is late is not counted: it stands still, or cannot reach the database.
-One that was killed is known by its session, which is gone, unless a pooler is in between."""
+"""A relay reports every 10 seconds; one that is late is not counted: it does not run, or cannot reach the database.
+One that was killed is recognised by its session, which is gone, unless a pooler is in between.
+"""
 
 _STALE = {"stale_after": timedelta(seconds=STALE_SECONDS)}
 
@@ -68,13 +69,12 @@ class DestinationStatus:
         delayed: messages whose time has not come.
         retrying: messages that were refused, or that wait behind one of their key that was.
         exact: they were counted; otherwise there are at least so many.
-        oldest_seconds: how long the oldest one that is not delayed has waited since it was published; None if there is
-            none.
+        oldest_seconds: how long the oldest one that is not delayed has waited since it was published; None: none does.
         most_attempts: how often the one that was refused most often was.
         error: why it was refused the last time.
         dead_letters: messages that were parked, and wait for a person.
-        away: why relays cannot send there at all, in the words of one of them; None if none says so, or nothing waits.
-        away_relays: how many of the relays at work say so.
+        away: why relays cannot send there at all, as one of them reports it; None if none does, or nothing waits.
+        away_relays: how many of the relays at work report so.
     """
 
     destination: str
@@ -104,8 +104,7 @@ class RelayStatus:
         started_at: its first report.
         seen_seconds_ago: its last report.
         outages: destinations that it could not send to when it last tried, and why; at most 20.
-        stale: its session is gone, or it has missed its last report: it was killed, stands still, or cannot reach the
-            database.
+        stale: its session is gone, or its last report is late; see ``STALE_SECONDS``.
     """
 
     relay_id: str
@@ -122,7 +121,7 @@ class RelayStatus:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """How the outbox stands.
+    """The state of the outbox.
 
     Attributes:
         messages: in the outbox; None if that could not be found out in time, nor estimated.
@@ -156,16 +155,13 @@ class OutboxStatus:
 def read_outbox_status(
     engine: Engine, *, schema: str | None = None, prefix: str = "", dead_letters: dict[str, int] | None = None
 ) -> OutboxStatus:
-    """Read how the outbox stands.
+    """Read the state of the outbox; raises ``SchemaMissing`` if its tables do not exist.
 
     Args:
         engine: the database.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
         dead_letters: how many wait for each destination.
-
-    Raises:
-        SchemaMissing: the tables do not exist.
     """
     sql = StatusStatements.load(schema, prefix)
     _check(engine, sql, sql.tables.outbox_message)
@@ -200,12 +196,9 @@ def read_outbox_status(
 
 
 def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "") -> int | None:
-    """Return how many relays are at work, by their reports; None if this user may not know.
+    """Return how many relays are at work, by their reports; None if this user may not see them.
 
-    Args:
-        engine: the database.
-        schema: the Postgres schema that holds the tables; None leaves it to the search path.
-        prefix: what the tables' names start with.
+    ``schema`` and ``prefix`` are as for ``read_outbox_status``.
     """
     sql = StatusStatements.load(schema, prefix)
     try:
@@ -218,7 +211,7 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
 
 
 def _check(engine: Engine, sql: StatusStatements, table: Table) -> None:
-    """See that a table is there; one that has been locked for long is."""
+    """Check that a table is there; one that has been locked for long is."""
     try:
         with _bounded(engine, sql) as connection:
             check_table(connection, table)
@@ -234,7 +227,7 @@ def _destinations(engine: Engine, sql: StatusStatements) -> tuple[list[Destinati
         return [DestinationStatus(**row) for row in first], True, True
     limits = {"lanes": COUNTED_LANES, "limit": COUNTED_MESSAGES}
     each = _in_time(engine, sql, sql.backlog_by_lane, limits, sql.plan_by_index)
-    # Better some of the messages, wherever they stand, than none.
+    # If not all of the messages, some of them, wherever they are.
     rows = each if each is not None else first or ()
     return [DestinationStatus(**row, exact=False) for row in rows], False, each is not None
 
@@ -250,7 +243,6 @@ def _in_time(
     parameters: Mapping[str, Any],
     setting: str | None = None,
 ) -> Sequence[RowMapping] | None:
-    """Run one statement in a transaction of its own; None if it takes too long."""
     try:
         with _bounded(engine, sql) as connection:
             if setting is not None:
@@ -279,7 +271,7 @@ def _with_letters(found: Sequence[DestinationStatus], letters: dict[str, int]) -
 def _with_outages(
     destinations: tuple[DestinationStatus, ...], relays: Sequence[RelayStatus]
 ) -> tuple[DestinationStatus, ...]:
-    """Add to each destination for which messages wait why relays cannot send there."""
+    """Add to each destination with waiting messages why relays cannot send there."""
 
     def with_outage(one: DestinationStatus) -> DestinationStatus:
         outages = [relay.outages[one.destination] for relay in relays if one.destination in relay.outages]
