@@ -21,7 +21,7 @@ from txbox.wire.destinations import scheme
 __all__ = ["CallSize", "DispatchResult", "Dispatcher", "KeyOrder", "PublisherCall"]
 
 CLAIM_CHECKS = 4
-"""How often, within the time after which the server ends a claim, it is checked that the claim still stands."""
+"""Checks that the claim is still ours, within the time after which the server ends it."""
 
 FIRST_CALL_SIZE = 50
 """Messages of a destination's first call."""
@@ -37,36 +37,23 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class DispatchResult:
-    """What became of messages; what is in neither of the first two was not tried, or is to be sent again.
+    """The result of sending messages; those in neither of the first two were not tried, or are to be sent again."""
 
-    Attributes:
-        sent: positions of those that the broker has confirmed.
-        refused: by position, those that were not sent, through their own fault or by chance.
-        outage: why the broker cannot be reached; None if it can.
-        slowest_seconds: how long the slowest call of a publisher took.
-    """
-
-    sent: set[int] = field(default_factory=set)
+    sent: set[int] = field(default_factory=set)  # positions of those that the broker has confirmed
+    # By position, those that were not sent, through their own fault or by chance.
     refused: dict[int, Refused] = field(default_factory=dict)
-    outage: BrokerError | None = None
-    slowest_seconds: float = 0.0
+    outage: BrokerError | None = None  # why the broker cannot be reached; None if it can
+    slowest_seconds: float = 0.0  # how long the slowest call of a publisher took
 
 
 @dataclass(slots=True)
 class PublisherCall:
-    """A call of a publisher that has not returned.
+    """A call of a publisher that has not returned."""
 
-    Attributes:
-        destination: of the first of its messages.
-        messages: how many they are.
-        began: when, by ``time.monotonic``.
-        reported: whether it was found to be overdue before.
-    """
-
-    destination: str
-    messages: int
-    began: float
-    reported: bool = False
+    destination: str  # of the first of its messages
+    messages: int  # how many they are
+    began: float  # when, by ``time.monotonic``
+    reported: bool = False  # whether it was found to be overdue before
 
 
 class Dispatcher:
@@ -75,18 +62,12 @@ class Dispatcher:
     def __init__(
         self, publishers: Mapping[str, Publisher], patience_seconds: float, *, stopping: Callable[[], bool]
     ) -> None:
-        """Take the publishers.
-
-        Args:
-            publishers: by the kind of destination.
-            patience_seconds: how long one call may take.
-            stopping: whether to begin no more calls.
-        """
+        """Take the publishers by the kind of destination, and how long one call of them may take."""
         self._publishers = publishers
         self._patience_seconds = patience_seconds
         self._stopping = stopping
         self._calls: dict[int, PublisherCall] = {}
-        # Of each destination by itself: one that hangs shall not have the others sent to in small calls.
+        # One for each destination: one that hangs must not make the calls of the others small.
         self._call_sizes: Recent[str, CallSize] = Recent()
 
     def call_began(self, thread: int) -> float | None:
@@ -102,12 +83,7 @@ class Dispatcher:
     def dispatch(self, rows: Sequence[Row], *, check_claim: Callable[[], object]) -> DispatchResult:
         """Send the messages of one destination, until one call finds the broker away or the relay stops.
 
-        Args:
-            rows: in their order.
-            check_claim: raises if the claim on them was lost.
-
-        Raises:
-            Exception: what ``check_claim`` raises.
+        ``check_claim`` raises if the claim on them was lost; that passes through.
         """
         result = DispatchResult()
         if not rows:
@@ -221,7 +197,6 @@ class KeyOrder(Generic[T]):
     """
 
     def __init__(self, messages: Iterable[tuple[Hashable | None, T]]) -> None:
-        """Take messages in their order, each with its key; None is no key."""
         self._unordered: list[T] = []
         self._queues: dict[Hashable, list[T]] = {}
         for key, message in messages:
@@ -247,11 +222,7 @@ class CallSize:
     """How many messages the next call of a publisher may have, learned from how long calls take. Thread-safe."""
 
     def __init__(self, seconds: float) -> None:
-        """Begin small.
-
-        Args:
-            seconds: how long a call should take, at most.
-        """
+        """Begin small; a call should take ``seconds`` at most."""
         self._seconds = seconds
         self._value = FIRST_CALL_SIZE
         self._lock = threading.Lock()
@@ -271,17 +242,13 @@ class CallSize:
             took = time.monotonic() - began
             with self._lock:
                 fitting = int(count * self._seconds / took) if took > 0 else MAX_CALL_SIZE
-                # A call of a few says little of one of many: it never makes the next one smaller than it has to be.
+                # A quick call with few messages must not make the next one smaller.
                 if fitting < self._value or count >= self._value // MAX_GROWTH:
                     self._value = max(1, min(fitting, max(self._value, count * MAX_GROWTH), MAX_CALL_SIZE))
 
 
 def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-    """Return what a publisher has answered, if it is what it should be.
-
-    Raises:
-        TypeError: it is not; then each of the messages may have arrived, or not.
-    """
+    """Return what a publisher has answered, or raise TypeError: then each of the messages may have arrived, or not."""
     refused: list[Refused] = list(answer or ())  # type: ignore[call-overload]
     given = {_name(message) for message in messages} if refused else set()
     for one in refused:
@@ -293,5 +260,5 @@ def _checked(answer: object, messages: Sequence[OutboxMessage]) -> Sequence[Refu
 
 
 def _name(message: OutboxMessage) -> tuple[str, str]:
-    """Return what a publisher's answer is recognized by: its messages may be copies of ours."""
+    """Return by what the messages in a publisher's answer are recognized: they may be copies of ours."""
     return message.id, message.destination

@@ -39,36 +39,25 @@ class Health(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimInProgress:
-    """A claim that a sender works on.
+    """A claim that a sender works on."""
 
-    Attributes:
-        destination: its number.
-        health: of the destination, when the claim was taken.
-        hangs: a publisher's call has taken longer than ``SLOW_SECONDS``, and has not returned.
-    """
-
-    destination: int
-    health: Health
-    hangs: bool = False
+    destination: int  # its number
+    health: Health  # of the destination, when the claim was taken
+    hangs: bool = False  # a publisher's call has taken longer than ``SLOW_SECONDS``, and has not returned
 
 
 class FairShare:
     """Divides the senders among destinations. Not thread-safe."""
 
     def __init__(self, senders: int, most: int) -> None:
-        """Start without any destination.
-
-        Args:
-            senders: for those that answer quickly.
-            most: senders in all; no fewer.
-        """
+        """Start without any destination: ``senders`` for those that answer quickly, ``most`` in all."""
         self.senders = senders
         self.most = most
-        # Where there are no more than the usual ones, those in doubt may have half of them.
-        self._doubtful = max(most - senders, senders // 2, 1)
-        self._reserved = self._doubtful // 4
+        # Where there are no more than the usual ones, the slow, new and away may have half of them.
+        self._max_others = max(most - senders, senders // 2, 1)
+        self._reserved = self._max_others // 4
         self._health: Recent[int, Health] = Recent()
-        self._each: Counter[int] = Counter()
+        self._claims: Counter[int] = Counter()
         self._hanging: set[int] = set()
         self._quick = self._slow = self._unanswered = 0
 
@@ -85,11 +74,11 @@ class FairShare:
         return self._health.get(destination, Health.NEW)
 
     def count(self, in_progress: Iterable[ClaimInProgress]) -> None:
-        """Count the claims in progress; ``rank``, ``free_senders`` and ``wanted_senders`` rest on them."""
-        self._each, self._hanging = Counter(), set()
+        """Count the claims in progress, for ``rank``, ``free_senders`` and ``wanted_senders``."""
+        self._claims, self._hanging = Counter(), set()
         self._quick = self._slow = self._unanswered = 0
         for claim in in_progress:
-            self._each[claim.destination] += 1
+            self._claims[claim.destination] += 1
             if claim.hangs:
                 self._hanging.add(claim.destination)
             if claim.health >= Health.NEW:
@@ -102,20 +91,18 @@ class FairShare:
     def rank(self, destination: int, *, alone: bool) -> int | None:
         """Return a destination's rank for another sender: the lowest comes first. None: it may not have one.
 
-        Args:
-            destination: its number.
-            alone: no other destination has messages waiting.
+        ``alone``: no other destination has messages waiting.
         """
-        health, has = self.health(destination), self._each[destination]
+        health, has = self.health(destination), self._claims[destination]
         if destination in self._hanging:
             return None
         if health is Health.QUICK:
-            others = not alone or len(self._each) > (has > 0)
+            others = not alone or len(self._claims) > (has > 0)
             most = max(self.senders // 2, 1) if others else self.senders
             return health if self._quick < self.senders and has < most else None
         of_its_kind = self._slow if health is Health.SLOW else self._unanswered
-        most = max((self._doubtful - self._reserved) // 2, 1) if health is Health.SLOW else 1
-        room = self._slow + self._unanswered < self._doubtful and of_its_kind < self._doubtful - self._reserved
+        most = max((self._max_others - self._reserved) // 2, 1) if health is Health.SLOW else 1
+        room = self._slow + self._unanswered < self._max_others and of_its_kind < self._max_others - self._reserved
         return health if room and has < most else None
 
     def free_senders(self, destination: int) -> int:

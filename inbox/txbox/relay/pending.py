@@ -1,7 +1,7 @@
 """Which lanes have messages to be sent, and from which position on: a memory of one relay's own.
 
-It only says where to look. What is there to be sent, and who may send it, the database says. A relay that dies loses
-this memory and nothing else; the next one begins by reading the whole outbox.
+It is only where to look. The database decides what is to be sent, and who may send it. A relay that dies loses this
+memory and nothing else; the next one begins by reading the whole outbox.
 """
 
 import math
@@ -17,7 +17,7 @@ LOCKED_SECONDS = 0.02
 """Until a lane that another relay had locked is tried again, the first time."""
 
 MAX_LOCKED_SECONDS = 0.5
-"""And at the longest."""
+"""The longest such time."""
 
 FEW_LANES = 16
 """So many lanes make one claim even if other threads are idle: less work than a transaction for each."""
@@ -25,19 +25,13 @@ FEW_LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Some lanes of one destination, for one thread.
+    """Some lanes of one destination, for one thread."""
 
-    Attributes:
-        fresh: lanes that have new messages, with the position from which on to look for them.
-        due: lanes with a held key whose time has come.
-        server: which run of which server has answered.
-        generation: of the scheduler's memory; see ``Scheduler``.
-    """
-
+    # Lanes that have new messages, with the position from which on to look for them.
     fresh: Mapping[int, int] = field(default_factory=dict)
-    due: frozenset[int] = frozenset()
-    server: str = ""
-    generation: int = 0
+    due: frozenset[int] = frozenset()  # lanes with a held key whose time has come
+    server: str = ""  # which run of which server has answered
+    generation: int = 0  # of the scheduler's memory; see ``Scheduler``
 
     @property
     def lanes(self) -> frozenset[int]:
@@ -46,7 +40,7 @@ class Claim:
 
     @property
     def destination(self) -> int:
-        """A number that stands for their destination."""
+        """The number of their destination."""
         return destination_of(min(self.lanes))
 
 
@@ -57,11 +51,7 @@ class PendingLanes:
     """
 
     def __init__(self, most_lanes: int = 1_000) -> None:
-        """Start empty.
-
-        Args:
-            most_lanes: of one claim.
-        """
+        """Start empty; a claim has ``most_lanes`` at most."""
         self._most_lanes = most_lanes
         self._fresh: dict[int, int] = {}
         self._due: set[int] = set()
@@ -96,15 +86,12 @@ class PendingLanes:
         rank: Callable[[int], int | None] = lambda _: 0,
         parts: Callable[[int], int] = lambda _: 1,
     ) -> Claim | None:
-        """Take lanes of one destination, each destination in its turn.
+        """Take lanes of one destination, each destination in its turn; None if there are none.
 
         Args:
             now: by the clock of ``pause``.
             rank: of a destination; the lowest comes first, and 0 is the lowest. None: not now.
             parts: among how many threads the lanes of a destination are to be divided.
-
-        Returns:
-            The lanes; ``release`` gives them back. None if there are none to be taken.
         """
         best: tuple[int, int, list[int]] | None = None
         for destination, waiting in self._waiting.items():
@@ -128,7 +115,7 @@ class PendingLanes:
         return len(self._waiting)
 
     def release(self, claim: Claim) -> None:
-        """Give lanes back; ``add`` says what is left to do in them."""
+        """Give lanes back; ``add`` adds what is left to do in them."""
         for lane in claim.lanes:
             self._claimed.discard(lane)
             if lane in self._fresh or lane in self._due:
@@ -139,7 +126,7 @@ class PendingLanes:
         self._paused[claim.destination] = until
 
     def mark_unlocked(self, lanes: Iterable[int]) -> None:
-        """Say that this relay could lock these lanes."""
+        """Note that this relay could lock these lanes."""
         for lane in lanes:
             self._locked.pop(lane, None)
 
@@ -151,11 +138,7 @@ class PendingLanes:
             self._locked[lane] = now + pause, pause
 
     def next_change(self, after: float = -math.inf) -> float:
-        """Return when the next of the waiting lanes may be taken; infinity if there are none.
-
-        Args:
-            after: leave out those that might have been taken then.
-        """
+        """Return when the next of the waiting lanes may be taken, later than ``after``; infinity: there is none."""
         changes = (
             max(self._paused.get(destination, -math.inf), min(map(self._locked_until, waiting)))
             for destination, waiting in self._waiting.items()

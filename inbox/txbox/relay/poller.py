@@ -27,7 +27,7 @@ from txbox.relay.sender import RelayStatements
 __all__ = ["Found", "Listener", "MessageFinder", "Poller", "Snapshot"]
 
 AWAKE_SECONDS = 1.0
-"""So long after the last message, or notification, an idle relay still polls often."""
+"""How long after the last message, or notification, an idle relay still polls often."""
 
 POLL_SECONDS = 0.003
 """Between polls while messages come."""
@@ -39,7 +39,7 @@ MAX_FRESH = 10_000
 """Messages that one poll takes in one by one. A burst of more is read lane by lane instead."""
 
 DUE_SECONDS = 0.1
-"""At least so long between searches for messages that waited for a time."""
+"""Between searches for messages that waited for a time, at least."""
 
 EVERYTHING_SECONDS = 30.0
 """Between reads of the whole outbox, at least, for what no other poll finds: rows that were restored by hand."""
@@ -70,18 +70,11 @@ class Poller:
         on_poll: Callable[[], None],
         emit: Callable[[Event], None],
     ) -> None:
-        """Take what it works with.
+        """Take what it works with; ``stopping`` ends it.
 
-        Args:
-            engine: the database.
-            statements: of the relay.
-            scheduler: gets what is found.
-            reporter: writes the reports.
-            listen: let a notification end an idle wait.
-            stopping: ends it.
-            counts: returns how many messages were sent, and how many refusals there were.
-            on_poll: is called after every poll.
-            emit: gets the outages of the database, as events.
+        ``listen``: a notification ends an idle wait. ``counts`` returns how many messages were sent, and how many
+        refusals there were. ``on_poll`` is called after every poll. ``emit`` gets the outages of the database, as
+        events.
         """
         self._engine = engine
         self._statements = statements
@@ -156,14 +149,10 @@ class Snapshot:
     """Which transactions had ended at one moment, by pg_current_snapshot().
 
     https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-INFO-SNAPSHOT
-
-    Attributes:
-        xmax: transactions from this number on had not begun.
-        in_progress: of those below it, the ones that had not ended.
     """
 
-    xmax: int
-    in_progress: tuple[int, ...]
+    xmax: int  # transactions from this number on had not begun
+    in_progress: tuple[int, ...]  # of those below it, the ones that had not ended
 
     @classmethod
     def parse(cls, text: str) -> "Snapshot":
@@ -174,22 +163,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a poll has found.
+    """What a poll has found."""
 
-    Attributes:
-        server: which run of which server has answered; another one may have forgotten what was found before.
-        everything: the whole outbox was read, as another run of a server answered before, or as it was asked for: what
-            was found before does not count.
-        fresh: lanes with new messages, and the first position of those in each.
-        due: lanes with held keys whose time has come.
-        woken: messages that waited for a time have been put behind the others; the next poll finds them.
-    """
-
-    server: str = ""
+    server: str = ""  # which run of which server has answered; another one may have forgotten what was found before
+    # The whole outbox was read, as another run of a server answered before, or as it was asked for: what was found
+    # before does not count.
     everything: bool = False
+    # Lanes with new messages, and the first position of those in each.
     fresh: dict[int, int] = field(default_factory=dict)
-    due: frozenset[int] = frozenset()
-    woken: bool = False
+    due: frozenset[int] = frozenset()  # lanes with held keys whose time has come
+    woken: bool = False  # messages that waited for a time have been put behind the others; the next poll finds them
 
     def __bool__(self) -> bool:
         return bool(self.fresh or self.due or self.woken)
@@ -199,12 +182,7 @@ class MessageFinder:
     """Finds each time what is new; the first time, everything."""
 
     def __init__(self, connection: Connection, statements: RelayStatements) -> None:
-        """Take the connection; what another one has found does not count here: it may have been another server.
-
-        Args:
-            connection: of an engine, for this finder alone.
-            statements: of the relay.
-        """
+        """Take a connection for this finder alone: what was found over another one may be another server's."""
         # One round trip for a poll; but at a higher level a poll would be a transaction for others to conflict with.
         connection.execution_options(isolation_level="AUTOCOMMIT")
         default = connection.exec_driver_sql(statements.default_isolation).scalar_one()
@@ -220,18 +198,11 @@ class MessageFinder:
 
     @property
     def due_in_seconds(self) -> float:
-        """When the next known message is due that waits for a time; infinity: there is none."""
+        """Seconds until the next message is due that waits for a time, as far as was found; infinity: there is none."""
         return self._due_at - time.monotonic()
 
     def find(self, *, everything: bool = False) -> Found:
-        """Return what is new.
-
-        Args:
-            everything: read the whole outbox, as if for the first time.
-
-        Raises:
-            Exception: whatever the driver says.
-        """
+        """Return what is new, or everything, as if for the first time. Raises any error of the driver."""
         now = time.monotonic()
         also_due = now >= min(self._find_due_at, self._due_at)
         with driver_cursor(self._connection) as cursor:
@@ -242,8 +213,8 @@ class MessageFinder:
                 everything = True
             seen, server, lanes, positions, due_in, held_due = answer
             snapshot = Snapshot.parse(seen)
-            # Behind a pooler, another server may answer from one moment to the next. Its numbers say nothing beside
-            # those of the one before.
+            # Behind a pooler, another server may answer from one moment to the next. Its numbers cannot be
+            # compared with those of the one before.
             if self._last is not None and snapshot.xmax < self._last.xmax:
                 self._everything_at = -math.inf
             woken = False
@@ -291,13 +262,7 @@ class Listener:
     """A connection of its own that listens for notifications, while entered; or that does not, where it cannot."""
 
     def __init__(self, engine: Engine, statements: RelayStatements, *, wanted: bool) -> None:
-        """Prepare; entering it connects.
-
-        Args:
-            engine: the database.
-            statements: of the relay.
-            wanted: False: only wait.
-        """
+        """Prepare; entering it connects, unless it is not ``wanted`` and only waits."""
         self._engine = engine
         self._statements = statements
         self._wanted = wanted

@@ -1,4 +1,4 @@
-"""A publisher: what the relay needs a broker to be able to do. One method."""
+"""A publisher: what the relay needs a broker to be able to do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class OutboxMessage:
         key: whose order is kept; None where there is none.
         headers: what travels beside the body.
         attempts: how often it was refused before.
-        published_at: when it was published, by the database's clock; None if it is not known.
+        published_at: when it was published, by the database's clock; None if it cannot be read.
     """
 
     id: str
@@ -76,20 +76,20 @@ class Publisher(Protocol):
 
         No two of them have the same key and destination, so they may be sent in any order, and at once.
 
-        It has to return: within the relay's ``patience_seconds``, or what was sent is sent again. One that is slow is
+        It has to return within the relay's ``patience_seconds``, or what was sent is sent again. One that is slow is
         given fewer messages the next time; one that hangs keeps a sender of the relay for good.
 
         Args:
             messages: at least one, all for destinations of this kind.
 
         Returns:
-            Those that were not sent. Whatever is not among them counts as sent, and is forgotten.
+            Those that were not sent. All others count as sent, and are forgotten.
 
         Raises:
             BrokerError: the broker cannot be reached, or nothing can be sent to this destination for now. No message is
                 to blame: all of them are sent again, later, those that arrived all the same too, under the same ids.
                 ``PartlySent`` names those that are to be sent again.
-            Exception: whatever else counts as a refusal of every message.
+            Exception: any other error counts as a refusal of every message.
         """
 
 
@@ -97,11 +97,9 @@ class FunctionPublisher:
     """Calls a function of yours for each message, one after the other."""
 
     def __init__(self, function: Callable[[OutboxMessage], object]) -> None:
-        """Take the function.
+        """Take a function that sends one message, and returns when it has arrived. Several threads call it at once.
 
-        Args:
-            function: sends one message, and returns when it has arrived. If it raises ``BrokerError``, nothing can be
-                sent for now; whatever else it raises refuses the message. Called by several threads at once.
+        If it raises ``BrokerError``, nothing can be sent for now; any other error refuses the message.
         """
         self._function = function
 

@@ -9,9 +9,10 @@ One thread polls, and a few send::
 Destinations that hang have senders of their own, more of them as they are needed, up to a limit
 (``txbox.relay.fair_share``).
 
-Any number of relays may work on one outbox, and none knows of another: the database says who has which lane, for as
-long as a transaction. A message is sent at least once, and those of one key in the order in which they were published.
-It is deleted after the broker has confirmed it; what dies between the two has it sent again, under the same id.
+Any number of relays may work on one outbox, without any link between them: the database decides which of them has which
+lane, for as long as a transaction. A message is sent at least once, and those of one key in the order in which they
+were published. It is deleted after the broker has confirmed it; a relay that dies between the two has it sent again,
+under the same id.
 
 How often it polls: every few milliseconds for a second after it last found something or was notified
 (``txbox.outbox.notifier``), about a hundred times a minute otherwise.
@@ -64,13 +65,13 @@ BATCH_BYTES = 16 * 1024 * 1024
 """Of the bodies of one transaction; a single message may have more."""
 
 LONGEST_KEEP_SENT = timedelta(days=36_500)
-"""Beyond, there are no dates that Postgres could compare with."""
+"""Longer ones lead to dates that Postgres does not have."""
 
 MOST_SENDERS = 8
 """For each of the usual senders, with those that are started for destinations that hang."""
 
 PATIENCE_SECONDS = 60.0
-"""So long may a publisher's call take, before its messages are another relay's to send."""
+"""How long a publisher's call may take, before another relay may send its messages."""
 
 
 class Relay(Service):
@@ -101,25 +102,25 @@ class Relay(Service):
         """Put a relay together; nothing is connected before ``start`` or ``run``.
 
         Args:
-            engine: the database of the outbox. Its pool lends up to ``senders`` connections, and two more for polling
-                and listening; up to ``max_senders`` and two while there are destinations that hang.
+            engine: the database of the outbox. Its pool gives out up to ``senders`` connections, and two more for
+                polling and listening; up to ``max_senders`` and two while there are destinations that hang.
             publishers: who sends to which kind of destination: ``sqs``, ``sns``, ``eventbridge``, or the scheme of
                 your own. ``txbox_aws.publishers.aws_publishers()`` has the first three.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
             senders: threads that send, each with a transaction of its own.
             max_senders: with those that are started while destinations hang, for the others to have theirs. None: eight
-                times as many as ``senders``, and no more than three quarters of what the engine's pool lends.
-            batch_size: messages of one transaction. What a killed relay had in its hands is sent again: up to so many
-                for each sender.
+                times as many as ``senders``, and no more than three quarters of the engine's pool.
+            batch_size: messages of one transaction. A relay that is killed has up to so many sent again for each
+                sender.
             batch_bytes: bytes of the bodies of one transaction; a single message may have more.
             max_attempts: refusals after which a message is parked as a dead letter; None: never.
             backoff: the delay before a refused message is sent again, by attempt.
             keep_sent: keep what was sent for so long, in the table outbox_sent; None: not at all.
             patience_seconds: how long one call of a publisher may take. After it, the server ends the
                 transaction of a relay that was stopped or cut off, and another relay sends its messages.
-            listen: let a NOTIFY wake an idle relay. A relay behind a pooler in transaction mode sees by itself that it
-                cannot.
+            listen: let a NOTIFY wake an idle relay. A relay behind a pooler in transaction mode finds out by itself
+                that it cannot.
             hooks: get every event; see ``txbox.instrumentation``.
 
         Raises:
@@ -212,13 +213,7 @@ class Relay(Service):
         self._emit(Stopped(RELAY_SUBSCRIBER, self._outbox, finished))
 
     def _check(self, connection: Connection) -> None:
-        """See that what is sent could be settled.
-
-        Raises:
-            SchemaMissing: a table does not exist.
-            RightsMissing: this user may not do with one what a relay has to.
-            InvalidConfiguration: the database is not UTF-8.
-        """
+        """Check that what is sent could be settled: the tables, this user's rights, the encoding."""
         refuse_other_encodings(connection)
         sql = self._statements
         names = [self._outbox, sql.name_of("outbox_relay")]
@@ -232,7 +227,7 @@ class Relay(Service):
             raise RightsMissing(name, rights)
 
     def _send(self) -> None:
-        """Work on claims until the scheduler is closed; one of the threads that send."""
+        """Work on claims until the scheduler is closed."""
         scheduler = self._scheduler
         while (claim := scheduler.take()) is not None:
             try:
@@ -267,7 +262,6 @@ class Relay(Service):
                 self._add(f"txbox-relay-{self._started}", self._send)
 
     def _report(self, result: ClaimResult, change: DestinationChange) -> None:
-        """Count what became of a claim, and emit the events."""
         settlement, destination = result.settlement, result.destination or ""
         refused = len(settlement.again) + len(settlement.dead)
         with self._counting:
@@ -301,11 +295,11 @@ class Relay(Service):
 
 
 def _most_senders(engine: Engine, senders: int) -> int:
-    """Return how many senders there may be, for the engine's pool to lend connections to others, too."""
+    """Return how many senders there may be, so that the engine's pool has connections left for others."""
     most, pool = MOST_SENDERS * senders, engine.pool
     if isinstance(pool, QueuePool) and pool.size() > 0 and pool._max_overflow >= 0:  # noqa: SLF001 - there is no other way
-        lends = pool.size() + pool._max_overflow  # noqa: SLF001 - the same
-        most = min(most, lends * 3 // 4 - _BESIDE_SENDERS)
+        connections = pool.size() + pool._max_overflow  # noqa: SLF001 - the same
+        most = min(most, connections * 3 // 4 - _BESIDE_SENDERS)
     return max(most, senders)
 
 

@@ -18,22 +18,22 @@ REPORT_SECONDS = 10.0
 """Between reports that this relay is at work."""
 
 SOON_SECONDS = 1.0
-"""Between the first report and the second, which has a rate; and between two of which the later one has news."""
+"""Between the first report and the second, which has a rate; and between two if something has changed."""
 
 PURGE_ROWS = 5_000
-"""Kept messages that are deleted in one transaction. While there are more, the next one comes soon."""
+"""Kept messages that are deleted in one transaction."""
 
 PURGE_SECONDS = 0.1
-"""Until then."""
+"""Until the next one, while there are more."""
 
 OUTAGES = 20
-"""Destinations of one report that could not be reached, at most: the last ones."""
+"""Destinations that could not be reached, of one report at most: the last ones."""
 
 OUTAGE_CHARACTERS = 500
 """Of the error of each."""
 
 OUTAGE_SECONDS = 300.0
-"""A destination for which messages wait is tried at least twice a minute: of one that was not, nothing is known."""
+"""An outage of which no try was for so long is not reported: where messages wait, there are two tries a minute."""
 
 
 class RelayReporter:
@@ -41,13 +41,7 @@ class RelayReporter:
     calls ``work``."""
 
     def __init__(self, relay_id: str, statements: RelayStatements, keep_sent: timedelta | None) -> None:
-        """Start with a report that is due.
-
-        Args:
-            relay_id: names the relay.
-            statements: of the relay.
-            keep_sent: for how long sent messages are kept; None: they are not.
-        """
+        """Start with a report that is due. ``keep_sent``: for how long sent messages are kept; None: they are not."""
         self._relay_id = relay_id
         self._statements = statements
         self._keep_sent = keep_sent
@@ -60,12 +54,7 @@ class RelayReporter:
         self._lock = threading.Lock()
 
     def lost(self, destination: str, error: str) -> None:
-        """Remember that a destination could not be reached. May be called by any thread.
-
-        Args:
-            destination: where messages wait to be sent.
-            error: why.
-        """
+        """Remember that a destination could not be reached, and why. May be called by any thread."""
         error = " ".join(storable(error).split())[:OUTAGE_CHARACTERS]
         with self._lock:
             before = self._outages.pop(destination, None)
@@ -82,16 +71,11 @@ class RelayReporter:
                 self._changes += self._outages.pop(destination, None) is not None
 
     def work(self, connection: Connection, sent: int, failed: int) -> None:
-        """Do what is due.
-
-        Args:
-            connection: the poller's.
-            sent, failed: how many messages since the relay was started.
-        """
+        """Do what is due; ``sent`` and ``failed`` count messages since the relay was started."""
         now = time.monotonic()
-        # By its session, the status knows that a relay lives: another one is reported at once.
+        # The status recognises a live relay by its session: a new session is reported at once.
         pid = getattr(getattr(connection.connection.driver_connection, "pgconn", None), "backend_pid", None)
-        if now >= self._report_at or self._is_news(now) or pid != self._backend_pid:
+        if now >= self._report_at or self._has_changes(now) or pid != self._backend_pid:
             self._report(connection, sent, failed, now, pid)
         if self._keep_sent is not None and now >= self._purge_at:
             limits = {"keep_sent": self._keep_sent, "limit": PURGE_ROWS}
@@ -103,7 +87,7 @@ class RelayReporter:
         """Remove the relay's row, and rows of relays that have died."""
         connection.exec_driver_sql(self._statements.sign_off, {"relay_id": self._relay_id})
 
-    def _is_news(self, now: float) -> bool:
+    def _has_changes(self, now: float) -> bool:
         return self._changes != self._changes_reported and now >= self._reported_at + SOON_SECONDS
 
     def _report(self, connection: Connection, sent: int, failed: int, now: float, pid: int | None) -> None:

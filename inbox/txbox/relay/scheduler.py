@@ -1,4 +1,4 @@
-"""The scheduler: decides whose turn it is to be sent, and which destinations are not to be tried for now."""
+"""The scheduler: decides which destination is sent to next, and which are not to be tried for now."""
 
 import math
 import threading
@@ -20,22 +20,17 @@ OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 
 @dataclass(frozen=True, slots=True)
 class DestinationChange:
-    """What a claim's result means for its destination.
+    """What a claim's result means for its destination."""
 
-    Attributes:
-        restored: it could not be reached before, and can be now.
-        pause_seconds: for how long it is not tried, as it cannot be reached; 0.0 if it can.
-    """
-
-    restored: bool
-    pause_seconds: float
+    restored: bool  # it could not be reached before, and can be now
+    pause_seconds: float  # for how long it is not tried, as it cannot be reached; 0.0 if it can
 
 
 class Scheduler:
     """Takes in what the poller finds, and gives claims to senders, which bring back the results. Thread-safe.
 
-    What it knows is a memory of one run of one server. It ends with any of the relay's connections, for a crash of the
-    server may have undone what it rests on: after ``forget`` no claim is given out, and nothing of older claims is
+    It remembers answers of one run of one server. That memory ends with any of the relay's connections, for a crash of
+    the server may have undone what it rests on: after ``forget`` no claim is given out, and nothing of older claims is
     taken back, until the poller has read the whole outbox::
 
         m1 is refused: held ── crash: m1 waits as before ─────────────── m1, m2 are sent in order
@@ -50,13 +45,9 @@ class Scheduler:
         most_senders: int | None = None,
         call_began: Callable[[int], float | None] = lambda _: None,
     ) -> None:
-        """Start empty.
+        """Start empty; ``most_lanes`` is for a claim, ``senders`` and ``most_senders`` for ``FairShare``.
 
-        Args:
-            most_lanes: of one claim.
-            senders, most_senders: see ``FairShare``.
-            call_began: returns when the call of a publisher began that a thread makes now, by ``time.monotonic``; None
-                if it makes none.
+        ``call_began`` is that of ``Dispatcher``.
         """
         self._pending = PendingLanes(most_lanes)
         self._share = FairShare(senders, senders if most_senders is None else most_senders)
@@ -93,12 +84,8 @@ class Scheduler:
     ) -> None:
         """Add lanes with new messages, from these positions on, and lanes with held keys that are due.
 
-        Args:
-            fresh: positions by lane.
-            due: lanes.
-            server: which run of which server has answered.
-            everything: the whole outbox was read: what was added before does not count.
-            generation: of the memory when the poll began. If it is another one by now, this comes too late.
+        ``everything``: the whole outbox was read, and what was added before does not count. ``generation`` is that of
+        the memory when the poll began: if it is another one by now, this comes too late.
         """
         with self._changed:
             if generation not in (None, self._generation) or (self._needs_everything and not everything):
@@ -119,7 +106,7 @@ class Scheduler:
         """Wait for a claim, and take it; None once the scheduler is closed."""
         with self._changed:
             self._waiting_senders += 1
-        # One waits for news, the others for their turn to: what comes hundreds of times a second wakes one thread.
+        # One thread waits for changes, the others to be that one: changes come hundreds of times a second.
         with self._waiting, self._changed:
             try:
                 while not self._closed:
@@ -158,10 +145,9 @@ class Scheduler:
         return DestinationChange(was_away and result.outage is None, pause)
 
     def fail(self, claim: Claim) -> float:
-        """Take back a claim that has no result: a connection may be lost, so the memory ends.
+        """Take back a claim that has no result, and return for how many seconds its destination is not tried.
 
-        Returns:
-            For how many seconds its destination is not tried.
+        A connection may be lost, so the memory ends.
         """
         with self._changed:
             pause = self._pause(claim)

@@ -1,4 +1,4 @@
-"""What becomes of the messages of a batch after they were sent, or were not. Pure, no I/O."""
+"""How the messages of a batch are settled after they were sent, or were not. Pure, no I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -19,22 +19,14 @@ class HeldKey(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """A message with its place in the outbox.
-
-    Attributes:
-        lane, position: its place.
-        held: whether its key was held when it was read.
-        message: the message.
-        age: how long ago it was published when it was read, in seconds by the database's clock.
-        flaw: why it cannot be sent to any destination; None if it can.
-    """
+    """A message with its lane and position in the outbox."""
 
     lane: int
     position: int
-    held: bool
+    held: bool  # whether its key was held when it was read
     message: OutboxMessage
-    age: float = 0.0
-    flaw: str | None = None
+    age: float = 0.0  # how long ago it was published when it was read, in seconds by the database's clock
+    flaw: str | None = None  # why it cannot be sent to any destination; None if it can
 
     @property
     def ordered(self) -> HeldKey | None:
@@ -45,22 +37,18 @@ class Row:
 
 @dataclass(slots=True)
 class BatchSettlement:
-    """What is to be done with the rows of a batch.
+    """What is to be done with the rows of a batch."""
 
-    Attributes:
-        sent: gone.
-        again: refused, to be sent again after a while; the key of each is held.
-        dead: refused for the last time, to be parked as dead letters.
-        behind: not tried because a message of their key before them was refused, or their key was held; to be held.
-        moved: keys that were held and of which messages are gone: the next one of each is due.
-        left: not tried because the broker could not be reached; they stay as they are.
-    """
-
-    sent: list[Row] = field(default_factory=list)
+    sent: list[Row] = field(default_factory=list)  # gone
+    # Refused, to be sent again after a while; the key of each is held.
     again: list[tuple[Row, Refused]] = field(default_factory=list)
+    # Refused for the last time, to be parked as dead letters.
     dead: list[tuple[Row, Refused]] = field(default_factory=list)
+    # Not tried because a message of their key before them was refused, or their key was held; to be held.
     behind: list[Row] = field(default_factory=list)
+    # Keys that were held and of which messages are gone: the next one of each is due.
     moved: set[HeldKey] = field(default_factory=set)
+    # Not tried because the broker could not be reached; they stay as they are.
     left: list[Row] = field(default_factory=list)
 
 
@@ -72,14 +60,10 @@ def settle(
     held: Iterable[HeldKey],
     max_attempts: int | None,
 ) -> BatchSettlement:
-    """Decide what becomes of each row.
+    """Decide what becomes of each row, in the order in which they were read.
 
-    Args:
-        rows: those that were read, in their order.
-        sent: positions of those that the broker has confirmed.
-        refused: by position, those that were refused. What is in neither was not tried.
-        held: keys that were held before.
-        max_attempts: refusals after which a message is dead; None: never.
+    ``sent`` and ``refused`` are positions, the second with the refusals; those in neither were not tried. ``held`` are
+    the keys that were held before. After ``max_attempts`` refusals a message is dead; None: never.
     """
     settlement = BatchSettlement()
     holding = set(held)
