@@ -10,11 +10,7 @@ __all__ = ["has_lease_parameter", "refuse_unfinished"]
 
 
 def has_lease_parameter(handler: Callable[..., Any]) -> bool:
-    """Whether a handler takes its lease: it has a parameter ``lease``.
-
-    Raises:
-        InvalidConfiguration: it does, and takes it by position only.
-    """
+    """Return whether a handler has a parameter ``lease``; raises ``InvalidConfiguration`` if it is positional only."""
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
@@ -33,11 +29,7 @@ def has_lease_parameter(handler: Callable[..., Any]) -> bool:
 
 
 def refuse_unfinished(result: object) -> None:
-    """Refuse what a handler has returned, if that means that its work is not done.
-
-    Raises:
-        InvalidConfiguration: it is something to await, or a generator.
-    """
+    """Raise ``InvalidConfiguration`` for a result that means unfinished work: a generator, or something to await."""
     if result is None or not (inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)):
         return
     if inspect.iscoroutine(result):

@@ -1,4 +1,4 @@
-"""The port: a ledger of leases, in whichever store."""
+"""The port: a ledger of leases, in any store."""
 
 from typing import Protocol
 
@@ -12,7 +12,8 @@ class Ledger(Protocol):
     """The leases of one subscriber's messages. Every method may be called by several threads at once.
 
     Each method is one atomic step of the store, visible to all once it has returned. Besides the errors below, each
-    raises ``LedgerError`` if the store cannot be reached or refuses.
+    raises ``LedgerError`` if the store cannot be reached or refuses; and ``renew``, ``complete`` and ``release`` raise
+    ``LeaseLost`` if another owner has taken the lease over.
     """
 
     @property
@@ -48,11 +49,7 @@ class Ledger(Protocol):
         """
 
     def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
-        """Extend a lease from now on, by its own length or by so many seconds.
-
-        Raises:
-            LeaseLost: another owner has taken it over.
-        """
+        """Extend a lease from now on, by its own length or by so many seconds."""
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
         """Record that the work is done, for good. A second call with the same lease changes nothing.
@@ -62,7 +59,6 @@ class Ledger(Protocol):
             result: what repeats of the message get.
 
         Raises:
-            LeaseLost: another owner has taken it over.
             ResultNotStored: the result cannot be kept; the message is completed without it.
         """
 
@@ -74,22 +70,11 @@ class Ledger(Protocol):
             ended: how.
             forget_attempts: make the next attempt the first again, for a message that is parked; attempts that may have
                 had their effect are not forgotten.
-
-        Raises:
-            LeaseLost: another owner has taken it over.
         """
 
 
 def require_ledger(ledger: object, of: str) -> None:
-    """Check that something is a ledger.
-
-    Args:
-        ledger: what was given.
-        of: as which argument, for the error.
-
-    Raises:
-        InvalidConfiguration: it is not.
-    """
+    """Raise ``InvalidConfiguration`` if something is not a ledger; ``of`` names the argument."""
     missing = [name for name in ("acquire", "renew", "complete", "release") if not hasattr(ledger, name)]
     if missing or isinstance(ledger, type):
         what = ledger.__name__ if isinstance(ledger, type) else f"an object of {type(ledger).__name__}"

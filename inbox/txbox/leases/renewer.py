@@ -37,9 +37,7 @@ class LeaseRenewer:
     def __init__(self, ledger: Ledger, on_failure: Callable[[Lease, Exception], None] | None = None) -> None:
         """Take the ledger.
 
-        Args:
-            ledger: whose leases.
-            on_failure: called with a lease that could not be renewed, and the error, after both are logged.
+        ``on_failure`` is called with a lease that could not be renewed, and the error, after both are logged.
         """
         self._ledger = ledger
         self._on_failure = on_failure
@@ -48,9 +46,7 @@ class LeaseRenewer:
     def renewing(self, lease: Lease, *, until: float | None = None) -> Iterator[None]:
         """While the block runs, renew a lease.
 
-        Args:
-            lease: which.
-            until: a reading of ``elapsed`` after which no renewal may make it last, as this process ends then.
+        ``until`` is a reading of ``elapsed`` after which no renewal may make it last, as this process ends then.
         """
         renewal = _Renewal(self, lease, _first_due(lease), until)
         try:
@@ -167,7 +163,6 @@ class _Schedule:
 
 
 def _first_due(lease: Lease) -> float:
-    """When a lease is to be renewed first, reckoned from when it was asked for, as its end is."""
     return elapsed() + max(lease.seconds_left - lease.lease_seconds * (1 - RENEWED_AFTER), 0.0)
 
 

@@ -46,36 +46,26 @@ REPORT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkResult:
-    """What became of the work of a message that is completed.
+    """The result of the work of a message that is completed."""
 
-    Attributes:
-        outcome: PROCESSED, if its work has run now; DUPLICATE, if it was done before.
-        result: what the work returned, now or then; None if nothing was kept.
-    """
-
-    outcome: Outcome
-    result: Any
+    outcome: Outcome  # PROCESSED, if its work has run now; DUPLICATE, if it was done before
+    result: Any  # what the work returned, now or then; None if nothing was kept
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """With what a message is released: the arguments of ``Ledger.release``.
-
-    Attributes:
-        ended: how the attempt has ended.
-        forget_attempts: whether the next attempt is the first again.
-    """
+    """The arguments of ``Ledger.release`` with which a message is released."""
 
     ended: AttemptEnd
     forget_attempts: bool = False
 
 
 def release_after(lease: Lease, error: BaseException) -> Release:
-    """Return with what a message is released after an error: a handler that raises says that nothing has happened.
+    """Return with what a message is released after an error of its handler.
 
-    Its effect is unknown if it raises ``EffectUnknown``; if it had begun before under this lease; or if it was
-    interrupted: by a cancellation, by the server, as its transaction took too long, or by an outage of a database. Only
-    an outage is no failure of the message.
+    As a rule, an error means that nothing has happened. The effect is unknown if it is ``EffectUnknown``; if the work
+    had begun before under this lease; or if it was interrupted: by a cancellation, by the server, as its transaction
+    took too long, or by an outage of a database. Only an outage is no failure of the message.
     """
     timed_out = sqlstate(error) in TIMED_OUT
     if is_outage(error) and not timed_out:
@@ -104,13 +94,10 @@ class LeaseRunner:
         on_renewal_failure: Callable[[Lease, Exception], None] | None = None,
         on_release_failure: Callable[[Lease, Release], None] | None = None,
     ) -> None:
-        """Take the ledger; arguments not named here are those of ``idempotent``.
+        """Take the ledger, and arguments of ``idempotent``.
 
-        Args:
-            ledger: whose leases.
-            lease_seconds, wait_seconds, keep_result, encode, decode: as for ``idempotent``.
-            on_renewal_failure: called with a lease that could not be renewed.
-            on_release_failure: called with a release that did not reach the store, as that is away.
+        ``on_renewal_failure`` is called with a lease that could not be renewed; ``on_release_failure`` with a release
+        that did not reach the store.
         """
         require_ledger(ledger, "ledger")
         if not wait_seconds >= 0:
@@ -133,7 +120,7 @@ class LeaseRunner:
         until: float | None = None,
         on_error: OnError = release_after,
     ) -> WorkResult:
-        """Do the work of a message, unless it is done.
+        """Do the work of a message, unless it is done; raises as ``idempotent``, and what the work raises.
 
         Args:
             message_id: the message.
@@ -141,9 +128,6 @@ class LeaseRunner:
             fingerprint: the SHA-256 of the payload, to have another one refused.
             until: a reading of ``elapsed`` after which no lease may last, as this process ends then.
             on_error: called with the error of the work before the message is released; returns with what.
-
-        Raises:
-            InFlight, Mismatch, LeaseLost, LedgerError, ResultNotStored: as ``idempotent``; and what the work raises.
         """
         steps = self._steps(message_id, fingerprint, until, on_error)
         step = next(steps)
@@ -265,7 +249,6 @@ class LeaseRunner:
         raise AssertionError("unreachable")
 
     def _key(self, message_id: str) -> tuple[str, str]:
-        """Return the key of a message among all of which the running work has leases."""
         return repr(self._ledger), message_id
 
     def _release(self, lease: Lease, release: Release) -> Generator["_Step", Any, None]:
@@ -315,7 +298,7 @@ class _LedgerCall:
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
-    """Nothing signals that another owner is done, or that a store has recovered."""
+    """A wait for another owner or for the store: nothing signals that one is done, or the other has recovered."""
 
     seconds: float
 

@@ -1,4 +1,4 @@
-"""What an event is to the watermark of its aggregate. Pure."""
+"""How an event compares with the watermark of its aggregate. Pure."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -7,37 +7,26 @@ __all__ = ["Advance", "decide"]
 
 
 class Advance(StrEnum):
-    """What an event is to the watermark of its aggregate."""
+    """How an event compares with the watermark of its aggregate."""
 
     APPLIED = "applied"
     """It is above, and the watermark is its sequence now: apply the event in the same transaction."""
     STALE = "stale"
     """It is not above: applied before, or overtaken by a later one. Nothing is to be done."""
     GAP = "gap"
-    """It is not the next one, and the next one was insisted on. Nothing has changed: hand it back."""
+    """It is not the next one, with ``insist``. Nothing has changed: hand it back."""
 
     def __bool__(self) -> bool:
-        """Refuse to be used as yes or no: there are three answers.
-
-        Raises:
-            TypeError: always.
-        """
         raise TypeError(f"Advance.{self.name} is not yes or no: compare with Advance.APPLIED")
 
 
 def decide(
     before: int | None, sequences: Sequence[int], *, insist: bool = False, first: int = 1
 ) -> tuple[list[Advance], int | None]:
-    """Decide events one after the other; a set of events is decided here only.
+    """Compare events of one aggregate, in the order in which they count, with its watermark (None: there is none).
 
-    Args:
-        before: the watermark; None: there is none.
-        sequences: of the events of one aggregate, in the order in which they count.
-        insist: apply only the very next sequence.
-        first: the next one where there is no watermark.
-
-    Returns:
-        An answer for each event, and the watermark after them.
+    Returns an answer for each event, and the watermark after them. A set of events is decided here only; ``insist`` and
+    ``first`` are as for ``Watermarks.advance``.
     """
     answers: list[Advance] = []
     mark = before
