@@ -1,13 +1,13 @@
 """Events: what happens inside txbox, for hooks.
 
 An event is a frozen dataclass; a hook is any callable that takes one. Hooks are called in the thread where the event
-happens, so they must be quick; whatever a hook raises is logged and goes no further.
+happens, so they must be quick; what a hook raises is logged and goes no further.
 
 The life of a batch::
 
     Received → (Retried)* → Committed → Settled for each delivery
                                  ↑            ↑
-                  the database has it         the broker knows
+                  the database has it         the broker has the outcome
 
 A relay emits ``Relayed``, and those of outages and of its end.
 """
@@ -113,7 +113,7 @@ class Committed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Settled(Event):
-    """The outcome of a delivery stands, and the broker was told.
+    """The outcome of a delivery is final, and was reported to the broker.
 
     Attributes:
         message_id: the message.
@@ -136,14 +136,13 @@ class Settled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Relayed(Event):
-    """A relay has sent a batch of messages to one destination, and the database knows what became of them.
+    """A relay has sent a batch of messages to one destination, and settled them in the database.
 
     Attributes:
         sent: how many messages the broker has confirmed.
         postponed: how many it refused; they are sent again.
         parked: how many it refused for the last time; they are dead letters.
-        lag_seconds: how long before it was read the oldest of those sent was published, by the database's clock; None
-            if none was sent.
+        lag_seconds: the age of the oldest of those sent when it was read, by the database's clock; None if none was.
         error: the text of one refusal; None if there was none.
     """
 
@@ -156,11 +155,9 @@ class Relayed(Event):
 
 @dataclass(frozen=True, slots=True)
 class PublisherOverdue(Event):
-    """A publisher has not returned in time: others may send its messages again, and its thread sends nothing else.
+    """A publisher that was given so many messages has not returned in the time that it may take, ``seconds``.
 
-    Attributes:
-        messages: how many it was given.
-        seconds: how long it may take.
+    Others may send its messages again, and its thread sends nothing else.
     """
 
     messages: int
@@ -171,7 +168,7 @@ class PublisherOverdue(Event):
 class HeartbeatFailed(Event):
     """The right to work on a delivery could not be prolonged: it may be delivered again while its handler runs.
 
-    Its visibility at the broker; or, as ``why`` says then, the lease of its message.
+    The right is its visibility at the broker; or, if ``why`` names it, the lease of its message.
     """
 
     message_id: str
@@ -180,12 +177,7 @@ class HeartbeatFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class BrokerLost(Event):
-    """The broker cannot be reached; polling pauses.
-
-    Attributes:
-        error: of the last call.
-        pause_seconds: until the next try.
-    """
+    """The broker cannot be reached; polling pauses for ``pause_seconds``."""
 
     error: BaseException
     pause_seconds: float
@@ -198,12 +190,7 @@ class BrokerRestored(Event):
 
 @dataclass(frozen=True, slots=True)
 class DatabaseLost(Event):
-    """The database cannot be reached; polling pauses, and deliveries go back to the broker.
-
-    Attributes:
-        error: of the last call.
-        pause_seconds: until the next try.
-    """
+    """The database cannot be reached; polling pauses for ``pause_seconds``, and deliveries go back to the broker."""
 
     error: BaseException
     pause_seconds: float
@@ -216,11 +203,7 @@ class DatabaseRestored(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stopped(Event):
-    """The worker, or the relay, has stopped.
-
-    Attributes:
-        drained: everything it had taken was settled first.
-    """
+    """The worker, or the relay, has stopped; ``drained``: everything it had taken was settled first."""
 
     drained: bool
 
@@ -232,8 +215,7 @@ Hook = Callable[[Event], None]
 def emit(hooks: Iterable[Hook], event: Event) -> None:
     """Call every hook with an event; what a hook raises is logged and goes no further.
 
-    Raises:
-        KeyboardInterrupt: in the main thread, where it may be a Ctrl-C that came while a hook ran.
+    Except ``KeyboardInterrupt`` in the main thread: it may be a Ctrl-C that came while a hook ran.
     """
     for hook in hooks:
         try:

@@ -45,65 +45,65 @@ def log_event(event: Event) -> None:
 
     Bodies and headers are never logged: they may hold secrets.
     """
-    who = event.subscriber_id
-    log = _relay_log if who == RELAY_SUBSCRIBER else _worker_log
+    name = event.subscriber_id
+    log = _relay_log if name == RELAY_SUBSCRIBER else _worker_log
     match event:
         case Received():
-            log.debug("%s received %d messages", who, len(event.message_ids))
+            log.debug("%s received %d messages", name, len(event.message_ids))
         case Committed():
             log.debug(
-                "%s committed %d messages, %d duplicates, in %.3f s", who, event.first, event.duplicates, event.seconds
+                "%s committed %d messages, %d duplicates, in %.3f s", name, event.first, event.duplicates, event.seconds
             )
         case Settled():
             level = _SETTLED_LEVEL[event.outcome]
             because = f": {type(event.error).__name__}: {_text(event.error)}" if event.error else ""
             because += f"; what counted: {_attempts(event.counted)}" if event.counted else ""
-            log.log(level, "%s %s %s (delivery %d)%s", who, event.outcome, event.message_id, event.attempts, because)
+            log.log(level, "%s %s %s (delivery %d)%s", name, event.outcome, event.message_id, event.attempts, because)
             if not event.acked and event.outcome.acked:
                 log.warning(
                     "%s could not ack %s; the broker may deliver it again, as a duplicate",
-                    who,
+                    name,
                     event.message_id,
                 )
         case Contended():
-            log.warning(_CONTENDED, who, _conflicts(event.conflicts), _WAYS.get(event.way, event.way))
+            log.warning(_CONTENDED, name, _conflicts(event.conflicts), _WAYS.get(event.way, event.way))
         case Retried():
-            log.info("%s retries %d messages after %s, run %d", who, event.messages, event.sqlstate, event.attempt)
+            log.info("%s retries %d messages after %s, run %d", name, event.messages, event.sqlstate, event.attempt)
         case Relayed():
             level = logging.ERROR if event.parked else logging.WARNING if event.postponed else logging.DEBUG
             because = f": {event.error}" if event.error else ""
             line = "%s sent %d messages to %s, postponed %d, parked %d%s"
-            log.log(level, line, who, event.sent, event.source, event.postponed, event.parked, because)
+            log.log(level, line, name, event.sent, event.source, event.postponed, event.parked, because)
         case PublisherOverdue():
             line = "%s: the publisher of %s was given %d messages, and has not returned for %g s"
-            log.error(line, who, event.source, event.messages, event.seconds)
+            log.error(line, name, event.source, event.messages, event.seconds)
         case HeartbeatFailed():
             log.warning(
                 "%s could not extend its right to %s, which may be delivered again meanwhile: %s",
-                who,
+                name,
                 event.message_id,
                 event.why,
             )
         case BrokerLost():
             log.warning(
-                "%s cannot reach the broker, next try in %.1f s: %s", who, event.pause_seconds, _text(event.error)
+                "%s cannot reach the broker, next try in %.1f s: %s", name, event.pause_seconds, _text(event.error)
             )
         case DatabaseLost():
             log.warning(
-                "%s cannot use the database, next try in %.1f s: %s", who, event.pause_seconds, _text(event.error)
+                "%s cannot use the database, next try in %.1f s: %s", name, event.pause_seconds, _text(event.error)
             )
         case BrokerRestored():
-            log.info("%s reaches the broker again", who)
+            log.info("%s reaches the broker again", name)
         case DatabaseRestored():
-            log.info("%s can use the database again", who)
+            log.info("%s can use the database again", name)
         case Stopped():
             log.info(
                 "%s stopped%s",
-                who,
+                name,
                 "" if event.drained else " before everything was finished; the rest is delivered again",
             )
         case _:
-            log.debug("%s %r", who, event)
+            log.debug("%s %r", name, event)
 
 
 def _attempts(counted: Sequence[Mapping[str, Any]]) -> str:

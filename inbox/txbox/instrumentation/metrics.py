@@ -1,4 +1,4 @@
-"""What events mean in figures: one list for every exporter, which only spells them as its system does."""
+"""The metrics that events are counted in: one list for every exporter, which only spells them as its system does."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,23 +34,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Metric:
-    """One metric; beside its own label it has those that say whose it is.
+    """One metric; beside its own label it has those that name its worker or relay."""
 
-    Attributes:
-        prometheus: its name there; a counter's gets the suffix _total.
-        opentelemetry: its name there.
-        kind: how its figures come together.
-        unit: by the Unified Code for Units of Measure, as OpenTelemetry writes it.
-        description: what it counts.
-        label: what tells its figures apart, if anything does.
-    """
-
-    prometheus: str
-    opentelemetry: str
-    kind: Kind
-    unit: str
-    description: str
-    label: str | None = None
+    prometheus: str  # its name there; a counter's gets the suffix _total
+    opentelemetry: str  # its name there
+    kind: Kind  # how its figures come together
+    unit: str  # by the Unified Code for Units of Measure, as OpenTelemetry writes it
+    description: str  # what it counts
+    label: str | None = None  # of its own, if it has one
 
 
 _DELIVERIES = Metric(

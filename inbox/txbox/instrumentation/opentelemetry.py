@@ -25,14 +25,14 @@ Instrument = Callable[[float, dict[str, str]], None]
 
 
 class OpenTelemetryHook:
-    """Counts a process's events; one instance serves all its workers, told apart by the attributes."""
+    """Counts a process's events; one instance serves all its workers, which differ in their attributes."""
 
     def __init__(self, meter_provider: MeterProvider | None = None, *, source_attribute: bool = False) -> None:
         """Create the instruments.
 
         Args:
             meter_provider: who makes them; None is the host's global one, also if that is set up later.
-            source_attribute: also tell events apart by source, such as a queue's URL.
+            source_attribute: also count by source, such as a queue's URL.
         """
         meter = get_meter("txbox", meter_provider=meter_provider)
         self._source_attribute = source_attribute
@@ -40,11 +40,11 @@ class OpenTelemetryHook:
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
-        who = {"subscriber": event.subscriber_id}
+        attributes = {"subscriber": event.subscriber_id}
         if self._source_attribute:
-            who["source"] = event.source
+            attributes["source"] = event.source
         for metric, figure, label in figures(event):
-            self._instruments[metric](figure, {**who, metric.label: label} if metric.label else who)
+            self._instruments[metric](figure, {**attributes, metric.label: label} if metric.label else attributes)
 
 
 def _instrument(meter: Meter, metric: Metric) -> Instrument:

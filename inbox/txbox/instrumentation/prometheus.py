@@ -25,7 +25,7 @@ Instrument = Counter | Gauge | Histogram
 
 
 class PrometheusHook:
-    """Counts a process's events; one instance serves all its workers, told apart by the labels."""
+    """Counts a process's events; one instance serves all its workers, which differ in their labels."""
 
     def __init__(self, registry: CollectorRegistry | None = None, *, source_label: bool = False) -> None:
         """Register the metrics.
@@ -39,15 +39,15 @@ class PrometheusHook:
         """
         registry = REGISTRY if registry is None else registry
         self._source_label = source_label
-        whose = ("subscriber", "source") if source_label else ("subscriber",)
-        self._instruments = {metric: _instrument(registry, metric, whose) for metric in METRICS}
+        names = ("subscriber", "source") if source_label else ("subscriber",)
+        self._instruments = {metric: _instrument(registry, metric, names) for metric in METRICS}
         self._recorders: dict[tuple[Metric, tuple[str, ...]], Callable[[float], None]] = {}
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
-        who = (event.subscriber_id, event.source) if self._source_label else (event.subscriber_id,)
+        common = (event.subscriber_id, event.source) if self._source_label else (event.subscriber_id,)
         for metric, figure, label in figures(event):
-            labels = (*who, label) if metric.label else who
+            labels = (*common, label) if metric.label else common
             record = self._recorders.get((metric, labels))
             if record is None:  # looked up once: labels() takes a lock
                 record = self._recorders[metric, labels] = _recorder(self._instruments[metric].labels(*labels))
@@ -64,8 +64,8 @@ def _recorder(child: Instrument) -> Callable[[float], None]:
             return child.observe
 
 
-def _instrument(registry: CollectorRegistry, metric: Metric, whose: tuple[str, ...]) -> Instrument:
-    labels = (*whose, metric.label) if metric.label else whose
+def _instrument(registry: CollectorRegistry, metric: Metric, names: tuple[str, ...]) -> Instrument:
+    labels = (*names, metric.label) if metric.label else names
     match metric.kind:
         case Kind.COUNTER:
             return Counter(metric.prometheus, metric.description, labels, registry=registry)

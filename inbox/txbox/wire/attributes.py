@@ -1,9 +1,9 @@
 """How a message travels where only text may: SQS and SNS take the characters of XML 1.0, and no empty body.
 
-A body that is such text travels as it is, so that any consumer can read it. Any other travels encoded. An attribute
-says which, and the worker's envelopes decode it again: so every body comes out as it went in. The attribute is there on
-every message, because it says a second thing: that this is the body, however much it resembles a wrapper of AWS's.
-(``message-id`` cannot say that: a redriven message has one, and is still in its wrapper.)
+A body that is such text travels as it is, so that any consumer can read it. Any other travels encoded. An attribute has
+the encoding, and the worker's envelopes decode it again: so every body comes out as it went in. The attribute is on
+every message, because it also means: this is the body, even if it resembles a wrapper of AWS's. (``message-id`` cannot
+mean that: a redriven message has one, and is still in its wrapper.)
 
 For EventBridge, which takes JSON, see ``txbox.wire.eventbridge``.
 """
@@ -35,7 +35,7 @@ HEADER_BODY_ENCODING = "txbox-body"
 """How the body is encoded."""
 
 OWN_ATTRIBUTES = 2
-"""So many attributes of each message are ours."""
+"""Attributes of each message that are ours."""
 
 
 class BodyEncoding(StrEnum):
@@ -45,7 +45,7 @@ class BodyEncoding(StrEnum):
     """As it is."""
     BASE64 = "base64"
     EMPTY = "empty"
-    """There is no body; what stands in its place means nothing."""
+    """There is no body; the text in its place means nothing."""
 
 
 def is_wire_text(text: str) -> bool:
@@ -67,14 +67,9 @@ def encoded(body: bytes) -> tuple[str, BodyEncoding]:
 
 
 def decoded(text: str, encoding: str | None) -> bytes:
-    """Return the body that ``encoded`` was given.
+    """Return the body that ``encoded`` was given; ``encoding`` None: the message is not ours, and its body is the text.
 
-    Args:
-        text: what has travelled.
-        encoding: the value of ``HEADER_BODY_ENCODING``; None: the message is not ours, and its body is the text.
-
-    Raises:
-        MalformedMessage: the encoding is not known, or the text is not of it.
+    Raises ``MalformedMessage``: there is no such encoding, or the text is not of it.
     """
     match encoding:
         case None | BodyEncoding.PLAIN:

@@ -1,11 +1,11 @@
-"""Destinations: what a message can be sent to, and what each kind of them can take. Pure, no I/O.
+"""Destinations: where a message can be sent, and what each kind of them can take. Pure, no I/O.
 
 A destination is text:
 
 - an SQS queue's URL, ``https://sqs.eu-central-1.amazonaws.com/123456789012/purchases``; FIFO if it ends in ``.fifo``;
 - an SNS topic's ARN, ``arn:aws:sns:eu-central-1:123456789012:purchases``; FIFO likewise;
 - an EventBridge bus's ARN, ``arn:aws:events:eu-central-1:123456789012:event-bus/default``;
-- ``scheme:rest`` for a publisher of your own, which the relay knows under ``scheme``: ``kafka:purchases``.
+- ``scheme:rest`` for a publisher of your own, which the relay has under ``scheme``: ``kafka:purchases``.
 
 What a kind cannot take is refused when the message is published, while the caller can still do something about it:
 later it could only become a dead letter.
@@ -43,13 +43,15 @@ MAX_SQS_BYTES = 1_048_576
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html"""
 
 MAX_SNS_BYTES = 262_144
-"""Of a message with its attributes, and of a call: 256 KiB, unless the topic's MaximumMessageSize says more, which
-cannot be known when a message is published. https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html"""
+"""Of a message with its attributes, and of a call: 256 KiB, unless the topic's MaximumMessageSize is more, which is not
+visible when a message is published. https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html
+"""
 
 MAX_EVENTBRIDGE_BYTES = 1_000_000
 """Of an entry, source, detail type, detail and resources together, and of a call: less than 1 MB, read as the smaller
-of the two numbers that this may mean. (The user guide's page on an entry's size still had 256 KB when the reference had
-1 MB.) https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEvents.html"""
+of the two numbers that this may mean.
+https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEvents.html
+"""
 
 MAX_ATTRIBUTES = 10
 """Of one message in SQS, our own included; SNS drops a message with more on its way to a queue with raw delivery.
@@ -64,14 +66,7 @@ MAX_NAME_CHARACTERS = 256
 
 @lru_cache(maxsize=1024)
 def scheme(destination: str) -> str:
-    """Return which kind of destination this is: the name under which the relay has its publisher.
-
-    Args:
-        destination: as it was given to ``publish``.
-
-    Raises:
-        NotSendable: it is not a destination.
-    """
+    """Return the kind of a destination, under which the relay has its publisher; raises ``NotSendable``."""
     if _QUEUE_URL.fullmatch(destination):
         return SQS
     if _TOPIC_ARN.fullmatch(destination):
@@ -116,11 +111,7 @@ def is_token(text: str) -> bool:
 def require_sendable(
     destination: str, body: bytes, *, key: str | None, headers: Mapping[str, str], message_id: str
 ) -> None:
-    """See that a destination can take a message.
-
-    Raises:
-        NotSendable: it cannot; the text says why. ``MessageTooLarge``: because of its size.
-    """
+    """Raise ``NotSendable`` if a destination cannot take a message, ``MessageTooLarge`` because of its size."""
     kind = scheme(destination)
     if kind in (SQS, SNS, EVENTBRIDGE):
         _require_headers(destination, headers)

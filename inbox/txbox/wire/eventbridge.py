@@ -1,8 +1,8 @@
 """How a message travels through EventBridge: its body as the event's detail, all else among the event's resources.
 
-The detail is the body and nothing else, so that rules match on what was published, and a consumer that knows nothing of
-txbox finds what it expects. An event has no place for headers; its resources are a list of any texts, they arrive with
-the event, and rules can match on them, too (``{"resources": ["header:tenant=t-1"]}``). So the resources are:
+The detail is the body and nothing else, so that rules match on what was published, and a consumer without txbox finds
+what it expects. An event has no place for headers; its resources are a list of any texts, they arrive with the event,
+and rules can match on them, too (``{"resources": ["header:tenant=t-1"]}``). So the resources are:
 
 - ``message-id:`` and the message's id: what makes the event one of ours;
 - ``key:`` and the key, if there is one;
@@ -44,11 +44,7 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class EventEntry:
-    """A message as an entry of PutEvents.
-
-    Attributes:
-        source, detail_type, detail, resources: as PutEvents takes them.
-    """
+    """A message as an entry of PutEvents."""
 
     source: str
     detail_type: str
@@ -58,14 +54,7 @@ class EventEntry:
 
 @dataclass(frozen=True, slots=True)
 class EventLabels:
-    """What the resources of an event of ours say.
-
-    Attributes:
-        message_id: the message's id.
-        key: its key, if it has one.
-        headers: what travelled beside the body.
-        written: how the detail is turned back into the body.
-    """
+    """What the resources of an event of ours mean; ``written`` is how the detail is turned back into the body."""
 
     message_id: str
     key: str | None
@@ -85,11 +74,9 @@ def is_event_detail(body: bytes) -> bool:
 
 
 def event_entry(message_id: str, body: bytes, *, key: str | None, headers: Mapping[str, str]) -> EventEntry:
-    """Return a message as an entry of PutEvents.
+    """Return a message as an entry of PutEvents; the headers ``source`` and ``detail-type`` are the event's.
 
-    Args:
-        message_id, key, headers: those of the message. The headers ``source`` and ``detail-type`` are the event's.
-        body: a JSON object; see ``is_event_detail``.
+    ``body`` is a JSON object; see ``is_event_detail``.
     """
     lower = {name.lower(): value for name, value in headers.items()}
     resources = [
@@ -139,14 +126,9 @@ def labels(resources: Iterable[Any]) -> EventLabels | None:
 
 
 def as_body(detail: bytes, written: str) -> bytes:
-    """Return the body that ``event_entry`` was given.
+    """Return the body that ``event_entry`` was given, or raise ``MalformedMessage``.
 
-    Args:
-        detail: as it is written in the event that arrived.
-        written: how the body was written; see ``EventLabels``.
-
-    Raises:
-        MalformedMessage: what was said of the body cannot be followed.
+    ``detail`` is as it is written in the event that arrived; ``written`` is ``EventLabels.written``.
     """
     how, _, compressed = written.partition("=")
     try:
@@ -164,7 +146,6 @@ def as_body(detail: bytes, written: str) -> bytes:
 
 
 def _written(body: bytes) -> str:
-    """Return the way in which a JSON text is written."""
     value = json.loads(body)
     for name, way in _WAYS.items():
         try:
