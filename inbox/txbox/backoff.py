@@ -12,13 +12,9 @@ __all__ = ["Backoff"]
 class Backoff:
     """Exponential backoff with equal jitter.
 
-    The n-th wait is drawn evenly from the upper half of ``first_seconds * 2 ** (n - 1)``, which never
-    exceeds ``longest_seconds``: it grows, and workers that failed together do not come back together. (M. Brooker,
+    The n-th wait is drawn evenly from the upper half of ``first_seconds * 2 ** (n - 1)``, which never exceeds
+    ``longest_seconds``: it grows, and workers that failed together do not come back together. (M. Brooker,
     "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.)
-
-    Attributes:
-        first_seconds: the longest first wait.
-        longest_seconds: the longest wait of all.
     """
 
     first_seconds: float = 1.0

@@ -16,17 +16,11 @@ class Recent(dict[K, V]):
     """A dictionary that forgets what was set longest ago. Several threads may write to it at once."""
 
     def __init__(self, most: int = MOST_DESTINATIONS) -> None:
-        """Begin empty.
-
-        Args:
-            most: entries that are kept.
-        """
         super().__init__()
         self._most = most
         self._lock = threading.Lock()
 
     def __setitem__(self, key: K, value: V) -> None:
-        """Keep an entry, and forget the oldest one if there are too many."""
         with self._lock:
             self.pop(key, None)
             super().__setitem__(key, value)

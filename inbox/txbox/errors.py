@@ -9,11 +9,11 @@
     ├── InFlight             another transaction, or the owner of a lease, is at this message right now
     ├── Mismatch             the same message id came with another body
     ├── LeaseLost            a lease ran out, and another owner has taken it over
-    ├── EffectUnknown        a handler's own word for: it may have happened
+    ├── EffectUnknown        raised by a handler: the effect may have happened
     ├── LedgerError          a ledger's store could not be reached, or refused
     ├── ResultNotStored      a handler has done its work, and its result cannot be kept
     ├── EntityMissing        there is no such row or item to update
-    ├── MalformedMessage     a body that is not what its envelope promises; a ValueError too
+    ├── MalformedMessage     a body that cannot be parsed; a ValueError too
     ├── NotSendable          a message that its destination cannot take
     │   └── MessageTooLarge      because of its size
     ├── TransactionEnded     a handler ended the transaction of the worker
@@ -25,11 +25,11 @@
     ├── LetterNotFound       no dead letter of that number waits
     └── BrokerError          the broker could not be reached, or refused
 
-In the packages around it: ``MigrationError``, ``LocalServerError``, and of Spark ``SparkSetupError``,
-``SourceError``, ``BulkLoadFailed``, ``BatchFailed``, ``ApplyFailed``, ``RunNotFound``.
+The packages around it have ``MigrationError``, ``LocalServerError``, and Spark's ``SparkSetupError``, ``SourceError``,
+``BulkLoadFailed``, ``BatchFailed``, ``ApplyFailed``, ``RunNotFound``.
 
-Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not
-wrapped: they pass through as SQLAlchemy raises them. ``txbox.postgres.sqlstates`` tells which of them to retry.
+Errors of the database itself (a lost connection, a serialization failure, a violated constraint) are not wrapped: they
+pass through as SQLAlchemy raises them. ``txbox.postgres.sqlstates`` has those to retry.
 """
 
 from collections.abc import Iterable
@@ -79,11 +79,9 @@ class NotInTransaction(TxboxError):
 
 
 class SchemaMissing(TxboxError):
-    """A table of txbox is not there, or is of an older version and lacks a column.
+    """The table ``table`` is not there, or is of an older version and lacks a column.
 
-    Attributes:
-        table: the table's name as the statement gave it.
-        lacks: what the database said of the column; None if the table is not there.
+    ``lacks`` is the database's message about that column; None if the table is not there.
     """
 
     def __init__(self, table: str, lacks: str | None = None) -> None:
@@ -96,11 +94,7 @@ class SchemaMissing(TxboxError):
 
 
 class InvalidMessageId(TxboxError):
-    """A message id that is empty, too long, or holds a NUL character.
-
-    Attributes:
-        message_id: the id, whole.
-    """
+    """A message id that is empty, too long, or holds a NUL character; ``message_id`` has it whole."""
 
     def __init__(self, message_id: str, why: str) -> None:
         self.message_id = message_id
@@ -108,15 +102,15 @@ class InvalidMessageId(TxboxError):
 
 
 class InFlight(TxboxError):
-    """Somebody else is processing the same message right now, and has not ended within the bounded wait.
+    """Another transaction or owner is processing the same message, and has not ended within the bounded wait.
 
     In a transaction: another one has recorded the id, or advanced the watermark; this one is aborted, so roll back.
     With a lease: another owner has it. Either way, hand the delivery back to the broker.
 
     Attributes:
-        subscriber_id: who was about to process.
+        subscriber_id: the subscriber of both.
         message_ids: the ids of the statement; one of them, at least, is in flight.
-        seconds: how long the other owner's lease may still last at most; None for a transaction, as that is not known.
+        seconds: how long the other owner's lease may still last at most; None for a transaction.
     """
 
     def __init__(self, subscriber_id: str, message_ids: Iterable[str], *, seconds: float | None = None) -> None:
@@ -131,18 +125,13 @@ class InFlight(TxboxError):
         else:
             text = (
                 f"by another owner of subscriber {subscriber_id}, whose lease lasts {seconds:.1f} s unless it is "
-                "renewed; let the broker deliver it again, or call again later, or wait for it with wait="
+                "renewed; let the broker deliver it again, or call again later, or wait for it with wait_seconds="
             )
         super().__init__(f"{what} is being processed {text}")
 
 
 class Mismatch(TxboxError):
-    """A message id that was processed before has come with another body.
-
-    Attributes:
-        subscriber_id: who was about to process.
-        message_ids: the ids whose bodies differ, sorted.
-    """
+    """A message id that ``subscriber_id`` has processed before came with another body; ``message_ids`` is sorted."""
 
     def __init__(self, subscriber_id: str, message_ids: Iterable[str]) -> None:
         self.subscriber_id = subscriber_id
@@ -156,10 +145,7 @@ class Mismatch(TxboxError):
 class LeaseLost(TxboxError):
     """A lease ran out, and another owner has taken the message over: the work of this one does not count.
 
-    Attributes:
-        subscriber_id: whose ledger.
-        message_id: of which message.
-        fence: the fencing number of the lease that was lost; a newer one has been given out.
+    ``fence`` is the fencing number of the lost lease of ``subscriber_id`` on ``message_id``; a newer one exists.
     """
 
     def __init__(self, subscriber_id: str, message_id: str, fence: int) -> None:
@@ -175,17 +161,16 @@ class LeaseLost(TxboxError):
 class EffectUnknown(TxboxError):
     """Raised by handlers under a lease: the effect may have happened, as the answer to it was lost.
 
-    The message is released like any that has failed, and the next attempt is told by ``Lease.unknown_attempts``.
-    Whatever else a handler raises says that nothing has happened, but for two errors of a database, as SQLAlchemy has
-    them: of a connection that was lost or refused, which does not count, and of a transaction that took too long.
+    The message is free at once, and the attempt counts in ``Lease.unknown_attempts`` of the next one. Any other error
+    of a handler means that nothing has happened, but for two errors of a database, as SQLAlchemy has them: of a
+    connection that was lost or refused, which does not count, and of a transaction that took too long.
     """
 
 
 class LedgerError(TxboxError):
     """The store of a ledger could not be reached, or refused a call.
 
-    Attributes:
-        permanent: trying again cannot help (no such table, no permission).
+    ``permanent``: trying again cannot help (no such table, no permission).
     """
 
     def __init__(self, message: str, *, permanent: bool = False) -> None:
@@ -194,12 +179,7 @@ class LedgerError(TxboxError):
 
 
 class ResultNotStored(TxboxError):
-    """A handler has done its work and the message is completed, but its result cannot be kept for repeats.
-
-    Attributes:
-        subscriber_id: whose ledger.
-        message_id: of which message.
-    """
+    """The work on ``message_id`` is done and the message completed, but its result cannot be kept for repeats."""
 
     def __init__(self, subscriber_id: str, message_id: str, why: str) -> None:
         self.subscriber_id = subscriber_id
@@ -213,9 +193,7 @@ class ResultNotStored(TxboxError):
 class EntityMissing(TxboxError):
     """There is no row or item of that key, so nothing could be updated; it is no duplicate.
 
-    Attributes:
-        entity: the table.
-        key: what was looked for, as text.
+    ``entity`` is the table, ``key`` what was looked for, as text.
     """
 
     def __init__(self, entity: str, key: str) -> None:
@@ -229,11 +207,7 @@ class MalformedMessage(TxboxError, ValueError):
 
 
 class NotSendable(TxboxError):
-    """A message that its destination cannot take, found out when it was published.
-
-    Attributes:
-        destination: where it should have been sent.
-    """
+    """A message that its ``destination`` cannot take, found out when it was published."""
 
     def __init__(self, destination: str, why: str) -> None:
         self.destination = destination
@@ -243,10 +217,7 @@ class NotSendable(TxboxError):
 class MessageTooLarge(NotSendable):
     """A message that is larger than its destination allows.
 
-    Attributes:
-        destination: where it should have been sent.
-        size: of the message as it would travel, in bytes, headers included.
-        limit: of the destination, in bytes.
+    ``size`` is what would travel, headers included; ``limit`` is the destination's. Both in bytes.
     """
 
     def __init__(self, destination: str, size: int, limit: int) -> None:
@@ -262,9 +233,7 @@ class MessageTooLarge(NotSendable):
 class RightsMissing(TxboxError):
     """This user may not do with a table of ours what it has to.
 
-    Attributes:
-        table: the table, as SQL names it.
-        rights: those that are lacking, such as ``UPDATE, DELETE``.
+    ``table`` is named as in SQL; ``rights`` are those that are lacking, such as ``UPDATE, DELETE``.
     """
 
     def __init__(self, table: str, rights: str) -> None:
@@ -317,15 +286,11 @@ class TransactionTimedOut(TxboxError):
 
 
 class InvalidConfiguration(TxboxError):
-    """An argument or a setting that cannot work; the message names it and says what would."""
+    """An argument or a setting that cannot work; the message names it and what would work."""
 
 
 class LetterNotFound(TxboxError):
-    """No dead letter of that number waits.
-
-    Attributes:
-        dead_letter_id: the number.
-    """
+    """No dead letter of the number ``dead_letter_id`` waits."""
 
     def __init__(self, dead_letter_id: int, why: str = "does not exist") -> None:
         self.dead_letter_id = dead_letter_id
@@ -335,8 +300,7 @@ class LetterNotFound(TxboxError):
 class BrokerError(TxboxError):
     """The broker could not be reached or refused a call.
 
-    Attributes:
-        permanent: trying again cannot help (no such queue, no permission).
+    ``permanent``: trying again cannot help (no such queue, no permission).
     """
 
     def __init__(self, message: str, *, permanent: bool = False) -> None:

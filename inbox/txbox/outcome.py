@@ -17,7 +17,7 @@ class Outcome(StrEnum):
     DUPLICATE = "duplicate"
     """They had committed before; the handler did not run."""
     IN_FLIGHT = "in_flight"
-    """Not known yet: another transaction is at it, or the answer to our own commit was lost."""
+    """Undecided: another transaction works on it, or the answer to our own commit was lost."""
     FAILED = "failed"
     """The handler raised; everything was rolled back, and the message will be tried again."""
     DEAD = "dead"

@@ -20,7 +20,7 @@ def retry(
     runs: int | None = None,
     wait: Callable[[float], bool | None] = time.sleep,
 ) -> T:
-    """Run work until it succeeds, and return its result.
+    """Run work until it succeeds, and return its result; raises what the last run has raised.
 
     Args:
         work: what is run.
@@ -29,9 +29,6 @@ def retry(
         backoff: the pauses between the runs, by the number of the run before.
         runs: at most so many; None: no limit.
         wait: pauses for so many seconds; returns whether to give up, as ``threading.Event.wait`` does.
-
-    Raises:
-        Exception: what the last run has raised.
     """
     for run in itertools.count(1):
         try:

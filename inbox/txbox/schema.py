@@ -1,10 +1,10 @@
-"""The tables of txbox, as SQLAlchemy metadata: the one description that everything else is held against.
+"""The tables of txbox, as SQLAlchemy metadata: migrations and statements follow it.
 
-``tables(schema, prefix)`` gives the tables for one place in one database. The columns of
-``processed_message`` are a contract: Spark jobs, reports and people's own SQL read them.
+``tables(schema, prefix)`` gives the tables for one place in one database. The columns of ``processed_message`` are a
+contract: Spark jobs, reports and people's own SQL read them.
 
 A bulk load of writer jdbc also has staging tables. They come and go with it, beside these tables, and are not part of
-the metadata; ``is_staging()`` knows them by their names.
+the metadata; ``is_staging()`` recognises their names.
 """
 
 import re
@@ -76,14 +76,11 @@ class Tables:
 
 @lru_cache(maxsize=64)
 def tables(schema: str | None = None, prefix: str = "") -> Tables:
-    """Describe the tables of txbox.
+    """Describe the tables of txbox; the same object for the same arguments.
 
     Args:
         schema: the Postgres schema that holds them; None leaves it to the connection's search path.
         prefix: put before every table, index and constraint name.
-
-    Returns:
-        The tables; the same object for the same arguments.
     """
     metadata = MetaData(schema=schema)
     return Tables(
@@ -103,12 +100,7 @@ def tables(schema: str | None = None, prefix: str = "") -> Tables:
 
 
 def is_staging(name: str, prefix: str = "") -> bool:
-    """Tell whether a table's name is that of a bulk load's staging table, or of one of its partitions.
-
-    Args:
-        name: the table's name, without schema.
-        prefix: what the tables' names start with.
-    """
+    """Return whether a table's name, without schema, is that of a bulk load's staging table or of its partition."""
     return name.startswith(prefix) and _STAGING_NAME.fullmatch(name, len(prefix)) is not None
 
 
@@ -145,7 +137,7 @@ def _message_failure(metadata: MetaData, prefix: str) -> Table:
 
 
 def _handler_conflict(metadata: MetaData, prefix: str) -> Table:
-    """How often handlers' transactions were rolled back for one another's sake, and where they met.
+    """How often handlers' transactions were rolled back because of others, and where they met.
 
     Written once a minute at most by each worker that has had such conflicts, and never while there are none.
     """
@@ -315,7 +307,7 @@ def _outbox_sent(metadata: MetaData, prefix: str) -> Table:
 
 
 def _outbox_relay(metadata: MetaData, prefix: str) -> Table:
-    """The relays that are at work, as they report themselves. Nothing rests on it but the report of the status."""
+    """The relays that are at work, by their own reports. Only the report of the status reads it."""
     return Table(
         f"{prefix}outbox_relay",
         metadata,

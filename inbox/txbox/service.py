@@ -23,7 +23,7 @@ class StopSignals:
     """While entered: the first SIGTERM or SIGINT goes to a queue, the second one does what it did before.
 
     A handler interrupts the main thread anywhere, also where it holds a lock: setting a ``threading.Event``, or
-    logging, could wait for that lock for ever. ``SimpleQueue.put`` may be called there; its documentation says so.
+    logging, could wait for that lock for ever. ``SimpleQueue.put`` is documented to be safe there.
     """
 
     def __init__(self, wake: "queue.SimpleQueue[signal.Signals | None]") -> None:
@@ -54,7 +54,7 @@ class StopSignals:
 
 
 class Service(ABC):
-    """Starts its threads, and stops them. What they do, and what is to be checked first, subclasses say."""
+    """Starts its threads, and stops them. Subclasses define what they do, and what is to be checked first."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
@@ -82,13 +82,9 @@ class Service(ABC):
             self._start()
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """Begin nothing more, and finish what was begun.
+        """Begin nothing more, and finish what was begun, within ``timeout`` seconds.
 
-        Args:
-            timeout: seconds to wait for it.
-
-        Returns:
-            True: everything begun was finished. False: time ran out; the rest comes again.
+        Returns True if everything was finished. False: time ran out; the rest comes again.
         """
         self._call_off()
         self._wake.put(None)
@@ -107,17 +103,12 @@ class Service(ABC):
     def run(self, timeout: float = STOP_SECONDS, *, started: Callable[[], object] | None = None) -> bool:
         """Start, work until SIGTERM or SIGINT (or ``stop`` from another thread), then finish what was begun.
 
-        Signals are handled when this is the main thread; a second signal ends the process at once.
+        Signals are handled when this is the main thread; a second signal ends the process at once. Raises as ``start``,
+        and returns as ``stop``.
 
         Args:
             timeout: seconds that finishing may take.
-            started: called once it is at work, to say so: what it works with was found to be usable.
-
-        Returns:
-            Whether everything was finished, as ``stop``.
-
-        Raises:
-            TxboxError: as ``start``.
+            started: called once it is at work, after what it works with was found to be usable.
         """
         with ExitStack() as signals:
             with self._starting:

@@ -16,10 +16,7 @@ AGAIN = Backoff(first_seconds=0.1, longest_seconds=10.0)
 def go_on(work: Callable[[], object], *, name: str, wait: Callable[[float], bool | None]) -> None:
     """Call something until it returns: the body of a thread that must not end before its time.
 
-    Args:
-        work: what the thread does.
-        name: of the thread, for the log.
-        wait: waits for so many seconds, and returns whether the thread is to end.
+    ``name`` is the thread's, for the log. ``wait`` waits for so many seconds, and returns whether the thread is to end.
     """
     failures = 0
     while True:
@@ -41,11 +38,8 @@ def go_on(work: Callable[[], object], *, name: str, wait: Callable[[float], bool
 def log_failure(what: str, *arguments: object) -> None:
     """Log the exception that is handled now, with its traceback; with its text alone, where that cannot be made.
 
-    Nothing is raised, whatever the exception does when it is looked at, and whatever a handler of the log raises.
-
-    Args:
-        what: what has failed, as for ``logging``.
-        arguments: what is put into it.
+    ``what`` and ``arguments`` are as for ``logging``. Nothing is raised, whatever the exception or a handler of the log
+    does.
     """
     error = sys.exception()
     try:

@@ -1,8 +1,4 @@
-"""Crash points: end the process, as SIGKILL does, at a named moment of a message's life.
-
-A worker's events mark the moments that matter, so a crash point is a hook: ``kill_at(Committed)`` dies after the
-commit and before the ack.
-"""
+"""Crash points: end the process, as SIGKILL does, at a moment marked by an event of a worker."""
 
 import os
 import signal
@@ -14,15 +10,9 @@ __all__ = ["kill_at"]
 
 
 def kill_at(moment: type[Event], *, after: int = 1) -> Hook:
-    """Make a hook that kills this process when an event happens.
+    """Make a hook that kills this process at the n-th event of a type (``after``), counted over all threads.
 
-    Args:
-        moment: the type of the event, such as ``Received`` (before the transaction) or ``Committed`` (after it,
-            before the ack).
-        after: the how-manieth such event kills; counted over all threads.
-
-    Returns:
-        The hook, for ``hooks=`` of a worker.
+    ``moment`` is the type, such as ``Received`` (before the transaction) or ``Committed`` (after it, before the ack).
     """
     lock = threading.Lock()
     seen = 0
