@@ -65,22 +65,14 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The body as text.
-
-        Raises:
-            MalformedMessage: it is not UTF-8.
-        """
+        """The body as text; raises ``MalformedMessage`` if it is not UTF-8."""
         try:
             return self.body.decode()
         except UnicodeDecodeError as error:
             raise MalformedMessage(f"the body of message {self.id} is not UTF-8: {error}") from error
 
     def json(self) -> Any:
-        """Return the body parsed as JSON.
-
-        Raises:
-            MalformedMessage: it is not JSON.
-        """
+        """Return the body parsed as JSON; raises ``MalformedMessage`` if it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -92,23 +84,17 @@ Identify = Callable[[Message], str]
 
 
 def identify(message: Message) -> str:
-    """Choose the id of a message by the first of these that it carries.
+    """Choose the id of a message, whose ``id`` is the broker's, by the first of these that it carries.
 
     1. our own ``message-id`` header,
     2. CloudEvents ``source`` and ``id`` together (an id is unique within its source only),
     3. EventBridge's event id,
     4. SNS's MessageId,
     5. the group and the deduplication id that the producer gave a FIFO message; where SQS deduplicates per group, an
-       id is unique within its group only. The one that SQS derives from the body does
-       not count: two purchases of equal content, an hour apart, are two purchases.
+       id is unique within its group only. The one that SQS derives from the body does not count: two purchases of equal
+       content are two purchases.
     6. the broker's own id of the delivery, such as SQS's MessageId. A producer that sends again gets a new one, so
-       this last resort does not detect a producer's re-send: have the producer set ``message-id``.
-
-    Args:
-        message: the message as received; its ``id`` is the broker's.
-
-    Returns:
-        The id to record in the inbox.
+       this does not detect a producer's re-send: have the producer set ``message-id``.
     """
     headers = message.headers
     if own := headers.get(HEADER_MESSAGE_ID):
@@ -152,14 +138,9 @@ def valid_message_id(message_id: str) -> str:
 
 
 def valid_subscriber_id(subscriber_id: str, of: str) -> str:
-    """Return the name of a subscriber if it can be one.
+    """Return the name of a subscriber if it can be one; ``of`` names the argument in the error.
 
-    Args:
-        subscriber_id: the name.
-        of: whose argument it is, in words.
-
-    Raises:
-        InvalidConfiguration: it is empty, longer than ``MAX_SUBSCRIBER_BYTES``, or not text for Postgres.
+    Raises ``InvalidConfiguration``: it is empty, longer than ``MAX_SUBSCRIBER_BYTES``, or not text for Postgres.
     """
     return valid_text(subscriber_id, of, MAX_SUBSCRIBER_BYTES)
 

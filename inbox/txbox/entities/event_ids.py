@@ -1,4 +1,4 @@
-"""Ids that their source gives out in order, so that the highest one says what has been seen.
+"""Ids that their source gives out in order, so that the highest one covers all before it.
 
 Numbers are compared as numbers and texts byte by byte, in Postgres, in DynamoDB and in Python alike; the two kinds are
 never compared with each other.
@@ -37,25 +37,12 @@ def valid_event_id(event_id: EventId) -> EventId:
 
 
 def valid_source(source: str) -> str:
-    """Return the source's name if every store can keep it.
-
-    Raises:
-        InvalidConfiguration: it is empty, too long or no text for Postgres.
-    """
+    """Return the source's name, or raise ``InvalidConfiguration``: it is empty, too long or no text for Postgres."""
     return valid_text(source, "source", _MAX_SOURCE_BYTES)
 
 
 def check_kind(source: str, event_id: EventId, highest: object) -> None:
-    """See that an id is of the kind that its source has given out so far.
-
-    Args:
-        source: who gave it out.
-        event_id: the id at hand.
-        highest: the highest one so far.
-
-    Raises:
-        InvalidConfiguration: one is a number and the other is not, so none of them is the higher one.
-    """
+    """Raise ``InvalidConfiguration`` unless an id is of the kind of ``highest``, the highest of its source so far."""
     comparable = str if isinstance(event_id, str) else int | float | Decimal
     if not isinstance(highest, comparable) or isinstance(highest, bool):
         raise InvalidConfiguration(

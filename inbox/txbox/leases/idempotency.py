@@ -9,7 +9,7 @@
 
 The handler runs again when it has raised; and when its process was killed, or lost its store, before the message was
 completed: the next owner has the lease once it has run out, and ``Lease.unknown_attempts`` counts the attempts that may
-have had their effect. A handler with a parameter ``lease`` is given its lease.
+have had their effect.
 
 (IETF draft-ietf-httpapi-idempotency-key-header, "The Idempotency-Key HTTP Header Field", describes the same for
 requests: first, retried, concurrent, and another payload under the same key.)
@@ -84,19 +84,16 @@ def idempotent(
     result that was kept, without running it.
 
     Args:
-        handler: what is to run once. If it names a parameter ``lease``, it is given its lease: the fencing number, how
-            long it lasts, and how many attempts before this one may have had their effect.
-        ledger: where leases live; one for each function, as it keeps ids of messages and not names of functions.
+        handler: what is to run once. If it names a parameter ``lease``, it is given its ``Lease``.
+        ledger: where leases live; one for each function, as its key is the message's id and not the function.
         identify: is given the handler's arguments, and returns the message's id; None: that of the ``Message`` among
             them.
-        lease_seconds: how long the message stays with an owner that has died. Slow handlers need no longer one: it is
-            renewed while they run.
+        lease_seconds: how long the message stays with an owner that has died. It is renewed while a slow handler runs.
         wait_seconds: how long to wait for another owner that works on the message right now.
         fingerprint: True, with a ``Message``, or what returns the payload, given the handler's arguments: has another
             payload under the same id refused.
         keep_result: whether to keep what the handler returns, for repeats; else they get None.
-        encode: from a result to bytes or text; by default JSON, which makes a list of a tuple. None is kept as nothing,
-            and not encoded.
+        encode: from a result to bytes or text; by default JSON, which makes a list of a tuple. None is not encoded.
         decode: back, from bytes.
 
     Returns:

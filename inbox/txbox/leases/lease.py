@@ -16,16 +16,16 @@ What holds in every store:
    those that a failover has lost. A store that compares fences can refuse a smaller one than it has seen.
 3. ``renew``, ``complete`` and ``release`` are carried out for the newest fence only; an older one is ``LeaseLost``. A
    lease that has run out, and that no other owner has taken over, is still the newest: its owner may complete it.
-4. Attempts are counted when they begin. A release says how an attempt has ended; one that was neither released as
+4. Attempts are counted when they begin. A release records how an attempt has ended; one that was neither released as
    failed nor completed may have had its effect, and counts among ``unknown_attempts``.
 
 (M. Kleppmann, "How to do distributed locking", 2016, for the fence; C. Gray and D. Cheriton, "Leases: An Efficient
 Fault-Tolerant Mechanism for Distributed File Cache Consistency", SOSP 1989, for the lease.)
 
-No client's wall clock decides anything. Whether a lease has run out is decided by the store (see the ledgers). The
-owner measures an interval, from a moment before it asked for the lease: so its view of the lease is too short, never
-too long. (One exception: a virtual machine that was frozen or restored, whose clocks stood still, takes its lease for
-longer until the store answers; the fence is for that.)
+No client's wall clock decides anything. The store decides whether a lease has run out (see the ledgers). The owner
+measures an interval, from a moment before it asked for the lease: so its view of the lease is too short, never too
+long. (Except in a virtual machine that was frozen or restored, whose clocks did not run: it takes its lease for longer
+until the store answers; the fence is for that.)
 """
 
 import os
@@ -73,9 +73,9 @@ class AttemptEnd(StrEnum):
     FAILED = "failed"
     """It had no effect."""
     UNKNOWN = "unknown"
-    """It may have had its effect: ``Lease.unknown_attempts`` of the next attempt counts it."""
+    """It may have had its effect: it counts in ``Lease.unknown_attempts`` of the next attempt."""
     NOT_COUNTED = "not_counted"
-    """It may have had its effect, as above, but an outage ended it: it does not count as an attempt."""
+    """As UNKNOWN, but an outage ended it: it does not count as an attempt."""
     NOT_MADE = "not_made"
     """It was called off before anything was done, and does not count."""
 
@@ -89,7 +89,7 @@ class Lease:
         fence: greater than that of every earlier lease of this message; see the module.
         attempt: the number of this attempt, from 1.
         unknown_attempts: how many of the attempts before it may have had their effect, because they were killed or cut
-            off, say. 0: as far as the ledger knows, nothing has happened yet.
+            off, say. 0: as far as the ledger can tell, nothing has happened yet.
         begun: whether the work has begun under this lease.
         begun_again: whether it has begun more than once, so that what the first run did is unknown.
         returned: whether the work has returned.
@@ -121,17 +121,7 @@ class Lease:
         lease_seconds: float,
         asked_at: float,
     ) -> None:
-        """Made by a ledger; arguments as above.
-
-        Args:
-            subscriber_id: whose ledger.
-            message_id: of which message.
-            fence: its number.
-            attempt: from 1.
-            unknown_attempts: of those before it.
-            lease_seconds: how long it lasts.
-            asked_at: a reading of ``elapsed`` before the store was asked.
-        """
+        """Made by a ledger. ``asked_at`` is a reading of ``elapsed`` before the store was asked."""
         self.subscriber_id = subscriber_id
         self.message_id = message_id
         self.fence = fence
@@ -160,14 +150,13 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the ledger has answered that it is lost. A lease that has just run out may be lost without it."""
+        """Whether the ledger has answered that it is lost. One that has just run out may be lost without that."""
         return self._lost
 
     def ensure(self) -> None:
-        """Check that the message is still ours; for long handlers, before a step that cannot be taken back.
+        """Raise ``LeaseLost`` if the message may not be ours any more.
 
-        Raises:
-            LeaseLost: it is not, or may not be any more.
+        For long handlers, before a step that cannot be taken back.
         """
         if not self.seconds_left:
             raise LeaseLost(self.subscriber_id, self.message_id, self.fence)
@@ -180,16 +169,16 @@ class Lease:
         self.returned = False
 
     def mark_renewed(self, lease_seconds: float, asked_at: float) -> None:
-        """Note, for a ledger, that the store has renewed it: for so long, from no earlier than when it was asked."""
+        """For a ledger: the store has renewed it for so long, from no earlier than when it was asked."""
         if asked_at >= self._asked_at:  # of two threads that renew it, the later one counts
             self._lease_seconds, self._asked_at = lease_seconds, asked_at
 
     def mark_ended(self) -> None:
-        """Note, for a ledger, that it is released or completed."""
+        """For a ledger: it is released or completed."""
         self._ended = True
 
     def mark_lost(self) -> LeaseLost:
-        """Note, for a ledger, that the store has a newer fence or none; return the error to raise."""
+        """For a ledger: the store has a newer fence or none. Returns the error to raise."""
         self._lost = True
         return LeaseLost(self.subscriber_id, self.message_id, self.fence)
 
@@ -202,8 +191,7 @@ class Acquisition:
         state: what it is.
         lease: the lease, if it is ours.
         result: what the handler had returned, encoded, if the message is completed and a result was kept.
-        seconds_left: how long the other owner's lease still lasts at most, unless it renews it, if the message is in
-            flight.
+        seconds_left: if in flight, how long the other owner's lease lasts at most, unless it renews it.
     """
 
     state: LeaseState
@@ -214,36 +202,21 @@ class Acquisition:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What a store has of a message, by its own clock.
+    """What a store has of a message, by its own clock."""
 
-    Attributes:
-        completed: whether it was completed.
-        seconds_left: until the lease runs out, 0 or less if it has; None: no owner has one.
-        result: what the handler had returned, encoded.
-        fingerprint: the SHA-256 of the payload that it came with first; None if none was asked for.
-    """
-
-    completed: bool
-    seconds_left: float | None
-    result: bytes | None = None
-    fingerprint: bytes | None = None
+    completed: bool  # whether it was completed
+    seconds_left: float | None  # until the lease runs out, 0 or less if it has; None: no owner has one
+    result: bytes | None = None  # what the handler had returned, encoded
+    fingerprint: bytes | None = None  # the SHA-256 of the payload that it came with first; None if none was asked for
 
 
 def acquisition_from(
     record: LeaseRecord, subscriber_id: str, message_id: str, fingerprint: bytes | None = None
 ) -> Acquisition | None:
-    """Return what a record means for a request that was not given the lease.
+    """Return what a record means for a request that was not given the lease, or raise ``Mismatch``.
 
-    Args:
-        record: what the store has.
-        subscriber_id, message_id: of whom and what.
-        fingerprint: of the payload that has come now; None: not to be compared.
-
-    Returns:
-        Completed or in flight; None if the message is free, or its lease has run out: ask again.
-
-    Raises:
-        Mismatch: the id came with another payload before.
+    COMPLETED or IN_FLIGHT; None if the message is free, or its lease has run out: ask again. ``fingerprint`` is that
+    of the payload that has come now; None: not to be compared.
     """
     if fingerprint is not None and record.fingerprint is not None and record.fingerprint != fingerprint:
         raise Mismatch(subscriber_id, (message_id,))
@@ -255,11 +228,7 @@ def acquisition_from(
 
 
 def valid_lease_seconds(lease_seconds: float, of: str = "lease_seconds") -> float:
-    """Return the length of a lease if it can be one.
-
-    Raises:
-        InvalidConfiguration: it cannot; ``of`` says whose argument it is.
-    """
+    """Return the length of a lease, or raise ``InvalidConfiguration``, where ``of`` names the argument."""
     if not isinstance(lease_seconds, int | float) or not 0.001 <= lease_seconds <= MAX_LEASE_SECONDS:
         raise InvalidConfiguration(f"{of} must be from 0.001 to {MAX_LEASE_SECONDS:g}, not {lease_seconds!r}")
     return float(lease_seconds)
@@ -276,4 +245,4 @@ def owner() -> str:
 
 
 _INTERVALS: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-"""CLOCK_MONOTONIC stands still while a machine sleeps, and leases do not."""
+"""CLOCK_MONOTONIC stops while a machine sleeps, and leases do not."""

@@ -1,13 +1,13 @@
 """A ledger in Postgres: a row for each message, and each step one statement that commits by itself.
 
-Whether a lease has run out, the database decides, by its own clock, in the statement that takes the lease over. The
-owner only measures how long ago it asked (see ``txbox.leases.lease``). So it does not matter what time the machines of
-the owners think it is. What if the database's own clock is set? A ledger notices what it can
-(``txbox.leases.server_clock``): set forward, it takes nothing over for one lease by the new time; set back, it has a
-lease that lasts longer than it was asked for end in its length from now.
+The database decides whether a lease has run out, by its own clock, in the statement that takes the lease over. The
+owner only measures how long ago it asked (see ``txbox.leases.lease``). So the wall clocks of the owners' machines do
+not matter. If the database's own clock is set, a ledger notices what it can (``txbox.leases.server_clock``): set
+forward, it takes nothing over for one lease by the new time; set back, it has a lease that lasts longer than it was
+asked for end in its length from now.
 
-These statements are no part of anybody's transaction: others have to see a lease before the work begins, and an attempt
-counts even if the work fails. Effects that a transaction covers need no lease: use an inbox.
+These statements are never part of the caller's transaction: others have to see a lease before the work begins, and an
+attempt counts even if the work fails. Effects that a transaction covers need no lease: use an inbox.
 """
 
 import logging
@@ -47,14 +47,15 @@ from txbox.retries import retry
 __all__ = ["PostgresLedger"]
 
 SILENT_PART = 1 / 6
-"""Of a lease's length: so long may the database be silent before it is asked, and so long may it be silent to the
-question. A renewal that one silent connection holds up is tried again on others while the lease lasts."""
+"""Of a lease's length: how long the database may be silent before it is asked, and how long to the question. A renewal
+that one silent connection holds up is tried again on others while the lease lasts.
+"""
 
 STATEMENT_RUNS = 6
-"""How often a statement is run that Postgres gave up for the sake of another, before that counts as an error."""
+"""How often a statement is run that Postgres gave up because of another, before that counts as an error."""
 
 STATEMENT_BACKOFF = Backoff(first_seconds=0.01, longest_seconds=0.5)
-"""Between those runs. They are few: a server whose default is REPEATABLE READ or higher makes them necessary."""
+"""Between those runs; needed where the server's default is REPEATABLE READ or higher."""
 
 
 T = TypeVar("T")
@@ -150,7 +151,7 @@ class PostgresLedger:
         return Acquisition(LeaseState.IN_FLIGHT)
 
     def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
-        """Have a lease last from now on; see ``Ledger``. One round trip."""
+        """Extend a lease from now on; see ``Ledger``. One round trip."""
         lease_seconds = valid_lease_seconds(lease.lease_seconds if lease_seconds is None else lease_seconds)
         asked_at = elapsed()
         row = self._settle(self._statements.renew, lease, lease_seconds=lease_seconds)
@@ -158,12 +159,12 @@ class PostgresLedger:
         lease.mark_renewed(lease_seconds, asked_at)
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
-        """Say that the work is done, for good; see ``Ledger``. One round trip."""
+        """Record that the work is done, for good; see ``Ledger``. One round trip."""
         self._settle(self._statements.complete, lease, result=result)
         lease.mark_ended()
 
     def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> None:
-        """Say that the attempt has completed nothing; see ``Ledger``. One round trip."""
+        """Record that the attempt has completed nothing; see ``Ledger``. One round trip."""
         self._settle(
             self._statements.release,
             lease,
@@ -176,22 +177,22 @@ class PostgresLedger:
         lease.mark_ended()
 
     def _with_or_without_timeline(self, ask: Callable[[], T]) -> T:
-        """Ask for a lease; on a server that does not tell its timeline, ask again, and always then, without it."""
+        """Ask for a lease; on a server that reports no timeline, ask again without it, and from then on always."""
         try:
             return ask()
         except LedgerError as error:
-            if not error.permanent or self._acquire == self._statements.acquire_by_clock or self._tells_timeline():
+            if not error.permanent or self._acquire == self._statements.acquire_by_clock or self._reports_timeline():
                 raise
         _log.warning(
-            "%s: the server does not tell its timeline, so fences rest on its clock alone, and a promoted server whose "
-            "clock is behind may repeat some; grant EXECUTE on pg_current_wal_lsn() and pg_walfile_name(pg_lsn)",
+            "%s: the server does not report its timeline, so fences rest on its clock alone, and a promoted server "
+            "whose clock is behind may repeat some; grant EXECUTE on pg_current_wal_lsn() and pg_walfile_name(pg_lsn)",
             self._subscriber_id,
         )
         self._acquire = self._statements.acquire_by_clock
         return ask()
 
-    def _tells_timeline(self) -> bool:
-        """Whether the server tells its timeline; True also where the question itself fails for another reason."""
+    def _reports_timeline(self) -> bool:
+        """Whether the server reports its timeline; True also where the question itself fails for another reason."""
         try:
             self._run(self._statements.read_timeline, {})
         except LedgerError as error:
@@ -206,7 +207,6 @@ class PostgresLedger:
         return row
 
     def _observe(self, microseconds: int, asked_at: float, seconds: float) -> None:
-        """Compare the server's clock with ours, and log if it was set."""
         step = self._clock.observe(microseconds / 1_000_000, sent=asked_at, received=elapsed(), hold_seconds=seconds)
         if step > 0:
             _log.warning(
@@ -225,7 +225,7 @@ class PostgresLedger:
             )
 
     def _shortened(self, message_id: str, fence: int, length: float, seconds_left: float) -> Acquisition:
-        """Have a lease end in time that was given before the database's clock was set back; it is still another's."""
+        """Have another owner's lease end sooner that was given before the database's clock was set back."""
         _log.warning(
             "%s: the lease of %s would last %.0f s, and was asked for %.1f s: the database's clock was set back; it "
             "ends in %.1f s unless its owner renews it",
@@ -249,8 +249,8 @@ class PostgresLedger:
         """Run a statement in a transaction of its own; return how many rows it changed or found, and the first.
 
         It is run again when Postgres gave it up, and once more, over another connection, when the connection is gone:
-        one that lay in the pool for long often is. If that was after the statement had committed, then the second run
-        of a renewal, completion or release changes nothing, and that of an acquisition finds the message in flight:
+        one that was in the pool for long often is. If that was after the statement had committed, then the second run
+        of a renewal, completion or release changes nothing, and that of an acquisition finds the message in flight
         until the lease has run out, as the client has not received its fence.
         """
 

@@ -40,13 +40,9 @@ class ServerClock:
         self._held_until: float | None = None
 
     def latest(self, at: float) -> float | None:
-        """Return what the server's time is at most, in seconds since 1970, unless its clock was set forward.
+        """Return the server's time at most, in seconds since 1970, at a reading of our clock; None: no answer yet.
 
-        Args:
-            at: a reading of our clock.
-
-        Returns:
-            None: there was no answer yet.
+        If the server's clock was set forward, it is the time as it was before.
         """
         last = self._last
         return None if last is None else last.server + (at - last.sent) * (1 + DRIFT) + TOLERANCE_SECONDS

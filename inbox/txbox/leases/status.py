@@ -1,4 +1,4 @@
-"""How the leases in a Postgres stand: in flight, run out, failed, completed."""
+"""The state of the leases in a Postgres: who is at work, who died, what has failed and waits."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ __all__ = ["LeaseStatus", "LedgerStatus", "read_lease_status"]
 
 @dataclass(frozen=True, slots=True)
 class LedgerStatus:
-    """How one subscriber's leases stand.
+    """The state of one subscriber's leases.
 
     Attributes:
         subscriber_id: its name.
@@ -34,7 +34,7 @@ class LedgerStatus:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """How the leases of all subscribers stand.
+    """The state of the leases of all subscribers.
 
     Attributes:
         rows: of the table.
@@ -50,16 +50,13 @@ class LeaseStatus:
 def read_lease_status(
     engine: Engine, *, schema: str | None = None, prefix: str = "", exact_up_to_rows: float
 ) -> LeaseStatus:
-    """Read how leases stand.
+    """Read the state of leases; raises ``SchemaMissing`` if the table does not exist.
 
     Args:
         engine: the database.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
         exact_up_to_rows: count, which reads every row, only a table that has no more of them by the planner's figures.
-
-    Raises:
-        SchemaMissing: the table does not exist.
     """
     sql = LeaseStatements.load(schema, prefix)
     with engine.connect() as connection:

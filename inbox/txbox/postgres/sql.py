@@ -11,11 +11,10 @@ __all__ = ["literal", "microseconds", "moment", "quote", "quoted", "read_nothing
 
 
 def text_array(values: Sequence[str]) -> str | Sequence[str]:
-    """Return values as what is quickest to bind to ``%s::text[]``.
+    """Return values as what is quickest to bind to ``%s::text[]``: the array's literal, written with one join.
 
-    That is the array's literal, written with one join: psycopg looks at the elements of a list one by one, which takes
-    1,000 ids 0.7 ms instead of 0.04. Values that would need an escape are left to psycopg.
-    https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
+    psycopg looks at the elements of a list one by one, which takes 1,000 ids 0.7 ms instead of 0.04. Values that would
+    need an escape are left to psycopg. https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
     """
     joined = '","'.join(values)
     if not values or "\\" in joined or joined.count('"') != 2 * (len(values) - 1):
@@ -24,13 +23,10 @@ def text_array(values: Sequence[str]) -> str | Sequence[str]:
 
 
 def microseconds(time: str) -> str:
-    """Return SQL for a time as microseconds since 1970, for ``moment``; null if it is infinite.
+    """Return SQL for a timestamp with time zone as microseconds since 1970, for ``moment``; null if it is infinite.
 
-    How a server writes a time, and whether psycopg can read it, hangs on the session's DateStyle, which a database, a
-    role or a handler may set. A number has one form.
-
-    Args:
-        time: an SQL expression, a timestamp with time zone.
+    The text of a time, and whether psycopg can read it, depends on the session's DateStyle, which a database, a role or
+    a handler may set. A number has one form.
     """
     return f"CASE WHEN isfinite({time}) THEN (extract(epoch FROM {time}) * 1000000)::bigint END"
 

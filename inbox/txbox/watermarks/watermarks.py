@@ -24,8 +24,8 @@ When transaction B comes to an aggregate that transaction A has advanced::
 What B's snapshot shows to be stale is STALE at once: it waits for nothing and locks nothing. Everything else holds the
 watermark until the transaction ends, GAP included. A serialization failure is never read as STALE: it passes through.
 
-Events behind a gap are not kept: the broker delivers them again. docs/watermarks.md says what to do when the missing
-event never comes.
+Events behind a gap are not kept: the broker delivers them again. docs/watermarks.md covers a missing event that never
+comes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ from txbox.errors import InFlight, InvalidConfiguration
 from txbox.message import valid_subscriber_id, valid_text
 from txbox.postgres.sql import text_array
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema
+from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema, valid_lock_timeout
 from txbox.watermarks.advance import Advance, decide
 from txbox.watermarks.statements import WatermarkStatements
 
@@ -60,12 +60,16 @@ Aggregate = tuple[str, str]
 
 
 class Watermarks:
-    """The highest sequence that one subscriber has applied of each aggregate."""
+    """The highest sequence that one subscriber has applied of each aggregate.
+
+    Methods work in the caller's transaction, which is never begun, committed or rolled back here. If it is rolled back,
+    the watermark is where it was.
+    """
 
     def __init__(
         self, subscriber_id: str, *, schema: str | None = None, prefix: str = "", wait_seconds: float = WAIT_SECONDS
     ) -> None:
-        """Name the subscriber and where the table is; nothing is connected.
+        """Name the subscriber and the place of the table; nothing is connected.
 
         Args:
             subscriber_id: the consumer's name; each subscriber has watermarks of its own. 1 to 200 bytes.
@@ -80,7 +84,7 @@ class Watermarks:
         self.schema = schema
         self.prefix = prefix
         self.wait_seconds = wait_seconds
-        self._lock_timeout = _lock_timeout(wait_seconds, "Watermarks.wait_seconds")
+        self._lock_timeout = valid_lock_timeout(wait_seconds, "Watermarks.wait_seconds")
         self._statements = WatermarkStatements.load(schema, prefix)
 
     def __repr__(self) -> str:
@@ -99,8 +103,7 @@ class Watermarks:
     ) -> Advance:
         """Advance a watermark to an event's sequence, in the caller's transaction; one statement, one round trip.
 
-        The transaction is never begun, committed or rolled back here. If it is rolled back, the watermark is where it
-        was. With ``insist``, an event that is found to be ahead takes a second round trip.
+        With ``insist``, an event that is found to be ahead takes a second round trip.
 
         Args:
             connection_or_session: where the event is applied too.
@@ -160,13 +163,12 @@ class Watermarks:
         """Advance watermarks by many events, in the caller's transaction; answers are those of ``advance`` one by one.
 
         One round trip; two with ``insist``. Watermarks are locked in one order, so that batches which overlap wait for
-        each other and never deadlock, as calls of ``advance`` one after the other in one transaction may.
+        each other and never deadlock, as calls of ``advance`` one after the other in one transaction may. ``insist``
+        and ``first`` are as for ``advance``.
 
         Args:
             connection_or_session: where the events are applied too.
             events: aggregate type, aggregate id and sequence of each event, in the order in which they count.
-            insist: apply only the very next sequence of each aggregate.
-            first: the sequence that is next where there is no watermark yet; for ``insist``.
 
         Returns:
             An answer for each event, in the same order.
@@ -230,10 +232,9 @@ class Watermarks:
         One statement, however many events. It is for the callable that applies a chunk of a bulk load: after it, the
         relation ``fresh_event`` has no stale events any more, and ``UPDATE … FROM fresh_event`` applies the others.
 
-        Events of one aggregate count in the order of their sequences, wherever they stand in the table; of two with the
-        same sequence, one is left. A bulk load merges its chunks in no order, and the events of an aggregate are in
-        many of them: one is stale if a later one was in an earlier chunk. So it is for events that carry their
-        aggregate's state.
+        Events of one aggregate count in the order of their sequences, wherever they are in the table; of two with the
+        same sequence, one is left. A bulk load merges its chunks in no order, so an event is stale if a later one was
+        in an earlier chunk: it is for events that carry their aggregate's state.
 
         Args:
             connection_or_session: whose transaction has the table.
@@ -255,7 +256,7 @@ class Watermarks:
             sqlalchemy.exc.DBAPIError: as ``advance``; or there is no such table or column.
         """
         values: dict[str, Any] = {
-            "lock_timeout": None if wait_seconds is None else _lock_timeout(wait_seconds, "wait_seconds"),
+            "lock_timeout": None if wait_seconds is None else valid_lock_timeout(wait_seconds, "wait_seconds"),
             "newest_only": newest_only,
         }
         type_column = aggregate_type.name if isinstance(aggregate_type, ColumnClause) else None
@@ -274,10 +275,7 @@ class Watermarks:
     ) -> Any:
         """Run a statement that may wait, and return its row.
 
-        Args:
-            connection: of the caller's transaction.
-            statement, values: what to run; the subscriber and the lock timeout are added.
-            aggregates: which ones may be in flight; None: the lock_timeout is the caller's own, and so is its error.
+        ``aggregates`` may be in flight; None: the lock_timeout is the caller's own, and so is its error.
         """
         common = {"subscriber_id": self.subscriber_id, "lock_timeout": self._lock_timeout}
         try:
@@ -294,7 +292,6 @@ class Watermarks:
 
 
 def _arrays(aggregates: Iterable[Aggregate]) -> dict[str, Any]:
-    """Return the types and the ids of aggregates, to be bound."""
     types, ids = zip(*aggregates, strict=True)
     return {"aggregate_types": text_array(list(types)), "aggregate_ids": text_array(list(ids))}
 
@@ -319,12 +316,3 @@ def _valid_sequence(sequence: int, argument: str) -> int:
     if not LOWEST_SEQUENCE <= sequence <= HIGHEST_SEQUENCE:
         raise InvalidConfiguration(f"{argument} must be from {LOWEST_SEQUENCE} to {HIGHEST_SEQUENCE}, not {sequence}")
     return sequence
-
-
-def _lock_timeout(wait_seconds: float, argument: str) -> str:
-    if not 0.001 <= wait_seconds <= _MAX_WAIT_SECONDS:
-        raise InvalidConfiguration(f"{argument} must be from 0.001 to {_MAX_WAIT_SECONDS}, not {wait_seconds!r}")
-    return f"{round(wait_seconds * 1000)}ms"
-
-
-_MAX_WAIT_SECONDS = 3600

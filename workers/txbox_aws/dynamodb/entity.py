@@ -139,20 +139,11 @@ def update_if_newer(
             update="SET price = :price", values={":price": event["price"]},
         )
 
-    An event that comes late, after one with a higher id, is dropped, not applied afterwards. What ids have to be is
-    said in ``txbox.entities.update_if_newer``.
+    ``txbox.entities.update_if_newer`` defines what ids have to be. The other arguments are those of ``update_once``.
 
     Args:
-        client: as for ``update_once``.
-        table: as for ``update_once``.
-        key: as for ``update_once``.
         source: what gives out the ids; 1 to 200 bytes. Ids of different sources are not compared.
         event_id: a number of up to 38 digits, compared as a number, or a text, compared byte by byte.
-        update: as for ``update_once``.
-        values: as for ``update_once``.
-        names: as for ``update_once``.
-        condition: as for ``update_once``.
-        create: as for ``update_once``.
         highest: what the attribute's name starts with that holds the highest id; ``:`` and the source follow.
 
     Returns:
@@ -258,13 +249,7 @@ _REMEDIES = {
 
 
 def _with_action(update: str, clause: str, action: str) -> str:
-    """Return an UpdateExpression with one more action; each clause may be in it only once.
-
-    Args:
-        update: the caller's.
-        clause: SET or ADD.
-        action: what to add to it.
-    """
+    """Return an UpdateExpression with one more action of a clause (SET or ADD), which may be in it only once."""
     if found := re.search(rf"(?<![#:.\w]){clause}(?!\w)", update, re.IGNORECASE):
         return f"{update[: found.end()]} {action},{update[found.end() :]}"
     return f"{update} {clause} {action}".strip()

@@ -86,7 +86,7 @@ def test_a_server_that_does_not_tell_its_timeline_has_fences_by_its_clock(
         connection.exec_driver_sql("DELETE FROM message_lease")
     assert fences[0] == pytest.approx(now * 1000, abs=60_000)
     assert acquired(ledger, "m").fence > fences[-1], "of a row that was deleted, too"
-    lines = [record.message for record in caplog.records if "does not tell its timeline" in record.message]
+    lines = [record.message for record in caplog.records if "does not report its timeline" in record.message]
     assert len(lines) == 1
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE message_lease SET expires_at = NULL")
