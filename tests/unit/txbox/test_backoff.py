@@ -1,7 +1,7 @@
 """Backoff: the bounds of every wait."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from txbox import InvalidConfiguration
@@ -10,6 +10,7 @@ from txbox.backoff import Backoff
 seconds = st.just(0.0) | st.floats(min_value=0.001, max_value=1e6)
 
 
+@example(bounds=[0.0, 0.0], attempt=5)
 @given(bounds=st.tuples(seconds, seconds).map(sorted), attempt=st.integers(min_value=-5, max_value=10**9))
 def test_every_wait_lies_in_the_upper_half_of_its_step(bounds: list[float], attempt: int) -> None:
     first, longest = bounds
@@ -18,19 +19,9 @@ def test_every_wait_lies_in_the_upper_half_of_its_step(bounds: list[float], atte
     assert step / 2 <= wait <= step
 
 
-@given(attempt=st.integers(min_value=1, max_value=60))
-def test_waits_grow_until_the_longest(attempt: int) -> None:
-    backoff = Backoff(first_seconds=1.0, longest_seconds=900.0)
-    assert backoff.seconds(attempt) <= backoff.seconds(attempt + 1) or attempt >= 10
-
-
 def test_workers_that_failed_together_do_not_come_back_together() -> None:
     backoff = Backoff(first_seconds=1.0)
     assert len({backoff.seconds(1) for _ in range(50)}) > 1
-
-
-def test_no_wait_at_all_can_be_asked_for() -> None:
-    assert Backoff(first_seconds=0, longest_seconds=0).seconds(5) == 0
 
 
 @pytest.mark.parametrize(("first", "longest"), [(-1, 10), (11, 10), (float("nan"), 10), (1, float("nan"))])

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from txbox.threads import go_on, log_failure, text_of
+from txbox.threads import go_on, log_failure
 
 
 class Unprintable(Exception):
@@ -66,7 +66,3 @@ def test_it_ends_when_it_is_told_to() -> None:
         raise ValueError("again and again")
 
     go_on(work, name="the work", wait=lambda _: True)
-
-
-def test_an_error_is_told_by_its_text() -> None:
-    assert text_of(ValueError("one")) == "one"

@@ -41,8 +41,10 @@ def test_a_lease_by_position_is_refused() -> None:
     ("options", "said"),
     [
         ({"lease_seconds": 0}, "lease_seconds must be"),
+        ({"lease_seconds": float("nan")}, "lease_seconds must be"),
         ({"lease_seconds": 1e9}, "lease_seconds must be"),
-        ({"wait_seconds": -1}, "wait_seconds must"),
+        ({"wait_seconds": -1}, "wait_seconds must be at least 0"),
+        ({"wait_seconds": float("nan")}, "wait_seconds must be at least 0"),
     ],
 )
 def test_lengths_that_cannot_work_are_refused_when_decorating(options: dict[str, Any], said: str) -> None:
@@ -53,7 +55,8 @@ def test_lengths_that_cannot_work_are_refused_when_decorating(options: dict[str,
 @pytest.mark.parametrize("arguments", [(), ("m",), (Message("m", b""), Message("n", b""))])
 def test_there_has_to_be_one_message_unless_identify_says_what_the_id_is(arguments: tuple[Any, ...]) -> None:
     handler = idempotent(lambda *anything: None, ledger=LEDGER)
-    with pytest.raises(InvalidConfiguration, match=f"found {sum(map(is_message, arguments))} messages"):
+    # This ledger cannot be asked: nothing was acquired.
+    with pytest.raises(InvalidConfiguration, match=rf"found {sum(map(is_message, arguments))} messages.*identify="):
         handler(*arguments)
 
 
@@ -72,10 +75,17 @@ def test_a_decorated_handler_takes_what_the_handler_takes_but_the_lease() -> Non
         return lease.fence
 
     async def handler_async(message: Message, *, lease: Lease) -> int:
+        """Handle it."""
         return lease.fence
+
+    class Owner:
+        method_async = idempotent(ledger=LEDGER)(handler_async)
 
     assert str(inspect.signature(idempotent(handler, ledger=LEDGER))) == (
         "(message: txbox.message.Message, greeting: str = 'hello') -> int"
     )
     assert list(inspect.signature(idempotent(handler_async, ledger=LEDGER)).parameters) == ["message"]
-    assert inspect.iscoroutinefunction(idempotent(handler_async, ledger=LEDGER))
+    decorated = idempotent(handler_async, ledger=LEDGER)
+    assert (decorated.__name__, decorated.__doc__) == ("handler_async", "Handle it.")
+    assert inspect.iscoroutinefunction(decorated)
+    assert inspect.iscoroutinefunction(Owner().method_async)

@@ -20,10 +20,6 @@ def test_a_key_that_is_stopped_hands_out_no_more() -> None:
     assert handed == [[1, 2], [4]]
 
 
-def test_no_messages_make_no_waves() -> None:
-    assert list(KeyOrder[int]([])) == []
-
-
 @given(st.lists(st.tuples(st.none() | st.integers(0, 3), st.integers())))
 def test_every_message_is_handed_out_once_in_the_order_of_its_key(messages: list[tuple[int | None, int]]) -> None:
     numbered = [(key, (key, number)) for number, (key, _) in enumerate(messages)]

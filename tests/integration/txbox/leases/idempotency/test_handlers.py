@@ -1,6 +1,5 @@
 """Handlers of every kind are made idempotent, and what they are given."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -21,15 +20,6 @@ def test_a_handler_of_any_kind_runs_once_and_its_result_is_kept(ledger: Postgres
         assert result_of(handler(MESSAGE, greeting="hi")) == {"sent": "hi"}
     assert result_of(handler(message=Message("n", b""), sign=True)) == {"sent": "hello"}
     assert ran == [(MESSAGE, "hi", True), (Message("n", b""), "hello", True)]
-
-
-def test_a_decorated_handler_is_still_itself(ledger: PostgresLedger) -> None:
-    @idempotent(ledger=ledger)
-    def send_mail(message: Message) -> None:
-        """Send it."""
-
-    assert (send_mail.__name__, send_mail.__doc__) == ("send_mail", "Send it.")
-    assert asyncio.iscoroutinefunction(kinds(ledger, [])["async method"])
 
 
 def test_the_lease_is_handed_to_a_handler_that_names_it(ledger: PostgresLedger, expire: Callable[[str], None]) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from support.idempotent_handlers import MESSAGE
-from support.leases import acquired
-from txbox import InvalidConfiguration, Message, Mismatch
+from txbox import Message, Mismatch
 from txbox.leases import LeaseState, PostgresLedger, idempotent
 
 
@@ -49,11 +48,3 @@ def test_the_id_may_be_anything_that_the_arguments_say(ledger: PostgresLedger) -
     with pytest.raises(Mismatch):
         send({"id": 1, "rush": True}, to="ann")
     assert ledger.acquire("1/ann").state is LeaseState.COMPLETED
-
-
-def test_nothing_is_acquired_when_the_message_cannot_be_found(ledger: PostgresLedger) -> None:
-    handler = idempotent(lambda *messages: None, ledger=ledger)
-    for arguments in ((), ("m",), (MESSAGE, Message("n", b""))):
-        with pytest.raises(InvalidConfiguration, match="identify="):
-            handler(*arguments)
-    assert acquired(ledger, "m").attempt == 1
