@@ -1,5 +1,6 @@
 """Whatever owners do, in whatever order, a ledger does what a model of a few lines does."""
 
+import contextlib
 import itertools
 import uuid
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
     consumes,
-    initialize,
     invariant,
     multiple,
     rule,
@@ -25,7 +25,6 @@ from txbox.leases.lease import AttemptEnd
 
 LONG = 3_600.0
 EXAMPLES = {"postgres": 40, "dynamodb": 8}
-LABELS = ("m",)
 OWNERS = (0, 1, 2)
 
 
@@ -60,33 +59,22 @@ class LeaseMachine(RuleBasedStateMachine):
         super().__init__()
         self.store = store
         self.owners = [store.ledger() for _ in OWNERS]
-        self.models: dict[str, Model] = {}
+        self.model = Model()
         self.given: list[Lease] = []
+        self.message_id = f"m-{uuid.uuid4()}"  # of its own for each example: the table is never emptied
 
-    @initialize()
-    def begin(self) -> None:
-        # Ids of their own for each example: the table is never emptied.
-        self.ids = {label: f"{label}-{uuid.uuid4()}" for label in LABELS}
-        self.models = {self.ids[label]: Model() for label in LABELS}
+    @rule(target=leases, owner=st.sampled_from(OWNERS), fingerprint=st.sampled_from([None, b"one", b"other"]))
+    def acquire(self, owner: int, fingerprint: bytes | None) -> object:
+        return self._acquire(owner, fingerprint)
 
-    @rule(
-        target=leases,
-        owner=st.sampled_from(OWNERS),
-        label=st.sampled_from(LABELS),
-        fingerprint=st.sampled_from([None, b"one", b"other"]),
-    )
-    def acquire(self, owner: int, label: str, fingerprint: bytes | None) -> object:
-        return self._acquire(owner, label, fingerprint)
-
-    @rule(target=leases, owner=st.sampled_from(OWNERS), label=st.sampled_from(LABELS))
-    def take_over(self, owner: int, label: str) -> object:
+    @rule(target=leases, owner=st.sampled_from(OWNERS))
+    def take_over(self, owner: int) -> object:
         # In one step, as that is what most of it is about, and by chance it comes about seldom.
-        self.run_out(label)
-        return self._acquire(owner, label, None)
+        self.run_out()
+        return self._acquire(owner, None)
 
-    def _acquire(self, owner: int, label: str, fingerprint: bytes | None) -> object:
-        message_id = self.ids[label]
-        model = self.models[message_id]
+    def _acquire(self, owner: int, fingerprint: bytes | None) -> object:
+        message_id, model = self.message_id, self.model
         if fingerprint and model.fingerprint and fingerprint != model.fingerprint:
             with pytest.raises(Mismatch):
                 self.owners[owner].acquire(message_id, lease_seconds=LONG, fingerprint=fingerprint)
@@ -114,15 +102,14 @@ class LeaseMachine(RuleBasedStateMachine):
         self.given.append(lease)
         return lease
 
-    @rule(label=st.sampled_from(LABELS))
-    def run_out(self, label: str) -> None:
-        message_id = self.ids[label]
-        self.store.expire(message_id)
-        self.models[message_id].over = True
+    @rule()
+    def run_out(self) -> None:
+        self.store.expire(self.message_id)
+        self.model.over = True
 
     @rule(lease=leases, owner=st.sampled_from(OWNERS))
     def renew(self, lease: Lease, owner: int) -> None:
-        model = self.models[lease.message_id]
+        model = self.model
         if model.is_newest(lease) and model.held:
             self.owners[owner].renew(lease)
             model.over = False
@@ -136,7 +123,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(lease=leases, owner=st.sampled_from(OWNERS), result=st.sampled_from([None, b"", b"one", b"other"]))
     def complete(self, lease: Lease, owner: int, result: bytes | None) -> None:
-        model = self.models[lease.message_id]
+        model = self.model
         if model.is_newest(lease) and (model.held or model.completed):
             self.owners[owner].complete(lease, result)
             if not model.completed:
@@ -160,7 +147,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self._release(lease, owner, AttemptEnd.FAILED, forget=False)
 
     def _release(self, lease: Lease, owner: int, how: AttemptEnd, forget: bool) -> None:
-        model = self.models[lease.message_id]
+        model = self.model
         if model.is_newest(lease) and not model.completed:
             self.owners[owner].release(lease, how, forget_attempts=forget)
             model.failed += model.held and how is AttemptEnd.FAILED
@@ -176,28 +163,21 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def fences_grow_and_one_lease_completes(self) -> None:
-        for model in self.models.values():
-            assert all(earlier < later for earlier, later in itertools.pairwise(model.fences))
-            assert len(model.completions) <= 1
+        assert all(earlier < later for earlier, later in itertools.pairwise(self.model.fences))
+        assert len(self.model.completions) <= 1
 
     def teardown(self) -> None:
         """In the end: one owner at most, and what is completed is completed for everybody."""
-        for message_id, model in self.models.items():
-            owned = 0
-            for lease in self.given:
-                if lease.message_id != message_id:
-                    continue
-                try:
-                    self.owners[0].renew(lease)
-                except LeaseLost:
-                    continue
-                owned += 1
-                assert lease.fence == model.fences[-1]
-            assert owned == (1 if model.held else 0)
-            if model.completed:
-                for owner in self.owners:
-                    answer = owner.acquire(message_id)
-                    assert (answer.state, answer.result) == (LeaseState.COMPLETED, model.result)
+        owned = []
+        for lease in self.given:
+            with contextlib.suppress(LeaseLost):
+                self.owners[0].renew(lease)
+                owned.append(lease.fence)
+        assert owned == (self.model.fences[-1:] if self.model.held else [])
+        if self.model.completed:
+            for owner in self.owners:
+                answer = owner.acquire(self.message_id)
+                assert (answer.state, answer.result) == (LeaseState.COMPLETED, self.model.result)
 
 
 def test_a_ledger_does_what_the_model_does(store: Store) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -51,9 +52,15 @@ def told(failures: list[tuple[str, Exception]]) -> Callable[[Lease, Exception], 
     return lambda lease, error: failures.append((lease.message_id, error))
 
 
-def moment_of_end(engine: Engine, message_id: str) -> object:
+def moment_of_end(engine: Engine, message_id: str) -> Any:
     with engine.connect() as connection:
         return connection.exec_driver_sql(EXPIRES_AT, (message_id,)).scalar_one()
+
+
+def wait_until_renewed(engine: Engine, message_id: str, times: int = 1) -> None:
+    for _ in range(times):
+        before = moment_of_end(engine, message_id)
+        wait_until(lambda before=before: moment_of_end(engine, message_id) > before, f"{message_id} is renewed")
 
 
 def threads() -> list[threading.Thread]:
@@ -80,7 +87,7 @@ def test_no_error_of_a_renewal_or_of_starting_one_ends_the_renewing(
 
     monkeypatch.setattr(ledger, "renew", broken_renewal)
     monkeypatch.setattr(threading.Thread, "start", broken_start)
-    lease = acquired(ledger, "m", lease_seconds=6)
+    lease = acquired(ledger, "m", lease_seconds=3)
     with LeaseRenewer(ledger).renewing(lease):
         wait_until(lambda: tried.count("renewal") >= 3, "it goes on", timeout=30)
     assert tried[0] == "start"
@@ -105,17 +112,17 @@ def test_a_lease_for_which_no_thread_can_be_started_is_not_renewals_for_ever(
 def test_a_handler_slower_than_its_lease_runs_once_and_keeps_others_out(engine: Engine, ledger: PostgresLedger) -> None:
     runs: list[str] = []
 
-    def three_leases_later() -> bool:
+    def two_leases_later() -> bool:
         assert PostgresLedger("mailing", engine=engine).acquire("m").state is LeaseState.IN_FLIGHT
         with engine.connect() as connection:
             held, is_live = connection.exec_driver_sql(SECONDS_HELD, ("m",)).one()
         assert is_live
-        return bool(held > 3 * LEASE)
+        return bool(held > 2 * LEASE)
 
     @idempotent(ledger=ledger, identify=lambda message_id: message_id, lease_seconds=LEASE)
     def handler(message_id: str, lease: Lease) -> str:
         runs.append(message_id)
-        wait_until(three_leases_later, "three leases long", every=0.1)
+        wait_until(two_leases_later, "two leases long", every=0.1)
         lease.ensure()
         return "done"
 
@@ -140,7 +147,7 @@ def test_a_renewal_that_fails_for_a_while_is_tried_again(
         wait_until(lambda: len(failures) >= 2, "two renewals have failed")
         assert moment_of_end(engine, "m") == before
         proxy.accept()
-        wait_until(lambda: moment_of_end(engine, "m") > before, "it is renewed")  # type: ignore[operator]
+        wait_until_renewed(engine, "m")
         wait_until(lambda: lease.seconds_left > 2.0)
     for message_id, error in failures:
         assert message_id == "m"
@@ -165,9 +172,7 @@ def test_a_lease_that_is_lost_is_told_of_once_and_renewed_no_more(
         wait_until(lambda: failures, "it is told")
         assert lost.lost
         # The other one is renewed on and on, and this one is not even tried.
-        for _ in range(3):
-            before = moment_of_end(engine, "other")
-            wait_until(lambda before=before: moment_of_end(engine, "other") > before)
+        wait_until_renewed(engine, "other", times=3)
     assert [(message_id, type(error)) for message_id, error in failures] == [("lost", LeaseLost)]
     assert "could not be renewed" in caplog.text
     assert moment_of_end(engine, "lost") == theirs
@@ -194,27 +199,30 @@ def test_no_renewal_outlasts_the_end_of_whoever_works_on_it(engine: Engine, ledg
 
 def test_an_end_that_is_nearer_than_the_lease_renews_nothing(engine: Engine, ledger: PostgresLedger) -> None:
     lease, other = acquired(ledger, "m", lease_seconds=LEASE), acquired(ledger, "other", lease_seconds=LEASE)
-    before, others = moment_of_end(engine, "m"), moment_of_end(engine, "other")
+    before = moment_of_end(engine, "m")
     renewer_of_both = LeaseRenewer(ledger)
     with renewer_of_both.renewing(lease, until=elapsed() + LEASE / 2), renewer_of_both.renewing(other):
-        wait_until(lambda: moment_of_end(engine, "other") > others)  # type: ignore[operator]
+        wait_until_renewed(engine, "other")
         assert moment_of_end(engine, "m") == before
 
 
 def test_the_thread_goes_when_it_is_idle_and_comes_back(
     ledger: PostgresLedger, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    others = threads()  # those of other tests, not idle for long enough yet
+
+    def ours() -> int:
+        return len([thread for thread in threads() if thread not in others])
+
+    monkeypatch.setattr(renewer, "_schedule", renewer._Schedule())
     monkeypatch.setattr(renewer, "IDLE_SECONDS", 0.2)
-    wait_until(lambda: not threads(), "that of other tests, not idle for long enough yet, has gone", timeout=30)
     one = LeaseRenewer(ledger)
-    for number in range(3):
-        assert not threads()
+    for number in range(2):
         lease = acquired(ledger, f"m-{number}", lease_seconds=LEASE)
-        before = moment_of_end(engine, lease.message_id)
         with one.renewing(lease):
-            assert len(threads()) == 1
-            wait_until(lambda lease=lease, before=before: moment_of_end(engine, lease.message_id) > before)
-        wait_until(lambda: not threads(), "it has gone")
+            assert ours() == 1
+            wait_until_renewed(engine, lease.message_id)
+        wait_until(lambda: not ours(), "it has gone")
 
 
 def test_one_thread_keeps_many_leases(engine: Engine, ledger: PostgresLedger) -> None:
@@ -238,10 +246,9 @@ def test_what_has_ended_is_renewed_no_more(engine: Engine, ledger: PostgresLedge
     with pytest.raises(ZeroDivisionError), one.renewing(ended):
         raise ZeroDivisionError
     with one.renewing(going_on), statements_sent(engine) as sent:
-        before = moment_of_end(engine, "going on")
-        wait_until(lambda: moment_of_end(engine, "going on") > before)  # type: ignore[operator]
+        wait_until_renewed(engine, "going on")
     assert sum("SET expires_at" in statement for statement in sent) <= 2
-    assert moment_of_end(engine, "ended") < moment_of_end(engine, "going on")  # type: ignore[operator]
+    assert moment_of_end(engine, "ended") < moment_of_end(engine, "going on")
 
 
 def test_the_reader_of_failures_may_fail_and_every_other_lease_is_kept(
@@ -258,9 +265,7 @@ def test_the_reader_of_failures_may_fail_and_every_other_lease_is_kept(
     one = LeaseRenewer(ledger, broken)
     with one.renewing(lost), one.renewing(other):
         assert told.wait(10)
-        for _ in range(2):
-            before = moment_of_end(engine, "other")
-            wait_until(lambda before=before: moment_of_end(engine, "other") > before, timeout=5)
+        wait_until_renewed(engine, "other", times=2)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -273,9 +278,8 @@ def test_a_fork_has_a_thread_of_its_own_and_does_not_keep_its_parents_leases(
     def child(pipe: "multiprocessing.connection.Connection") -> None:
         engine.dispose(close=False)
         lease = acquired(ledger, "child's", lease_seconds=LEASE)
-        before = moment_of_end(engine, "child's")
         with one.renewing(lease):
-            wait_until(lambda: moment_of_end(engine, "child's") > before)  # type: ignore[operator]
+            wait_until_renewed(engine, "child's")
             pipe.send([renewal.lease.message_id for renewal in renewer._schedule._renewals])
             pipe.recv()
 
@@ -309,9 +313,7 @@ def test_a_renewal_that_hangs_keeps_no_other_lease_from_being_renewed(engine: En
         assert hangs.wait(10)
         other = acquired(ledger, "other", lease_seconds=LEASE)
         with one.renewing(other):
-            for _ in range(3):
-                before = moment_of_end(engine, "other")
-                wait_until(lambda before=before: moment_of_end(engine, "other") > before)
+            wait_until_renewed(engine, "other", times=3)
             assert other.seconds_left
         go_on.set()
     wait_until(lambda: not [one for one in threading.enumerate() if one.name == "txbox-lease"], "it has come back")
@@ -328,6 +330,6 @@ def test_a_lease_that_was_long_in_coming_is_renewed_the_sooner(engine: Engine, l
         lease_seconds=LONG,
         asked_at=elapsed() - LONG * 0.9,
     )
-    before = moment_of_end(engine, "m")
+    before = moment_of_end(engine, "m")  # read first: the renewal is due at once, and the next one in minutes
     with LeaseRenewer(ledger).renewing(late):
-        wait_until(lambda: moment_of_end(engine, "m") > before)  # type: ignore[operator]
+        wait_until(lambda: moment_of_end(engine, "m") > before)
