@@ -6,7 +6,7 @@ from typing import Any
 
 import boto3
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 
 from support.business import Business
 from support.memory_worker import AT_ONCE
@@ -20,6 +20,14 @@ from txbox_workers.processing import processor as processor_module
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(16) as pool:
         yield pool
+
+
+@pytest.fixture
+def fresh_engine(fresh_database: str) -> Iterator[Engine]:
+    """An engine on an empty database, made for one test."""
+    engine = create_engine(fresh_database)
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""An outbox, and what tests publish in it: numbered messages for one destination of their own."""
+"""An outbox, what tests publish in it, and what a relay has parked."""
 
 from sqlalchemy import Engine
 
@@ -17,3 +17,10 @@ def publish(engine: Engine, *messages: Outgoing) -> list[str]:
 def numbered(count: int, *, key: str | None = None, first: int = 0, to: str = OWN) -> list[Outgoing]:
     """Return messages whose bodies are numbers."""
     return [Outgoing(to, str(number), key=key) for number in range(first, first + count)]
+
+
+def letters(engine: Engine) -> list[tuple[str, str, int]]:
+    """Return subscriber, error and attempts of each dead letter, read without any code under test."""
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT subscriber_id, error, attempts FROM dead_letter ORDER BY 1, 2")
+        return [tuple(row) for row in found]

@@ -1,13 +1,11 @@
 """How things stand, read from a real database."""
 
-from collections.abc import Iterator
-
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 
+from support.tables import make_tables
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason, SchemaMissing
 from txbox import status as status_module
-from txbox.schema import tables
 from txbox.status import Status, SubscriberStatus, read_status
 
 
@@ -74,13 +72,6 @@ def test_an_inbox_that_was_never_analyzed_is_counted(engine: Engine) -> None:
     assert read_status(engine).exact
 
 
-@pytest.fixture
-def odd_engine(fresh_database: str) -> Iterator[Engine]:
-    engine = create_engine(fresh_database)
-    yield engine
-    engine.dispose()
-
-
 @pytest.mark.parametrize("table", ["processed_message", "message_failure", "dead_letter"])
 def test_each_table_that_is_missing_is_named(engine: Engine, table: str) -> None:
     with engine.begin() as connection:
@@ -90,19 +81,18 @@ def test_each_table_that_is_missing_is_named(engine: Engine, table: str) -> None
     assert raised.value.table == table
 
 
-def test_schema_and_prefix_with_every_odd_character(odd_engine: Engine) -> None:
+def test_schema_and_prefix_with_every_odd_character(fresh_engine: Engine) -> None:
     schema, prefix = 'Odd "schema" 100%', "Tx 5%_"
-    with odd_engine.begin() as connection:
-        connection.exec_driver_sql('CREATE SCHEMA "Odd ""schema"" 100%%"')
-        tables(schema, prefix).metadata.create_all(connection)
+    make_tables(fresh_engine, schema, prefix)
+    with fresh_engine.begin() as connection:
         Inbox("a", schema=schema, prefix=prefix).record(connection, "1")
-    found = read_status(odd_engine, schema=schema, prefix=prefix)
+    found = read_status(fresh_engine, schema=schema, prefix=prefix)
     assert (found.inbox_rows, found.subscribers[0].subscriber_id) == (1, "a")
     with pytest.raises(SchemaMissing) as raised:
-        read_status(odd_engine)
+        read_status(fresh_engine)
     assert raised.value.table == "processed_message"
     with pytest.raises(SchemaMissing, match='"Odd ""schema"" 100%"'):
-        read_status(odd_engine, schema=schema)
+        read_status(fresh_engine, schema=schema)
 
 
 def test_plain_values(engine: Engine) -> None:

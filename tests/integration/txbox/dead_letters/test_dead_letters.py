@@ -7,14 +7,13 @@ from threading import Event
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.schema import CreateSchema
 
+from support.tables import make_tables
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, LetterNotFound, Reason
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS
-from txbox.schema import tables
 
 LETTER = DeadLetter(
     subscriber_id="billing",
@@ -224,16 +223,12 @@ def test_two_redrives_at_once_send_once_whatever_level_the_host_prefers(engine: 
     assert len(sent) == 1
 
 
-def test_schema_and_prefix_are_kept_to(fresh_database: str) -> None:
-    engine = create_engine(fresh_database)
+def test_schema_and_prefix_are_kept_to(fresh_engine: Engine) -> None:
     place = {"schema": "Odd schema-%", "prefix": "Odd%_"}
-    with engine.begin() as connection:
-        connection.execute(CreateSchema(place["schema"]))
-        tables(**place).metadata.create_all(connection)
-    dead_letters = DeadLetters(engine, **place)  # type: ignore[arg-type]
+    make_tables(fresh_engine, **place)
+    dead_letters = DeadLetters(fresh_engine, **place)  # type: ignore[arg-type]
     number = dead_letters.park(like(message_id="100%s"))
     assert dead_letters.get(number).message_id == "100%s"
     assert numbers(dead_letters.list("billing")) == [number]
     dead_letters.redrive(number, lambda letter: None)
     assert dead_letters.list() == []
-    engine.dispose()

@@ -3,12 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Engine, create_engine
-from sqlalchemy.schema import CreateSchema
+from sqlalchemy import Engine
 
+from support.tables import make_tables
 from txbox import Failures, Inbox, InFlight
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, MAX_HISTORY, NO_OUTCOME, Attempt, History
-from txbox.schema import tables
 
 
 @pytest.fixture
@@ -182,19 +181,15 @@ def test_whatever_an_error_says_can_be_kept(engine: Engine, failures: Failures) 
     assert len(text) == MAX_ERROR_CHARACTERS
 
 
-def test_schema_and_prefix_are_kept_to(fresh_database: str) -> None:
-    engine = create_engine(fresh_database)
+def test_schema_and_prefix_are_kept_to(fresh_engine: Engine) -> None:
     place = {"schema": "Odd schema-%", "prefix": "Odd%_"}
-    with engine.begin() as connection:
-        connection.execute(CreateSchema(place["schema"]))
-        tables(**place).metadata.create_all(connection)
-    failures = Failures(engine, "100%", **place)  # type: ignore[arg-type]
+    make_tables(fresh_engine, **place)
+    failures = Failures(fresh_engine, "100%", **place)  # type: ignore[arg-type]
     assert failures.fail("m-%s", ValueError("100%s"), attempt=begun(failures, "m-%s")).attempts == 1
     second = begun(failures, "m-%s")
     assert (second.number, second.error_before) == (2, "ValueError: 100%s")
     failures.take_back(second)
     assert failures.attempts("m-%s") == 1
-    with engine.begin() as connection:
+    with fresh_engine.begin() as connection:
         failures.forget(connection, ["m-%s"])
     assert failures.attempts("m-%s") == 0
-    engine.dispose()

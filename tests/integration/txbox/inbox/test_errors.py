@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -31,8 +31,7 @@ def test_a_connection_that_commits_every_statement_is_refused(engine: Engine, in
     assert recorded(engine) == []
 
 
-def test_a_missing_table_is_named_with_the_remedy(fresh_database: str) -> None:
-    engine = create_engine(fresh_database)
+def test_a_missing_table_is_named_with_the_remedy(fresh_engine: Engine) -> None:
     for schema, name in [(None, "processed_message"), ("No such-%", '"No such-%".processed_message')]:
         inbox = Inbox("billing", schema=schema)
         calls: list[Callable[[Connection], object]] = [
@@ -41,11 +40,10 @@ def test_a_missing_table_is_named_with_the_remedy(fresh_database: str) -> None:
             lambda connection, inbox=inbox: inbox.check(connection),  # type: ignore[misc]
         ]
         for call in calls:
-            with engine.connect() as connection, pytest.raises(SchemaMissing, match="txbox db upgrade") as caught:
+            with fresh_engine.connect() as connection, pytest.raises(SchemaMissing, match="txbox db upgrade") as caught:
                 call(connection)
             assert caught.value.table == name
             assert isinstance(caught.value.__cause__, DBAPIError)
-    engine.dispose()
 
 
 def test_errors_of_the_database_pass_through_with_their_cause(engine: Engine, inbox: Inbox) -> None:

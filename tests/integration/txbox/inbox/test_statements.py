@@ -4,12 +4,12 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Engine, create_engine
-from sqlalchemy.schema import CreateSchema
+from sqlalchemy import Engine
 
 from support.blocking import backend_pid, wait_until_blocked
 from support.inbox import lock_timeout, recorded
 from support.statements import statements_sent
+from support.tables import make_tables
 from txbox import Inbox, Mismatch
 from txbox.schema import tables
 
@@ -17,24 +17,19 @@ PLACES = [(None, ""), (None, "txbox_"), ("billing", ""), ("Odd schema-%", ""), (
 
 
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)
-def test_the_inbox_may_be_anywhere(fresh_database: str, schema: str | None, prefix: str) -> None:
-    engine = create_engine(fresh_database)
-    with engine.begin() as connection:
-        if schema is not None:
-            connection.execute(CreateSchema(schema))
-        tables(schema, prefix).metadata.create_all(connection)
+def test_the_inbox_may_be_anywhere(fresh_engine: Engine, schema: str | None, prefix: str) -> None:
+    make_tables(fresh_engine, schema, prefix)
     inbox = Inbox("billing", schema=schema, prefix=prefix, fingerprint=True)
-    with engine.begin() as connection:
+    with fresh_engine.begin() as connection:
         inbox.check(connection)
         assert inbox.record(connection, "m-%s", b"body") is True
         assert inbox.record(connection, "m-%s", b"body") is False
         assert inbox.record_many(connection, {"m-%s": b"body", "100%": b"body"}) == {"100%"}
         with pytest.raises(Mismatch):
             inbox.record(connection, "100%", b"other")
-    with engine.connect() as connection:
+    with fresh_engine.connect() as connection:
         table = tables(schema, prefix).processed_message
         assert sorted(connection.execute(table.select()).scalars()) == ["billing", "billing"]
-    engine.dispose()
 
 
 @pytest.mark.parametrize("many", [False, True])

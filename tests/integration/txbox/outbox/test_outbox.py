@@ -2,16 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
+from support.outbox import OWN
+from support.statements import statements_sent
 from txbox import (
     InvalidConfiguration,
     InvalidMessageId,
@@ -23,27 +24,13 @@ from txbox import (
     SchemaMissing,
 )
 from txbox.message import Message
-
-OWN = "own:somewhere"
+from txbox.schema import tables
 
 
 def rows(engine: Engine, columns: str = "message_id", *, place: str = "outbox_message") -> list[Any]:
     with engine.connect() as connection:
         found = connection.exec_driver_sql(f"SELECT {columns} FROM {place} ORDER BY position").all()
     return [row[0] if len(row) == 1 else tuple(row) for row in found]
-
-
-@contextmanager
-def counted(engine: Engine) -> Iterator[list[str]]:
-    """Note the statements that are run."""
-    statements: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        statements.append(statement)
-
-    event.listen(engine, "before_cursor_execute", note)
-    yield statements
-    event.remove(engine, "before_cursor_execute", note)
 
 
 def test_a_message_commits_with_its_transaction_and_vanishes_with_it(engine: Engine) -> None:
@@ -116,7 +103,7 @@ def test_an_async_session_publishes_through_run_sync(schema_url: str, engine: En
 
 def test_one_message_is_one_statement_and_so_are_many(engine: Engine) -> None:
     outbox = Outbox()
-    with counted(engine) as statements, engine.begin() as connection:
+    with engine.begin() as connection, statements_sent(engine) as statements:
         outbox.publish(connection, OWN, "one")
         assert len(statements) == 1
         outbox.publish_many(connection, [Outgoing(OWN, str(number)) for number in range(500)])
@@ -223,13 +210,10 @@ def test_the_error_names_the_limit(engine: Engine) -> None:
     assert caught.value.size > 1_048_600
 
 
-def test_schema_and_prefix_lead_elsewhere(engine: Engine, schema_url: str) -> None:
-    from txbox.schema import tables
-
+def test_schema_and_prefix_lead_elsewhere(engine: Engine) -> None:
     with engine.begin() as connection:
         schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
-        elsewhere = tables(schema, "Odd%_")
-        elsewhere.metadata.create_all(connection)
+        tables(schema, "Odd%_").metadata.create_all(connection)
     outbox = Outbox(schema=schema, prefix="Odd%_")
     with engine.begin() as connection:
         outbox.check(connection)
@@ -238,15 +222,13 @@ def test_schema_and_prefix_lead_elsewhere(engine: Engine, schema_url: str) -> No
     assert rows(engine, place='"Odd%%_outbox_message"') == published
 
 
-def test_a_missing_table_is_said_with_its_remedy(fresh_database: str) -> None:
-    engine = create_engine(fresh_database)
-    with engine.connect() as connection:
+def test_a_missing_table_is_said_with_its_remedy(fresh_engine: Engine) -> None:
+    with fresh_engine.connect() as connection:
         with pytest.raises(SchemaMissing, match=r"outbox_message does not exist.*txbox db upgrade"):
             Outbox().publish(connection, OWN, "one")
         connection.rollback()
         with pytest.raises(SchemaMissing):
             Outbox().check(connection)
-    engine.dispose()
 
 
 def test_the_trace_context_of_the_current_span_travels(engine: Engine) -> None:

@@ -1,30 +1,20 @@
 """What was sent and is kept, in a real database: found, and published again as it was."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 
+from integration.txbox.conftest import StartRelay
+from support.outbox import publish
+from support.publishers import RecordingPublisher
+from support.tables import make_tables
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, SchemaMissing
-from txbox.outbox import Outbox, Outgoing
+from txbox.outbox import Outgoing
 from txbox.outbox.sent_messages import SentFilter, SentMessages
-from txbox.relay import OutboxMessage, Refused, Relay
-from txbox.schema import tables
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
-class Recorder:
-    """Takes everything, and remembers it."""
-
-    def __init__(self) -> None:
-        self.messages: list[OutboxMessage] = []
-
-    def send(self, messages: "list[OutboxMessage]") -> list[Refused]:
-        self.messages.extend(messages)
-        return []
 
 
 def keep(
@@ -55,24 +45,18 @@ def outbox_rows(engine: Engine) -> list[tuple[object, ...]]:
         return [tuple(row) for row in found]
 
 
-def test_what_a_relay_keeps_is_sent_again_as_it_was(engine: Engine) -> None:
-    recorder = Recorder()
-    relay = Relay(engine, {"own": recorder}, keep_sent=timedelta(hours=1), listen=False)
-    with engine.begin() as connection:
-        Outbox().publish_many(
-            connection,
-            [Outgoing("own:x", b"\x00%d" % number, key="k", headers={"h": str(number)}) for number in range(5)],
-        )
+def test_what_a_relay_keeps_is_sent_again_as_it_was(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    publish(
+        engine, *(Outgoing("own:x", b"\x00%d" % number, key="k", headers={"h": str(number)}) for number in range(5))
+    )
     kept = SentMessages(engine)
-    relay.start()
-    try:
-        wait_until(lambda: len(kept.find()) == 5, "all are sent and kept")
-        for chunk in kept.plan_replay():
-            assert kept.replay(chunk) == 5
-        wait_until(lambda: len(kept.find()) == 10, "all are sent again and kept")
-    finally:
-        assert relay.stop()
-    first, again = recorder.messages[:5], recorder.messages[5:]
+    start_relay(broker, keep_sent=timedelta(hours=1), listen=False)
+    wait_until(lambda: len(kept.find()) == 5, "all are sent and kept")
+    for chunk in kept.plan_replay():
+        assert kept.replay(chunk) == 5
+    wait_until(lambda: len(kept.find()) == 10, "all are sent again and kept")
+    first, again = broker.received[:5], broker.received[5:]
     assert [(message.id, message.body, message.key, message.headers) for message in again] == [
         (message.id, message.body, message.key, message.headers) for message in first
     ]
@@ -212,25 +196,17 @@ def test_what_cannot_be_asked(engine: Engine) -> None:
         SentMessages(engine).plan_replay(chunk_messages=0)
 
 
-@pytest.fixture
-def odd_engine(fresh_database: str) -> Iterator[Engine]:
-    engine = create_engine(fresh_database)
-    yield engine
-    engine.dispose()
-
-
-def test_schema_and_prefix_with_every_odd_character(odd_engine: Engine) -> None:
+def test_schema_and_prefix_with_every_odd_character(fresh_engine: Engine) -> None:
     schema, prefix = 'Odd "schema" 100%', "Tx 5%_"
-    with odd_engine.begin() as connection:
-        connection.exec_driver_sql('CREATE SCHEMA "Odd ""schema"" 100%%"')
-        tables(schema, prefix).metadata.create_all(connection)
+    make_tables(fresh_engine, schema, prefix)
+    with fresh_engine.begin() as connection:
         connection.exec_driver_sql(
             'INSERT INTO "Odd ""schema"" 100%%"."Tx 5%%_outbox_sent" '
             "SELECT 'm', 1, 'own:x', NULL, '{}', '', now(), now()"
         )
-    kept = SentMessages(odd_engine, schema=schema, prefix=prefix)
+    kept = SentMessages(fresh_engine, schema=schema, prefix=prefix)
     (chunk,) = kept.plan_replay()
     assert (len(kept.find()), kept.replay(chunk)) == (1, 1)
     with pytest.raises(SchemaMissing) as raised:
-        SentMessages(odd_engine).find()
+        SentMessages(fresh_engine).find()
     assert raised.value.table == "outbox_sent"

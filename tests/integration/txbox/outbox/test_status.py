@@ -6,10 +6,13 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine
 
+from integration.txbox.conftest import StartRelay
+from support.outbox import publish
+from support.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import BrokerError, DeadLetter, DeadLetters, Reason, SchemaMissing
 from txbox.backoff import Backoff
-from txbox.outbox import Outbox, Outgoing
+from txbox.outbox import Outgoing
 from txbox.outbox.status import (
     STALE_SECONDS,
     DestinationStatus,
@@ -18,31 +21,8 @@ from txbox.outbox.status import (
     read_outbox_status,
     relays_at_work,
 )
-from txbox.relay import OutboxMessage, Refused, Relay, reporter
+from txbox.relay import OutboxMessage, reporter
 from txbox.status import read_status
-
-
-class Picky:
-    """Refuses what says so."""
-
-    def send(self, messages: "list[OutboxMessage]") -> list[Refused]:
-        return [Refused(message, "no stock") for message in messages if message.body == b"refused"]
-
-
-class Away:
-    """Cannot be reached, until it can."""
-
-    cured = False
-
-    def send(self, messages: "list[OutboxMessage]") -> list[Refused]:
-        if not self.cured:
-            raise BrokerError("no such\n queue")
-        return []
-
-
-def publish(engine: Engine, *messages: Outgoing) -> None:
-    with engine.begin() as connection:
-        Outbox(notify=False).publish_many(connection, messages)
 
 
 def change(engine: Engine, statement: str) -> None:
@@ -94,33 +74,27 @@ def test_a_message_whose_time_has_come_waits_since_then(engine: Engine) -> None:
     assert 120 <= line.oldest_seconds < 600
 
 
-def test_what_is_refused_and_what_waits_behind_it_is_retrying(engine: Engine) -> None:
+def test_what_is_refused_and_what_waits_behind_it_is_retrying(engine: Engine, start_relay: StartRelay) -> None:
     publish(
         engine,
         *(Outgoing("own:a", body, key="k") for body in ("refused", "behind it")),
         Outgoing("own:a", "refused"),
         Outgoing("own:a", "fine"),
     )
-    relay = Relay(engine, {"own": Picky()}, backoff=Backoff(first_seconds=600), listen=False)
-    relay.start()
-    try:
-        wait_until(lambda: read_outbox_status(engine).destinations[0].waiting == 0)
-        (line,) = read_outbox_status(engine).destinations
-    finally:
-        assert relay.stop()
+    broker = RecordingPublisher(lambda message: "no stock" if message.body == b"refused" else None)
+    start_relay(broker, backoff=Backoff(first_seconds=600), listen=False)
+    wait_until(lambda: read_outbox_status(engine).destinations[0].waiting == 0)
+    (line,) = read_outbox_status(engine).destinations
     assert line.oldest_seconds is not None
     assert line == DestinationStatus(
         "own:a", retrying=3, oldest_seconds=line.oldest_seconds, most_attempts=1, error="no stock"
     )
 
 
-def test_relays_report_themselves_until_they_sign_off(engine: Engine) -> None:
-    relay = Relay(engine, {"own": Picky()}, keep_sent=timedelta(hours=1), listen=False)
-    relay.start()
-    try:
-        (line,) = wait_until(lambda: read_outbox_status(engine).relays, "the relay's first report")
-    finally:
-        assert relay.stop()
+def test_relays_report_themselves_until_they_sign_off(engine: Engine, start_relay: StartRelay) -> None:
+    relay = start_relay(RecordingPublisher(), keep_sent=timedelta(hours=1), listen=False)
+    (line,) = wait_until(lambda: read_outbox_status(engine).relays, "the relay's first report")
+    assert relay.stop()
     assert (line.relay_id, line.stale, line.sent) == (relay.relay_id, False, 0)
     assert line.seen_seconds_ago < STALE_SECONDS
     assert read_outbox_status(engine).relays == ()
@@ -150,43 +124,39 @@ def test_a_relay_that_was_killed_is_stale_and_its_rate_does_not_count(engine: En
 
 
 def test_a_relay_whose_session_was_ended_reports_from_its_next_one_at_once(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporter, "REPORT_SECONDS", 3_600.0)
     monkeypatch.setattr(reporter, "SOON_SECONDS", 3_600.0)
-    relay = Relay(engine, {"own": Picky()}, listen=False)
-    relay.start()
-    try:
-        wait_until(lambda: relays_at_work(engine) == 1, "its first report")
-        with engine.begin() as connection:
-            report = "SELECT backend_pid, pg_terminate_backend(backend_pid) FROM outbox_relay"
-            before, ended = connection.exec_driver_sql(report).one()
-        assert ended
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            session = "SELECT FROM outbox_relay WHERE backend_pid <> %s"
-            wait_until(lambda: connection.exec_driver_sql(session, (before,)).rowcount == 1, "its next report")
-        assert relays_at_work(engine) == 1
-    finally:
-        assert relay.stop()
+    start_relay(RecordingPublisher(), listen=False)
+    wait_until(lambda: relays_at_work(engine) == 1, "its first report")
+    with engine.begin() as connection:
+        report = "SELECT backend_pid, pg_terminate_backend(backend_pid) FROM outbox_relay"
+        before, ended = connection.exec_driver_sql(report).one()
+    assert ended
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        session = "SELECT FROM outbox_relay WHERE backend_pid <> %s"
+        wait_until(lambda: connection.exec_driver_sql(session, (before,)).rowcount == 1, "its next report")
+    assert relays_at_work(engine) == 1
 
 
-def test_a_relay_says_where_it_cannot_send_until_it_can(engine: Engine) -> None:
-    away = Away()
-    relay = Relay(engine, {"own": away}, listen=False, backoff=Backoff(first_seconds=0.1))
-    relay.start()
-    try:
-        wait_until(lambda: read_outbox_status(engine).relays, "the relay's first report")
-        publish(engine, Outgoing("own:a", "1"), Outgoing("other:b", "1"))
-        a = wait_until(lambda: (one := read_outbox_status(engine).destinations)[-1].away and one[0].away and one)
-        assert [(line.destination, line.away_relays) for line in a] == [("other:b", 1), ("own:a", 1)]
-        assert a[0].away is not None
-        assert a[0].away.startswith("the relay has no publisher for 'other'")
-        assert a[1].away == "no such queue"
-        away.cured = True
-        wait_until(lambda: list(read_outbox_status(engine).relays[0].outages) == ["other:b"], "it was reached again")
-        change(engine, "DELETE FROM outbox_message")
-    finally:
-        assert relay.stop()
+def test_a_relay_says_where_it_cannot_send_until_it_can(engine: Engine, start_relay: StartRelay) -> None:
+    cured = False
+
+    def refuse(_: OutboxMessage) -> None:
+        if not cured:
+            raise BrokerError("no such\n queue")
+
+    start_relay(RecordingPublisher(refuse), listen=False)
+    wait_until(lambda: read_outbox_status(engine).relays, "the relay's first report")
+    publish(engine, Outgoing("own:a", "1"), Outgoing("other:b", "1"))
+    a = wait_until(lambda: (one := read_outbox_status(engine).destinations)[-1].away and one[0].away and one)
+    assert [(line.destination, line.away_relays) for line in a] == [("other:b", 1), ("own:a", 1)]
+    assert a[0].away is not None
+    assert a[0].away.startswith("the relay has no publisher for 'other'")
+    assert a[1].away == "no such queue"
+    cured = True
+    wait_until(lambda: list(read_outbox_status(engine).relays[0].outages) == ["other:b"], "it was reached again")
 
 
 def test_dead_letters_of_the_relay_belong_to_their_destination(engine: Engine) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
+from integration.txbox.conftest import StartRelay
 from support.outbox import OUTBOX, OWN, numbered, publish
 from support.publishers import RecordingPublisher
 from support.waiting import wait_until
@@ -14,7 +15,6 @@ from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.leases import PostgresLedger
 from txbox.leases.lease import elapsed
 from txbox.outbox.sent_messages import SentMessages
-from txbox.relay import Relay
 from txbox.status import read_status
 from txbox_workers.processing.deadlocks import ConflictStatements
 
@@ -41,10 +41,9 @@ def is_recent(moment: datetime | None) -> bool:
     return moment is not None and abs(datetime.now(UTC) - moment) < timedelta(minutes=5)
 
 
-def test_messages_are_sent_kept_and_sent_again(unusual: Engine) -> None:
+def test_messages_are_sent_kept_and_sent_again(unusual: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher(lambda message: "no" if message.body == b"no" else None, final=True)
-    relay = Relay(unusual, {"own": broker}, senders=2, keep_sent=timedelta(hours=1))
-    relay.start()
+    start_relay(broker, engine=unusual, senders=2, keep_sent=timedelta(hours=1))
     publish(unusual, *numbered(3, key="k"))
     with unusual.begin() as connection:
         OUTBOX.publish(connection, OWN, b"later", delay=0.1)
@@ -68,7 +67,6 @@ def test_messages_are_sent_kept_and_sent_again(unusual: Engine) -> None:
     (letter,) = DeadLetters(unusual).list()
     assert is_recent(letter.parked_at)
     assert letter.redriven_at is None
-    assert relay.stop()
 
 
 def test_inbox_ledger_and_dead_letters_work(unusual: Engine) -> None:

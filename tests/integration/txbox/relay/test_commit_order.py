@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Connection, Engine
 
-from integration.txbox.relay.conftest import StartRelay
+from integration.txbox.conftest import StartRelay
 from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until

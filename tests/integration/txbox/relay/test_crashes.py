@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from integration.txbox.relay.conftest import StartRelay
+from integration.txbox.conftest import StartRelay
 from support.outbox import OWN, publish
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until

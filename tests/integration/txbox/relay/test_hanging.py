@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from integration.txbox.relay.conftest import StartRelay
+from integration.txbox.conftest import StartRelay
 from support.outbox import OWN, numbered, publish
 from support.publishers import RecordingPublisher
 from support.waiting import wait_until

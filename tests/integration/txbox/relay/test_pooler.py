@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from integration.txbox.relay.conftest import StartRelay
+from integration.txbox.conftest import StartRelay
 from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher, first_arrivals
+from support.tables import make_tables
 from support.transaction_pooler import TransactionPooler, transaction_pooler
 from support.waiting import wait_until
 from txbox import Outgoing
 from txbox.outbox.status import read_outbox_status
-from txbox.schema import tables
 
 
 @pytest.fixture
@@ -21,8 +21,7 @@ def pooled(make_database: Callable[..., str]) -> Iterator[tuple[TransactionPoole
     with transaction_pooler(url, size=6) as (pooler, pooled_url):
         # Prepared statements are a session's too; psycopg's documentation says to leave them out behind PgBouncer.
         engine = create_engine(pooled_url, pool_size=20, connect_args={"prepare_threshold": None})
-        with engine.begin() as connection:
-            tables().metadata.create_all(connection)
+        make_tables(engine)
         yield pooler, engine
         engine.dispose()
 

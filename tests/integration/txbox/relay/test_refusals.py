@@ -6,20 +6,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from integration.txbox.relay.conftest import StartRelay
-from support.outbox import OUTBOX, OWN, numbered, publish
+from integration.txbox.conftest import StartRelay
+from support.outbox import OUTBOX, OWN, letters, numbered, publish
 from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import BrokerError, DeadLetters, Outgoing
 from txbox.instrumentation import BrokerLost, BrokerRestored, Event
 from txbox.relay import PartlySent
-
-
-def letters(engine: Engine) -> list[tuple[str, str, int]]:
-    with engine.connect() as connection:
-        found = connection.exec_driver_sql("SELECT subscriber_id, error, attempts FROM dead_letter ORDER BY 1, 2")
-        return [tuple(row) for row in found]
-
 
 # --- messages that are refused ---------------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """The relay sends what was committed: all of it, in order per key, whatever single messages do."""
 
-import json
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,20 +8,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from integration.txbox.relay.conftest import StartRelay
-from support.outbox import OWN, numbered, publish
+from integration.txbox.conftest import StartRelay
+from support.outbox import OWN, letters, numbered, publish
 from support.publishers import RecordingPublisher, first_arrivals
+from support.tables import make_tables
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, Outgoing, SchemaMissing
 from txbox.instrumentation import Event, Relayed, Stopped
 from txbox.relay import OutboxMessage, Refused, Relay
-
-
-def letters(engine: Engine) -> list[tuple[str, str, int]]:
-    with engine.connect() as connection:
-        found = connection.exec_driver_sql("SELECT subscriber_id, error, attempts FROM dead_letter ORDER BY 1, 2")
-        return [tuple(row) for row in found]
-
 
 # --- all goes well ---------------------------------------------------------------------------------------------------
 
@@ -42,7 +35,7 @@ def test_what_waits_and_what_comes_is_sent_once_and_forgotten(
 
 def test_a_message_arrives_as_it_was_published(engine: Engine, start_relay: StartRelay) -> None:
     broker = RecordingPublisher()
-    headers = {"Tenant": "Zürich", "quote": "\"'\\"}
+    headers = {"Tenant": "Zürich", "quote": "\"'\\", "count": "7", "json": '{"a": 1}'}
     publish(engine, Outgoing(OWN, b"\0\xff body", key="k", headers=headers, message_id="order-17"))
     start_relay(broker)
     broker.wait_for(1)
@@ -236,26 +229,21 @@ def test_arguments_that_cannot_work_are_refused_by_name(engine: Engine, options:
         Relay(engine, {})
 
 
-def test_a_missing_table_is_said_at_the_start(fresh_database: str) -> None:
-    engine = create_engine(fresh_database)
+def test_a_missing_table_is_said_at_the_start(fresh_engine: Engine) -> None:
     with pytest.raises(SchemaMissing, match="txbox db upgrade"):
-        Relay(engine, {"own": RecordingPublisher()}).start()
-    engine.dispose()
+        Relay(fresh_engine, {"own": RecordingPublisher()}).start()
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_the_hosts_isolation_level_makes_no_difference(
     make_database: Callable[..., str], start_relay: StartRelay, level: str
 ) -> None:
-    from txbox.schema import tables
-
     engine = create_engine(make_database(), isolation_level=level)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
         connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level.lower()}'")
     engine.dispose()
-    with engine.begin() as connection:
-        tables().metadata.create_all(connection)
+    make_tables(engine)
     broker = RecordingPublisher(lambda message: "later" if message.attempts == 0 else None)
     relay = start_relay(broker, engine=engine)
     for number in range(10):
@@ -264,27 +252,6 @@ def test_the_hosts_isolation_level_makes_no_difference(
     assert first_arrivals(broker.received) == {"k0": ["0", "2", "4", "6", "8"], "k1": ["1", "3", "5", "7", "9"]}
     relay.stop()
     engine.dispose()
-
-
-def test_a_key_whose_failed_message_was_deleted_by_hand_goes_on(engine: Engine, start_relay: StartRelay) -> None:
-    broker = RecordingPublisher(lambda message: "no" if message.body == b"bad" else None)
-    publish(engine, Outgoing(OWN, "bad", key="a"), Outgoing(OWN, "next", key="a"), Outgoing(OWN, "and next", key="a"))
-    relay = start_relay(broker, max_attempts=None)
-    wait_until(lambda: len(broker.refused) > 1, "a refusal")
-    relay.stop()
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM outbox_message WHERE attempts > 0")
-    relay.start()
-    broker.wait_for(2)
-    assert broker.bodies == ["next", "and next"]
-
-
-def test_headers_are_handed_out_as_text(engine: Engine, start_relay: StartRelay) -> None:
-    broker = RecordingPublisher()
-    publish(engine, Outgoing(OWN, "x", headers={"count": "7", "json": json.dumps({"a": 1})}))
-    start_relay(broker)
-    broker.wait_for(1)
-    assert broker.received[0].headers == {"count": "7", "json": '{"a": 1}'}
 
 
 def test_a_publisher_that_answers_with_copies_is_understood(engine: Engine, start_relay: StartRelay) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from integration.txbox.relay.conftest import QUICK, StartRelay
+from integration.txbox.conftest import QUICK, StartRelay
 from support.outbox import OUTBOX, OWN, publish
 from support.publishers import FailingPublisher, RecordingPublisher, first_arrivals
 from support.waiting import wait_until

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
-from integration.txbox.relay.conftest import StartRelay
+from integration.txbox.conftest import StartRelay
 from support.outbox import OWN, publish
 from support.publishers import RecordingPublisher, first_arrivals
+from support.tables import make_tables
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
 from txbox.errors import RightsMissing, SchemaMissing
@@ -197,11 +198,11 @@ def test_a_publisher_that_is_slower_than_the_patience_is_given_less_at_a_time(
             return super().send(messages)
 
     broker = Slow()
-    publish(engine, *[Outgoing(OWN, str(number)) for number in range(200)])
+    publish(engine, *[Outgoing(OWN, str(number)) for number in range(100)])
     start_relay(broker, patience_seconds=1, senders=2)
     wait_until(lambda: left() == [], "an empty outbox", timeout=60)
     times = Counter(message.id for message in broker.received)
-    assert len(times) == 200
+    assert len(times) == 100
     assert max(times.values()) <= 3, "until it has learned"
 
 
@@ -317,16 +318,13 @@ def test_an_odd_row_holds_up_nothing(
 # --- a database that cannot be written to ----------------------------------------------------------------------------
 
 
-def test_nothing_is_sent_that_could_not_be_settled(make_database: Callable[..., str], start_relay: StartRelay) -> None:
-    url = make_database()
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        tables().metadata.create_all(connection)
+def test_nothing_is_sent_that_could_not_be_settled(fresh_engine: Engine, start_relay: StartRelay) -> None:
+    engine, name = fresh_engine, fresh_engine.url.database
+    make_tables(engine)
     broker, heard = RecordingPublisher(), list[Event]()
     relay = start_relay(broker, engine=engine, hooks=[heard.append])
     publish(engine, Outgoing(OWN, "one"))
     broker.wait_for(1)
-    name = make_url(url).database
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         connection.exec_driver_sql(
@@ -345,7 +343,6 @@ def test_nothing_is_sent_that_could_not_be_settled(make_database: Callable[..., 
         )
     broker.wait_for(2, timeout=60)
     relay.stop()
-    engine.dispose()
 
 
 @pytest.fixture

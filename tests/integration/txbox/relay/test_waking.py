@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, event
 from sqlalchemy.orm import Session
 
-from integration.txbox.relay.conftest import StartRelay
+from integration.txbox.conftest import StartRelay
 from support.outbox import OWN
 from support.publishers import RecordingPublisher
 from support.waiting import wait_until

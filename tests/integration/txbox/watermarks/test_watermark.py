@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
-from sqlalchemy.schema import CreateSchema
 
 from support.inbox import lock_timeout
 from support.statements import statements_sent
+from support.tables import make_tables
 from txbox import InvalidConfiguration, NotInTransaction, SchemaMissing
 from txbox.postgres.sqlstates import sqlstate
 from txbox.schema import tables
@@ -283,12 +283,10 @@ def test_the_callers_lock_timeout_is_as_it_was(
 
 
 @pytest.mark.parametrize(("schema", "prefix"), [("billing", ""), ("Odd schema-%", "Odd%_")])
-def test_the_watermarks_may_be_anywhere(fresh_database: str, schema: str, prefix: str) -> None:
-    engine = create_engine(fresh_database)
+def test_the_watermarks_may_be_anywhere(fresh_engine: Engine, schema: str, prefix: str) -> None:
+    make_tables(fresh_engine, schema, prefix)
     watermarks = Watermarks("s", schema=schema, prefix=prefix)
-    with engine.begin() as connection:
-        connection.execute(CreateSchema(schema))
-        tables(schema, prefix).metadata.create_all(connection)
+    with fresh_engine.begin() as connection:
         assert watermarks.advance(connection, "t", "%s", 1, insist=True) is APPLIED
         assert watermarks.advance(connection, "t", "%s", 3, insist=True) is GAP
         assert watermarks.advance(connection, "t", "other", 3, insist=True) is GAP
@@ -297,14 +295,12 @@ def test_the_watermarks_may_be_anywhere(fresh_database: str, schema: str, prefix
         connection.exec_driver_sql("""CREATE TEMPORARY TABLE "Odd%%" AS SELECT '%%s' AS "A b", 4 AS "order" """)
         options: dict[str, Any] = {"aggregate_type": "t", "aggregate_id": "A b", "sequence": "order"}
         assert watermarks.advance_from(connection, "Odd%", **options) == 1
-    with engine.connect() as connection:
+    with fresh_engine.connect() as connection:
         found = connection.execute(tables(schema, prefix).aggregate_watermark.select()).one()
         assert found[:5] == ("s", "t", "%s", 4, 3)
-    engine.dispose()
 
 
-def test_a_missing_table_is_named_with_the_remedy(fresh_database: str) -> None:
-    engine = create_engine(fresh_database)
+def test_a_missing_table_is_named_with_the_remedy(fresh_engine: Engine) -> None:
     for schema, name in [(None, "aggregate_watermark"), ("No such-%", '"No such-%".aggregate_watermark')]:
         watermarks = Watermarks("billing", schema=schema)
         calls: list[Callable[..., object]] = [
@@ -317,12 +313,11 @@ def test_a_missing_table_is_named_with_the_remedy(fresh_database: str) -> None:
             ),
         ]
         for call in calls:
-            with engine.connect() as connection:
+            with fresh_engine.connect() as connection:
                 connection.exec_driver_sql("CREATE TEMPORARY TABLE fresh_event (a text, s int)")
                 with pytest.raises(SchemaMissing, match="txbox db upgrade") as caught:
                     call(connection)
             assert caught.value.table == name
-    engine.dispose()
 
 
 def test_a_connection_that_commits_every_statement_is_refused(engine: Engine) -> None:
