@@ -1,10 +1,17 @@
 """Who waits for whom inside Postgres: so that tests wait until a transaction really waits, and never sleep."""
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
 from sqlalchemy import Connection, Engine
 
 from support.waiting import wait_until
 
-__all__ = ["backend_pid", "wait_until_blocked"]
+__all__ = ["backend_pid", "second_waits_for_first", "wait_until_blocked"]
+
+Call = Callable[[Connection], Any]
 
 
 def backend_pid(connection: Connection) -> int:
@@ -21,3 +28,24 @@ def wait_until_blocked(engine: Engine, pid: int, *, by: int | None = None) -> No
             return bool(holders) if by is None else holders == [by]
 
         wait_until(blocked, f"server process {pid} waiting for a lock of {by or 'another'}", every=0.005)
+
+
+@contextmanager
+def second_waits_for_first(
+    engine: Engine, pool: ThreadPoolExecutor, first_call: Call, second_call: Call, isolation: str = "READ COMMITTED"
+) -> Iterator[tuple[Connection, Connection, "Future[Any]"]]:
+    """Two transactions with snapshots of their own; the first has made its call, and the second waits for its end.
+
+    Yields:
+        Both connections, and what comes of the second call.
+    """
+    isolated = engine.execution_options(isolation_level=isolation)
+    with isolated.connect() as first, isolated.connect() as second:
+        pid = backend_pid(second)  # the statement also takes the snapshot of a transaction that has but one
+        assert first_call(first) is True
+        waiting = pool.submit(second_call, second)
+        try:
+            wait_until_blocked(engine, pid)
+            yield first, second, waiting
+        finally:
+            first.invalidate()  # whatever went wrong: nobody waits for the first one any more

@@ -6,7 +6,6 @@ a line of JSON on stdout is what became of it.
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from support.processes import start_python
 from support.waiting import wait_until
 from txbox import TxboxError
 from txbox_spark import BulkLoadReport, bulk_load, read_events, source_of, spark_session
@@ -29,10 +29,8 @@ class BulkLoadProcess:
     """The process, seen from the test."""
 
     def __init__(self) -> None:
-        paths = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.bulk_load_process"],
-            env={**os.environ, "PYTHONPATH": paths},
+        self._process = start_python(
+            *("-m", "support.bulk_load_process"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from support.business import ADD, apply
 from support.lambda_events import Context
+from support.processes import start_python
 from support.worker_process import COUNT, NOTE
 from txbox import DeadLetters, Inbox, Message
 from txbox.leases import PostgresLedger
@@ -37,14 +38,8 @@ class Sandbox:
                 run; ``frozen_once`` ids stop it in theirs; ``pause`` is how long the handler takes, in seconds;
                 ``limits`` are the settings that its transactions are limited by; the rest goes to ``sqs_handler``.
         """
-        paths = os.pathsep.join(path for path in sys.path if path)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "support.lambda_process", json.dumps({"url": url, **settings})],
-            env={**os.environ, "PYTHONPATH": paths},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        arguments = ("-m", "support.lambda_process", json.dumps({"url": url, **settings}))
+        self.process = start_python(*arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def send(self, event: dict[str, Any], seconds: float | None = None) -> None:
         """Invoke the function, and do not wait for it."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
+from support.processes import start_python
 from txbox import InFlight, LeaseLost
 from txbox.leases import LEASE_SECONDS, Acquisition, Lease, Ledger, PostgresLedger, idempotent
 
@@ -69,17 +70,13 @@ def start(arguments: dict[str, str], path: Path, **settings: Any) -> subprocess.
         arguments: those of the ``Store``.
         path: of the file for notes.
         settings: ``messages`` are the ids to work through, until each of them is completed; ``lease`` is its length in
-            seconds; ``pause`` is how long an effect takes at most, and twice what it takes at least, in
-            seconds; ``moments`` says for an id what happens
-            to its first attempt and when, such as ``["before effect", "SIGKILL"]``; with ``steps``, the process does
-            not work: it acquires the first message, stops, and then calls these methods of its ledger.
+            seconds; ``pause`` is how long an effect takes at most, and twice what it takes at least, in seconds;
+            ``moments`` says for an id what happens to its first attempt and when, such as
+            ``["before effect", "SIGKILL"]``; with ``steps``, the process does not work: it acquires the first message,
+            stops, and then calls these methods of its ledger.
     """
-    paths = os.pathsep.join(each for each in sys.path if each)
     settings = {**arguments, "path": str(path), **settings}
-    return subprocess.Popen(
-        [sys.executable, "-m", "support.lease_process", json.dumps(settings)],
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    return start_python("-m", "support.lease_process", json.dumps(settings))
 
 
 class NotedLedger:
@@ -130,9 +127,7 @@ def work(settings: dict[str, Any]) -> None:
     def handle(message_id: str, lease: Lease) -> str:
         at("before effect", lease, settings)
         note(path, EFFECT, message_id, lease)
-        time.sleep(
-            random.uniform(pause / 2, pause)
-        )  # not a wait: work that takes a while, so that a kill can land in it
+        time.sleep(random.uniform(pause / 2, pause))  # not a wait: work, so that a kill can land in it
         at("after effect", lease, settings)
         return f"by {os.getpid()}"
 

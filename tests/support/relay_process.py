@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
+from support.processes import start_python
 from txbox.backoff import Backoff
 from txbox.instrumentation import Relayed
 from txbox.relay import OutboxMessage, Refused, Relay
@@ -36,11 +37,8 @@ def start(url: str, broker: Path, **settings: Any) -> "subprocess.Popen[bytes]":
         settings: ``kill`` is a moment, ``kill_in`` the number of its batch; ``pause`` is how long a send
             takes, in seconds; the rest goes to Relay.
     """
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return subprocess.Popen(
-        [sys.executable, "-m", "support.relay_process", json.dumps({"url": url, "broker": str(broker), **settings})],
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    settings = {"url": url, "broker": str(broker), **settings}
+    return start_python("-m", "support.relay_process", json.dumps(settings))
 
 
 def arrived(broker: Path) -> list[OutboxMessage]:

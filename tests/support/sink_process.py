@@ -5,12 +5,12 @@ a line on its standard output.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from support.processes import start_python
 from txbox_spark import BulkLoadReport, spark_session
 from txbox_spark.sink import inbox_sink
 
@@ -34,14 +34,8 @@ def start(**settings: Any) -> "subprocess.Popen[str]":
     Args:
         settings: ``url`` of the database, ``landing`` and ``checkpoint`` folders, and what goes to the sink.
     """
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return subprocess.Popen(
-        [sys.executable, "-m", "support.sink_process", json.dumps(settings)],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    arguments = ("-m", "support.sink_process", json.dumps(settings))
+    return start_python(*arguments, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def main() -> None:

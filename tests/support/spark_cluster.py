@@ -21,6 +21,7 @@ import psutil
 import pyspark
 from sqlalchemy import Engine
 
+from support.processes import start_python
 from support.waiting import wait_until
 
 __all__ = ["HOSTS", "Cluster", "Driver", "client_of", "executor_of", "host_of", "spark_cluster"]
@@ -69,10 +70,9 @@ class Cluster:
             "spark.eventLog.rolling.enabled": "false",
             **{name.replace("__", "."): value for name, value in settings.items()},
         }
-        paths = os.pathsep.join(path for path in sys.path if path)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "support.spark_cluster", json.dumps({"master": self.url, "settings": asked})],
-            env={**_environment("127.0.0.1"), "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
+        process = start_python(
+            *("-m", "support.spark_cluster", json.dumps({"master": self.url, "settings": asked})),
+            env={**_environment("127.0.0.1"), "PYSPARK_PYTHON": sys.executable},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

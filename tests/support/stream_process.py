@@ -5,13 +5,13 @@ A line of JSON on stdin is what it is to do, a line of JSON on stdout says that 
 
 import json
 import logging
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from support.processes import start_python
 from txbox_spark import inbox_sink, spark_session
 
 __all__ = ["StreamProcess"]
@@ -25,17 +25,10 @@ class StreamProcess:
     """The process, seen from the test."""
 
     def __init__(self, errors: Path) -> None:
-        paths = os.pathsep.join(path for path in sys.path if path)
         self._errors = errors
         with errors.open("w") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "support.stream_process"],
-                env={**os.environ, "PYTHONPATH": paths},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
+            self._process = start_python("-m", "support.stream_process", text=True, **pipes)
 
     def begin(self, what: str, **settings: Any) -> None:
         """Have it do something, and return at once."""

@@ -17,6 +17,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from support.business import ADD, Business, apply
+from support.processes import start_python
 from txbox import Inbox, Message
 from txbox import instrumentation as events
 from txbox.backoff import Backoff
@@ -46,11 +47,7 @@ def start(url: str, queue: str, **settings: Any) -> subprocess.Popen[bytes]:
             ``kill_at`` names the event that kills; ``pause`` is how long the handler takes, in seconds; ``log`` is a
             file for what the worker logs; the rest goes to SqsWorker.
     """
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return subprocess.Popen(
-        [sys.executable, "-m", "support.worker_process", json.dumps({"url": url, "queue": queue, **settings})],
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    return start_python("-m", "support.worker_process", json.dumps({"url": url, "queue": queue, **settings}))
 
 
 def main() -> None:

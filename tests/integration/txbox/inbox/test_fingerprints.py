@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine
 
-from support.blocking import backend_pid, wait_until_blocked
+from support.blocking import second_waits_for_first
 from support.inbox import recorded
 from txbox import Inbox, Mismatch, Recorded
 
@@ -71,11 +71,8 @@ def test_a_mismatch_with_a_transaction_that_was_waited_for_is_found(
     engine: Engine, careful: Inbox, pool: ThreadPoolExecutor
 ) -> None:
     # The snapshot of the insert is older than the commit it ran into: only a second statement can see the other body.
-    with engine.connect() as first, engine.connect() as second:
-        pid = backend_pid(second)
-        careful.record(first, "m-1", b"body")
-        waiting = pool.submit(careful.record, second, "m-1", b"other")
-        wait_until_blocked(engine, pid)
+    calls = [lambda lent, body=body: careful.record(lent, "m-1", body) for body in (b"body", b"other")]
+    with second_waits_for_first(engine, pool, *calls) as (first, second, waiting):
         first.commit()
         with pytest.raises(Mismatch):
             waiting.result(30)

@@ -1,15 +1,13 @@
 """Two transactions with the same message: the second one waits for the end of the first, within bounds."""
 
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from support.blocking import backend_pid, wait_until_blocked
+from support.blocking import backend_pid, second_waits_for_first
 from support.inbox import lock_timeout, recorded
 from txbox import Inbox, InFlight
 from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
@@ -18,27 +16,12 @@ ISOLATION_LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 WITH_ONE_SNAPSHOT = ["REPEATABLE READ", "SERIALIZABLE"]
 
 
-@contextmanager
-def second_waits_for_first(
-    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor, isolation: str
-) -> Iterator[tuple[Connection, Connection, "Future[bool]"]]:
-    """Two transactions with snapshots of their own; the first has recorded m-1, the second waits for its end."""
-    engine = engine.execution_options(isolation_level=isolation)
-    with engine.connect() as first, engine.connect() as second:
-        pid = backend_pid(second)  # the statement also takes the snapshot of a transaction that has but one
-        assert inbox.record(first, "m-1") is True
-        waiting = pool.submit(inbox.record, second, "m-1")
-        try:
-            wait_until_blocked(engine, pid)
-            yield first, second, waiting
-        finally:
-            first.invalidate()  # whatever went wrong: nobody waits for the first one any more
+def record(lent: Connection) -> bool:
+    return Inbox("billing", wait_seconds=60).record(lent, "m-1")
 
 
-def test_who_waits_for_a_commit_finds_a_duplicate_at_read_committed(
-    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor
-) -> None:
-    with second_waits_for_first(engine, inbox, pool, "READ COMMITTED") as (first, second, waiting):
+def test_who_waits_for_a_commit_finds_a_duplicate_at_read_committed(engine: Engine, pool: ThreadPoolExecutor) -> None:
+    with second_waits_for_first(engine, pool, record, record) as (first, second, waiting):
         first.commit()
         assert waiting.result(30) is False
         second.commit()
@@ -47,15 +30,15 @@ def test_who_waits_for_a_commit_finds_a_duplicate_at_read_committed(
 
 @pytest.mark.parametrize("isolation", WITH_ONE_SNAPSHOT)
 def test_who_waits_for_a_commit_with_an_older_snapshot_has_to_run_again(
-    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor, isolation: str
+    engine: Engine, pool: ThreadPoolExecutor, isolation: str
 ) -> None:
-    with second_waits_for_first(engine, inbox, pool, isolation) as (first, second, waiting):
+    with second_waits_for_first(engine, pool, record, record, isolation) as (first, second, waiting):
         first.commit()
         with pytest.raises(OperationalError) as caught:
             waiting.result(30)
         assert sqlstate(caught.value) == SERIALIZATION_FAILURE
         second.rollback()
-        assert inbox.record(second, "m-1") is False, "with a newer snapshot, the truth comes out"
+        assert record(second) is False, "with a newer snapshot, the truth comes out"
     assert recorded(engine) == [("billing", "m-1")]
 
 
@@ -75,10 +58,8 @@ def test_a_commit_that_an_older_snapshot_cannot_see_is_never_read_as_a_duplicate
 
 
 @pytest.mark.parametrize("isolation", ISOLATION_LEVELS)
-def test_who_waits_for_a_rollback_is_first(
-    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor, isolation: str
-) -> None:
-    with second_waits_for_first(engine, inbox, pool, isolation) as (first, second, waiting):
+def test_who_waits_for_a_rollback_is_first(engine: Engine, pool: ThreadPoolExecutor, isolation: str) -> None:
+    with second_waits_for_first(engine, pool, record, record, isolation) as (first, second, waiting):
         first.rollback()
         assert waiting.result(30) is True
         second.commit()
@@ -87,9 +68,9 @@ def test_who_waits_for_a_rollback_is_first(
 
 @pytest.mark.parametrize("isolation", ISOLATION_LEVELS)
 def test_who_waits_for_somebody_that_is_killed_is_first(
-    engine: Engine, inbox: Inbox, pool: ThreadPoolExecutor, isolation: str
+    engine: Engine, pool: ThreadPoolExecutor, isolation: str
 ) -> None:
-    with second_waits_for_first(engine, inbox, pool, isolation) as (first, second, waiting):
+    with second_waits_for_first(engine, pool, record, record, isolation) as (first, second, waiting):
         first.invalidate()  # the connection is cut, as it is when a process dies
         assert waiting.result(30) is True
         second.commit()

@@ -1,16 +1,15 @@
 """Two transactions with one watermark, and many: who waits for whom, and what comes of it."""
 
 import random
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from support.blocking import backend_pid, wait_until_blocked
+from support.blocking import backend_pid, second_waits_for_first, wait_until_blocked
 from support.inbox import lock_timeout
 from txbox import InFlight
 from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
@@ -79,21 +78,9 @@ def watermark(engine: Engine) -> int | None:
         return found.scalar_one_or_none()
 
 
-@contextmanager
-def second_waits_for_first(
-    engine: Engine, pool: ThreadPoolExecutor, isolation: str, call: Call, first_at: int, second_at: int, **options: Any
-) -> Iterator[tuple[Connection, Connection, "Future[Advance]"]]:
-    """Two transactions with snapshots of their own; the first has advanced, the second waits for its end."""
-    engine = engine.execution_options(isolation_level=isolation)
-    with engine.connect() as first, engine.connect() as second:
-        pid = backend_pid(second)  # the statement also takes the snapshot of a transaction that has but one
-        assert alone(first, first_at) is APPLIED
-        waiting = pool.submit(call, second, second_at, **options)
-        try:
-            wait_until_blocked(engine, pid)
-            yield first, second, waiting
-        finally:
-            first.invalidate()  # whatever went wrong: nobody waits for the first one any more
+def calls(call: Call, first_at: int, second_at: int, **options: Any) -> list[Callable[[Connection], Any]]:
+    """What the first transaction does, and what the second."""
+    return [lambda lent: alone(lent, first_at) is APPLIED, lambda lent: call(lent, second_at, **options)]
 
 
 @every_case
@@ -104,7 +91,7 @@ def test_who_waits_for_a_commit_is_judged_by_it_at_read_committed(
     engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, ahead: int, answer: Advance
 ) -> None:
     at = begin_at(engine, begun_at) + 1
-    with second_waits_for_first(engine, pool, "READ COMMITTED", call, at, at + ahead) as (first, second, waiting):
+    with second_waits_for_first(engine, pool, *calls(call, at, at + ahead)) as (first, second, waiting):
         first.commit()
         assert waiting.result(30) is answer
         second.commit()
@@ -117,11 +104,7 @@ def test_who_insists_and_waits_for_a_commit_is_judged_by_it_at_read_committed(
     engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, ahead: int, answer: Advance
 ) -> None:
     at = begin_at(engine, begun_at)
-    with second_waits_for_first(engine, pool, "READ COMMITTED", call, at, at + ahead, insist=True) as (
-        first,
-        second,
-        waiting,
-    ):
+    with second_waits_for_first(engine, pool, *calls(call, at, at + ahead, insist=True)) as (first, second, waiting):
         first.commit()
         assert waiting.result(30) is answer
         second.commit()
@@ -134,7 +117,7 @@ def test_who_insists_and_waits_for_a_jump_finds_out_that_it_is_stale(
 ) -> None:
     # In the second one's snapshot, the watermark is 4 and its event ahead of that; the first one has jumped over it.
     begin_at(engine, 4)
-    with second_waits_for_first(engine, pool, "READ COMMITTED", call, 9, 7, insist=True) as (first, second, waiting):
+    with second_waits_for_first(engine, pool, *calls(call, 9, 7, insist=True)) as (first, second, waiting):
         first.commit()
         assert waiting.result(30) is STALE
         second.commit()
@@ -148,7 +131,7 @@ def test_who_waits_for_a_commit_with_an_older_snapshot_has_to_run_again(
     engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, isolation: str, ahead: int
 ) -> None:
     at = begin_at(engine, begun_at)
-    with second_waits_for_first(engine, pool, isolation, call, at, at + ahead) as (first, second, waiting):
+    with second_waits_for_first(engine, pool, *calls(call, at, at + ahead), isolation) as (first, second, waiting):
         first.commit()
         with pytest.raises(OperationalError) as caught:
             waiting.result(30)
@@ -184,7 +167,7 @@ def test_who_waits_for_a_rollback_is_judged_as_if_it_had_never_been(
     engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, isolation: str, killed: bool
 ) -> None:
     at = begin_at(engine, begun_at)
-    with second_waits_for_first(engine, pool, isolation, call, at + 7, at) as (first, second, waiting):
+    with second_waits_for_first(engine, pool, *calls(call, at + 7, at), isolation) as (first, second, waiting):
         if killed:
             first.invalidate()  # the connection is cut, as it is when a process dies
         else:
@@ -200,7 +183,8 @@ def test_who_insists_and_waits_for_a_rollback_finds_the_gap_again(
     engine: Engine, pool: ThreadPoolExecutor, call: Call, begun_at: int | None, isolation: str
 ) -> None:
     at = begin_at(engine, begun_at)
-    with second_waits_for_first(engine, pool, isolation, call, at, at + 1, insist=True) as (first, second, waiting):
+    both = calls(call, at, at + 1, insist=True)
+    with second_waits_for_first(engine, pool, *both, isolation) as (first, second, waiting):
         first.rollback()
         assert waiting.result(30) is GAP
         second.commit()
