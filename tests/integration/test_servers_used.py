@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).parents[2]
 OF_THE_DATABASE = (
     "tests/integration/txbox/inbox/test_ids.py::test_the_longest_id_of_the_longest_subscriber_fits_into_the_key"
@@ -15,12 +13,17 @@ OF_THE_DATABASE = (
 OF_A_QUEUE = "tests/integration/txbox_aws/test_sqs_worker.py::test_start_refuses_a_queue_that_does_not_exist"
 
 
-def last_lines(database_url: str, *tests: str) -> list[str]:
+def last_lines(database_url: str, *arguments: str) -> list[str]:
     """Run tests against the server of this run, and return what is said after the last of them."""
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *tests],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "timeout", "-q", *arguments],
         cwd=REPOSITORY,
-        env={**os.environ, "TXBOX_TEST_DATABASE_URL": database_url, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **os.environ,
+            "TXBOX_TEST_DATABASE_URL": database_url,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         timeout=120,
@@ -30,13 +33,18 @@ def last_lines(database_url: str, *tests: str) -> list[str]:
     return ended.stdout.rpartition("[100%]\n")[2].splitlines()
 
 
-@pytest.mark.parametrize("processes", [["-p", "no:xdist"], ["-n", "2"]], ids=["one process", "two"])
-def test_the_last_lines_of_a_run_name_the_servers_it_used(database_url: str, processes: list[str]) -> None:
-    postgres, sqs, passed = last_lines(database_url, *processes, OF_THE_DATABASE, OF_A_QUEUE)
-    assert re.fullmatch(r"Postgres used: \d+\.\d+.* \(TXBOX_TEST_DATABASE_URL\)", postgres)
+def named(line: str) -> bool:
+    return bool(re.fullmatch(r"Postgres used: \d+\.\d+.* \(TXBOX_TEST_DATABASE_URL\)", line))
+
+
+def test_the_last_lines_of_a_run_in_two_processes_name_the_servers_they_used(database_url: str) -> None:
+    postgres, sqs, passed = last_lines(database_url, "-p", "xdist", "-n", "2", OF_THE_DATABASE, OF_A_QUEUE)
+    assert named(postgres)
     assert re.fullmatch(r"SQS used: moto \d+\.\d+\.\d+.* \(local\)", sqs)
     assert " passed in " in passed
 
 
-def test_a_server_that_was_not_used_is_not_named(database_url: str) -> None:
-    assert not any("SQS" in line for line in last_lines(database_url, OF_THE_DATABASE))
+def test_the_last_lines_of_a_run_in_one_process_name_what_it_used_and_nothing_else(database_url: str) -> None:
+    postgres, passed = last_lines(database_url, OF_THE_DATABASE)
+    assert named(postgres)
+    assert " passed in " in passed

@@ -35,12 +35,14 @@ def test_a_group_runs_in_one_process_and_first(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-p", "support.side_by_side", "-p", "no:cacheprovider", "-q"),
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-p", "xdist", "-p", "support.side_by_side"),
             *("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder", "--import-mode=importlib"),
             *(f"tests/{place}" for place in places),
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests")},
+        # Other plugins take seconds.
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=120,
