@@ -77,24 +77,30 @@ def database_url(note_server: Callable[[str], None]) -> Iterator[str]:
             yield noted(server.url, "embedded")
 
 
+@pytest.fixture(scope="session")
+def admin_engine(database_url: str) -> Iterator[Engine]:
+    """An engine that makes and drops what each test has to itself: one connection, for a connection takes its time."""
+    engine = create_engine(database_url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+    yield engine
+    engine.dispose()
+
+
 @pytest.fixture
-def make_database(database_url: str) -> Iterator[Callable[..., str]]:
+def make_database(database_url: str, admin_engine: Engine) -> Iterator[Callable[..., str]]:
     """Make an empty database and return its URL: make_database(options="")."""
-    admin = create_engine(database_url, isolation_level="AUTOCOMMIT")
     made: list[str] = []
 
     def make(options: str = "") -> str:
         name = f"test_{uuid.uuid4().hex[:12]}"
-        with admin.connect() as connection:
+        with admin_engine.connect() as connection:
             connection.exec_driver_sql(f"CREATE DATABASE {name} {options}")
         made.append(name)
         return make_url(database_url).set(database=name).render_as_string(hide_password=False)
 
     yield make
-    with admin.connect() as connection:
+    with admin_engine.connect() as connection:
         for name in made:
             connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
-    admin.dispose()
 
 
 @pytest.fixture
@@ -115,18 +121,17 @@ def _table_statements() -> str:
 
 
 @pytest.fixture
-def schema_url(database_url: str) -> Iterator[str]:
+def schema_url(database_url: str, admin_engine: Engine) -> Iterator[str]:
     """The URL of a database whose search path is a schema made for one test, with txbox's tables in it."""
     name = f"test_{next(_numbers)}_{uuid.uuid4().hex[:8]}"
-    admin = create_engine(database_url)
-    with admin.begin() as connection:
+    with admin_engine.connect() as connection:  # several statements in one call are one transaction
         connection.exec_driver_sql(f"CREATE SCHEMA {name}; SET LOCAL search_path = {name}; {_table_statements()}")
     yield (
         make_url(database_url)
         .update_query_dict({"options": f"-csearch_path={name}"})
         .render_as_string(hide_password=False)
     )
-    with admin.begin() as connection:
+    with admin_engine.connect() as connection:
         # What a test left open must not keep the next one waiting.
         connection.exec_driver_sql(
             "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_class ON pg_class.oid = relation "
@@ -134,7 +139,6 @@ def schema_url(database_url: str) -> Iterator[str]:
             (name,),
         )
         connection.execute(DropSchema(name, cascade=True))
-    admin.dispose()
 
 
 def dispose(engine: Engine) -> None:
