@@ -21,22 +21,6 @@ def test_the_first_time_is_applied_and_every_other_time_is_not(engine: Engine, l
     )
 
 
-def test_a_second_time_in_the_same_transaction_is_a_duplicate(engine: Engine) -> None:
-    with engine.begin() as connection:
-        assert add(connection, "m-1")
-        assert not add(connection, "m-1")
-        assert replace(connection, 1, 10)
-        assert not replace(connection, 1, 20)
-    assert row(engine).cents == 10
-
-
-def test_another_row_has_a_memory_of_its_own(engine: Engine) -> None:
-    with engine.begin() as connection:
-        assert add(connection, "m-1", account_id="ann")
-        assert add(connection, "m-1", account_id="bob")
-    assert (row(engine, "ann").cents, row(engine, "bob").cents) == (1, 1)
-
-
 def test_a_rollback_takes_the_id_back(engine: Engine) -> None:
     with engine.connect() as connection:
         assert add(connection, "m-1", 5)

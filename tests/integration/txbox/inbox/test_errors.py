@@ -20,6 +20,7 @@ def test_a_connection_that_commits_every_statement_is_refused(engine: Engine, in
         lambda lent: inbox.record_many(lent, ["m-1"]),
         lambda lent: inbox.record_many(lent, []),
         lambda lent: inbox.sort_out(lent, ["m-1"]),
+        lambda lent: inbox.unrecord(lent, ["m-1"]),
     ]
     for call in calls:
         with autocommit.connect() as connection, pytest.raises(NotInTransaction):

@@ -18,12 +18,6 @@ def test_the_first_time_is_true_and_every_other_time_is_false(engine: Engine, in
     assert recorded(engine) == [("billing", "m-1")]
 
 
-def test_a_second_record_in_the_same_transaction_is_a_duplicate(engine: Engine, inbox: Inbox) -> None:
-    with engine.begin() as connection:
-        assert inbox.record(connection, "m-1") is True
-        assert inbox.record(connection, "m-1") is False
-
-
 def test_a_session_is_as_good_as_a_connection(engine: Engine, inbox: Inbox) -> None:
     with Session(engine) as session, session.begin():
         assert inbox.record(session, "m-1") is True
@@ -40,18 +34,6 @@ def test_a_scoped_session_is_a_session(engine: Engine, inbox: Inbox) -> None:
     session.rollback()
     session.remove()
     assert recorded(engine) == []
-
-
-def test_a_session_sees_its_own_unflushed_work_commit_with_the_record(engine: Engine, inbox: Inbox) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE account (balance int)")
-    with Session(engine) as session, session.begin():
-        session.connection().exec_driver_sql("INSERT INTO account VALUES (10)")
-        assert inbox.record(session, "m-1")
-        assert recorded(engine) == [], "nothing is visible to others before the commit"
-    assert recorded(engine) == [("billing", "m-1")]
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT balance FROM account").scalar_one() == 10
 
 
 def test_each_subscriber_has_a_space_of_its_own(engine: Engine) -> None:

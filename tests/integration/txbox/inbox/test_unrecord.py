@@ -3,11 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 
 from support.blocking import backend_pid, wait_until_blocked
 from support.waiting import wait_until
-from txbox import Inbox, NotInTransaction
+from txbox import Inbox
 
 
 def test_what_is_taken_back_was_never_recorded(engine: Engine, inbox: Inbox) -> None:
@@ -46,10 +46,3 @@ def test_who_waits_for_an_id_that_is_taken_back_is_first(
         wait_until_blocked(engine, pids[0])
         inbox.unrecord(connection, ["a"])
     assert first.result(20) is True
-
-
-def test_a_connection_that_commits_every_statement_is_refused(schema_url: str, inbox: Inbox) -> None:
-    engine = create_engine(schema_url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection, pytest.raises(NotInTransaction):
-        inbox.unrecord(connection, ["a"])
-    engine.dispose()

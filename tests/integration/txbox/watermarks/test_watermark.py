@@ -83,15 +83,6 @@ def test_the_watermark_of_a_gap_is_as_it_was(engine: Engine) -> None:
         assert connection.exec_driver_sql("SELECT * FROM aggregate_watermark").all() == before
 
 
-def test_without_insisting_a_gap_is_jumped_and_what_comes_late_is_stale(engine: Engine) -> None:
-    with engine.begin() as connection:
-        assert one(connection, 1, insist=True) is APPLIED
-        assert one(connection, 3, insist=True) is GAP
-        assert one(connection, 3) is APPLIED
-        assert one(connection, 2, insist=True) is STALE
-        assert one(connection, 4, insist=True) is APPLIED
-
-
 def test_what_is_first_can_be_said(engine: Engine) -> None:
     for number, first in enumerate((0, 100, LOWEST_SEQUENCE, HIGHEST_SEQUENCE - 1)):
         with engine.begin() as connection:
