@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -15,8 +16,9 @@ from txbox import Message, TransactionEnded
 APPLY_BAD = text("INSERT INTO effect (message_id, body) VALUES ('bad', 'again')")
 
 
-def commits_the_session(session: Session) -> None:
-    session.commit()
+def driver(session: Session) -> Any:
+    """The driver's connection, behind everything that watches."""
+    return session.connection().connection.dbapi_connection
 
 
 def commits_and_goes_on(session: Session) -> None:
@@ -55,19 +57,15 @@ def swallows_an_error_within_a_savepoint(session: Session) -> None:
         session.execute(ADD, {"account": 1, "amount": 1})
 
 
-def closes_the_session(session: Session) -> None:
-    session.close()
-
-
 TOLERATED = [
-    commits_the_session,
+    pytest.param(lambda session: session.commit(), id="commits the session"),
     commits_and_goes_on,
     works_in_a_savepoint,
     undoes_a_savepoint,
     leaves_a_savepoint_open,
     leaves_a_savepoint_of_the_connection_open,
     swallows_an_error_within_a_savepoint,
-    closes_the_session,
+    pytest.param(lambda session: session.close(), id="closes the session"),
 ]
 
 
@@ -103,84 +101,58 @@ def commits_by_sql(session: Session) -> None:
     session.execute(text("  commit and chain"))
 
 
-def commits_behind_a_comment(session: Session) -> None:
-    session.execute(text("/* settle */ COMMIT"))
-
-
-def commits_behind_another_statement(session: Session) -> None:
-    session.connection().exec_driver_sql("SELECT 1; COMMIT; BEGIN")
-
-
-def rolls_back_by_sql(session: Session) -> None:
-    session.execute(text("ROLLBACK"))
-
-
-def rolls_back_behind_everything(session: Session) -> None:
-    session.connection().connection.dbapi_connection.rollback()
-
-
-def commits_behind_everything(session: Session) -> None:
-    session.connection().connection.dbapi_connection.commit()
-
-
-def commits_by_sql_behind_everything(session: Session) -> None:
-    session.connection().connection.dbapi_connection.execute("COMMIT")
-
-
-def commits_within_a_text_behind_everything(session: Session) -> None:
-    session.connection().connection.dbapi_connection.cursor().execute(r"SELECT E'\''; COMMIT; SELECT 'x'")
-
-
-def commits_within_a_text(session: Session) -> None:
-    session.connection().exec_driver_sql(r"SELECT E'\''; COMMIT; SELECT 'x'")
-
-
 def commits_behind_everything_and_goes_on(session: Session) -> None:
-    session.connection().connection.dbapi_connection.commit()
+    driver(session).commit()
     session.execute(APPLY_BAD)
 
 
 def commits_behind_everything_and_hides_it(session: Session) -> None:
     with suppress(Exception):
-        session.connection().connection.dbapi_connection.commit()
+        driver(session).commit()
     session.execute(APPLY_BAD)
 
 
 def commits_and_chains_behind_everything(session: Session) -> None:
     with suppress(Exception):
-        session.connection().connection.dbapi_connection.execute("COMMIT AND CHAIN")
+        driver(session).execute("COMMIT AND CHAIN")
     session.execute(APPLY_BAD)
 
 
 def rolls_back_behind_everything_and_goes_on(session: Session) -> None:
-    session.connection().connection.dbapi_connection.rollback()
+    driver(session).rollback()
     session.execute(APPLY_BAD)
 
 
 def rolls_back_and_chains_behind_everything(session: Session) -> None:
-    session.connection().connection.dbapi_connection.execute("ROLLBACK AND CHAIN")
+    driver(session).execute("ROLLBACK AND CHAIN")
     session.execute(APPLY_BAD)
 
 
 def commits_each_statement_from_now_on(session: Session) -> None:
-    driver = session.connection().connection.dbapi_connection
-    driver.rollback()
-    driver.autocommit = True
+    connection = driver(session)
+    connection.rollback()
+    connection.autocommit = True
 
 
 def wraps_the_refusal_of_its_commit(session: Session) -> None:
     try:
-        session.connection().connection.dbapi_connection.commit()
+        driver(session).commit()
     except Exception as error:
         raise ValueError("something of mine went wrong") from error
 
 
 BEHIND_EVERYTHING = [
-    rolls_back_behind_everything,
-    commits_behind_everything,
-    commits_by_sql_behind_everything,
-    commits_within_a_text_behind_everything,
-    commits_within_a_text,
+    pytest.param(lambda session: driver(session).rollback(), id="rolls back behind everything"),
+    pytest.param(lambda session: driver(session).commit(), id="commits behind everything"),
+    pytest.param(lambda session: driver(session).execute("COMMIT"), id="commits by sql behind everything"),
+    pytest.param(
+        lambda session: driver(session).cursor().execute(r"SELECT E'\''; COMMIT; SELECT 'x'"),
+        id="commits within a text behind everything",
+    ),
+    pytest.param(
+        lambda session: session.connection().exec_driver_sql(r"SELECT E'\''; COMMIT; SELECT 'x'"),
+        id="commits within a text",
+    ),
     commits_behind_everything_and_goes_on,
     commits_behind_everything_and_hides_it,
     commits_and_chains_behind_everything,
@@ -223,11 +195,14 @@ REFUSED = [
     commits_the_connection,
     commits_the_connection_and_hides_it,
     commits_by_sql,
-    rolls_back_by_sql,
+    pytest.param(lambda session: session.execute(text("ROLLBACK")), id="rolls back by sql"),
     swallows_the_error_of_a_statement,
     swallows_the_error_of_a_flush,
-    commits_behind_a_comment,
-    commits_behind_another_statement,
+    pytest.param(lambda session: session.execute(text("/* settle */ COMMIT")), id="commits behind a comment"),
+    pytest.param(
+        lambda session: session.connection().exec_driver_sql("SELECT 1; COMMIT; BEGIN"),
+        id="commits behind another statement",
+    ),
     leaves_the_process,
     is_cancelled,
     raises_what_cannot_be_printed,
