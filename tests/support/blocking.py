@@ -9,8 +9,6 @@ from sqlalchemy import Connection, Engine
 
 from support.waiting import wait_until
 
-__all__ = ["backend_pid", "second_waits_for_first", "wait_until_blocked"]
-
 Call = Callable[[Connection], Any]
 
 

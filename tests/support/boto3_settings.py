@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["without_a_configuration"]
-
 
 def without_a_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Leave boto3 two credentials, and nothing else that it could find."""

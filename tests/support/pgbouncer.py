@@ -14,8 +14,6 @@ from sqlalchemy import make_url
 
 from support.waiting import wait_until
 
-__all__ = ["pgbouncer"]
-
 
 @contextmanager
 def pgbouncer(url: str, *, size: int = 4, max_prepared_statements: int | None = None) -> Iterator[str]:

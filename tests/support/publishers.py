@@ -9,8 +9,6 @@ from support.waiting import wait_until
 from txbox import BrokerError
 from txbox.relay import OutboxMessage, PartlySent, Refused
 
-__all__ = ["FailingPublisher", "RecordingPublisher", "first_arrivals"]
-
 
 class RecordingPublisher:
     """Takes every message, and remembers what it was given, in order.

@@ -22,8 +22,6 @@ from txbox.instrumentation import Relayed
 from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.testing import kill_at
 
-__all__ = ["MOMENTS", "Counting", "arrived", "main", "start"]
-
 MOMENTS = ("before send", "half way through a send", "after send, before settle", "after settle")
 """When a process can be killed."""
 

@@ -9,8 +9,6 @@ from txbox_aws.envelopes import open_envelope
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["Road"]
-
 
 @dataclass
 class Road:

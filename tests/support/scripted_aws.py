@@ -12,23 +12,6 @@ from typing import Any
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
-__all__ = [
-    "CONFIRMED",
-    "GARBAGE",
-    "HANG",
-    "OMITTED",
-    "RESET",
-    "UNLIKE",
-    "Answer",
-    "Error",
-    "Failed",
-    "ScriptedAws",
-    "Sent",
-    "SentEntry",
-    "confirm",
-    "each",
-]
-
 
 @dataclass(frozen=True)
 class SentEntry:

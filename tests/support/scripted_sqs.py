@@ -6,8 +6,6 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-__all__ = ["Answer", "ScriptedSqs", "error", "receipts", "refusing", "succeed", "timeouts"]
-
 Answer = dict[str, Any] | tuple[int, dict[str, Any]]
 """What to say: a body, or a status and the body of an error."""
 

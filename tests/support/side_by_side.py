@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["GROUPS", "group_of"]
-
 GROUPS = {
     "tests/integration/txbox_spark/": "spark",  # one JVM is enough: it needs a gigabyte, and seconds to start
     "tests/acceptance/spark/": "spark",

@@ -14,8 +14,6 @@ from support.processes import start_python
 from txbox_spark import BulkLoadReport, spark_session
 from txbox_spark.sink import inbox_sink
 
-__all__ = ["APPLY", "GATE", "SCHEMA", "start"]
-
 SCHEMA = "event_id string, account int, amount int"
 GATE = 4712
 """The advisory lock that a batch waits for in its apply which has an event named ``gate``."""

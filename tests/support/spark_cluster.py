@@ -24,8 +24,6 @@ from sqlalchemy import Engine
 from support.processes import start_python
 from support.waiting import wait_until
 
-__all__ = ["HOSTS", "Cluster", "Driver", "client_of", "executor_of", "host_of", "spark_cluster"]
-
 HOSTS = ("127.0.0.2", "127.0.0.3")
 CORES = 2
 """How many tasks an executor runs at once; each host has one."""

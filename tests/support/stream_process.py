@@ -14,8 +14,6 @@ from typing import Any
 from support.processes import start_python
 from txbox_spark import inbox_sink, spark_session
 
-__all__ = ["StreamProcess"]
-
 # A row that never ends, for a batch that is stopped in its survey.
 SLEEPING = "if(purchase_id = 'p002499', reflect('java.lang.Thread', 'sleep', 3600000L), '') IS NOT NULL"
 SCHEMA = "purchase_id string, account_id int, amount bigint"

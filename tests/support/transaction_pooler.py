@@ -18,8 +18,6 @@ from contextlib import closing, contextmanager, suppress
 import psycopg
 from sqlalchemy import make_url
 
-__all__ = ["TransactionPooler", "transaction_pooler"]
-
 _READY = b"Z"
 _IDLE = b"I"
 _TERMINATE = b"X"

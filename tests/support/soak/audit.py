@@ -13,8 +13,6 @@ from support.lease_process import COMPLETED, notes
 from support.soak.broker import Broker, Effect, Sent
 from support.soak.processes import BILLING, MAILING, MAX_ATTEMPTS, Setting, begun
 
-__all__ = ["Facts", "audit", "read"]
-
 MOST_NAMED = 5
 
 

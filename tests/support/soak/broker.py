@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-__all__ = ["Broker", "Effect", "Sent"]
-
 REFUSED = "broker refuses this"
 """A body that holds this is refused for good, as SQS refuses characters that XML does not have."""
 

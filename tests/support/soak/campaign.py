@@ -27,8 +27,6 @@ from txbox_local import LocalPostgres
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["BUSINESS", "SETTLE_SECONDS", "Campaign"]
-
 BUSINESS = (
     "CREATE TABLE placed (message_id text PRIMARY KEY, key text NOT NULL, number int NOT NULL, kind text NOT NULL)",
     "CREATE TABLE effect (position bigserial, message_id text, key text, number int NOT NULL, account int NOT NULL)",

@@ -31,8 +31,6 @@ from txbox.relay import Relay
 from txbox_aws.publishers import SqsPublisher
 from txbox_aws.sqs import SqsWorker
 
-__all__ = ["ACCOUNTS", "AT_WORK", "BILLING", "MAILING", "MAX_ATTEMPTS", "RELAY", "Setting", "begun", "fork"]
-
 BILLING, MAILING, RELAY = "billing", "mailing", "relay"
 AT_WORK = "at work"
 """What the log of a process has once it has started: from then on it ends only when it is told to."""
