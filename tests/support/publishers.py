@@ -18,21 +18,39 @@ class RecordingPublisher:
         calls: how many messages each call had.
     """
 
-    def __init__(self, refuse: Callable[[OutboxMessage], str | None] = lambda _: None, *, final: bool = False) -> None:
+    def __init__(
+        self,
+        refuse: Callable[[OutboxMessage], str | None] = lambda _: None,
+        *,
+        final: bool = False,
+        before: Callable[[Sequence[OutboxMessage]], object] = lambda _: None,
+        after: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Take what is to happen.
+
+        Args:
+            refuse: why a message is refused; None: it is not.
+            final: whether that is for good.
+            before: called with the messages of each call before they arrive.
+            after: called after they have.
+        """
         self.received: list[OutboxMessage] = []
         self.refused: list[OutboxMessage] = []
         self.calls: list[int] = []
         self._refuse = refuse
         self._final = final
+        self._before, self._after = before, after
         self._lock = threading.Lock()
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
+        self._before(messages)
         refusals = [Refused(message, why, self._final) for message in messages if (why := self._refuse(message))]
         refused = {id(refusal.message) for refusal in refusals}
         with self._lock:
             self.calls.append(len(messages))
             self.refused += [message for message in messages if id(message) in refused]
             self.received += [message for message in messages if id(message) not in refused]
+        self._after()
         return refusals
 
     @property

@@ -137,21 +137,19 @@ def test_no_error_ends_a_sender_and_running_says_what_is(
     failures = 12
     broken = True
 
-    class Mistaken(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            nonlocal failures
-            if failures > 0:
-                failures -= 1
-                if cause == "publisher":
-                    raise Unprintable("x")
-            return super().send(messages)
+    def fail(_: object) -> None:
+        nonlocal failures
+        if failures > 0:
+            failures -= 1
+            if cause == "publisher":
+                raise Unprintable("x")
 
     def report(*arguments: Any) -> Any:
         if broken and failures > 0:
             raise SystemExit(1)  # of a thread: it would end without a word
         return reported(*arguments)
 
-    broker = Mistaken()
+    broker = RecordingPublisher(before=fail)
     relay = start_relay(broker)
     reported = relay._report
     if cause == "count":

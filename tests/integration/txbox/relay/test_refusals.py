@@ -1,6 +1,6 @@
 """Messages that are refused, and brokers that are away: each holds up its own, and nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from support.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import BrokerError, DeadLetters, Outgoing
 from txbox.instrumentation import BrokerLost, BrokerRestored, Event
-from txbox.relay import PartlySent
+from txbox.relay import OutboxMessage, PartlySent
 
 # --- messages that are refused ---------------------------------------------------------------------------------------
 
@@ -101,13 +101,11 @@ def test_a_dead_letter_is_published_again_under_its_id(engine: Engine, start_rel
 def test_a_publisher_that_raises_has_refused_them_all(
     engine: Engine, start_relay: StartRelay, error: type[BaseException]
 ) -> None:
-    class Raising(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            if any(message.attempts == 0 for message in messages):
-                raise error("a mistake of the host's")
-            return super().send(messages)
+    def fail(messages: Sequence[OutboxMessage]) -> None:
+        if any(message.attempts == 0 for message in messages):
+            raise error("a mistake of the host's")
 
-    broker = Raising()
+    broker = RecordingPublisher(before=fail)
     publish(engine, *numbered(3, key="a"))
     start_relay(broker)
     broker.wait_for(3)
@@ -168,13 +166,11 @@ def test_an_outage_is_nobodys_fault_and_holds_up_its_own_destination_only(
     away = True
     heard: list[Event] = []
 
-    class Away(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            if away and messages[0].destination == "own:away":
-                raise BrokerError("not today")
-            return super().send(messages)
+    def fail(messages: Sequence[OutboxMessage]) -> None:
+        if away and messages[0].destination == "own:away":
+            raise BrokerError("not today")
 
-    broker = Away()
+    broker = RecordingPublisher(before=fail)
     publish(engine, *numbered(5, to="own:away", key="a"), *numbered(5, to="own:there", key="a"))
     start_relay(broker, max_attempts=1, hooks=[heard.append])
     broker.wait_for(5)
@@ -218,13 +214,7 @@ def test_a_kind_without_a_publisher_waits_and_says_so(
 
 def test_a_busy_destination_leaves_others_their_turn(engine: Engine, start_relay: StartRelay) -> None:
     order: list[str] = []
-
-    class Slow(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            order.append(messages[0].destination)
-            return super().send(messages)
-
-    broker = Slow()
+    broker = RecordingPublisher(before=lambda messages: order.append(messages[0].destination))
     publish(engine, *numbered(3_000, to="own:busy"), *numbered(1, to="own:quiet"))
     start_relay(broker, senders=1, batch_size=50)
     broker.wait_for(3_001)

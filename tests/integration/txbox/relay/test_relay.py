@@ -60,13 +60,7 @@ def test_each_key_keeps_its_order(engine: Engine, start_relay: StartRelay) -> No
 
 def test_no_call_has_two_messages_of_one_key(engine: Engine, start_relay: StartRelay) -> None:
     seen: list[list[str | None]] = []
-
-    class Watching(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            seen.append([message.key for message in messages])
-            return super().send(messages)
-
-    broker = Watching()
+    broker = RecordingPublisher(before=lambda messages: seen.append([message.key for message in messages]))
     publish(engine, *[Outgoing(OWN, str(number), key=f"k{number % 3}") for number in range(60)])
     start_relay(broker)
     broker.wait_for(60)
@@ -192,17 +186,9 @@ def test_events_tell_what_became_of_a_batch(engine: Engine, start_relay: StartRe
 def test_a_stop_finishes_what_is_being_sent_and_leaves_the_rest(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
-    relays: list[Relay] = []
-
-    class Stopping(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            relays[0].stop(0)
-            return super().send(messages)
-
-    broker = Stopping()
+    broker = RecordingPublisher(before=lambda _: relay.stop(0))
     publish(engine, *numbered(100))
     relay = Relay(engine, {"own": broker}, senders=1, batch_size=10)
-    relays.append(relay)
     relay.start()
     wait_until(lambda: not relay.running, "its end")
     assert broker.calls == [10]

@@ -65,15 +65,9 @@ def test_while_messages_are_on_their_way_no_snapshot_is_held(engine: Engine, sta
 def test_a_relay_that_stands_still_loses_its_messages_to_another_and_sends_no_more_of_them(
     engine: Engine, start_relay: StartRelay
 ) -> None:
-    class Stuck(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            super().send(messages)
-            if len(self.calls) == 1:
-                assert freed.wait(30)
-            return ()
-
     freed = threading.Event()
-    stuck, other = Stuck(), RecordingPublisher()
+    stuck = RecordingPublisher(after=lambda: len(stuck.calls) > 1 or freed.wait(30))
+    other = RecordingPublisher()
     publish(engine, *[Outgoing(OWN, str(number), key="a") for number in range(5)])
     start_relay(stuck, patience_seconds=1, senders=1)
     wait_until(lambda: stuck.calls, "the first message in its hands")
@@ -88,19 +82,16 @@ def test_a_relay_that_stands_still_loses_its_messages_to_another_and_sends_no_mo
 
 
 def test_a_killed_connection_sends_again_what_it_had_in_hand(engine: Engine, start_relay: StartRelay) -> None:
-    class Cut(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            super().send(messages)
-            if len(self.calls) == 1:
-                with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-                    connection.exec_driver_sql(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                        "WHERE state = 'idle in transaction' AND datname = current_database() AND pid IN "
-                        "(SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
-                    )
-            return ()
+    def cut() -> None:
+        if len(broker.calls) == 1:
+            with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+                connection.exec_driver_sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE state = 'idle in transaction' AND datname = current_database() AND pid IN "
+                    "(SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
+                )
 
-    broker = Cut()
+    broker = RecordingPublisher(after=cut)
     publish(engine, Outgoing(OWN, "one", message_id="m-1"), Outgoing(OWN, "two", message_id="m-2"))
     start_relay(broker)
     broker.wait_for(4)
@@ -144,12 +135,8 @@ def test_through_a_bad_day_nothing_is_lost_and_first_arrivals_keep_their_order(
 
 
 def test_relays_share_the_work(engine: Engine, start_relay: StartRelay) -> None:
-    class Slow(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            time.sleep(0.002)  # a broker takes its time; without it, one relay would be done before the other begins
-            return super().send(messages)
-
-    brokers = [Slow(), Slow()]
+    # A broker takes its time; without it, one relay would be done before the other begins.
+    brokers = [RecordingPublisher(before=lambda _: time.sleep(0.002)) for _ in range(2)]
     for broker in brokers:
         start_relay(broker, senders=1, batch_size=20)
     publish(engine, *[Outgoing(OWN, str(number)) for number in range(2_000)])

@@ -192,12 +192,8 @@ def held(engine: Engine) -> int:
 def test_a_publisher_that_is_slower_than_the_patience_is_given_less_at_a_time(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
-    class Slow(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            time.sleep(0.03 * len(messages))  # a broker that takes 30 ms for each; 50 of them outlast the patience
-            return super().send(messages)
-
-    broker = Slow()
+    # A broker that takes 30 ms for each: 50 of them outlast the patience.
+    broker = RecordingPublisher(before=lambda messages: time.sleep(0.03 * len(messages)))
     publish(engine, *[Outgoing(OWN, str(number)) for number in range(100)])
     start_relay(broker, patience_seconds=1, senders=2)
     wait_until(lambda: left() == [], "an empty outbox", timeout=60)
@@ -209,18 +205,11 @@ def test_a_publisher_that_is_slower_than_the_patience_is_given_less_at_a_time(
 def test_a_publisher_that_does_not_return_is_told_of(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
-    class Hanging(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            answer = super().send(messages)
-            if len(self.calls) == 1:
-                assert freed.wait(30)
-            return answer
-
     def said() -> dict[str, str]:
         return {where: why for relay in read_outbox_status(engine).relays for where, why in relay.outages.items()}
 
     freed = threading.Event()
-    broker = Hanging()
+    broker = RecordingPublisher(after=lambda: len(broker.calls) > 1 or freed.wait(30))
     heard: list[Event] = []
     publish(engine, Outgoing(OWN, "one"))
     start_relay(broker, patience_seconds=1, senders=1, hooks=[heard.append])
@@ -276,12 +265,7 @@ def test_an_outage_with_nonsense_in_it_is_an_outage_of_everything(engine: Engine
 def test_a_stop_ends_a_long_batch_of_one_key_and_settles_what_was_sent(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
-    class Slow(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            time.sleep(0.01)  # a broker takes its time
-            return super().send(messages)
-
-    broker = Slow()
+    broker = RecordingPublisher(before=lambda _: time.sleep(0.01))  # a broker takes its time
     publish(engine, *[Outgoing(OWN, str(number), key="a") for number in range(500)])
     relay = start_relay(broker)
     broker.wait_for(5)
