@@ -13,7 +13,7 @@ from support.tables import make_tables
 from txbox import Inbox, Mismatch
 from txbox.schema import tables
 
-PLACES = [(None, ""), (None, "txbox_"), ("billing", ""), ("Odd schema-%", ""), ("Odd schema-%", "Odd%_")]
+PLACES = [(None, "txbox_"), ("billing", ""), ("Odd schema-%", "Odd%_")]
 
 
 @pytest.mark.parametrize(("schema", "prefix"), PLACES)

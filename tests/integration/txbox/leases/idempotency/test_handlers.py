@@ -12,14 +12,14 @@ from txbox import InvalidConfiguration, Message
 from txbox.leases import Lease, PostgresLedger, idempotent
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_handler_of_any_kind_runs_once_and_its_result_is_kept(ledger: PostgresLedger, kind: str) -> None:
-    ran: list[Any] = []
-    handler = kinds(ledger, ran)[kind]
-    for _ in range(3):
-        assert result_of(handler(MESSAGE, greeting="hi")) == {"sent": "hi"}
-    assert result_of(handler(message=Message("n", b""), sign=True)) == {"sent": "hello"}
-    assert ran == [(MESSAGE, "hi", True), (Message("n", b""), "hello", True)]
+def test_a_handler_of_any_kind_runs_once_and_its_result_is_kept(engine: Engine) -> None:
+    for kind in KINDS:
+        ran: list[Any] = []
+        handler = kinds(PostgresLedger(kind, engine=engine), ran)[kind]
+        for _ in range(3):
+            assert result_of(handler(MESSAGE, greeting="hi")) == {"sent": "hi"}, kind
+        assert result_of(handler(message=Message("n", b""), sign=True)) == {"sent": "hello"}
+        assert ran == [(MESSAGE, "hi", True), (Message("n", b""), "hello", True)]
 
 
 def test_the_lease_is_handed_to_a_handler_that_names_it(ledger: PostgresLedger, expire: Callable[[str], None]) -> None:
