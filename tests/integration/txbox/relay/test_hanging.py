@@ -13,8 +13,7 @@ from integration.txbox.conftest import StartRelay
 from support.outbox import OWN, numbered, publish
 from support.publishers import RecordingPublisher
 from support.waiting import wait_until
-from txbox import BrokerError, InvalidConfiguration, Outgoing
-from txbox.relay import Relay
+from txbox import BrokerError, Outgoing
 
 HEALTHY = "own:healthy"
 
@@ -116,11 +115,6 @@ def test_a_destination_that_answers_again_is_quick_again(pooled: Engine, start_r
         publish_now(pooled, HEALTHY)
     broker.wait_for(21)
     assert statistics.median(broker.latencies) < 1.0
-
-
-def test_no_more_senders_than_usual_are_refused(engine: Engine) -> None:
-    with pytest.raises(InvalidConfiguration, match=r"Relay\.max_senders must be at least senders, 4, not 3"):
-        Relay(engine, {"own": RecordingPublisher()}, max_senders=3)
 
 
 class Unprintable(BrokerError):

@@ -195,26 +195,6 @@ def test_a_stop_finishes_what_is_being_sent_and_leaves_the_rest(
     assert len(left()) == 90
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"senders": 0},
-        {"batch_size": 0},
-        {"batch_bytes": 0},
-        {"max_attempts": 0},
-        {"keep_sent": timedelta(0)},
-        {"keep_sent": timedelta(days=99_999_999)},
-        {"keep_sent": 7},
-        {"patience_seconds": 0.5},
-    ],
-)
-def test_arguments_that_cannot_work_are_refused_by_name(engine: Engine, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidConfiguration, match=f"Relay.{next(iter(options))}"):
-        Relay(engine, {"own": RecordingPublisher()}, **options)
-    with pytest.raises(InvalidConfiguration, match=r"Relay\.publishers"):
-        Relay(engine, {})
-
-
 def test_a_missing_table_is_said_at_the_start(fresh_engine: Engine) -> None:
     with pytest.raises(SchemaMissing, match="txbox db upgrade"):
         Relay(fresh_engine, {"own": RecordingPublisher()}).start()
