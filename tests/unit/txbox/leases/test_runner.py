@@ -3,40 +3,21 @@
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from txbox import EffectUnknown, InFlight, LeaseLost, LedgerError, Outcome, ResultNotStored
-from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, runner
+from txbox.leases import Acquisition, Lease, LeaseState, PostgresLedger, runner
 from txbox.leases.handlers import has_lease_parameter
 from txbox.leases.lease import AttemptEnd, elapsed
 from txbox.leases.runner import LeaseRunner, Release, WorkResult, _LedgerCall, _Pause, _Work, release_after
 
-
-class Untouched:
-    """A ledger that nobody may call: what the steps say is not carried out here."""
-
-    subscriber_id = "mailing"
-
-    def check(self) -> Never:
-        raise AssertionError
-
-    def acquire(
-        self, message_id: str, *, lease_seconds: float = LEASE_SECONDS, fingerprint: bytes | None = None
-    ) -> Acquisition:
-        raise AssertionError
-
-    def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> Never:
-        raise AssertionError
-
-    def complete(self, lease: Lease, result: bytes | None = None) -> Never:
-        raise AssertionError
-
-    def release(self, lease: Lease, ended: AttemptEnd = AttemptEnd.FAILED, *, forget_attempts: bool = False) -> Never:
-        raise AssertionError
+# Never asked: what the steps say is not carried out here.
+LEDGER = PostgresLedger("mailing", engine=create_engine("postgresql+psycopg://127.0.0.1:1/none"))
 
 
 def make_lease(ago: float = 0.0) -> Lease:
@@ -62,7 +43,7 @@ def acquired(lease: Lease) -> Acquisition:
 
 
 def test_work_is_acquired_done_and_completed() -> None:
-    steps = begin(LeaseRunner(Untouched(), keep_result=True))
+    steps = begin(LeaseRunner(LEDGER, keep_result=True))
     lease = make_lease()
     assert steps.send(acquired(lease)) == _Work(lease)
     assert isinstance(steps.send({"a": 1}), _LedgerCall)
@@ -71,12 +52,12 @@ def test_work_is_acquired_done_and_completed() -> None:
 
 @pytest.mark.parametrize(("kept", "result"), [(None, None), (b"null", None), (b'{"a": 1}', {"a": 1})])
 def test_what_is_completed_is_a_duplicate_with_its_result(kept: bytes | None, result: object) -> None:
-    steps = begin(LeaseRunner(Untouched()))
+    steps = begin(LeaseRunner(LEDGER))
     assert ended(steps, Acquisition(LeaseState.COMPLETED, result=kept)) == WorkResult(Outcome.DUPLICATE, result)
 
 
 def test_what_is_in_flight_is_not_waited_for_unless_that_was_asked() -> None:
-    steps = begin(LeaseRunner(Untouched()))
+    steps = begin(LeaseRunner(LEDGER))
     with pytest.raises(InFlight) as caught:
         steps.send(Acquisition(LeaseState.IN_FLIGHT, seconds_left=12.5))
     assert (caught.value.message_ids, caught.value.seconds) == (("m",), 12.5)
@@ -87,7 +68,7 @@ def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_th
 ) -> None:
     now, pauses = 1000.0, 0
     monkeypatch.setattr(runner, "elapsed", lambda: now)
-    steps = begin(LeaseRunner(Untouched(), wait_seconds=0.2))
+    steps = begin(LeaseRunner(LEDGER, wait_seconds=0.2))
     in_flight = Acquisition(LeaseState.IN_FLIGHT, seconds_left=1)
     while now < 1000.2 - 1e-6:
         step = steps.send(in_flight)
@@ -107,7 +88,7 @@ def test_what_is_in_flight_is_asked_for_again_after_pauses_that_never_outlast_th
 def test_a_failure_releases_and_goes_on_whatever_becomes_of_the_release(
     error: BaseException, release: Exception | None
 ) -> None:
-    steps = begin(LeaseRunner(Untouched()))
+    steps = begin(LeaseRunner(LEDGER))
     steps.send(acquired(make_lease()))
     assert isinstance(steps.throw(error), _LedgerCall)
     answer = functools.partial(steps.send, None) if release is None else functools.partial(steps.throw, release)
@@ -163,14 +144,14 @@ def test_how_an_attempt_has_ended_is_asked_with_the_error() -> None:
         return Release(AttemptEnd.NOT_MADE)
 
     lease, error = make_lease(), ValueError("no")
-    steps = begin(LeaseRunner(Untouched()), on_error=fails)
+    steps = begin(LeaseRunner(LEDGER), on_error=fails)
     steps.send(acquired(lease))
     steps.throw(error)
     assert asked == [lease, error]
 
 
 def test_a_completion_is_tried_again_while_the_lease_lasts() -> None:
-    steps = begin(LeaseRunner(Untouched()))
+    steps = begin(LeaseRunner(LEDGER))
     steps.send(acquired(make_lease()))
     step = steps.send("done")
     for _ in range(5):
@@ -186,7 +167,7 @@ def test_a_completion_is_tried_again_while_the_lease_lasts() -> None:
     ids=["a permanent error", "the lease has run out", "the lease was lost"],
 )
 def test_a_completion_is_not_tried_again(ago: float, error: Exception) -> None:
-    steps = begin(LeaseRunner(Untouched()))
+    steps = begin(LeaseRunner(LEDGER))
     steps.send(acquired(make_lease(ago)))
     assert isinstance(steps.send("done"), _LedgerCall)
     with pytest.raises(type(error)):
@@ -194,7 +175,7 @@ def test_a_completion_is_not_tried_again(ago: float, error: Exception) -> None:
 
 
 def test_a_result_that_cannot_be_encoded_is_told_after_the_completion() -> None:
-    steps = begin(LeaseRunner(Untouched(), keep_result=True))
+    steps = begin(LeaseRunner(LEDGER, keep_result=True))
     steps.send(acquired(make_lease()))
     assert isinstance(steps.send(object()), _LedgerCall), "it is completed first"
     with pytest.raises(ResultNotStored, match="TypeError"):
@@ -232,7 +213,7 @@ def test_a_handler_is_given_its_lease_if_it_names_it(handler: Callable[..., Any]
 
 
 def test_who_has_to_say_when_it_ends_keeps_time_for_that() -> None:
-    steps = begin(LeaseRunner(Untouched()), until=elapsed() + 0.9)
+    steps = begin(LeaseRunner(LEDGER), until=elapsed() + 0.9)
     steps.send(acquired(make_lease()))
     assert isinstance(steps.send("done"), _LedgerCall)
     with pytest.raises(LedgerError, match="away"):
