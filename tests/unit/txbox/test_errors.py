@@ -7,62 +7,38 @@ import re
 import pytest
 
 from txbox import errors
-from txbox.errors import (
-    BrokerError,
-    EffectUnknown,
-    EntityMissing,
-    InFlight,
-    InvalidConfiguration,
-    InvalidMessageId,
-    LeaseLost,
-    LedgerError,
-    LetterNotFound,
-    MalformedMessage,
-    MessageTooLarge,
-    Mismatch,
-    NotInTransaction,
-    NotSendable,
-    ResultNotStored,
-    RightsMissing,
-    SchemaMissing,
-    StatementLeftOpen,
-    TransactionAborted,
-    TransactionEnded,
-    TransactionTimedOut,
-    TxboxError,
-)
 
 EXAMPLES = [
-    BrokerError("SQS is away", permanent=True),
-    EffectUnknown("the mail server hung up before it had answered"),
-    EntityMissing("account", "account_id = 7"),
-    InFlight("billing", ["m-1", "m-2"]),
-    InFlight("mailing", ["m-1"], seconds=12.5),
-    InvalidConfiguration("Worker.threads must be at least 1, not 0"),
-    InvalidMessageId("a\0b", "holds a NUL character"),
-    LeaseLost("mailing", "m-1", 17),
-    LedgerError("DynamoDB cannot be reached", permanent=False),
-    LetterNotFound(7),
-    MalformedMessage("not JSON"),
-    MessageTooLarge("own:somewhere", 300_000, 262_144),
-    Mismatch("billing", ["m-2", "m-1"]),
-    NotInTransaction(),
-    NotSendable("own:somewhere", "takes no key"),
-    ResultNotStored("mailing", "m-1", "it is no JSON"),
-    RightsMissing("outbox_message", "UPDATE, DELETE"),
-    SchemaMissing('"Odd schema-%".processed_message'),
-    SchemaMissing("processed_message", 'column "dead_letter_id" does not exist'),
-    StatementLeftOpen(),
-    TransactionAborted(),
-    TransactionEnded(),
-    TransactionTimedOut(),
+    errors.BrokerError("SQS is away", permanent=True),
+    errors.EffectUnknown("the mail server hung up before it had answered"),
+    errors.EntityMissing("account", "account_id = 7"),
+    errors.InFlight("billing", ["m-1", "m-2"]),
+    errors.InFlight("mailing", ["m-1"], seconds=12.5),
+    errors.InvalidConfiguration("Worker.threads must be at least 1, not 0"),
+    errors.InvalidMessageId("a\0b", "holds a NUL character"),
+    errors.LeaseLost("mailing", "m-1", 17),
+    errors.LedgerError("DynamoDB cannot be reached", permanent=False),
+    errors.LetterNotFound(7),
+    errors.MalformedMessage("not JSON"),
+    errors.MessageTooLarge("own:somewhere", 300_000, 262_144),
+    errors.Mismatch("billing", ["m-2", "m-1"]),
+    errors.NotInTransaction(),
+    errors.NotSendable("own:somewhere", "takes no key"),
+    errors.ResultNotStored("mailing", "m-1", "it is no JSON"),
+    errors.RightsMissing("outbox_message", "UPDATE, DELETE"),
+    errors.SchemaMissing('"Odd schema-%".processed_message'),
+    errors.SchemaMissing("processed_message", 'column "dead_letter_id" does not exist'),
+    errors.StatementLeftOpen(),
+    errors.TransactionAborted(),
+    errors.TransactionEnded(),
+    errors.TransactionTimedOut(),
 ]
 
 
 ABOVE = {
-    "MessageTooLarge": NotSendable,
-    "StatementLeftOpen": TransactionEnded,
-    "TransactionAborted": TransactionEnded,
+    "MessageTooLarge": errors.NotSendable,
+    "StatementLeftOpen": errors.TransactionEnded,
+    "TransactionAborted": errors.TransactionEnded,
 }
 
 
@@ -73,22 +49,23 @@ def all_below(kind: type[Exception]) -> set[type[Exception]]:
 
 def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
     drawn = re.findall(r"[├└]── (\w+) ", errors.__doc__ or "")
-    ours = {kind.__name__ for kind in all_below(TxboxError) if kind.__module__.startswith("txbox.")}
+    ours = {kind.__name__ for kind in all_below(errors.TxboxError) if kind.__module__.startswith("txbox.")}
     ours -= {"PartlySent"}  # what publishers say to a relay; nobody else sees it
     assert sorted(drawn) == sorted(ours)
     assert sorted([*drawn, "TxboxError"]) == sorted(errors.__all__)
     for name in drawn:
-        above = ABOVE.get(name, TxboxError)
+        above = ABOVE.get(name, errors.TxboxError)
         also = (ValueError,) if name == "MalformedMessage" else ()
         assert getattr(errors, name).__bases__ == (above, *also), "where the tree draws it"
 
 
 def test_every_error_has_an_example_here() -> None:
-    assert {type(example) for example in EXAMPLES} == {getattr(errors, name) for name in errors.__all__} - {TxboxError}
+    kinds = {getattr(errors, name) for name in errors.__all__}
+    assert {type(example) for example in EXAMPLES} == kinds - {errors.TxboxError}
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_an_error_survives_a_journey_to_another_process(error: TxboxError) -> None:
+def test_an_error_survives_a_journey_to_another_process(error: errors.TxboxError) -> None:
     for arrived in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(arrived) is type(error)
         assert str(arrived) == str(error)
@@ -96,7 +73,7 @@ def test_an_error_survives_a_journey_to_another_process(error: TxboxError) -> No
 
 
 def test_in_flight_names_one_message_and_counts_many() -> None:
-    one, many = InFlight("billing", ["m-1"]), InFlight("billing", iter(["m-1", "m-2"]))
+    one, many = errors.InFlight("billing", ["m-1"]), errors.InFlight("billing", iter(["m-1", "m-2"]))
     assert (one.subscriber_id, one.message_ids) == ("billing", ("m-1",))
     assert many.message_ids == ("m-1", "m-2")
     assert str(one).startswith("m-1 is being processed by another transaction of subscriber billing")
@@ -105,41 +82,41 @@ def test_in_flight_names_one_message_and_counts_many() -> None:
 
 
 def test_mismatch_sorts_its_ids_and_shows_the_first_five() -> None:
-    error = Mismatch("billing", {f"m-{number}" for number in range(9)})
+    error = errors.Mismatch("billing", {f"m-{number}" for number in range(9)})
     assert error.message_ids == tuple(f"m-{number}" for number in range(9))
     assert "m-4" in str(error)
     assert "m-5" not in str(error)
 
 
 def test_an_invalid_id_is_kept_whole_and_shown_in_part() -> None:
-    error = InvalidMessageId("x" * 500, "is too long")
+    error = errors.InvalidMessageId("x" * 500, "is too long")
     assert error.message_id == "x" * 500
     assert "x" * 80 in str(error)
     assert "x" * 81 not in str(error)
 
 
 def test_a_broker_error_is_transient_unless_told_otherwise() -> None:
-    assert BrokerError("away").permanent is False
-    assert BrokerError("no such queue", permanent=True).permanent is True
+    assert errors.BrokerError("away").permanent is False
+    assert errors.BrokerError("no such queue", permanent=True).permanent is True
 
 
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        (NotInTransaction(), "isolation level is not AUTOCOMMIT"),
+        (errors.NotInTransaction(), "isolation level is not AUTOCOMMIT"),
         (
-            SchemaMissing("processed_message"),
+            errors.SchemaMissing("processed_message"),
             "table processed_message does not exist; create it with `txbox db upgrade`",
         ),
-        (InFlight("billing", ["m-1"]), "let the broker deliver it again"),
-        (Mismatch("billing", ["m-1"]), "choose another id with identify"),
-        (TransactionTimedOut(), "the worker's transaction_seconds"),
-        (TransactionEnded(), "leave commit and rollback to the worker"),
-        (MessageTooLarge("own:somewhere", 300_000, 262_144), "at most 262,144 bytes, and the message has 300,000"),
-        (RightsMissing("outbox_message", "DELETE"), "GRANT DELETE ON outbox_message"),
-        (LetterNotFound(7), "dead letter 7 does not exist; see `txbox dead-letters list`"),
+        (errors.InFlight("billing", ["m-1"]), "let the broker deliver it again"),
+        (errors.Mismatch("billing", ["m-1"]), "choose another id with identify"),
+        (errors.TransactionTimedOut(), "the worker's transaction_seconds"),
+        (errors.TransactionEnded(), "leave commit and rollback to the worker"),
+        (errors.MessageTooLarge("own:x", 300_000, 262_144), "at most 262,144 bytes, and the message has 300,000"),
+        (errors.RightsMissing("outbox_message", "DELETE"), "GRANT DELETE ON outbox_message"),
+        (errors.LetterNotFound(7), "dead letter 7 does not exist; see `txbox dead-letters list`"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_text_says_what_to_do_next(error: TxboxError, remedy: str) -> None:
+def test_the_text_says_what_to_do_next(error: errors.TxboxError, remedy: str) -> None:
     assert remedy in str(error)
