@@ -6,35 +6,21 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 
 from txbox import Outcome
-from txbox.instrumentation import (
-    BrokerLost,
-    BrokerRestored,
-    Committed,
-    Contended,
-    DatabaseLost,
-    DatabaseRestored,
-    Event,
-    HeartbeatFailed,
-    PublisherOverdue,
-    Received,
-    Retried,
-    Settled,
-    Stopped,
-)
+from txbox import instrumentation as events
 from txbox.instrumentation.logs import log_event
 
 WHO = ("billing", "queue")
 
 
-def settled(outcome: Outcome, *, acked: bool, error: Exception | None = None) -> Settled:
-    return Settled(*WHO, "m-1", "receipt", outcome, acked, 3, error)
+def settled(outcome: Outcome, *, acked: bool, error: Exception | None = None) -> events.Settled:
+    return events.Settled(*WHO, "m-1", "receipt", outcome, acked, 3, error)
 
 
-LINES: list[tuple[Event, int, str]] = [
-    (Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2")), logging.DEBUG, "billing received 2 messages"),
-    (Committed(*WHO, 3, 1, 0.25), logging.DEBUG, "billing committed 3 messages, 1 duplicates, in 0.250 s"),
+LINES: list[tuple[events.Event, int, str]] = [
+    (events.Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2")), logging.DEBUG, "billing received 2 messages"),
+    (events.Committed(*WHO, 3, 1, 0.25), logging.DEBUG, "billing committed 3 messages, 1 duplicates, in 0.250 s"),
     (
-        Contended(*WHO, {("40P01", "stock"): 3, ("40001", ""): 1}, "in_turn"),
+        events.Contended(*WHO, {("40P01", "stock"): 3, ("40001", ""): 1}, "in_turn"),
         logging.WARNING,
         (
             "billing has conflicts with other transactions: 1 serialization failure, 3 deadlocks on stock since the "
@@ -42,7 +28,7 @@ LINES: list[tuple[Event, int, str]] = [
             "handlers lock rows in one order"
         ),
     ),
-    (Retried(*WHO, "40001", 2, 10), logging.INFO, "billing retries 10 messages after 40001, run 2"),
+    (events.Retried(*WHO, "40001", 2, 10), logging.INFO, "billing retries 10 messages after 40001, run 2"),
     (settled(Outcome.PROCESSED, acked=True), logging.DEBUG, "billing processed m-1 (delivery 3)"),
     (settled(Outcome.DUPLICATE, acked=True), logging.DEBUG, "billing duplicate m-1 (delivery 3)"),
     (settled(Outcome.IN_FLIGHT, acked=False), logging.INFO, "billing in_flight m-1 (delivery 3)"),
@@ -54,34 +40,38 @@ LINES: list[tuple[Event, int, str]] = [
     (settled(Outcome.DEAD, acked=True), logging.ERROR, "billing dead m-1 (delivery 3)"),
     (settled(Outcome.MISMATCH, acked=True), logging.ERROR, "billing mismatch m-1 (delivery 3)"),
     (
-        HeartbeatFailed(*WHO, "m-1", "expired"),
+        events.HeartbeatFailed(*WHO, "m-1", "expired"),
         logging.WARNING,
         "billing could not extend its right to m-1, which may be delivered again meanwhile: expired",
     ),
     (
-        PublisherOverdue(*WHO, 3, 60.0),
+        events.PublisherOverdue(*WHO, 3, 60.0),
         logging.ERROR,
         "billing: the publisher of queue was given 3 messages, and has not returned for 60 s",
     ),
     (
-        BrokerLost(*WHO, OSError("gone"), 1.5),
+        events.BrokerLost(*WHO, OSError("gone"), 1.5),
         logging.WARNING,
         "billing cannot reach the broker, next try in 1.5 s: gone",
     ),
-    (BrokerRestored(*WHO), logging.INFO, "billing reaches the broker again"),
+    (events.BrokerRestored(*WHO), logging.INFO, "billing reaches the broker again"),
     (
-        DatabaseLost(*WHO, OSError("gone"), 2.0),
+        events.DatabaseLost(*WHO, OSError("gone"), 2.0),
         logging.WARNING,
         "billing cannot use the database, next try in 2.0 s: gone",
     ),
-    (DatabaseRestored(*WHO), logging.INFO, "billing can use the database again"),
-    (Stopped(*WHO, True), logging.INFO, "billing stopped"),
-    (Stopped(*WHO, False), logging.INFO, "billing stopped before everything was finished; the rest is delivered again"),
+    (events.DatabaseRestored(*WHO), logging.INFO, "billing can use the database again"),
+    (events.Stopped(*WHO, True), logging.INFO, "billing stopped"),
+    (
+        events.Stopped(*WHO, False),
+        logging.INFO,
+        "billing stopped before everything was finished; the rest is delivered again",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("event", "level", "line"), LINES, ids=lambda value: type(value).__name__)
-def test_an_event_is_one_line(event: Event, level: int, line: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_is_one_line(event: events.Event, level: int, line: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "txbox"):
         log_event(event)
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(level, line)]
@@ -99,7 +89,7 @@ def test_a_database_error_is_one_line_without_the_values_of_its_statement(caplog
     unavailable.__cause__ = refused
     with caplog.at_level(logging.DEBUG, "txbox"):
         log_event(settled(Outcome.FAILED, acked=False, error=refused))
-        log_event(DatabaseLost(*WHO, unavailable, 2.0))
+        log_event(events.DatabaseLost(*WHO, unavailable, 2.0))
     assert caplog.messages == [
         "billing failed m-1 (delivery 3): DBAPIError: permission denied HINT: grant it",
         "billing cannot use the database, next try in 2.0 s: permission denied HINT: grant it",
@@ -107,18 +97,18 @@ def test_a_database_error_is_one_line_without_the_values_of_its_statement(caplog
 
 
 def test_lines_of_relays_and_of_workers_have_their_own_loggers(caplog: pytest.LogCaptureFixture) -> None:
-    log_event(BrokerLost("txbox:outbox", "own:somewhere", OSError("gone"), 1.5))
-    log_event(BrokerLost(*WHO, OSError("gone"), 1.5))
+    log_event(events.BrokerLost("txbox:outbox", "own:somewhere", OSError("gone"), 1.5))
+    log_event(events.BrokerLost(*WHO, OSError("gone"), 1.5))
     assert [record.name for record in caplog.records] == ["txbox.relay", "txbox.worker"]
 
 
 def test_every_outcome_has_a_level() -> None:
-    outcomes = {event.outcome for event, _, _ in LINES if isinstance(event, Settled)}
+    outcomes = {event.outcome for event, _, _ in LINES if isinstance(event, events.Settled)}
     assert outcomes == set(Outcome)
 
 
 def test_an_event_that_is_not_known_here_is_written_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    class Rebalanced(Event):
+    class Rebalanced(events.Event):
         pass
 
     with caplog.at_level(logging.DEBUG, "txbox"):
