@@ -1,7 +1,8 @@
-"""What goes to the server."""
+"""What goes to the server, and statements of the test's own."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import Engine, event
 
@@ -28,3 +29,9 @@ def statements_sent(engine: Engine) -> Iterator[list[str]]:
     finally:
         for name, listener in listeners:
             event.remove(engine, name, listener)
+
+
+def run(engine: Engine, statement: str, parameters: tuple[Any, ...] = ()) -> None:
+    """Run a statement, and commit it."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement, parameters)

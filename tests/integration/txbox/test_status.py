@@ -3,6 +3,7 @@
 import pytest
 from sqlalchemy import Engine
 
+from support.statements import run
 from support.tables import make_tables
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason, SchemaMissing
 from txbox import status as status_module
@@ -54,8 +55,7 @@ def test_a_failure_that_a_resend_has_brought_home_is_not_retrying(engine: Engine
 
 def test_a_large_inbox_is_estimated_unless_asked_otherwise(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     record(engine, "a", *map(str, range(500)))
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ANALYZE processed_message")
+    run(engine, "ANALYZE processed_message")
     record(engine, "a", "one more than was analyzed")
     monkeypatch.setattr(status_module, "EXACT_UP_TO_ROWS", 499)
     assert read_status(engine) == Status(500, False, ())
@@ -74,8 +74,7 @@ def test_an_inbox_that_was_never_analyzed_is_counted(engine: Engine) -> None:
 
 @pytest.mark.parametrize("table", ["processed_message", "message_failure", "dead_letter"])
 def test_each_table_that_is_missing_is_named(engine: Engine, table: str) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"DROP TABLE {table}")
+    run(engine, f"DROP TABLE {table}")
     with pytest.raises(SchemaMissing) as raised:
         read_status(engine)
     assert raised.value.table == table

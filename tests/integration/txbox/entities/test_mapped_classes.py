@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 from support.entities import Account, Base, Guest, Member, Meter, Order, Party, row
+from support.statements import run
 from txbox import EntityMissing, InvalidConfiguration
 from txbox.entities import RecentMessageIds, update_if_newer, update_once
 
@@ -50,8 +51,7 @@ def test_a_schema_of_its_own(engine: Engine) -> None:
                 update_once(session, Ledger, 2, "m-1", {})
             assert session.get_one(Ledger, 1).total == 1
     finally:
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP SCHEMA {name} CASCADE")
+        run(engine, f"DROP SCHEMA {name} CASCADE")
 
 
 def test_classes_that_share_a_table_are_told_apart(engine: Engine) -> None:

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 from support.leases import acquired
+from support.statements import run
 from support.waiting import wait_until
 from txbox import LeaseLost
 from txbox.leases import LeaseState, PostgresLedger
@@ -94,11 +95,11 @@ def test_a_promoted_standby_gives_out_no_fence_twice(served: Served) -> None:
     with standby() as promoted:
         taken_over = create_engine(promoted.url)
         # Whatever its clock says.
-        with taken_over.begin() as connection:
-            connection.exec_driver_sql(
-                "CREATE SCHEMA late; CREATE FUNCTION late.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE "
-                "AS $$SELECT pg_catalog.clock_timestamp() - interval '1 hour'$$"
-            )
+        run(
+            taken_over,
+            "CREATE SCHEMA late; CREATE FUNCTION late.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE "
+            "AS $$SELECT pg_catalog.clock_timestamp() - interval '1 hour'$$",
+        )
         taken_over.dispose()
         late = make_url(promoted.url).update_query_dict({"options": "-csearch_path=late,pg_catalog,public"})
         taken_over = create_engine(late)

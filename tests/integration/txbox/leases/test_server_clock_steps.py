@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 from support.leases import acquired
+from support.statements import run
 from support.waiting import wait_until
 from txbox import LeaseLost
 from txbox.leases import LeaseState, PostgresLedger
@@ -20,15 +21,14 @@ def set_clock(engine: Engine) -> SetClock:
     """Set the clock by so many seconds: set_clock(3600)."""
 
     def set_by(seconds: float) -> None:
-        with engine.begin() as connection:
-            connection.exec_driver_sql("UPDATE clock_step SET seconds = %s", (seconds,))
+        run(engine, "UPDATE clock_step SET seconds = %s", (seconds,))
 
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE TABLE clock_step AS SELECT 0::double precision AS seconds; "
-            "CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$"
-            "SELECT pg_catalog.clock_timestamp() + make_interval(secs => seconds) FROM clock_step$$"
-        )
+    run(
+        engine,
+        "CREATE TABLE clock_step AS SELECT 0::double precision AS seconds; "
+        "CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$"
+        "SELECT pg_catalog.clock_timestamp() + make_interval(secs => seconds) FROM clock_step$$",
+    )
     return set_by
 
 

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.leases import acquired
+from support.statements import run
 from txbox import SchemaMissing, status
 from txbox.leases import PostgresLedger
 from txbox.leases.status import LeaseStatus, LedgerStatus, read_lease_status
@@ -24,11 +25,11 @@ def test_each_subscriber_has_its_leases_counted_by_what_became_of_them(engine: E
         mailing.release(acquired(mailing, name))
     acquired(mailing, "f", lease_seconds=600)
     acquired(gifts, "g", lease_seconds=600)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "UPDATE message_lease SET expires_at = now() - interval '1 hour', acquired_at = now() - interval '2 hours' "
-            "WHERE message_id = 'g'"
-        )
+    run(
+        engine,
+        "UPDATE message_lease SET expires_at = now() - interval '1 hour', acquired_at = now() - interval '2 hours' "
+        "WHERE message_id = 'g'",
+    )
     found = read_status(engine).leases
     assert (found.rows, found.exact) == (7, True)
     ours, theirs = found.ledgers[1], found.ledgers[0]
@@ -43,15 +44,13 @@ def test_a_large_table_is_estimated_unless_asked_otherwise(engine: Engine, monke
     ledger = PostgresLedger("mailing", engine=engine)
     for number in range(20):
         ledger.complete(acquired(ledger, str(number)))
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ANALYZE message_lease")
+    run(engine, "ANALYZE message_lease")
     monkeypatch.setattr(status, "EXACT_UP_TO_ROWS", 10)
     assert read_status(engine).leases == LeaseStatus(20, exact=False)
     assert read_status(engine, exact=True).leases.ledgers == (LedgerStatus("mailing", 20),)
 
 
 def test_without_the_table_it_says_so(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE message_lease")
+    run(engine, "DROP TABLE message_lease")
     with pytest.raises(SchemaMissing, match="message_lease"):
         read_status(engine)

@@ -8,6 +8,7 @@ from sqlalchemy import Engine
 from integration.txbox.conftest import StartRelay
 from support.outbox import publish
 from support.publishers import RecordingPublisher
+from support.statements import run
 from support.tables import make_tables
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, SchemaMissing
@@ -28,12 +29,12 @@ def keep(
 ) -> str:
     """Leave a message behind as a relay does, sent at a time of the test's choosing."""
     message_id = message_id or f"m-{position}"
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO outbox_sent (message_id, position, destination, key, headers, body, published_at, sent_at) "
-            'VALUES (%s, %s, %s, %s, \'{"n": "1"}\', %s, %s, %s)',
-            (message_id, position, destination, key, b"\x00\xff", NOON, NOON + timedelta(minutes=minutes)),
-        )
+    run(
+        engine,
+        "INSERT INTO outbox_sent (message_id, position, destination, key, headers, body, published_at, sent_at) "
+        'VALUES (%s, %s, %s, %s, \'{"n": "1"}\', %s, %s, %s)',
+        (message_id, position, destination, key, b"\x00\xff", NOON, NOON + timedelta(minutes=minutes)),
+    )
     return message_id
 
 
@@ -106,8 +107,7 @@ def test_filters_are_the_same_for_looking_and_for_replaying(engine: Engine) -> N
         assert sum(chunk.messages for chunk in chunks) == len(positions)
         assert sum(kept.replay(chunk, which) for chunk in chunks) == len(positions)
         assert [row[0] for row in outbox_rows(engine)] == [f"m-{position}" for position in positions], which
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DELETE FROM outbox_message")
+        run(engine, "DELETE FROM outbox_message")
 
 
 def test_chunks_keep_the_order_in_which_messages_were_published(engine: Engine) -> None:
@@ -132,8 +132,7 @@ def test_a_replay_does_not_send_its_own_copies_nor_what_is_gone(engine: Engine) 
     kept = SentMessages(engine)
     chunks = kept.plan_replay(chunk_messages=2)
     keep(engine, 99, minutes=2)  # sent since, such as a copy of the first chunk
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM outbox_sent WHERE position = 4")
+    run(engine, "DELETE FROM outbox_sent WHERE position = 4")
     assert [kept.replay(chunk) for chunk in chunks] == [2, 1]
     assert [row[0] for row in outbox_rows(engine)] == ["m-1", "m-2", "m-3"]
 
@@ -198,11 +197,11 @@ def test_what_cannot_be_asked(engine: Engine) -> None:
 def test_schema_and_prefix_with_every_odd_character(fresh_engine: Engine) -> None:
     schema, prefix = 'Odd "schema" 100%', "Tx 5%_"
     make_tables(fresh_engine, schema, prefix)
-    with fresh_engine.begin() as connection:
-        connection.exec_driver_sql(
-            'INSERT INTO "Odd ""schema"" 100%%"."Tx 5%%_outbox_sent" '
-            "SELECT 'm', 1, 'own:x', NULL, '{}', '', now(), now()"
-        )
+    run(
+        fresh_engine,
+        'INSERT INTO "Odd ""schema"" 100%%"."Tx 5%%_outbox_sent" '
+        "SELECT 'm', 1, 'own:x', NULL, '{}', '', now(), now()",
+    )
     kept = SentMessages(fresh_engine, schema=schema, prefix=prefix)
     (chunk,) = kept.plan_replay()
     assert (len(kept.find()), kept.replay(chunk)) == (1, 1)

@@ -9,6 +9,7 @@ from psycopg import pq
 from sqlalchemy import Connection, Engine, create_engine, make_url
 
 from support.blocking import backend_pid
+from support.statements import run
 from support.waiting import wait_until
 from txbox.outbox.snapshot_holders import SnapshotHolder
 from txbox.outbox.status import read_outbox_status
@@ -172,8 +173,7 @@ def test_what_is_no_session_is_found_too(monkeypatch: pytest.MonkeyPatch) -> Non
         assert prepared.seconds is not None
 
         monkeypatch.setattr("txbox.outbox.snapshot_holders.HELD_MANY_TRANSACTIONS", 5)  # the others have no times
-        with engine.begin() as connection:
-            connection.exec_driver_sql("SELECT pg_create_physical_replication_slot('elsewhere')")
+        run(engine, "SELECT pg_create_physical_replication_slot('elsewhere')")
         by_slot, by_feedback = Standby(server, "elsewhere"), Standby(server, None)
         by_slot.needs(held)
         by_feedback.needs(held)

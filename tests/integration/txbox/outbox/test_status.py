@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 from integration.txbox.conftest import StartRelay
 from support.outbox import publish
 from support.publishers import RecordingPublisher
+from support.statements import run
 from support.waiting import wait_until
 from txbox import BrokerError, DeadLetter, DeadLetters, Reason, SchemaMissing
 from txbox.backoff import Backoff
@@ -25,11 +26,6 @@ from txbox.relay import OutboxMessage, reporter
 from txbox.status import read_status
 
 
-def change(engine: Engine, statement: str) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(statement)
-
-
 def test_nothing_has_happened(engine: Engine) -> None:
     assert read_outbox_status(engine) == OutboxStatus()
 
@@ -40,8 +36,8 @@ def test_each_destination_has_a_line(engine: Engine) -> None:
         *(Outgoing("own:b", "1"), Outgoing("own:a", "1")),
         *(Outgoing("own:a", "2", delay=3600), Outgoing("own:c", "3", delay=3600)),
     )
-    change(engine, "UPDATE outbox_message SET published_at = now() - interval '1 hour' WHERE due_at IS NOT NULL")
-    change(engine, "UPDATE outbox_message SET published_at = now() - interval '1 min' WHERE destination = 'own:b'")
+    run(engine, "UPDATE outbox_message SET published_at = now() - interval '1 hour' WHERE due_at IS NOT NULL")
+    run(engine, "UPDATE outbox_message SET published_at = now() - interval '1 min' WHERE destination = 'own:b'")
     found = read_outbox_status(engine)
     assert (found.messages, found.exact, found.in_time) == (4, True, True)
     a, b, c = found.destinations
@@ -57,14 +53,14 @@ def test_each_destination_has_a_line(engine: Engine) -> None:
 @pytest.mark.parametrize("moment", ["infinity", "-infinity"])
 def test_a_moment_that_never_was_is_no_age(engine: Engine, moment: str) -> None:
     publish(engine, Outgoing("own:a", "1"))
-    change(engine, f"UPDATE outbox_message SET published_at = '{moment}'")
+    run(engine, f"UPDATE outbox_message SET published_at = '{moment}'")
     [a] = read_outbox_status(engine).destinations
     assert (a.waiting, a.oldest_seconds) == (1, None)
 
 
 def test_a_message_whose_time_has_come_waits_since_then(engine: Engine) -> None:
     publish(engine, Outgoing("own:a", "1", delay=1))
-    change(
+    run(
         engine,
         "UPDATE outbox_message SET published_at = now() - interval '1 day', due_at = now() - interval '2 minutes'",
     )
@@ -101,14 +97,14 @@ def test_relays_report_themselves_until_they_sign_off(engine: Engine, start_rela
 
 
 def test_a_relay_that_was_killed_is_stale_and_its_rate_does_not_count(engine: Engine) -> None:
-    change(
+    run(
         engine,
         "INSERT INTO outbox_relay (relay_id, host, pid, sent, failed, sent_per_second, started_at, seen_at) VALUES "
         "('1', 'b', 1, 10, 2, 50, now() - interval '1 h', now() - interval '15 s'), "
         "('2', 'a', 2, 20, 0, 7.5, now() - interval '1 h', now())",
     )
     gone = 2**31 - 1  # no process has such a number
-    change(
+    run(
         engine,
         "INSERT INTO outbox_relay (relay_id, host, pid, sent_per_second, started_at, backend_pid) "
         f"VALUES ('3', 'c', 3, 70, now() - interval '1 h', {gone})",
@@ -176,7 +172,7 @@ def test_dead_letters_of_the_relay_belong_to_their_destination(engine: Engine) -
 
 
 def test_what_is_kept_is_counted(engine: Engine) -> None:
-    change(
+    run(
         engine,
         "INSERT INTO outbox_sent SELECT n::text, n, 'own:a', NULL, '{}', '', now(), now() - n * interval '1 min' "
         "FROM generate_series(1, 3) AS n",
@@ -196,13 +192,12 @@ def backlog(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr("txbox.outbox.status.COUNTED_MESSAGES", 100)
     publish(engine, *(Outgoing("own:big", "{}", key="k") for _ in range(300)))
     publish(engine, Outgoing("own:small", "{}"), Outgoing("own:small", "{}"))
-    change(
+    run(
         engine,
         "UPDATE outbox_message SET published_at = now() - interval '1 hour' "
         "WHERE position = (SELECT min(position) FROM outbox_message)",
     )
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ANALYZE outbox_message")
+    run(engine, "ANALYZE outbox_message")
     return 302
 
 
@@ -265,7 +260,7 @@ def test_a_backlog_that_cannot_be_looked_at_in_time_is_told_as_far_as_it_is_know
 
 @pytest.mark.parametrize("table", ["outbox_message", "outbox_sent", "outbox_relay"])
 def test_each_table_that_is_missing_is_named(table: str, engine: Engine) -> None:
-    change(engine, f"DROP TABLE {table}")
+    run(engine, f"DROP TABLE {table}")
     with pytest.raises(SchemaMissing) as raised:
         read_status(engine)
     assert raised.value.table == table

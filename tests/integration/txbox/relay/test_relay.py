@@ -11,6 +11,7 @@ from sqlalchemy import Engine, create_engine
 from integration.txbox.conftest import StartRelay
 from support.outbox import OWN, letters, numbered, publish
 from support.publishers import RecordingPublisher, first_arrivals
+from support.statements import run
 from support.tables import make_tables
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, Outgoing, SchemaMissing
@@ -128,8 +129,7 @@ def test_what_was_sent_is_kept_for_as_long_as_asked(engine: Engine, start_relay:
             "SELECT message_id, destination, key, headers, body FROM outbox_sent ORDER BY position"
         ).all()
     assert [tuple(row) for row in kept] == [(ids[0], OWN, "k", {"a": "b"}, b"\0body"), (ids[1], OWN, None, {}, b"two")]
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE outbox_sent SET sent_at = sent_at - interval '2 hours' WHERE key = 'k'")
+    run(engine, "UPDATE outbox_sent SET sent_at = sent_at - interval '2 hours' WHERE key = 'k'")
     start_relay(broker, keep_sent=timedelta(hours=1))
 
     def remaining() -> list[str]:

@@ -15,6 +15,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from integration.txbox.conftest import StartRelay
 from support.outbox import OWN, publish
 from support.publishers import RecordingPublisher, first_arrivals
+from support.statements import run
 from support.tables import make_tables
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
@@ -30,11 +31,6 @@ RESTORE = (
     "INSERT INTO outbox_message (lane, transaction_id, message_id, destination, headers, body) "
     "VALUES (9, %s, %s, 'own:somewhere', '{}', %s)"
 )
-
-
-def run(engine: Engine, statement: str, parameters: tuple[Any, ...] = ()) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(statement, parameters)
 
 
 # --- where no look would find a message ------------------------------------------------------------------------------

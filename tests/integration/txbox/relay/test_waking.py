@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from integration.txbox.conftest import StartRelay
 from support.outbox import OWN
 from support.publishers import RecordingPublisher
+from support.statements import run
 from support.waiting import wait_until
 from txbox import Outbox
 from txbox.outbox.notifier import CHANNEL
@@ -86,14 +87,12 @@ def test_a_transaction_that_did_not_publish_or_does_not_want_to_does_not_notify(
     with listening(engine) as notifications:
         with engine.begin() as connection:
             Outbox(notify=False).publish(connection, OWN, "one")
-        with engine.begin() as connection:
-            connection.exec_driver_sql("SELECT 1")
+        run(engine, "SELECT 1")
         assert notifications() == 0
         with engine.begin() as connection:
             Outbox().publish(connection, OWN, "one")
         assert notifications() == 1
-        with engine.begin() as connection:
-            connection.exec_driver_sql("SELECT 1")
+        run(engine, "SELECT 1")
         assert notifications() == 0
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from support.blocking import backend_pid, second_waits_for_first, wait_until_blocked
 from support.inbox import lock_timeout
+from support.statements import run
 from txbox import InFlight
 from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 from txbox.watermarks import Advance, Watermarks
@@ -301,8 +302,7 @@ def work_until_done(engine: Engine, isolation: str, run: Callable[[Connection], 
 def test_many_threads_with_shuffled_events_apply_each_at_most_once_and_in_order(
     engine: Engine, pool: ThreadPoolExecutor, isolation: str, size: int
 ) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE effect (number serial, name text, at int)")
+    run(engine, "CREATE TABLE effect (number serial, name text, at int)")
 
     def work(thread: int) -> int:
         applied = 0
