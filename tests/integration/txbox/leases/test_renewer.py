@@ -2,7 +2,6 @@
 
 import multiprocessing
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -40,16 +39,6 @@ def store(engine: Engine, schema_url: str) -> Store:
 @pytest.fixture
 def ledger(engine: Engine) -> PostgresLedger:
     return PostgresLedger("mailing", engine=engine)
-
-
-@pytest.fixture
-def failures() -> list[tuple[str, Exception]]:
-    return []
-
-
-@pytest.fixture
-def told(failures: list[tuple[str, Exception]]) -> Callable[[Lease, Exception], None]:
-    return lambda lease, error: failures.append((lease.message_id, error))
 
 
 def moment_of_end(engine: Engine, message_id: str) -> Any:
@@ -131,19 +120,14 @@ def test_a_handler_slower_than_its_lease_runs_once_and_keeps_others_out(engine: 
     assert runs == ["m"]
 
 
-def test_a_renewal_that_fails_for_a_while_is_tried_again(
-    engine: Engine,
-    proxied: Engine,
-    proxy: TcpProxy,
-    told: Callable[[Lease, Exception], None],
-    failures: list[tuple[str, Exception]],
-) -> None:
+def test_a_renewal_that_fails_for_a_while_is_tried_again(engine: Engine, proxied: Engine, proxy: TcpProxy) -> None:
+    failures: list[tuple[str, Exception]] = []
     ledger = PostgresLedger("mailing", engine=proxied)
     lease = acquired(ledger, "m", lease_seconds=3.0)
     before = moment_of_end(engine, "m")
     proxy.refuse()
     proxy.cut()
-    with LeaseRenewer(ledger, told).renewing(lease):
+    with LeaseRenewer(ledger, lambda lease, error: failures.append((lease.message_id, error))).renewing(lease):
         wait_until(lambda: len(failures) >= 2, "two renewals have failed")
         assert moment_of_end(engine, "m") == before
         proxy.accept()
@@ -156,18 +140,14 @@ def test_a_renewal_that_fails_for_a_while_is_tried_again(
 
 
 def test_a_lease_that_is_lost_is_told_of_once_and_renewed_no_more(
-    engine: Engine,
-    store: Store,
-    ledger: PostgresLedger,
-    told: Callable[[Lease, Exception], None],
-    failures: list[tuple[str, Exception]],
-    caplog: pytest.LogCaptureFixture,
+    engine: Engine, store: Store, ledger: PostgresLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
+    failures: list[tuple[str, Exception]] = []
     lost, other = acquired(ledger, "lost", lease_seconds=LEASE), acquired(ledger, "other", lease_seconds=LEASE)
     store.expire("lost")
     acquired(ledger, "lost", lease_seconds=LONG)
     theirs = moment_of_end(engine, "lost")
-    renewer_of_both = LeaseRenewer(ledger, told)
+    renewer_of_both = LeaseRenewer(ledger, lambda lease, error: failures.append((lease.message_id, error)))
     with renewer_of_both.renewing(lost), renewer_of_both.renewing(other):
         wait_until(lambda: failures, "it is told")
         assert lost.lost
