@@ -74,6 +74,11 @@ def database_url(note_server: Callable[[str], None]) -> Iterator[str]:
             yield noted(container.get_connection_url(), f"container of {image}")
     else:
         with LocalPostgres(durable=False, settings={"max_prepared_transactions": "2"}) as server:
+            engine = create_engine(server.url)
+            with engine.begin() as connection:  # hashed once: each of thousands of connections hashes it as often
+                connection.exec_driver_sql("UPDATE pg_settings SET setting = '1' WHERE name = 'scram_iterations'")
+                connection.exec_driver_sql(f"ALTER ROLE CURRENT_USER PASSWORD '{engine.url.password}'")
+            engine.dispose()
             yield noted(server.url, "embedded")
 
 
