@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from support.business import ADD, Business, apply, once
 from support.events import Kept
 from support.memory_worker import at_work, make, messages, work_off
-from txbox import InvalidConfiguration, Message, TransactionTimedOut
+from txbox import Message, TransactionTimedOut
 from txbox.instrumentation import Settled
 from txbox_workers.memory import MemorySource
 from txbox_workers.options import TRANSACTION_SECONDS, TRANSACTION_VISIBILITIES
@@ -115,9 +115,3 @@ def test_a_server_that_does_not_know_a_limit_is_not_troubled(
     monkeypatch.setattr(transaction_limits, "LIMITS", ["no_such_timeout_of_a_server"])
     work_off(MemorySource(messages("a")), engine)
     assert business.applied() == once("a")
-
-
-@pytest.mark.parametrize("seconds", [0, -1, math.nan])
-def test_a_transaction_without_time_is_refused(engine: Engine, seconds: float) -> None:
-    with pytest.raises(InvalidConfiguration, match=r"Worker\.transaction_seconds must be more than 0"):
-        make(MemorySource(), engine, transaction_seconds=seconds)

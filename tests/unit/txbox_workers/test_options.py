@@ -39,8 +39,9 @@ ALONE: dict[str, Any] = {**BESIDE, "ledger": None}
     [
         ({"ledger": None}, "needs an inbox, or a ledger, or both"),
         ({"ledger": None, "inbox": INBOX}, "needs the engine of its inbox"),
-        ({"handler": None}, "either handler or batch_handler"),
-        ({**ALONE, "batch_handler": print}, "either handler or batch_handler"),
+        ({"handler": None}, "^Worker needs either handler or batch_handler, and not both$"),
+        ({**ALONE, "handler": None}, "^Worker needs either handler or batch_handler, and not both$"),
+        ({**ALONE, "batch_handler": print}, "^Worker needs either handler or batch_handler, and not both$"),
         ({"handler": "mail"}, r"Worker\.handler must be a function, not str"),
         ({"handler": coroutine_function}, "must be a plain function"),
         ({"handler": generator_function}, "must be a plain function"),
@@ -64,10 +65,11 @@ ALONE: dict[str, Any] = {**BESIDE, "ledger": None}
         ({"handler": None, "batch_handler": print}, "with a ledger needs handler"),
         ({**BESIDE, "inbox": Inbox("billing")}, "an inbox of billing and a ledger of mailing"),
         ({**ALONE, "fingerprint": True}, "the ledger's"),
-        ({"max_attempts": 0}, r"Worker\.max_attempts"),
-        ({"transactions": "all"}, r"Worker\.transactions must be 'batch' or 'message'"),
-        ({"threads": 0}, r"Worker\.threads must be at least 1"),
+        ({"max_attempts": 0}, r"^Worker\.max_attempts must be at least 1, or None, not 0$"),
+        ({"transactions": "all"}, r"^Worker\.transactions must be 'batch' or 'message', not 'all'$"),
+        ({"threads": 0}, r"^Worker\.threads must be at least 1, not 0$"),
         ({"transaction_seconds": 0}, r"Worker\.transaction_seconds must be more than 0"),
+        ({"transaction_seconds": -1}, r"Worker\.transaction_seconds must be more than 0"),
         ({"transaction_seconds": math.nan}, r"Worker\.transaction_seconds must be more than 0"),
     ],
 )
@@ -75,6 +77,18 @@ def test_what_cannot_work_is_refused_at_once(options: dict[str, Any], text: str)
     arguments: dict[str, Any] = {"ledger": LEDGER, "handler": print, **options}
     with pytest.raises(InvalidConfiguration, match=text):
         Worker(MemorySource(), **arguments)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"handler": print, "threads": 1, "max_attempts": 1, "transactions": "message"},
+        {"batch_handler": print, "max_attempts": None},
+    ],
+    ids=["handler", "batch_handler"],
+)
+def test_the_least_that_can_work_is_taken(options: dict[str, Any]) -> None:
+    assert not Worker(MemorySource(), **BESIDE, **options).running
 
 
 def test_an_option_that_there_is_not_is_refused() -> None:
