@@ -25,26 +25,37 @@ from txbox_aws.clients import (
 )
 
 
-def refused(code: str, operation: str = "UpdateItem") -> ClientError:
-    return ClientError({"Error": {"Code": code, "Message": "so it is"}}, operation)
+def refused(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "so it is"}}, "Operate")
 
 
 @pytest.mark.parametrize(
-    ("code", "remedy"),
+    ("use", "code", "remedy"),
     [
-        ("ResourceNotFoundException", "create the table letters, or correct its name"),
-        ("AccessDeniedException", "grant dynamodb:UpdateItem on letters"),
-        ("UnrecognizedClientException", "check AWS_ACCESS_KEY_ID"),
-        ("InvalidSignatureException", "this machine's clock is off"),
-        ("ExpiredTokenException", "the credentials have expired"),
-        ("ValidationException", "is not what it should be"),
+        (DYNAMODB, "ResourceNotFoundException", "create the table there, or correct its name"),
+        (DYNAMODB, "AccessDeniedException", "grant dynamodb:Operate on there"),
+        (DYNAMODB, "UnrecognizedClientException", "check AWS_ACCESS_KEY_ID"),
+        (DYNAMODB, "InvalidSignatureException", "this machine's clock is off"),
+        (DYNAMODB, "ExpiredTokenException", "the credentials have expired"),
+        (DYNAMODB, "ValidationException", "is not what it should be"),
+        (SQS, "AWS.SimpleQueueService.NonExistentQueue", "create the queue, or correct its URL, region or account"),
+        (SQS, "AccessDeniedException", "grant sqs:ReceiveMessage"),
+        (SQS, "InvalidClientTokenId", "check AWS_ACCESS_KEY_ID"),
+        (SQS, "SignatureDoesNotMatch", "check AWS_SECRET_ACCESS_KEY"),
+        (SQS, "InvalidAddress", "the URL is not that of a queue"),
+        (SQS_PUBLISHER, "AWS.SimpleQueueService.NonExistentQueue", "create the queue"),
+        (SQS_PUBLISHER, "AccessDenied", "grant sqs:SendMessage"),
+        (SNS_PUBLISHER, "NotFound", "create the topic"),
+        (SNS_PUBLISHER, "AuthorizationError", "grant sns:Publish"),
+        (EVENTBRIDGE_PUBLISHER, "ResourceNotFoundException", "create the event bus"),
+        (EVENTBRIDGE_PUBLISHER, "AccessDeniedException", "grant events:PutEvents"),
     ],
 )
-def test_what_trying_again_cannot_help_is_permanent_and_has_a_remedy(code: str, remedy: str) -> None:
-    with pytest.raises(LedgerError, match=remedy) as caught, translated(DYNAMODB, "letters"):
+def test_what_trying_again_cannot_help_is_permanent_and_has_a_remedy(use: AwsUse[Any], code: str, remedy: str) -> None:
+    with pytest.raises(use.error, match=remedy) as caught, translated(use, "there"):
         raise refused(code)
     assert caught.value.permanent
-    assert f"DynamoDB refused UpdateItem on letters: {code}: so it is" in str(caught.value)
+    assert f"{use.title} refused Operate on there: {code}: so it is" in str(caught.value)
     assert isinstance(caught.value.__cause__, ClientError)
 
 

@@ -123,7 +123,7 @@ def test_a_call_has_no_more_bytes_than_the_service_takes(
 
 
 def test_destinations_do_not_share_a_call(publisher: AwsPublisher, broker: ScriptedAws, kind: str) -> None:
-    publisher.send(numbered(DESTINATIONS[kind], 2) + outgoing(OTHERS[kind], "o"))
+    assert list(publisher.send(numbered(DESTINATIONS[kind], 2) + outgoing(OTHERS[kind], "o"))) == []
     assert {call.destination: call.ids for call in broker.calls} == {
         DESTINATIONS[kind]: ["m0", "m1"],
         OTHERS[kind]: ["o"],

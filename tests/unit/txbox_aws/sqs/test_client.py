@@ -1,7 +1,5 @@
 """The client: its region, its patience, and boto3's errors in our words, with the remedy."""
 
-import re
-
 import pytest
 
 from support.queues import QUEUE
@@ -38,23 +36,9 @@ def test_a_client_waits_longer_than_its_longest_poll() -> None:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "remedy"),
-    [
-        ("QueueDoesNotExist", "create the queue, or correct its URL, region or account"),
-        ("AWS.SimpleQueueService.NonExistentQueue", "create the queue, or correct its URL, region or account"),
-        ("AccessDeniedException", "grant sqs:ReceiveMessage"),
-        ("InvalidClientTokenId", "check AWS_ACCESS_KEY_ID"),
-        ("SignatureDoesNotMatch", "check AWS_SECRET_ACCESS_KEY"),
-        ("ExpiredTokenException", "the credentials have expired"),
-        ("InvalidAddress", "the URL is not that of a queue"),
-    ],
-)
-def test_what_trying_again_cannot_help_is_permanent_and_has_a_remedy(
-    source: SqsSource, broker: ScriptedSqs, code: str, remedy: str
-) -> None:
-    broker.answer = lambda action, request: error(code)
-    with pytest.raises(BrokerError, match=re.escape(remedy)) as caught:
+def test_what_trying_again_cannot_help_is_permanent_and_has_a_remedy(source: SqsSource, broker: ScriptedSqs) -> None:
+    broker.answer = lambda action, request: error("QueueDoesNotExist")
+    with pytest.raises(BrokerError, match="create the queue, or correct its URL, region or account") as caught:
         source.open()
     assert caught.value.permanent
     assert f"SQS refused GetQueueAttributes on {QUEUE}: " in str(caught.value)
