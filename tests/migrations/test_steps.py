@@ -1,6 +1,5 @@
 """The steps, run one by one through alembic's operations: the host's door."""
 
-import io
 from collections.abc import Callable
 
 import pytest
@@ -171,16 +170,3 @@ def test_an_unknown_version_is_refused(connection: sa.Connection, version: int) 
             run(op, to=version)
         with pytest.raises(MigrationError, match=f"since={version}"):
             run(op, to=1, since=version)
-
-
-def test_offline_needs_since_and_then_writes_the_same_statements() -> None:
-    script = io.StringIO()
-    context = MigrationContext.configure(
-        dialect_name="postgresql", opts={"as_sql": True, "output_buffer": script, "literal_binds": True}
-    )
-    with pytest.raises(MigrationError, match="pass since=N"):
-        txbox_migrations.upgrade(Operations(context), to=1)
-    txbox_migrations.upgrade(Operations(context), to=2, since=1, schema="billing")
-    assert "CREATE TABLE billing.dead_letter" in script.getvalue()
-    assert "IS 'txbox schema 2'" in script.getvalue()
-    assert "CREATE TABLE billing.processed_message" not in script.getvalue()
