@@ -78,23 +78,29 @@ def test_a_database_that_never_answers(
     )
 
 
-@pytest.mark.parametrize("place_option", [["--schema", "nowhere"], ["--prefix", "other_"]], ids=" ".join)
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["status"],
-        ["dead-letters", "list"],
-        ["dead-letters", "show", "1"],
-        ["dead-letters", "redrive", "1"],
-        ["outbox", "sent"],
-        ["outbox", "replay"],
-        ["relay"],
-    ],
-    ids=" ".join,
+    ("options", "prefix", "place"),
+    [(["--schema", "no where"], "", "--schema 'no where'"), (["--prefix", "other_"], "other_", "--prefix other_")],
+    ids=["schema", "prefix"],
 )
-def test_tables_that_are_not_there(command: list[str], place_option: list[str], txbox: Txbox) -> None:
-    remedy = f"with `txbox db upgrade {' '.join(place_option)}`"
-    txbox(*command, *place_option).failed_in_one_line(1, "does not exist", remedy)
+@pytest.mark.parametrize(
+    ("command", "table"),
+    [
+        (["status"], "processed_message"),
+        (["dead-letters", "list"], "dead_letter"),
+        (["dead-letters", "show", "1"], "dead_letter"),
+        (["dead-letters", "redrive", "1"], "dead_letter"),
+        (["outbox", "sent"], "outbox_sent"),
+        (["outbox", "replay"], "outbox_sent"),
+        (["relay"], "outbox_message"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_tables_that_are_not_there(
+    command: list[str], table: str, options: list[str], prefix: str, place: str, txbox: Txbox
+) -> None:
+    said = (f"{prefix}{table}", "does not exist; create ", f" with `txbox db upgrade {place}`")
+    txbox(*command, *options).failed_in_one_line(1, *said)
 
 
 @pytest.fixture

@@ -338,9 +338,3 @@ def test_times_that_cannot_be_meant(command: str, txbox: Txbox) -> None:
     for since, until in (("1h", "2h"), ("1h", "2026-01-01T00:00Z"), ("2026-01-02T00:00Z", "2026-01-01T00:00Z")):
         ended = txbox("outbox", command, "--since", since, "--until", until)
         ended.failed_in_one_line(2, "--until is not after --since")
-
-
-@pytest.mark.parametrize("command", [["status"], ["relay"], ["outbox", "sent"], ["dead-letters", "list"]], ids=" ".join)
-def test_the_remedy_for_missing_tables_names_the_place_that_was_given(command: list[str], txbox: Txbox) -> None:
-    txbox(*command, "--schema", "no pe").failed_in_one_line(1, "with `txbox db upgrade --schema 'no pe'`")
-    txbox(*command, "--prefix", "x_").failed_in_one_line(1, "with `txbox db upgrade --prefix x_`")

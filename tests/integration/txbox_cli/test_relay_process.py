@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 
 from support.program import PASSWORD, Ended, Running, forget_module
 from support.waiting import wait_until
@@ -110,33 +110,6 @@ def test_what_is_not_finished_in_time_is_status_1_and_stays(directory: Path, eng
 
 
 # --- what cannot start -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "fragment"),
-    [
-        (
-            ["--prefix", "other_"],
-            "table other_outbox_message does not exist; create it with `txbox db upgrade --prefix other_`",
-        ),
-        (
-            ["--schema", "nowhere"],
-            "table nowhere.outbox_message does not exist; create it with `txbox db upgrade --schema nowhere`",
-        ),
-        (["--url", "{refused_port}"], "start the server, or correct host and port in the URL"),
-        (["--url", "{wrong_password}"], "correct the user or the password in the URL"),
-    ],
-    ids=["prefix", "schema", "port", "password"],
-)
-def test_a_relay_that_cannot_start_is_one_line(
-    options: list[str], fragment: str, txbox: Txbox, schema_url: str
-) -> None:
-    url = make_url(schema_url).set(password=PASSWORD)
-    places = {
-        "refused_port": url.set(port=1).render_as_string(hide_password=False),
-        "wrong_password": url.render_as_string(hide_password=False),
-    }
-    txbox("relay", *(option.format(**places) for option in options)).failed_in_one_line(1, fragment)
 
 
 def test_a_relay_has_its_own_settings(txbox: Txbox, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

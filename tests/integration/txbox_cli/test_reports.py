@@ -150,26 +150,23 @@ def test_every_row_is_one_line_that_can_be_searched(schema_url: str, busy: int, 
     assert "ValueError: no stock" in listed[1]
 
 
-@pytest.mark.parametrize("command", [["status"], ["dead-letters", "list"], ["dead-letters", "list", "--json"], ["-h"]])
-def test_a_reader_that_has_read_enough_is_no_error(
-    command: list[str], schema_url: str, engine: Engine, queue: str
-) -> None:
+def test_a_reader_that_has_read_enough_is_no_error(schema_url: str, engine: Engine, queue: str) -> None:
     # More than a pipe holds, so that the write fails while the command runs.
     with engine.begin() as connection:
         for number in range(300):
             Inbox(f"{number:03}-{'x' * 190}").record(connection, "m")
     for number in range(300):
         park(engine, queue, f"m-{number}")
-    ended = subprocess.run(
-        ["/bin/bash", "-c", 'set -o pipefail; "$@" | head -1', "bash", *COMMAND, *command],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TXBOX_DATABASE_URL": schema_url},
-        timeout=60,
-        check=False,
-    )
-    assert ended.stderr == ""
-    assert ended.stdout.count("\n") == 1
+    for command in (["status"], ["dead-letters", "list"], ["dead-letters", "list", "--json"], ["-h"]):
+        ended = subprocess.run(
+            ["/bin/bash", "-c", 'set -o pipefail; "$@" | head -1', "bash", *COMMAND, *command],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "TXBOX_DATABASE_URL": schema_url},
+            timeout=60,
+            check=False,
+        )
+        assert (ended.stderr, ended.stdout.count("\n")) == ("", 1), command
 
 
 # --- db --------------------------------------------------------------------------------------------------------------
@@ -182,9 +179,7 @@ def empty(fresh_database: str, monkeypatch: pytest.MonkeyPatch, txbox: Txbox) ->
     return txbox
 
 
-@pytest.mark.parametrize(
-    "place", [[], ["--schema", "Odd schema"], ["--prefix", "tx_"], ["--schema", "s", "--prefix", "p_"]], ids=str
-)
+@pytest.mark.parametrize("place", [[], ["--schema", "Odd schema", "--prefix", "p_"]], ids=str)
 def test_up_check_and_down(place: list[str], empty: Txbox) -> None:
     assert empty("db", "check", *place).status == 1
     assert empty("db", "upgrade", *place).out == f"version 0 → {LATEST}\n"
