@@ -1,12 +1,10 @@
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
 from werkzeug.serving import make_server
 
@@ -15,26 +13,6 @@ from txbox_local.aws.moto_server import KeepAliveHandler
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as aws:
-        yield aws
-
-
-@pytest.fixture
-def sqs(aws: LocalAws) -> Iterator["SQSClient"]:
-    settings = aws.environment()
-    client = boto3.client(
-        "sqs",
-        endpoint_url=settings["AWS_ENDPOINT_URL"],
-        region_name=settings["AWS_DEFAULT_REGION"],
-        aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
-    )
-    yield client
-    client.close()
 
 
 def test_send_receive_delete(sqs: "SQSClient", aws: LocalAws) -> None:

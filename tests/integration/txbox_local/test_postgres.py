@@ -25,28 +25,26 @@ def query(url: str, statement: str) -> object:
         return result.scalar() if result.returns_rows else None
 
 
-def test_it_serves_and_leaves_nothing_behind(gone: Callable[[list[psutil.Process]], bool]) -> None:
+def test_it_serves_who_has_the_password_and_leaves_nothing_behind(gone: Callable[[list[psutil.Process]], bool]) -> None:
     with LocalPostgres(durable=False) as server:
         assert query(server.url, "SELECT current_setting('server_version_num')::int >= 180000")
         assert query(server.url, "SHOW fsync") == "off"
         assert query(server.url, "SHOW server_encoding") == "UTF8"
         assert query(server.url, "SHOW listen_addresses") == "127.0.0.1"
         assert query(server.url, "SELECT current_database() || current_user") == "txboxtxbox"
+        wrong = server.url.replace("postgresql+psycopg", "postgresql").replace("txbox:", "txbox:x")
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(wrong)
         directory = server.directory
+        assert stat.S_IMODE((directory / "password").stat().st_mode) == 0o600
         processes = [psutil.Process(server.keeper_pid), psutil.Process(server.pid)]
+        user = service_user()
+        assert processes[1].uids().real == (user.uid if user is not None else os.geteuid()), "never root"
     assert gone(processes)
     assert not directory.exists()
     server.stop()
     with pytest.raises(RuntimeError, match="not running"):
         _ = server.url
-
-
-def test_only_the_password_opens_it() -> None:
-    with LocalPostgres(durable=False) as server:
-        wrong = server.url.replace("postgresql+psycopg", "postgresql").replace("txbox:", "txbox:x")
-        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            psycopg.connect(wrong)
-        assert stat.S_IMODE((server.directory / "password").stat().st_mode) == 0o600
 
 
 def test_a_named_directory_keeps_data_and_password(reachable: Path) -> None:

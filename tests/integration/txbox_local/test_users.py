@@ -11,15 +11,9 @@ import pytest
 
 from txbox_local import LocalPostgres, LocalServerError
 from txbox_local.postgres import installation
-from txbox_local.postgres.installation import bin_directory, find_installation, service_user
+from txbox_local.postgres.installation import bin_directory, find_installation
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="what root does differently")
-
-
-def test_the_server_never_runs_as_root() -> None:
-    user = service_user()
-    with LocalPostgres(durable=False) as server:
-        assert psutil.Process(server.pid).uids().real == (user.uid if user is not None else os.geteuid())
 
 
 def test_an_ordinary_user(start_owner: Callable[..., Any], as_nobody: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from support.business import Business, apply, once
-from support.envelopes import EVENTBRIDGE_EVENT, EVENTBRIDGE_ID, SNS_ID, SNS_NOTIFICATION
 from support.lambda_events import (
     FIFO_EVENT,
     STANDARD_EVENT,
@@ -49,28 +48,11 @@ def test_only_what_has_failed_comes_again(pool: Engine, business: Business, tran
     assert business.failing() == {"c": 2}
 
 
-def test_everything_went_well(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
-    assert handle(of("abc"), Context(30)) == NOTHING
-    assert handle(of("abcd"), Context(30)) == NOTHING
-    assert business.applied() == once("abcd")
-
-
 def test_the_documented_events(pool: Engine, business: Business) -> None:
     handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
     for documented in (STANDARD_EVENT, FIFO_EVENT, STANDARD_EVENT, FIFO_EVENT):
         assert handle(documented, Context(30)) == NOTHING
     assert business.applied() == once([r["messageId"] for r in STANDARD_EVENT["Records"]] + ["1 1"])  # type: ignore[misc]
-
-
-def test_what_came_through_sns_and_eventbridge_is_known_by_their_ids(pool: Engine, business: Business) -> None:
-    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply)
-    wrapped = [
-        record(f"of SQS {number}", body) | {"messageAttributes": {}}
-        for number, body in enumerate([SNS_NOTIFICATION, EVENTBRIDGE_EVENT, SNS_NOTIFICATION, EVENTBRIDGE_EVENT])
-    ]
-    assert handle(event_of(*wrapped), Context(30)) == NOTHING
-    assert business.applied() == once([SNS_ID, EVENTBRIDGE_ID])
 
 
 def test_copies_within_one_event(pool: Engine, business: Business) -> None:

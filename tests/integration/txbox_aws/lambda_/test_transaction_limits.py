@@ -1,6 +1,6 @@
 """Limits of transactions: the server is told when the invocation ends."""
 
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from support.business import Business
@@ -26,24 +26,3 @@ def test_a_transaction_tells_the_server_when_the_invocation_ends(pool: Engine, b
     assert all(15_000 < limit <= 20_000 for limit in limits), seen
     assert set(seen[1].values()) <= {"0", None}, "without a deadline there is no limit"
     assert set(after.values()) <= {"0", None}, "and none is left behind in the connection"
-
-
-def test_a_stricter_limit_of_the_hosts_stays(schema_url: str, business: Business) -> None:
-    options = make_url(schema_url).query["options"]
-    url = make_url(schema_url).update_query_dict({"options": f"{options} -c idle_in_transaction_session_timeout=3s"})
-    strict = create_engine(url, pool_size=1)
-    seen = []
-    handle = sqs_handler(
-        inbox=Inbox("billing"), engine=strict, handler=lambda session, _: seen.append(settings(session))
-    )
-    handle(of("a"), Context(20))
-    strict.dispose()
-    assert seen[0]["idle_in_transaction_session_timeout"] == "3s"
-
-
-def test_the_limit_costs_no_statement_of_its_own(pool: Engine, business: Business) -> None:
-    statements: list[str] = []
-    event.listen(pool, "before_cursor_execute", lambda _c, _k, statement, *_: statements.append(statement))
-    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=lambda session, message: None)
-    handle(of("abcdefghij"), Context(30))
-    assert len(statements) == 1, "the record; the limit goes out with BEGIN"
