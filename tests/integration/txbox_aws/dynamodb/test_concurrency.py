@@ -27,7 +27,10 @@ def clients(aws: LocalAws) -> Iterator[list[Any]]:
         client.close()
 
 
-def rounds(store: Store, clients: list[Any], count: int, *, expired: bool) -> None:
+@pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_of_32_who_ask_at_once_for_what_has_run_out_exactly_one_gets_it(
+    store: Store, clients: list[Any], rounds: int
+) -> None:
     """Half of the threads share a ledger with others, as a worker's threads do; half have one each."""
     table = store.arguments["table"]
     shared = DynamoDBLedger("mailing", table=table, client=clients[0])
@@ -42,36 +45,19 @@ def rounds(store: Store, clients: list[Any], count: int, *, expired: bool) -> No
         return ledger.acquire(message_id)
 
     with ThreadPoolExecutor(THREADS) as pool:
-        for number in range(count):
+        for number in range(rounds):
             message_id = f"m{number}"
-            late = acquired(shared, message_id) if expired else None
-            if expired:
-                store.expire(message_id)
+            late = acquired(shared, message_id)
+            store.expire(message_id)
             found = list(pool.map(ask, ledgers, [message_id] * THREADS))
-            owners = [each.lease for each in found if each.lease is not None]
-            assert len(owners) == 1, f"round {number}"
+            (owner,) = [each.lease for each in found if each.lease is not None]
             assert sum(each.state is LeaseState.IN_FLIGHT for each in found) == THREADS - 1
-            assert owners[0].attempt == 1 + expired
-            if late is not None:
-                assert owners[0].fence > late.fence
-                with pytest.raises(LeaseLost):
-                    shared.complete(late)
-            ledgers[0].complete(owners[0])
+            assert owner.attempt == 2
+            assert owner.fence > late.fence
+            with pytest.raises(LeaseLost):
+                shared.complete(late)
+            ledgers[0].complete(owner)
             assert ledgers[1].acquire(message_id).state is LeaseState.COMPLETED
-
-
-@pytest.mark.parametrize("expired", [False, True], ids=["new", "expired"])
-def test_of_32_who_ask_at_once_exactly_one_gets_the_lease(store: Store, clients: list[Any], expired: bool) -> None:
-    rounds(store, clients, 10, expired=expired)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("expired", [False, True], ids=["new", "expired"])
-def test_of_32_who_ask_at_once_exactly_one_gets_the_lease_a_thousand_times(
-    store: Store, clients: list[Any], expired: bool
-) -> None:
-    rounds(store, clients, 1_000 if not expired else 200, expired=expired)
 
 
 def test_threads_that_renew_and_complete_at_once_leave_a_completed_message(store: Store) -> None:

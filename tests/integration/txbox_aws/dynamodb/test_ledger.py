@@ -179,10 +179,9 @@ def test_a_throttled_call_is_made_again(table: str, code: str) -> None:
     refusing.client.close()
 
 
-@pytest.mark.parametrize("code", THROTTLED)
-def test_who_is_throttled_all_the_time_is_told_that_it_passes(table: str, code: str) -> None:
-    refusing = Refusing(table, code, times=100)
-    with pytest.raises(LedgerError, match=code) as caught:
+def test_who_is_throttled_all_the_time_is_told_that_it_passes(table: str) -> None:
+    refusing = Refusing(table, THROTTLED[0], times=100)
+    with pytest.raises(LedgerError, match=THROTTLED[0]) as caught:
         refusing.ledger.acquire("m1")
     assert not caught.value.permanent
     refusing.client.close()

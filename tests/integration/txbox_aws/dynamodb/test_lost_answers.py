@@ -31,10 +31,10 @@ def proxy(aws: LocalAws) -> Iterator[TcpProxy]:
 
 
 @pytest.fixture
-def behind(proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch, store: Store) -> Iterator[DynamoDBLedger]:
+def behind(proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch, table: str) -> Iterator[DynamoDBLedger]:
     """A ledger with a client of its own, whose connections go through the proxy."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
-    ledger = DynamoDBLedger("mailing", table=store.arguments["table"])
+    ledger = DynamoDBLedger("mailing", table=table)
     ledger.check()
     yield ledger
     ledger.close()
@@ -166,9 +166,9 @@ def test_who_gets_no_answer_at_all_is_told_that_it_may_pass(proxy: TcpProxy, beh
 class Recorder:
     """A client that keeps its calls, to make them again as something on the way might: unchanged, and late."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, table: str) -> None:
         self.client: Any = boto3.client("dynamodb")
-        self.ledger = DynamoDBLedger("mailing", table=store.arguments["table"], client=self.client)
+        self.ledger = DynamoDBLedger("mailing", table=table, client=self.client)
         self.calls: list[dict[str, Any]] = []
         self.client.meta.events.register(
             "provide-client-params.dynamodb.UpdateItem", lambda params, **_: self.calls.append(params)
@@ -184,8 +184,8 @@ class Recorder:
 
 
 @pytest.fixture
-def recorder(store: Store) -> Iterator[Recorder]:
-    recorder = Recorder(store)
+def recorder(table: str) -> Iterator[Recorder]:
+    recorder = Recorder(table)
     yield recorder
     recorder.client.close()
 
@@ -206,13 +206,13 @@ def test_an_acquisition_that_comes_again_late_takes_nothing(
 
 @pytest.mark.parametrize("method", ["renew", "complete", "release"])
 def test_what_an_owner_said_comes_too_late_once_another_has_it(
-    dynamodb: Any, store: Store, recorder: Recorder, item: Callable[[], Any], method: str
+    dynamodb: Any, store: Store, table: str, recorder: Recorder, item: Callable[[], Any], method: str
 ) -> None:
     lease = acquired(recorder.ledger, "m1")
     getattr(recorder.ledger, method)(lease)
     if method == "complete":
         dynamodb.update_item(  # as if the completion had not arrived yet
-            TableName=store.arguments["table"],
+            TableName=table,
             Key={"message_id": typed("m1"), "subscriber_id": typed("mailing")},
             UpdateExpression="REMOVE completed_at",
         )

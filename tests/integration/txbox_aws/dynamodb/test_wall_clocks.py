@@ -16,7 +16,6 @@ import pytest
 from support.leases import Store, acquired
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb.ledger import RETENTION_SECONDS
-from txbox_aws.dynamodb.values import typed
 
 PROGRAM = """
 import datetime, json, sys, time
@@ -38,16 +37,19 @@ with time_machine.travel(wrong, tick=True):
     print(json.dumps({"time": time.time(), "answers": answers}))
 """
 
+Item = Callable[..., dict[str, Any]]
+Run = Callable[..., list[list[Any]]]
+
 pytestmark = [pytest.mark.chaos, pytest.mark.parametrize("shift", [3_600, -3_600], ids=["fast", "slow"])]
 
 
 @pytest.fixture
-def shifted(store: Store, shift: int) -> Callable[..., list[list[Any]]]:
+def shifted(table: str, shift: int) -> Run:
     """Take steps in a process with another wall clock: shifted(("acquire", "m1"), …)."""
 
     def run(*steps: tuple[str, str]) -> list[list[Any]]:
         ended = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(shift), store.arguments["table"], json.dumps(steps)],
+            [sys.executable, "-c", PROGRAM, str(shift), table, json.dumps(steps)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             capture_output=True,
             text=True,
@@ -61,9 +63,7 @@ def shifted(store: Store, shift: int) -> Callable[..., list[list[Any]]]:
     return run
 
 
-def test_its_leases_are_as_long_for_others_as_they_should_be(
-    store: Store, shifted: Callable[..., list[list[Any]]], item: Callable[..., Any]
-) -> None:
+def test_its_leases_are_as_long_for_others_as_they_should_be(store: Store, item: Item, shifted: Run) -> None:
     before = time.time()
     assert shifted(("acquire", "m1"), ("acquire", "m2"), ("renew", "m2"))[0][0] == "acquired"
     for message_id in ("m1", "m2"):
@@ -76,7 +76,7 @@ def test_its_leases_are_as_long_for_others_as_they_should_be(
     assert acquired(store.ledger(), "m1").unknown_attempts == 1
 
 
-def test_it_takes_nobodys_lease_away(store: Store, shifted: Callable[..., list[list[Any]]]) -> None:
+def test_it_takes_nobodys_lease_away(store: Store, shifted: Run) -> None:
     ledger = store.ledger()
     lease = acquired(ledger, "m1", lease_seconds=60)
     ((state, seconds),) = shifted(("acquire", "m1"))
@@ -86,36 +86,25 @@ def test_it_takes_nobodys_lease_away(store: Store, shifted: Callable[..., list[l
     assert shifted(("acquire", "m1")) == [["completed", 0.0]]
 
 
-def test_it_takes_over_what_has_run_out(
-    dynamodb: Any, store: Store, shifted: Callable[..., list[list[Any]]], item: Callable[..., Any]
-) -> None:
+def test_it_takes_over_what_has_run_out(store: Store, item: Item, put: Callable[..., None], shifted: Run) -> None:
     first = acquired(store.ledger(), "m1")
-    dynamodb.update_item(
-        TableName=store.arguments["table"],
-        Key={"message_id": typed("m1"), "subscriber_id": typed("mailing")},
-        UpdateExpression="SET expires_at = :just",
-        ExpressionAttributeValues={":just": typed(int((time.time() - 5) * 1000))},
-    )
+    put("m1", expires_at=int((time.time() - 5) * 1000))
     assert shifted(("acquire", "m1"))[0][0] == "acquired"
-    assert item("m1")["fence"] > first.fence
+    assert item()["fence"] > first.fence
 
 
 @pytest.mark.parametrize("end", ["complete", "release"])
-def test_what_it_leaves_is_removed_when_it_should_be(
-    shifted: Callable[..., list[list[Any]]], item: Callable[..., Any], end: str
-) -> None:
+def test_what_it_leaves_is_removed_when_it_should_be(item: Item, shifted: Run, end: str) -> None:
     shifted(("acquire", "m1"), (end, "m1"), ("acquire", "m2"))
-    left = item("m1")
+    left = item()
     assert abs(left["remove_at"] - time.time() - RETENTION_SECONDS) < 30
     assert abs(item("m2")["remove_at"] - time.time() - 20 - RETENTION_SECONDS) < 30
     if end == "complete":
         assert abs(left["completed_at"] / 1000 - time.time()) < 30
 
 
-def test_the_fence_of_a_new_item_is_reckoned_by_the_stores_clock(
-    shifted: Callable[..., list[list[Any]]], item: Callable[..., Any]
-) -> None:
+def test_the_fence_of_a_new_item_is_reckoned_by_the_stores_clock(item: Item, shifted: Run) -> None:
     """So it is greater than that of an item which was removed long ago, whoever made that."""
     before = time.time()
     shifted(("acquire", "m1"))
-    assert (before - 2) * 1000 < item("m1")["fence"] <= time.time() * 1000 + 1
+    assert (before - 2) * 1000 < item()["fence"] <= time.time() * 1000 + 1

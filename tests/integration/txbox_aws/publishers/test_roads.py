@@ -52,14 +52,6 @@ def test_every_body_and_header_arrives_as_it_was_sent_under_its_own_id(
         assert {message.headers["sqs-group-id"] for message in arrived.values()} == {one.key for one in messages}
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_twenty_five_messages(publishers: Publishers, make_road: MakeRoad, road: str) -> None:
-    there = make_road(road)
-    ids = [f"m{number}" for number in range(25)]
-    assert list(publishers[there.kind].send(outgoing(there.destination, *ids))) == []
-    assert sorted(message.id for message in there.arrived()) == sorted(ids)
-
-
 @pytest.mark.parametrize("road", ["sqs fifo", "sns fifo"])
 def test_a_group_keeps_its_order_and_what_is_sent_twice_arrives_once(
     publishers: Publishers, make_road: MakeRoad, road: str
