@@ -5,26 +5,17 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine, create_engine, text
 
 from support.documents import Block, Terminals, blocks
-from support.leases import acquired
 from support.waiting import wait_until
-from txbox import DeadLetters, Inbox, Message, Outcome
-from txbox.backoff import Backoff
-from txbox.leases import PostgresLedger
-from txbox.watermarks import Advance, Watermarks
 from txbox_local import LocalAws
-from txbox_workers.memory import MemorySource
-from txbox_workers.worker import Worker
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -161,78 +152,6 @@ def test_the_readmes_example_adds_each_purchase_once(
     with engine.connect() as connection:
         assert connection.execute(text("SELECT cents FROM account")).scalar_one() == 11111
         assert connection.execute(text("SELECT count(*) FROM processed_message")).scalar_one() == 5
-
-
-def test_the_rights_that_are_granted_are_enough_for_leases_and_watermarks(schema_url: str, engine: Engine) -> None:
-    grants = next(block.text for block in blocks(REPOSITORY / "docs" / "operating.md") if "txbox_owner" in block.text)
-    role = f"txbox_owner_{uuid.uuid4().hex[:8]}"
-    with engine.begin() as connection:
-        schema = connection.execute(text("SELECT current_schema()")).scalar_one()
-        connection.exec_driver_sql(grants.replace("txbox_owner", role))
-        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
-    limited = create_engine(
-        make_url(schema_url).update_query_dict({"options": f"-csearch_path={schema} -crole={role}"})
-    )
-    try:
-        ledger = PostgresLedger("mailing", engine=limited)
-        ledger.check()
-        ledger.release(acquired(ledger, "m"))
-        lease = acquired(ledger, "m")
-        ledger.renew(lease)
-        ledger.complete(lease, b"done")
-        with limited.begin() as connection:
-            assert connection.execute(text("SELECT current_user")).scalar_one() == role
-            watermarks = Watermarks("billing")
-            assert watermarks.advance(connection, "account", "ann", 1) is Advance.APPLIED
-            assert watermarks.advance(connection, "account", "ann", 3, insist=True) is Advance.GAP
-            assert watermarks.advance(connection, "account", "bob", 2, insist=True) is Advance.GAP
-            assert watermarks.advance_many(connection, [("account", "ann", 2)]) == [Advance.APPLIED]
-    finally:
-        limited.dispose()
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
-
-
-def test_the_rights_that_are_granted_are_enough_for_a_worker(schema_url: str, engine: Engine) -> None:
-    grants = next(block.text for block in blocks(REPOSITORY / "docs" / "operating.md") if "GRANT" in block.text)
-    role = f"txbox_worker_{uuid.uuid4().hex[:8]}"
-    with engine.begin() as connection:
-        schema = connection.execute(text("SELECT current_schema()")).scalar_one()
-        connection.exec_driver_sql(grants.replace("txbox_worker", role))
-        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
-
-    def handle(_session: Session, message: Message) -> None:
-        if message.id == "bad":
-            raise ValueError("bad")
-
-    limited = create_engine(
-        make_url(schema_url).update_query_dict({"options": f"-csearch_path={schema} -crole={role}"})
-    )
-    source = MemorySource([Message(name, b"{}") for name in ("a", "bad", "a")])
-    worker = Worker(
-        source,
-        inbox=Inbox("billing", fingerprint=True),
-        engine=limited,
-        handler=handle,
-        max_attempts=3,
-        backoff=Backoff(first_seconds=0, longest_seconds=0),
-    )
-    try:
-        with limited.connect() as connection:
-            assert connection.execute(text("SELECT current_user")).scalar_one() == role
-        worker.start()
-        assert source.wait_until_empty(20)
-        assert worker.stop()
-        letters = DeadLetters(limited)
-        (letter,) = letters.list()
-        with engine.begin() as connection:  # what the page says of redriving
-            connection.exec_driver_sql(f"GRANT DELETE ON processed_message TO {role}")
-        assert letters.redrive(letter.dead_letter_id or 0, lambda _: None).message_id == "bad"
-    finally:
-        limited.dispose()
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
-    assert worker.counts == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: 1, Outcome.FAILED: 2, Outcome.DEAD: 1}
 
 
 def test_every_file_that_internals_names_exists() -> None:

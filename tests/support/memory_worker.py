@@ -9,6 +9,7 @@ from sqlalchemy import Engine
 from support.business import apply
 from txbox import Inbox, Message, Outcome
 from txbox.backoff import Backoff
+from txbox.service import Service
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
@@ -32,14 +33,14 @@ def make(source: MemorySource, engine: Engine, handler: Any = apply, **options: 
 
 
 @contextmanager
-def at_work(*workers: Worker) -> Iterator[None]:
-    """Start workers, and see that they drain at the end."""
-    for worker in workers:
-        worker.start()
+def at_work(*services: Service) -> Iterator[None]:
+    """Start workers, or relays, and see that they drain at the end."""
+    for service in services:
+        service.start()
     try:
         yield
     finally:
-        stopped = [worker.stop(20) for worker in workers]
+        stopped = [service.stop(20) for service in services]
         assert all(stopped)
 
 

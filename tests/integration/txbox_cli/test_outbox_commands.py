@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from support.blocking import backend_pid
+from support.memory_worker import at_work
 from support.program import PASSWORD, Ended
 from support.waiting import wait_until
 from txbox import DeadLetters
@@ -51,11 +52,8 @@ def refuse(engine: Engine, *messages: Outgoing, max_attempts: int | None = 1) ->
     """Publish messages and have a relay try each of them once."""
     message_ids = publish(engine, *messages)
     relay = Relay(engine, {"own": Refuses()}, max_attempts=max_attempts, backoff=LATER, listen=False)
-    relay.start()
-    try:
+    with at_work(relay):
         wait_until(lambda: relay.failed == len(messages), "every message was tried")
-    finally:
-        assert relay.stop()
     return message_ids
 
 

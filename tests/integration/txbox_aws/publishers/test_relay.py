@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from support.memory_worker import at_work
 from support.outgoing import BUS, FIFO_QUEUE, QUEUE, TOPIC
 from support.publisher_attempts import attempts
 from support.scripted_aws import (
@@ -108,11 +109,8 @@ def test_through_all_trouble_everything_arrives_under_its_id_and_in_the_order_of
     messages += [Outgoing(destination, json.dumps({"key": None})) for destination in destinations for _ in range(10)]
     ids = publish(engine, messages)
     relay = Relay(engine, publishers, max_attempts=None, backoff=SHORT)
-    relay.start()
-    try:
+    with at_work(relay):
         wait_until(lambda: left(engine) == 0, "all is sent", timeout=60, every=0.05)
-    finally:
-        assert relay.stop()
     assert trouble.met == {*Trouble.CALLS, *Trouble.ENTRIES, CONFIRMED}
     published = dict(zip(ids, (str(message.body) for message in messages), strict=True))
     assert {entry.message_id: entry.body for entry in broker.taken} == published
@@ -153,11 +151,8 @@ def test_what_is_refused_for_the_last_time_is_a_dead_letter_and_lets_the_next_pa
         ],
     )
     relay = Relay(engine, publishers, max_attempts=3, backoff=SHORT)
-    relay.start()
-    try:
+    with at_work(relay):
         wait_until(lambda: left(engine) == 0, "all is sent or dead", every=0.05)
-    finally:
-        assert relay.stop()
     with engine.connect() as connection:
         (letter,) = connection.exec_driver_sql("SELECT message_id, source, attempts FROM dead_letter").fetchall()
     assert tuple(letter) == ("poison", destination, attempts)
@@ -173,14 +168,11 @@ def test_an_entry_that_the_broker_itself_has_failed_costs_no_attempt_and_keeps_i
     broker.answer = each(unlucky=Failed("InternalFailure"))
     publish(engine, [Outgoing(destination, b"{}", key="k", message_id=name) for name in ("unlucky", "next")])
     relay = Relay(engine, publishers, max_attempts=1, backoff=SHORT)
-    relay.start()
-    try:
+    with at_work(relay):
         wait_until(lambda: sum("unlucky" in call.ids for call in broker.calls) >= 3, "it is tried again and again")
         assert [entry.message_id for entry in broker.taken if entry.message_id != "unlucky"] == []
         broker.answer = confirm
         wait_until(lambda: left(engine) == 0, "all is sent", every=0.05)
-    finally:
-        assert relay.stop()
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
 
@@ -191,11 +183,8 @@ def test_an_outage_costs_no_message_an_attempt(
     broker.answer = lambda sent: Error("ServiceUnavailable", 503)
     publish(engine, [Outgoing(QUEUE, b"{}", key=f"k{number}", message_id=f"m{number}") for number in range(30)])
     relay = Relay(engine, publishers, max_attempts=1, backoff=SHORT)
-    relay.start()
-    try:
+    with at_work(relay):
         wait_until(lambda: len(broker.calls) >= 10, "it is tried again and again")
         broker.answer = confirm
         wait_until(lambda: left(engine) == 0, "all is sent", every=0.05)
-    finally:
-        assert relay.stop()
     assert {entry.message_id for entry in broker.taken} == {f"m{number}" for number in range(30)}

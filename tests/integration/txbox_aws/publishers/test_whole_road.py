@@ -1,13 +1,13 @@
 """The whole road: outbox, relay, SQS, a worker with an inbox that publishes, relay, SQS, another worker."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from support.business import Business, apply
+from support.memory_worker import at_work
 from support.waiting import wait_until
 from txbox import Inbox, Message, Outbox
 from txbox.instrumentation import Event, Relayed
@@ -16,17 +16,6 @@ from txbox_aws.publishers import AwsPublisher
 from txbox_aws.sqs import SqsWorker
 
 OUTBOX = Outbox()
-
-
-@contextmanager
-def at_work(*services: Relay | SqsWorker) -> Iterator[None]:
-    for service in services:
-        service.start()
-    try:
-        yield
-    finally:
-        stopped = [service.stop() for service in services]
-        assert all(stopped)
 
 
 @pytest.mark.parametrize("fifo", [False, True], ids=["standard", "fifo"])

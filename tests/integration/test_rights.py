@@ -1,0 +1,119 @@
+"""The rights that docs/operating.md grants are enough for what it grants them for."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session
+
+from support.documents import blocks
+from support.leases import acquired
+from support.memory_worker import at_work, messages, work_off
+from support.waiting import wait_until
+from txbox import DeadLetters, Inbox, Message, Outcome
+from txbox.backoff import Backoff
+from txbox.leases import PostgresLedger
+from txbox.outbox import Outbox
+from txbox.outbox.status import read_outbox_status
+from txbox.relay import OutboxMessage, Refused, Relay
+from txbox.watermarks import Advance, Watermarks
+from txbox_workers.memory import MemorySource
+
+OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
+
+
+@contextmanager
+def granted(engine: Engine, names: tuple[str, ...]) -> Iterator[list[Engine]]:
+    grants = next(block.text for block in blocks(OPERATING) if names[0] in block.text)
+    roles = {name: f"{name}_{uuid.uuid4().hex[:8]}" for name in names}
+    for name, role in roles.items():
+        grants = grants.replace(name, role)
+    with engine.begin() as connection:
+        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
+        connection.exec_driver_sql(grants)
+        connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {', '.join(roles.values())}")
+    engines = []
+    for role in roles.values():
+        options = f"-csearch_path={schema} -crole={role}"
+        engines.append(create_engine(engine.url.update_query_dict({"options": options})))
+        with engines[-1].connect() as connection:
+            assert connection.exec_driver_sql("SELECT current_user").scalar_one() == role
+    try:
+        yield engines
+    finally:
+        for one in engines:
+            one.dispose()
+        with engine.begin() as connection:
+            for role in roles.values():
+                connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.fixture
+def roles(engine: Engine) -> Iterator[Callable[..., list[Engine]]]:
+    """Engines of roles that the page creates, by its names of them: roles("txbox_worker")."""
+    with ExitStack() as stack:
+        yield lambda *names: stack.enter_context(granted(engine, names))
+
+
+class Picky:
+    def send(self, messages: "list[OutboxMessage]") -> list[Refused]:
+        return [Refused(message, "no") for message in messages if message.key == "refused"]
+
+
+def test_for_publishing_and_a_relay(engine: Engine, roles: Callable[..., list[Engine]]) -> None:
+    publisher, sender = roles("txbox_publisher", "txbox_relay")
+    outbox = Outbox()
+    with publisher.begin() as connection:
+        outbox.check(connection)
+        for key, delay in (("fine", None), ("refused", None), ("refused", None), ("late", 0.1)):
+            outbox.publish(connection, "own:x", "{}", key=key, delay=delay)
+    relay = Relay(
+        sender,
+        {"own": Picky()},
+        max_attempts=2,
+        backoff=Backoff(first_seconds=0.01, longest_seconds=0.01),
+        keep_sent=timedelta(milliseconds=1),
+    )
+    with at_work(relay):
+        wait_until(lambda: relay.sent == 2 and len(DeadLetters(engine).list()) == 2, "two are sent, two are parked")
+        assert read_outbox_status(engine).relays
+    assert read_outbox_status(engine).messages == 0
+    assert read_outbox_status(engine).relays == ()
+
+
+def test_for_leases_and_watermarks(roles: Callable[..., list[Engine]]) -> None:
+    (limited,) = roles("txbox_owner")
+    ledger = PostgresLedger("mailing", engine=limited)
+    ledger.check()
+    ledger.release(acquired(ledger, "m"))
+    lease = acquired(ledger, "m")
+    ledger.renew(lease)
+    ledger.complete(lease, b"done")
+    with limited.begin() as connection:
+        watermarks = Watermarks("billing")
+        assert watermarks.advance(connection, "account", "ann", 1) is Advance.APPLIED
+        assert watermarks.advance(connection, "account", "ann", 3, insist=True) is Advance.GAP
+        assert watermarks.advance(connection, "account", "bob", 2, insist=True) is Advance.GAP
+        assert watermarks.advance_many(connection, [("account", "ann", 2)]) == [Advance.APPLIED]
+
+
+def test_for_a_worker(engine: Engine, roles: Callable[..., list[Engine]]) -> None:
+    def handle(_session: Session, message: Message) -> None:
+        if message.id == "bad":
+            raise ValueError("bad")
+
+    (limited,) = roles("txbox_worker")
+    inbox = Inbox("billing", fingerprint=True)
+    worker = work_off(MemorySource(messages("a", "bad", "a")), limited, handle, inbox=inbox, max_attempts=3)
+    letters = DeadLetters(limited)
+    (letter,) = letters.list()
+    with limited.connect() as connection:
+        role = connection.exec_driver_sql("SELECT current_user").scalar_one()
+    with engine.begin() as connection:  # what the page says of redriving
+        connection.exec_driver_sql(f"GRANT DELETE ON processed_message TO {role}")
+    assert letters.redrive(letter.dead_letter_id or 0, lambda _: None).message_id == "bad"
+    assert worker.counts == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: 1, Outcome.FAILED: 2, Outcome.DEAD: 1}
