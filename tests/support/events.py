@@ -25,3 +25,10 @@ class Kept:
     def outcomes(self, message_id: str) -> list[Outcome]:
         """What became of each delivery of a message."""
         return [event.outcome for event in self.of(Settled) if event.message_id == message_id]
+
+
+class Unloggable(Exception):
+    """An error of which no traceback can be made."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ValueError(name)

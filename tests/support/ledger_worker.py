@@ -1,12 +1,15 @@
 """Workers with a ledger that are fed from memory, and leases that run out when a test says so."""
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
+from support.business import apply
 from support.memory_worker import AT_ONCE
-from txbox import DeadLetters, Inbox
-from txbox.leases import PostgresLedger
+from txbox import DeadLetters, Inbox, Message
+from txbox.leases import Lease, PostgresLedger
 from txbox_workers.memory import MemorySource
 from txbox_workers.worker import Worker
 
@@ -19,6 +22,17 @@ def make(source: MemorySource, ledger: PostgresLedger, handler: Any, engine: Eng
 
 def beside(engine: Engine, ledger: PostgresLedger, handler: Any, **options: Any) -> Worker:
     return make(MemorySource(), ledger, handler, engine, inbox=Inbox("mailing", wait_seconds=0.2), **options)
+
+
+def noting(seen: list[tuple[int, int]], then: Callable[[Session, int], object] = lambda session, run: None) -> Any:
+    """A handler beside an inbox that notes its attempt and the unknown ones, applies, and calls then(session, run)."""
+
+    def handle(session: Session, message: Message, lease: Lease) -> None:
+        seen.append((lease.attempt, lease.unknown_attempts))
+        apply(session, message)
+        then(session, len(seen))
+
+    return handle
 
 
 def expire(engine: Engine, message_id: str) -> None:

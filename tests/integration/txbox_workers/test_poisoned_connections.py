@@ -12,7 +12,7 @@ from support.memory_worker import at_work, make, numbered
 from support.outbox import OUTBOX, OWN
 from support.publishers import RecordingPublisher
 from txbox import Inbox, InvalidConfiguration, Message, SchemaMissing
-from txbox.dead_letters import DeadLetters, Failures
+from txbox.dead_letters import Failures
 from txbox.leases import PostgresLedger
 from txbox.postgres.urls import database_engine, database_url
 from txbox.relay import Relay
@@ -76,16 +76,6 @@ def test_a_worker_s_probe_asks_a_new_connection(pool: Engine, poison: str) -> No
     poisoned(pool, poison)
     worker._processor.check_recording()
     pool.dispose()
-
-
-def test_what_a_handler_is_refused_is_its_own_failure(engine: Engine) -> None:
-    def handle(session: Session, _: Message) -> None:
-        session.execute(text("SELECT * FROM not_there"))
-
-    source = MemorySource(numbered(1))
-    with at_work(make(source, engine, handle, max_attempts=1)):
-        assert source.wait_until_empty(20)
-    assert [letter.message_id for letter in DeadLetters(engine).list()] == ["m0000"]
 
 
 def test_a_ledger_goes_on(pool: Engine, poison: str) -> None:
@@ -157,48 +147,38 @@ def latin(make_database: Callable[..., str]) -> str:
 
 
 def test_a_database_that_is_not_utf_8_is_refused_at_the_start(latin: str) -> None:
-    engine = create_engine(latin)
-    says = "has the encoding LATIN1"
-    with pytest.raises(InvalidConfiguration, match=says):
-        make(MemorySource(), engine).start()
-    with pytest.raises(InvalidConfiguration, match=says):
-        Relay(engine, {"own": RecordingPublisher()}).start()
-    with pytest.raises(InvalidConfiguration, match=says):
-        PostgresLedger("mailing", engine=engine).check()
-    with pytest.raises(InvalidConfiguration, match=says):
-        PostgresLedger("mailing", engine=engine).acquire("m1")
-    euro = "\u20ac"
-    own = create_engine(latin)
-    with own.connect() as connection:
-        with pytest.raises(InvalidConfiguration, match=says):
-            Inbox("billing").check(connection)
-        with pytest.raises(InvalidConfiguration, match=says):
-            OUTBOX.check(connection)
-        with pytest.raises(InvalidConfiguration, match=says):
-            Inbox("billing").record(connection, euro)
-        with pytest.raises(InvalidConfiguration, match=says):
-            OUTBOX.publish(connection, OWN, euro, key=euro)
-    own.dispose()
-    with pytest.raises(InvalidConfiguration, match=says):
-        upgrade_database(engine)
-    with pytest.raises((InvalidConfiguration, MigrationError), match=says):
-        upgrade_database(latin)
-    engine.dispose()
+    engine, own, euro = create_engine(latin), create_engine(latin), "\u20ac"
     ours = database_engine(database_url(latin))
-    for _ in range(2):
-        with pytest.raises(InvalidConfiguration, match=says):
-            ours.connect()
-    ours.dispose()
+    with own.connect() as connection:
+        for refused in (
+            lambda: make(MemorySource(), engine).start(),
+            lambda: Relay(engine, {"own": RecordingPublisher()}).start(),
+            lambda: PostgresLedger("mailing", engine=engine).check(),
+            lambda: PostgresLedger("mailing", engine=engine).acquire("m1"),
+            lambda: Inbox("billing").check(connection),
+            lambda: OUTBOX.check(connection),
+            lambda: Inbox("billing").record(connection, euro),
+            lambda: OUTBOX.publish(connection, OWN, euro, key=euro),
+            lambda: upgrade_database(engine),
+            ours.connect,
+            ours.connect,
+        ):
+            with pytest.raises(InvalidConfiguration, match="has the encoding LATIN1"):
+                refused()
+    with pytest.raises((InvalidConfiguration, MigrationError), match="has the encoding LATIN1"):
+        upgrade_database(latin)
+    for one in (engine, own, ours):
+        one.dispose()
 
 
 def test_a_database_without_an_encoding_is_refused_too(make_database: Callable[..., str]) -> None:
     url = make_database("ENCODING 'SQL_ASCII' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
-    says = "has the encoding SQL_ASCII"
-    with pytest.raises(InvalidConfiguration, match=says):
-        database_engine(database_url(url)).connect()
     engine = create_engine(url)
-    with pytest.raises(InvalidConfiguration, match=says):
-        make(MemorySource(), engine).start()
-    with pytest.raises(InvalidConfiguration, match=says):
-        PostgresLedger("mailing", engine=engine).acquire("m1")
+    for refused in (
+        database_engine(database_url(url)).connect,
+        lambda: make(MemorySource(), engine).start(),
+        lambda: PostgresLedger("mailing", engine=engine).acquire("m1"),
+    ):
+        with pytest.raises(InvalidConfiguration, match="has the encoding SQL_ASCII"):
+            refused()
     engine.dispose()

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -242,15 +242,14 @@ def test_behind_a_pooler_one_silent_connection_does_not_lose_a_lease(
 def test_behind_a_pooler_whose_servers_are_all_busy_the_wait_goes_on(make_database: Callable[..., str]) -> None:
     with transaction_pooler(make_database(), size=1) as (_, url), ThreadPoolExecutor() as pool:
         engine = open_engine(url, connect_args={"txbox_watchdog_seconds": SILENCE})
-
-        def work(connection: Connection) -> object:
-            with connection.begin():
-                return connection.execute(text("SELECT 1 FROM pg_sleep(4)")).scalar_one()
-
         with engine.connect() as one, engine.connect() as other:
-            # The one server works for one of them, and the other waits for it: no server is left to say so.
-            working = [pool.submit(work, connection) for connection in (one, other)]
-            assert [done.result(2 * BOUND) for done in working] == [1, 1]
+            one.execute(text("SELECT 1"))
+            # The one server is held by this transaction, and the other waits for it: no server is left to say so.
+            waiting = pool.submit(lambda: other.execute(text("SELECT 2")).scalar_one())
+            assert one.execute(text("SELECT 1 FROM pg_sleep(4)")).scalar_one() == 1
+            assert not waiting.done()
+            one.rollback()
+            assert waiting.result(2 * BOUND) == 2
         engine.dispose()
 
 

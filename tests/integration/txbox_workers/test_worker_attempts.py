@@ -59,14 +59,6 @@ def test_copies_in_one_batch_of_a_message_that_fails_are_one_attempt(engine: Eng
     assert letter.attempts == 3
 
 
-def test_a_copy_that_fails_beside_a_letter_joins_it(engine: Engine, business: Business) -> None:
-    worker = make(MemorySource(), engine, failing_always, max_attempts=1)
-    assert process(worker, delivery("x")) == [("x-1", Outcome.DEAD)]
-    assert process(worker, delivery("x", receipt="copy")) == [("copy", Outcome.DEAD)]
-    assert business.failing() == {}
-    assert len(DeadLetters(engine).list()) == 1
-
-
 def test_a_suspect_that_was_processed_meanwhile_is_a_duplicate(engine: Engine, business: Business) -> None:
     worker = make(MemorySource(), engine)
     process(worker, delivery("a"))
@@ -191,13 +183,6 @@ def test_a_success_leaves_no_failure_behind(engine: Engine, business: Business, 
     for receive_count in range(1, 5):
         process(worker, delivery(f"m{receive_count}", receive_count=receive_count))
     assert len(business.applied()) == 4
-    assert business.failing() == {}
-
-
-def test_failures_are_forgotten_with_the_success(engine: Engine, business: Business) -> None:
-    Failures(engine, "billing").fail("a", ValueError("once"))
-    worker = make(MemorySource(), engine)
-    process(worker, delivery("a", receive_count=2))
     assert business.failing() == {}
 
 
@@ -415,8 +400,3 @@ def test_without_a_last_attempt_what_cannot_be_read_is_left_to_the_broker_too(
 ) -> None:
     worker = make(MemorySource(), engine, reads_json, max_attempts=None)
     assert process(worker, delivery("a")) == [("a-1", Outcome.FAILED)]
-
-
-def test_malformed_messages_are_value_errors() -> None:
-    with pytest.raises(ValueError, match="is not JSON"):
-        messages("a")[0].json()

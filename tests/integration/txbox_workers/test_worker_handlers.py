@@ -23,8 +23,7 @@ from support.handlers import (
     with_bad,
     wraps_the_refusal_of_its_commit,
 )
-from support.memory_worker import at_work, make, messages, work_off
-from support.waiting import wait_until
+from support.memory_worker import messages, work_off
 from txbox import Message, Outcome
 from txbox_workers.memory import MemorySource
 
@@ -242,23 +241,6 @@ def test_a_statement_that_a_handler_leaves_open_keeps_nobody_waiting(
             end()
     assert business.applied() == once("ac")
     assert business.letters() == {"bad": "failed"}
-
-
-def test_a_message_whose_connection_is_always_lost_is_not_parked_and_keeps_nobody_from_being_processed(
-    engine: Engine, business: Business
-) -> None:
-    """Who has ended it, nobody can tell."""
-    runs = []
-
-    def lose(session: Session) -> None:
-        runs.append(1)
-        session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
-
-    worker = make(MemorySource(messages("a", "bad", "c")), engine, with_bad(lose), max_attempts=3)
-    with at_work(worker):
-        wait_until(lambda: len(runs) > 10 and business.applied() == once("ac"))
-    assert business.letters() == {}
-    assert business.failing() == {}
 
 
 def test_sessions_are_made_by_the_factory_of_the_host(engine: Engine, business: Business) -> None:

@@ -9,11 +9,11 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from support.business import Business, apply, once
-from support.events import Kept
+from support.events import Kept, Unloggable
 from support.memory_worker import at_work, delivery, make, messages, numbered, process
 from support.waiting import wait_until
 from txbox import Message, Outcome
-from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event, Received
+from txbox.instrumentation import DatabaseLost, DatabaseRestored, Received
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory import MemorySource
 from txbox_workers.processing.outages import DatabaseUnavailable
@@ -152,31 +152,6 @@ def test_a_pool_that_is_too_small_is_no_message_s_fault(schema_url: str, busines
     engine.dispose()
     assert business.applied() == once(message.id for message in numbered(20))
     assert business.letters() == {}
-
-
-class Unloggable(Exception):
-    """An error of which no traceback can be made."""
-
-    def __getattr__(self, name: str) -> object:
-        raise ValueError(name)
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, Unloggable])
-def test_a_hook_that_raises_anything_takes_no_message_away(
-    engine: Engine, business: Business, kind: type[BaseException]
-) -> None:
-    source = MemorySource(messages("a"))
-    raised: list[Event] = []
-
-    def hook(event: Event) -> None:
-        if isinstance(event, Received) and not raised:
-            raised.append(event)
-            raise kind
-
-    with at_work(make(source, engine, hooks=[hook])):
-        assert source.wait_until_empty(20)
-    assert raised
-    assert business.applied() == once("a")
 
 
 def test_what_cannot_even_be_logged_takes_no_message_away(

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from support.business import Business, apply, once
 from support.leases import acquired
-from support.ledger_worker import beside, expire
+from support.ledger_worker import beside, expire, noting
 from support.memory_worker import delivery, process
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox, Message, Outcome
@@ -79,16 +79,11 @@ def test_beside_an_inbox_a_message_that_is_in_flight_there_is_no_attempt(
 def test_beside_an_inbox_a_handler_that_was_done_and_not_committed_may_have_had_its_effect(
     engine: Engine, ledger: PostgresLedger, business: Business
 ) -> None:
-    seen = []
+    seen: list[tuple[int, int]] = []
     with engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE effect ADD UNIQUE (body) DEFERRABLE INITIALLY DEFERRED")
         connection.exec_driver_sql("INSERT INTO effect (message_id, body) VALUES ('before', 'body of a')")
-
-    def handle(session: Session, message: Message, lease: Lease) -> None:
-        seen.append((lease.attempt, lease.unknown_attempts))
-        apply(session, message)
-
-    worker = beside(engine, ledger, handle)
+    worker = beside(engine, ledger, noting(seen))
     for count in (1, 2):
         assert process(worker, delivery("a", receive_count=count))[0][1] is Outcome.FAILED
     assert seen == [(1, 0), (2, 1)]
@@ -101,15 +96,13 @@ def has_to_run_again(session: Session) -> None:
 def test_beside_an_inbox_a_transaction_that_is_run_again_is_told_of_its_first_run(
     engine: Engine, ledger: PostgresLedger, business: Business
 ) -> None:
-    seen = []
+    seen: list[tuple[int, int]] = []
 
-    def handle(session: Session, message: Message, lease: Lease) -> None:
-        seen.append((lease.attempt, lease.unknown_attempts))
-        apply(session, message)
-        if len(seen) == 1:
+    def once_more(session: Session, run: int) -> None:
+        if run == 1:
             has_to_run_again(session)
 
-    assert process(beside(engine, ledger, handle), delivery("a")) == [("a-1", Outcome.PROCESSED)]
+    assert process(beside(engine, ledger, noting(seen, once_more)), delivery("a")) == [("a-1", Outcome.PROCESSED)]
     assert seen == [(1, 0), (1, 1)]
     assert business.applied() == once("a")
 
@@ -117,17 +110,15 @@ def test_beside_an_inbox_a_transaction_that_is_run_again_is_told_of_its_first_ru
 def test_beside_an_inbox_a_failure_of_the_second_run_tells_the_next_attempt_of_the_first_run(
     engine: Engine, ledger: PostgresLedger, business: Business
 ) -> None:
-    seen = []
+    seen: list[tuple[int, int]] = []
 
-    def handle(session: Session, message: Message, lease: Lease) -> None:
-        seen.append((lease.attempt, lease.unknown_attempts))
-        apply(session, message)
-        if len(seen) == 1:
+    def once_more_and_fail(session: Session, run: int) -> None:
+        if run == 1:
             has_to_run_again(session)
-        if len(seen) == 2:
+        if run == 2:
             raise ValueError("no")
 
-    worker = beside(engine, ledger, handle)
+    worker = beside(engine, ledger, noting(seen, once_more_and_fail))
     assert process(worker, delivery("a")) == [("a-1", Outcome.FAILED)]
     assert process(worker, delivery("a", receive_count=2)) == [("a-2", Outcome.PROCESSED)]
     assert seen == [(1, 0), (1, 1), (2, 1)]
@@ -136,15 +127,13 @@ def test_beside_an_inbox_a_failure_of_the_second_run_tells_the_next_attempt_of_t
 def test_beside_an_inbox_lost_connections_are_no_attempts_and_are_told(
     engine: Engine, ledger: PostgresLedger, business: Business
 ) -> None:
-    seen = []
+    seen: list[tuple[int, int]] = []
 
-    def handle(session: Session, message: Message, lease: Lease) -> None:
-        seen.append((lease.attempt, lease.unknown_attempts))
-        apply(session, message)
-        if len(seen) <= 4:
+    def lose_the_connection(session: Session, run: int) -> None:
+        if run <= 4:
             session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
-    worker = beside(engine, ledger, handle, max_attempts=2)
+    worker = beside(engine, ledger, noting(seen, lose_the_connection), max_attempts=2)
     for count in range(1, 5):
         with pytest.raises(DatabaseUnavailable):
             process(worker, delivery("a", receive_count=count))
@@ -157,18 +146,16 @@ def test_beside_an_inbox_lost_connections_are_no_attempts_and_are_told(
 def test_beside_an_inbox_a_transaction_that_took_too_long_is_an_attempt_and_is_told(
     engine: Engine, ledger: PostgresLedger, business: Business
 ) -> None:
-    seen = []
+    seen: list[tuple[int, int]] = []
 
-    def handle(session: Session, message: Message, lease: Lease) -> None:
-        seen.append((lease.attempt, lease.unknown_attempts))
-        apply(session, message)
-        if len(seen) == 1:
+    def take_too_long(session: Session, run: int) -> None:
+        if run == 1:
             pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
             session.execute(text("SET LOCAL idle_in_transaction_session_timeout = '10ms'"))
             wait_until(lambda: business.rows(f"SELECT pid FROM pg_stat_activity WHERE pid = {pid}") == [])
             session.execute(text("SELECT 1"))
 
-    worker = beside(engine, ledger, handle)
+    worker = beside(engine, ledger, noting(seen, take_too_long))
     assert process(worker, delivery("a")) == [("a-1", Outcome.FAILED)]
     assert process(worker, delivery("a", receive_count=2)) == [("a-2", Outcome.PROCESSED)]
     assert seen == [(1, 0), (2, 1)]

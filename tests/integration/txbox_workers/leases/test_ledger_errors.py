@@ -138,3 +138,19 @@ def test_an_idempotent_function_with_the_workers_own_ledger_does_not_wait_for_it
     assert process(worker, delivery("x")) == [("x-1", Outcome.DEAD)]
     (letter,) = DeadLetters(engine).list()
     assert "waits for itself" in letter.error
+
+
+async def coroutine_function(message: Message) -> None: ...
+
+
+@pytest.mark.parametrize("kept_by", ["ledger", "inbox"])
+def test_a_handler_that_returns_something_to_await_has_failed(
+    engine: Engine, ledger: PostgresLedger, kept_by: str
+) -> None:
+    """It returns before its work is done."""
+    alone: dict[str, Any] = {"ledger": ledger, "dead_letters": DeadLetters(engine)}
+    options = alone if kept_by == "ledger" else {"inbox": Inbox("mailing"), "engine": engine}
+    worker = Worker(MemorySource(), handler=lambda *given: coroutine_function(given[-1]), max_attempts=1, **options)
+    assert process(worker, delivery("x")) == [("x-1", Outcome.DEAD)]
+    (letter,) = DeadLetters(engine).list()
+    assert "so its work is not done" in letter.error
