@@ -110,20 +110,18 @@ def alembic(environment: dict[str, str], *arguments: str) -> str:
     return ended.stdout
 
 
-def test_what_is_posted_twice_is_added_once(
+def test_what_is_posted_twice_is_added_once_and_without_a_key_refused(
     service: Service, environment: dict[str, str], sqs: "SQSClient", queue: str
 ) -> None:
     for key, account_id, cents in POSTED:
         service.post(key, account_id, cents)
+    without_a_key = service.client.post("/purchases", json={"account_id": "ann", "cents": 1})
+    assert without_a_key.status_code == 422
     wait_until(lambda: is_empty(sqs, queue), "every delivery is acked")
     assert service.account("ann") == {"account_id": "ann", "purchases": 2, "cents": 4499}
     assert service.account("bob") == {"account_id": "bob", "purchases": 1, "cents": 100}
     assert service.account("cid") is None
     assert recorded(environment) == ["p-1", "p-2", "p-3"]
-
-
-def test_a_purchase_without_a_key_is_refused(service: Service) -> None:
-    assert service.client.post("/purchases", json={"account_id": "ann", "cents": 1}).status_code == 422
 
 
 def test_sigterm_drains_and_the_next_one_finishes(

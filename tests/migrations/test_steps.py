@@ -13,7 +13,7 @@ import txbox_migrations
 from txbox.schema import tables
 from txbox_migrations import LATEST, MigrationError, current_version, find_drift
 
-PLACES = [(None, ""), ("migrated", ""), ("Odd steps-%", "Odd%_"), ('a"b:c', "p_")]
+PLACES = [(None, ""), ('Odd "a:b"-%', "Odd%_")]
 
 # Every relation, column, constraint and comment outside the system schemas, as one sorted list.
 SNAPSHOT = sa.text("""

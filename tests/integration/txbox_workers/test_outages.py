@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from support.business import ADD, Business, apply, once
 from support.events import Kept
-from support.memory_worker import AT_ONCE, at_work
+from support.memory_worker import AT_ONCE, at_work, messages
 from support.queues import held, send, wait_until_empty
 from support.tcp_proxy import TcpProxy
 from support.waiting import wait_until
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
 DELETE = b"DeleteMessageBatch"
-
-
-def messages(*ids: str) -> list[Message]:
-    return [Message(id_, f"body of {id_}".encode()) for id_ in ids]
 
 
 def pay(session: Session, message: Message) -> None:

@@ -284,7 +284,7 @@ def test_a_message_that_loses_its_connection_again_and_again_is_named_in_the_log
             session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
     source = MemorySource(messages("a", "deadly", "b"))
-    with at_work(make(source, engine, handle)):
+    with at_work(make(source, engine, handle, max_attempts=3)):
         wait_until(lambda: "in 6 deliveries" in caplog.text)
         source.send(messages("c")[0])
         wait_until(lambda: business.applied() == once("abc"))

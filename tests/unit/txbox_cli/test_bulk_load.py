@@ -256,19 +256,16 @@ def test_in_a_terminal_each_stage_has_a_bar(
     assert "1/2 chunks, 5,000 events applied" in " ".join(shown.getvalue().split())
 
 
-def test_an_interrupt_says_how_to_go_on_and_stops_spark(txbox: Txbox, spark: Spark, script: str) -> None:
+@pytest.mark.parametrize(
+    ("raises", "drops"),
+    [(KeyboardInterrupt(), False), (ConnectionError("answer from Java side is empty"), True)],
+    ids=["itself", "what it has broken"],
+)
+def test_an_interrupt_says_how_to_go_on_and_stops_spark(
+    raises: BaseException, drops: bool, txbox: Txbox, spark: Spark, script: str
+) -> None:
     spark.progress = [JobProgress("0123456789ab", "merge", 1, 2, 5)]
-    spark.raises = KeyboardInterrupt()
-    ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
-    assert ended.status == 130
-    assert ended.err.endswith("txbox: interrupted; finish it with --resume 0123456789ab, or run it again\n")
-    assert spark.stopped == 1
-
-
-def test_what_an_interrupt_has_broken_is_an_interrupt_too(txbox: Txbox, spark: Spark, script: str) -> None:
-    spark.progress = [JobProgress("0123456789ab", "merge", 1, 2, 5)]
-    spark.drops_an_interrupt = True
-    spark.raises = ConnectionError("answer from Java side is empty")
+    spark.raises, spark.drops_an_interrupt = raises, drops
     ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
     assert ended.status == 130
     assert ended.err.endswith("txbox: interrupted; finish it with --resume 0123456789ab, or run it again\n")

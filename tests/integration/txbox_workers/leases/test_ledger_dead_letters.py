@@ -19,6 +19,16 @@ from txbox_workers.memory import MemorySource
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
+def redrive(engine: Engine) -> None:
+    letters = DeadLetters(engine)
+    (letter,) = letters.list()
+    letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+
+
+def failing(_: Message) -> None:
+    raise ValueError("no such address")
+
+
 def test_a_failed_message_is_free_at_once_and_after_its_last_attempt_it_is_parked_whole(
     engine: Engine, ledger: PostgresLedger, mails: list[str]
 ) -> None:
@@ -39,7 +49,7 @@ def test_a_failed_message_is_free_at_once_and_after_its_last_attempt_it_is_parke
     assert (letter.subscriber_id, letter.message_id, letter.reason) == ("mailing", "bad", "failed")
     assert (letter.attempts, letter.source, letter.body) == (3, "queue-7", b"body of bad")
     assert letter.error == "ValueError: no such address"
-    DeadLetters(engine).redrive(letter.dead_letter_id or 0, lambda _: None)
+    redrive(engine)
     process(make(MemorySource(), ledger, handle, engine), delivery("bad"))
     assert attempts[3:] == [(1, 0)], "a redriven letter begins anew"
 
@@ -65,10 +75,7 @@ def test_a_message_that_takes_its_process_down_is_parked_and_not_run_again(
 
 
 def test_without_an_engine_dead_letters_are_left_to_the_broker(ledger: PostgresLedger) -> None:
-    def handle(_: Message) -> None:
-        raise ValueError("again")
-
-    worker = make(MemorySource(), ledger, handle, None, max_attempts=2)
+    worker = make(MemorySource(), ledger, failing, None, max_attempts=2)
     outcomes = [process(worker, delivery("x", receive_count=count))[0][1] for count in range(1, 6)]
     assert outcomes == [Outcome.FAILED] * 5
     lease = acquired(ledger, "x")
@@ -123,9 +130,7 @@ def test_a_redriven_letter_runs_though_no_release_of_it_has_succeeded(
         for count in (1, 2, 3):
             assert process(worker, delivery("x", receive_count=count)) == [(f"x-{count}", Outcome.DEAD)]
             expire(engine, "x")
-    letters = DeadLetters(engine)
-    (letter,) = letters.list()
-    letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+    redrive(engine)
     mended = make(MemorySource(), ledger, lambda m: mails.append(m.id), engine, max_attempts=1)
     assert process(mended, delivery("x")) == [("x-1", Outcome.PROCESSED)]
     assert mails == ["x"]
@@ -145,10 +150,6 @@ def test_who_has_lost_the_lease_parks_nothing(engine: Engine, ledger: PostgresLe
     assert (mails, DeadLetters(engine).list()) == (["x"], [])
 
 
-def failing(_: Message) -> None:
-    raise ValueError("no such address")
-
-
 def test_a_parked_message_whose_ack_was_lost_is_not_run_again(
     engine: Engine, ledger: PostgresLedger, mails: list[str]
 ) -> None:
@@ -160,9 +161,7 @@ def test_a_parked_message_whose_ack_was_lost_is_not_run_again(
     outcomes = [process(worker, delivery("x", receive_count=count))[0][1] for count in range(1, 6)]
     assert outcomes == [Outcome.FAILED, Outcome.DEAD, Outcome.DEAD, Outcome.DEAD, Outcome.DEAD]
     assert mails == ["x", "x"]
-    letters = DeadLetters(engine)
-    (letter,) = letters.list()
-    letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+    redrive(engine)
     assert process(worker, delivery("x", receive_count=6)) == [("x-6", Outcome.FAILED)], "redriven, it has its attempts"
 
 
@@ -176,8 +175,6 @@ def test_a_redriven_letter_whose_effect_may_have_happened_is_told_so(engine: Eng
     worker = make(MemorySource(), ledger, handle, engine, max_attempts=2)
     assert process(worker, delivery("x")) == [("x-1", Outcome.FAILED)]
     assert process(worker, delivery("x", receive_count=2)) == [("x-2", Outcome.DEAD)]
-    letters = DeadLetters(engine)
-    (letter,) = letters.list()
-    letters.redrive(letter.dead_letter_id or 0, lambda _: None)
+    redrive(engine)
     process(worker, delivery("x"))
     assert seen == [(1, 0), (2, 1), (1, 2)]
