@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.program import PASSWORD, Ended, Running, forget_module
+from support.queues import send
 from support.waiting import wait_until
 from txbox_aws.sqs import queue_backlog
 
@@ -52,24 +53,11 @@ def malformed_queue():
 
 
 @pytest.fixture
-def directory(tmp_path: Path, queue: str) -> Path:
+def directory(tmp_path: Path, queue: str, schema_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TXBOX_DATABASE_URL", schema_url)
     (tmp_path / "billing.py").write_text(f"QUEUE = {queue!r}\n{MODULE}")
     os.mkfifo(tmp_path / "gate")
     return tmp_path
-
-
-@pytest.fixture
-def environment(schema_url: str) -> dict[str, str]:
-    return {"TXBOX_DATABASE_URL": schema_url}
-
-
-def send(sqs: "SQSClient", queue: str, *message_ids: str) -> None:
-    for message_id in message_ids:
-        sqs.send_message(
-            QueueUrl=queue,
-            MessageBody="{}",
-            MessageAttributes={"message-id": {"DataType": "String", "StringValue": message_id}},
-        )
 
 
 def processed(engine: Engine) -> set[str]:
@@ -77,11 +65,9 @@ def processed(engine: Engine) -> set[str]:
         return set(connection.exec_driver_sql("SELECT message_id FROM processed_message").scalars())
 
 
-def test_it_processes_and_drains_on_sigterm(
-    directory: Path, environment: dict[str, str], engine: Engine, queue: str, sqs: "SQSClient"
-) -> None:
-    send(sqs, queue, "a", "b", "a")
-    with Running("worker", "billing:worker", cwd=directory, env=environment) as running:
+def test_it_processes_and_drains_on_sigterm(directory: Path, engine: Engine, queue: str, sqs: "SQSClient") -> None:
+    send(sqs, queue, ["a", "b", "a"])
+    with Running("worker", "billing:worker", cwd=directory) as running:
         running.says(f"billing works on {queue}; Ctrl-C drains and stops")
         wait_until(lambda: processed(engine) == {"a", "b"} and not any(queue_backlog(queue).values()))
         running.signal(signal.SIGTERM)
@@ -92,10 +78,10 @@ def test_it_processes_and_drains_on_sigterm(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_was_begun_is_finished(
-    number: signal.Signals, directory: Path, environment: dict[str, str], engine: Engine, queue: str, sqs: "SQSClient"
+    number: signal.Signals, directory: Path, engine: Engine, queue: str, sqs: "SQSClient"
 ) -> None:
-    with Running("--log-level", "info", "worker", "billing:worker", cwd=directory, env=environment) as running:
-        send(sqs, queue, "slow")
+    with Running("--log-level", "info", "worker", "billing:worker", cwd=directory) as running:
+        send(sqs, queue, ["slow"])
         running.says("INFO billing: at work on slow")
         running.signal(number)
         running.says(f"{number.name}: finishing what was begun")
@@ -111,13 +97,12 @@ def test_a_second_signal_ends_it_at_once(
     number: signal.Signals,
     status: int,
     directory: Path,
-    environment: dict[str, str],
     engine: Engine,
     queue: str,
     sqs: "SQSClient",
 ) -> None:
-    with Running("--log-level", "INFO", "worker", "billing:worker", cwd=directory, env=environment) as running:
-        send(sqs, queue, "slow")
+    with Running("--log-level", "INFO", "worker", "billing:worker", cwd=directory) as running:
+        send(sqs, queue, ["slow"])
         running.says("at work on slow")
         running.signal(number)
         running.says("finishing what was begun")
@@ -126,23 +111,19 @@ def test_a_second_signal_ends_it_at_once(
     assert processed(engine) == set()
 
 
-def test_a_drain_that_takes_too_long_is_a_failure(
-    directory: Path, environment: dict[str, str], queue: str, sqs: "SQSClient"
-) -> None:
+def test_a_drain_that_takes_too_long_is_a_failure(directory: Path, queue: str, sqs: "SQSClient") -> None:
     arguments = ("worker", "billing:worker", "--log-level", "INFO", "--stop-seconds", "0.2")
-    with Running(*arguments, cwd=directory, env=environment) as running:
-        send(sqs, queue, "slow")
+    with Running(*arguments, cwd=directory) as running:
+        send(sqs, queue, ["slow"])
         running.says("at work on slow")
         running.signal(signal.SIGTERM)
         assert running.wait() == 1
     assert running.err[-1] == "txbox: not drained within 0.2 s; the rest will be delivered again\n"
 
 
-def test_log_lines_show_no_password_and_no_bodies(
-    directory: Path, environment: dict[str, str], queue: str, sqs: "SQSClient"
-) -> None:
-    with Running("--log-level", "DEBUG", "worker", "billing:worker", cwd=directory, env=environment) as running:
-        send(sqs, queue, "bad")
+def test_log_lines_show_no_password_and_no_bodies(directory: Path, queue: str, sqs: "SQSClient") -> None:
+    with Running("--log-level", "DEBUG", "worker", "billing:worker", cwd=directory) as running:
+        send(sqs, queue, ["bad"])
         running.says(
             "WARNING txbox.worker: billing failed bad (delivery 1): ValueError: no stock at postgresql://u:***@h/x"
         )

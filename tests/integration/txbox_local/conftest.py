@@ -66,7 +66,6 @@ def start_owner() -> Iterator[Callable[..., Owner]]:
             **options,
         )
         owners.append(process)
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line, "the program did not start its servers; its error is above"
         return Owner(process, json.loads(line))
@@ -74,7 +73,6 @@ def start_owner() -> Iterator[Callable[..., Owner]]:
     yield start
     for process in owners:
         with process:
-            assert process.stdin is not None
             process.stdin.close()
 
 

@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 
 from support.blocking import backend_pid
 from support.business import Business, apply, once
+from support.events import Kept
 from support.handlers import failing_always
-from support.memory_worker import delivery, make, process
+from support.memory_worker import at_work, delivery, make, messages, process
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, InFlight, LetterNotFound, Message, Outcome, Reason
 from txbox_workers.delivery import Delivery
@@ -275,6 +276,29 @@ def test_a_letter_is_redriven_twice_and_its_copies_come_together(
         Outcome.PROCESSED,
     ]
     never_both(business)
+
+
+def test_a_copy_that_fails_before_its_redrive_has_committed_is_not_acked_for_the_letter_it_came_from(
+    engine: Engine, business: Business
+) -> None:
+    letters, kept, source = DeadLetters(engine), Kept(), MemorySource(messages("a"))
+    with at_work(make(source, engine, failing_always, max_attempts=2, hooks=[kept])):
+        assert source.wait_until_empty(20)
+        (parked,) = letters.list()
+
+        def send(_: DeadLetter) -> None:
+            before = len(kept.outcomes("a"))
+            source.send(messages("a")[0])
+            wait_until(lambda: len(kept.outcomes("a")) > before, "dealt with while the letter is locked and not marked")
+
+        letters.redrive(parked.dead_letter_id, send)
+        assert source.wait_until_empty(20)
+    told = [outcome for outcome in kept.outcomes("a") if outcome is not Outcome.IN_FLIGHT]
+    assert told == [Outcome.FAILED, Outcome.DEAD] * 2
+    assert kept.outcomes("a")[2] is Outcome.IN_FLIGHT, "it waits for the redrive"
+    (waiting,) = letters.list()
+    assert waiting.dead_letter_id > parked.dead_letter_id
+    assert business.applied() == {}
 
 
 @pytest.mark.parametrize("body", [None, b"another"])

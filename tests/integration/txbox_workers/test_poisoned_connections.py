@@ -1,9 +1,8 @@
 """Pooled connections that were left in a state in which our statements fail: they go, and new ones are made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
@@ -38,9 +37,11 @@ def poisoned(engine: Engine, poison: str, connections: int = CONNECTIONS) -> Eng
 
 
 @pytest.fixture
-def pool(schema_url: str) -> Engine:
+def pool(schema_url: str) -> Iterator[Engine]:
     """An engine whose pool has no connections but these."""
-    return create_engine(schema_url, pool_size=CONNECTIONS, max_overflow=0)
+    engine = create_engine(schema_url, pool_size=CONNECTIONS, max_overflow=0)
+    yield engine
+    engine.dispose()
 
 
 def test_a_worker_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
@@ -55,7 +56,6 @@ def test_a_worker_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM processed_message").scalar_one() == 12
         assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
-    pool.dispose()
 
 
 def test_what_is_lent_when_a_connection_is_found_poisoned_is_closed_in_the_end(pool: Engine) -> None:
@@ -67,7 +67,6 @@ def test_what_is_lent_when_a_connection_is_found_poisoned_is_closed_in_the_end(p
         with at_work(worker):
             assert source.wait_until_empty(20), "the worker never came back"
     pool.dispose()
-    assert isinstance(driver, psycopg.Connection)
     assert driver.closed
 
 
@@ -75,7 +74,6 @@ def test_a_worker_s_probe_asks_a_new_connection(pool: Engine, poison: str) -> No
     worker = make(MemorySource(), pool)
     poisoned(pool, poison)
     worker._processor.check_recording()
-    pool.dispose()
 
 
 def test_a_ledger_goes_on(pool: Engine, poison: str) -> None:
@@ -87,15 +85,13 @@ def test_a_ledger_goes_on(pool: Engine, poison: str) -> None:
     ledger.complete(lease)
     poisoned(pool, poison)
     ledger.check()
-    pool.dispose()
 
 
-def test_a_ledger_without_rights_says_so(pool: Engine, engine: Engine, schema_url: str) -> None:
+def test_a_ledger_without_rights_says_so(schema_url: str) -> None:
     nobody = create_engine(f"{schema_url}%20-crole%3Dpg_monitor")
     with pytest.raises(SchemaMissing):  # it may not look into the schema
         PostgresLedger("mailing", engine=nobody).acquire("m1")
     nobody.dispose()
-    pool.dispose()
 
 
 def test_bookkeeping_recovers_one_connection_at_a_time(pool: Engine, poison: str) -> None:
@@ -106,7 +102,6 @@ def test_bookkeeping_recovers_one_connection_at_a_time(pool: Engine, poison: str
         with pytest.raises(Exception, match=r"read-only|permission denied|does not exist"):
             failures.fail("m1", ValueError("no"))
     assert failures.fail("m1", ValueError("no")).attempts == 1
-    pool.dispose()
 
 
 def test_a_relay_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
@@ -119,7 +114,6 @@ def test_a_relay_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
             OUTBOX.publish(connection, OWN, str(number), key=str(number))
     broker.wait_for(20)
     assert relay.stop()
-    pool.dispose()
 
 
 def test_a_connection_that_was_left_in_another_encoding_is_not_lent_again(pool: Engine, engine: Engine) -> None:
@@ -138,7 +132,6 @@ def test_a_connection_that_was_left_in_another_encoding_is_not_lent_again(pool: 
         assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
     poisoned(pool, "SET client_encoding = 'LATIN1'")
     assert PostgresLedger("mailing", engine=pool).acquire(cyrillic).lease is not None
-    pool.dispose()
 
 
 @pytest.fixture

@@ -177,7 +177,6 @@ def test_without_a_pooler_statements_are_prepared_as_ever(engine: Engine) -> Non
         assert source.wait_until_empty(30)
     with engine.connect() as connection:
         driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
         assert driver.prepare_threshold == 5
         assert driver._prepared._names
 
@@ -187,7 +186,6 @@ def test_the_url_may_say_when_statements_are_prepared(schema_url: str, said: str
     engine = database_engine(database_url(f"{schema_url}&prepare_threshold={said}"))
     with engine.connect() as connection:
         driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
         assert driver.prepare_threshold == threshold
     engine.dispose()
 
@@ -201,7 +199,6 @@ def test_a_prepared_statement_of_another_client_is_no_failure_of_the_message(
 
     def handle(session: Session, _: Message) -> None:
         driver = session.connection().connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
         thresholds.append(driver.prepare_threshold)
         if len(thresholds) == 1:
             driver.execute(statement)

@@ -222,15 +222,10 @@ def test_what_only_resembles_a_wrapper_is_the_payload(almost: object) -> None:
     assert (message.id, message.body, message.headers) == (BROKER_ID, text(almost).encode(), {})
 
 
-def test_a_payload_is_not_opened_twice() -> None:
+@pytest.mark.parametrize("envelope", [Envelope.AUTO, Envelope.SNS])
+def test_a_payload_is_not_opened_twice(envelope: Envelope) -> None:
     inner = {**SNS_NOTIFICATION, "MessageId": "inner"}
-    message = readable({**SNS_NOTIFICATION, "Message": text(inner)})
-    assert (message.id, message.body) == (SNS_ID, text(inner).encode())
-
-
-def test_sns_that_was_promised_is_opened_once_too() -> None:
-    inner = {**SNS_NOTIFICATION, "MessageId": "inner"}
-    message = readable({**SNS_NOTIFICATION, "Message": text(inner)}, Envelope.SNS)
+    message = readable({**SNS_NOTIFICATION, "Message": text(inner)}, envelope)
     assert (message.id, message.body) == (SNS_ID, text(inner).encode())
 
 

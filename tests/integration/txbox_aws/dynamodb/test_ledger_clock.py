@@ -43,6 +43,16 @@ def dates(aws: LocalAws) -> Iterator[Dates]:
     dates.client.close()
 
 
+@pytest.fixture
+def suspended(table: str, dates: Dates) -> DynamoDBLedger:
+    """A ledger of a machine that was suspended: its interval clock stood still for an hour, so the store's jumps."""
+    dates.shift = -3_600
+    ledger = DynamoDBLedger("mailing", table=table, client=dates.client)
+    ledger.check()
+    dates.shift = 0
+    return ledger
+
+
 def milliseconds() -> int:
     """The time: this machine is the store's too."""
     return time.time_ns() // 1_000_000
@@ -76,13 +86,8 @@ def test_a_host_whose_clock_is_ahead_within_the_skew_changes_nothing(
 
 
 def test_a_machine_that_was_suspended_writes_its_lease_anew(
-    store: Store, table: str, dates: Dates, item: Callable[..., Any]
+    store: Store, suspended: DynamoDBLedger, item: Callable[..., Any]
 ) -> None:
-    """Its interval clock stood still for an hour: to it, the store's clock jumps."""
-    dates.shift = -3_600
-    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
-    suspended.check()
-    dates.shift = 0
     before = milliseconds()
     lease = acquired(suspended, "m1", lease_seconds=20)
     assert before + 20_000 <= item("m1")["expires_at"] <= milliseconds() + 22_000
@@ -103,13 +108,9 @@ def test_a_machine_that_was_suspended_renews_for_as_long_as_it_says(
 
 
 def test_a_lease_that_was_written_too_short_and_was_taken_over_is_not_given_out(
-    store: Store, table: str, dates: Dates
+    store: Store, suspended: DynamoDBLedger, dates: Dates
 ) -> None:
     """In the moment between its answer and its being written anew, somebody else takes it."""
-    dates.shift = -3_600
-    suspended = DynamoDBLedger("mailing", table=table, client=dates.client)
-    suspended.check()
-    dates.shift = 0
     other = store.ledger()
     other.check()
     taken: list[Any] = []

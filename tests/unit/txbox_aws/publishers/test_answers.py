@@ -101,7 +101,6 @@ def test_an_entry_that_is_throttled_or_not_allowed_is_not_to_blame(
     broker.answer = each(m1=failed, m2=Failed("InternalError"))
     refused, outage = sent(publisher, messages)
     assert [refusal.message.id for refusal in refused] == ["m2"]
-    assert outage is not None
     assert (outage.unsent, outage.permanent) == ((messages[1],), permanent)
     assert failed.code in str(outage)
 
@@ -154,7 +153,6 @@ def test_a_call_that_fails_is_nobodys_fault_and_other_destinations_are_served(
     broker.answer = only(here, answer)
     refused, outage = sent(publisher, [lost[0], good[0], lost[1], good[1], lost[2]])
     assert refused == []
-    assert outage is not None
     assert (list(outage.unsent), outage.permanent) == (lost, permanent)
     assert here in str(outage) or not isinstance(answer, Error)
     assert {"o0", "o1"} <= {entry.message_id for entry in broker.taken}
@@ -169,7 +167,6 @@ def test_an_answer_that_never_comes_is_waited_for_so_long_and_no_longer(
     broker.answer = lambda call: HANG
     refused, outage = sent(make_publisher(kind, read_timeout_seconds=0.2), messages)
     assert refused == []
-    assert outage is not None
     assert list(outage.unsent) == messages
     assert "timeout" in str(outage).lower()
 
@@ -183,7 +180,6 @@ def test_nobody_listens(
     gone.close()
     refused, outage = sent(make_publisher(kind), messages)
     assert refused == []
-    assert outage is not None
     assert (list(outage.unsent), outage.permanent) == (messages, False)
     assert "cannot be reached" in str(outage)
 
@@ -194,7 +190,6 @@ def test_a_lost_destination_is_not_called_again_for_the_rest(
     messages = numbered(DESTINATIONS[kind], 50)
     broker.answer = lambda call: Error("ServiceUnavailable", 503)
     outage = sent(make_publisher(kind, calls_at_once=1), messages)[1]
-    assert outage is not None
     assert list(outage.unsent) == messages
     assert len(broker.calls) == 1
 
@@ -209,7 +204,6 @@ def test_a_destination_that_was_lost_is_tried_with_one_call_first(
     broker.reset()
     broker.answer = only(QUEUE, Error("ServiceUnavailable", 503))
     outage = sent(publisher, here + there)[1]
-    assert outage is not None
     assert list(outage.unsent) == here
     assert sorted(call.destination for call in broker.calls) == [QUEUE, OTHERS["sqs"], OTHERS["sqs"]]
     broker.reset()
@@ -282,7 +276,6 @@ def test_an_outage_while_entries_are_sent_one_by_one(publisher: AwsPublisher, br
     broker.answer = answer
     refused, outage = sent(publisher, messages)
     assert [refusal.message.id for refusal in refused] == ["m1"]
-    assert outage is not None
     assert [message.id for message in outage.unsent] == ["m2", "m3"]
 
 
