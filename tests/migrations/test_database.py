@@ -73,9 +73,8 @@ def test_an_engine_of_any_isolation_level_will_do(engine: sa.Engine, isolation_l
         assert find_drift(connection) == []
 
 
-@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
-def test_the_usual_spellings_of_a_url_will_do(fresh_database: str, scheme: str) -> None:
-    url = scheme + "://" + fresh_database.split("://", 1)[1]
+def test_the_usual_spellings_of_a_url_will_do(fresh_database: str) -> None:
+    url = "postgres://" + fresh_database.split("://", 1)[1]
     assert upgrade_database(url) == VersionChange(0, LATEST)
 
 

@@ -135,14 +135,6 @@ def test_a_message_can_start_several_executions_under_names(client: "SFNClient",
     assert len(arns) == len(executions_of(client, machine)) == 2
 
 
-def test_ids_that_cannot_be_names_start_one_execution_each(client: "SFNClient", machine: str) -> None:
-    executions = Executions(machine, client=client)
-    ids = ["https://shop.example 17", "https://shop.example 18", "x" * 81, "x" * 82, "ä", "Ä", "a/b", "a-b"]
-    for message_id in [*ids, *reversed(ids)]:
-        executions.start(Message(message_id, b"{}"))
-    assert len(executions_of(client, machine)) == len(ids)
-
-
 def test_workflows_that_do_not_know_their_names_are_refused(
     client: "SFNClient", make_machine: Callable[..., str]
 ) -> None:

@@ -291,38 +291,23 @@ def sqs_worker(remote: Queue, engine: Engine, **options: Any) -> SqsWorker:
     return SqsWorker(remote.url, inbox=inbox, engine=engine, client=remote.client, wait_seconds=1, **options)
 
 
-def test_sqs_is_away_for_a_while(engine: Engine, business: Business, remote: Queue) -> None:
-    kept = Kept()
-    send(remote.direct, remote.url, ["a"])
-    with at_work(sqs_worker(remote, engine, threads=2, hooks=[kept])):
-        wait_until_empty(remote.direct, remote.url)
-        remote.proxy.refuse()
-        remote.proxy.cut()
-        wait_until(lambda: len(kept.of(BrokerLost)) >= 6)
-        send(remote.direct, remote.url, ["b", "c"])
-        remote.proxy.accept()
-        wait_until_empty(remote.direct, remote.url)
-    assert kept.of(BrokerRestored)
-    settled_exactly_once(business, "a", "b", "c")
-
-
 @pytest.mark.usefixtures("growing_pauses")
 def test_pauses_grow_while_sqs_is_away_and_begin_small_the_next_time(
     engine: Engine, business: Business, remote: Queue
 ) -> None:
     kept = Kept()
     with at_work(sqs_worker(remote, engine, hooks=[kept])):
-        for outage in (1, 2):
+        for outage, id_ in enumerate("ab", 1):
             before = len(kept.of(BrokerLost))
             remote.proxy.refuse()
             # Over and over: a connection could be accepted just before, and be one of the proxy's just after.
             wait_until(lambda before=before: remote.proxy.cut() == 0 and len(kept.of(BrokerLost)) >= before + 5)
             begin_small_and_grow(kept.of(BrokerLost)[before : before + 5])
+            send(remote.direct, remote.url, [id_])
             remote.proxy.accept()
             wait_until(lambda outage=outage: len(kept.of(BrokerRestored)) == outage)
-        send(remote.direct, remote.url, ["a"])
-        wait_until_empty(remote.direct, remote.url)
-    settled_exactly_once(business, "a")
+            wait_until_empty(remote.direct, remote.url)
+    settled_exactly_once(business, "a", "b")
 
 
 @pytest.mark.parametrize("reaches_server", [True, False])

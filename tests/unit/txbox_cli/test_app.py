@@ -68,7 +68,6 @@ WRONG = [
 @pytest.mark.parametrize(("arguments", "fragment"), WRONG, ids=lambda value: " ".join(value)[:60])
 def test_asked_wrongly_is_one_line_and_status_2(arguments: list[str], fragment: str, txbox: Txbox) -> None:
     txbox(*arguments).failed_in_one_line(2, fragment)
-    txbox("--debug", *arguments).failed_with_traceback(2, fragment)
     txbox(*arguments, "--debug").failed_with_traceback(2, fragment)
 
 

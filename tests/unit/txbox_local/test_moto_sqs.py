@@ -138,12 +138,3 @@ def test_nothing_is_lost_or_delivered_twice_between_threads(backend: LocalSqsBac
         producer.result()
         got = [body for consumer in consumers for body in consumer.result()]
     assert sorted(got, key=int) == [str(number) for number in range(total)]
-
-
-def test_a_waiting_receiver_gets_what_is_sent(backend: LocalSqsBackend) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(backend.receive_message, "plain", 10, 20, 30)
-        started = time.monotonic()
-        backend.send_message("plain", "x")
-        assert [message.body for message in waiting.result()] == ["x"]
-    assert time.monotonic() - started < 10
