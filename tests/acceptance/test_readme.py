@@ -159,3 +159,23 @@ def test_every_file_that_internals_names_exists() -> None:
     named = set(re.findall(r"`((?:inbox|workers|spark)/[\w/]+\.\w+)`", text))
     assert len(named) > 20
     assert {name for name in named if not (REPOSITORY / name).is_file()} == set()
+
+
+@pytest.mark.slow  # `make docs` builds it as well
+def test_the_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=REPOSITORY,
+        env={"PATH": "", "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    for html in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img|iframe)[^>]* src="(https?:[^"]+)"|<link[^>]* href="(https?:[^"]+)"', html.read_text()
+        )
+        assert loaded == [], html.name

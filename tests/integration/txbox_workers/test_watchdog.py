@@ -123,7 +123,8 @@ def test_one_silent_connection_does_not_lose_a_lease(proxied: Engine, proxy: Tcp
     ledger = PostgresLedger("mailing", engine=proxied)
     lease = ledger.acquire("m1", lease_seconds=SHORT_LEASE).lease
     assert lease is not None
-    time.sleep(SHORT_LEASE / 3)
+    if step == "renew":
+        time.sleep(SHORT_LEASE / 3)  # so that what is left of it tells whether it was renewed
     assert proxy.hush() == 1
     begun = time.monotonic()
     getattr(ledger, step)(lease)
