@@ -146,6 +146,7 @@ def test_the_readmes_example_adds_each_purchase_once(
 
             wait_until(emptied, "every delivery is acked", timeout=60)
             process.send_signal(signal.SIGTERM)
+            send("p-0", 1)  # ends the long poll, which is one of ten seconds
             assert process.wait(60) == 0
         finally:
             process.kill()
