@@ -27,8 +27,7 @@ BEGIN
   RETURN NULL;
 END $$;
 CREATE TRIGGER note_run_out AFTER UPDATE ON message_lease FOR EACH ROW
-WHEN (new.fence <> old.fence AND old.completed_at IS NULL) EXECUTE FUNCTION note_run_out()
-"""
+WHEN (new.fence <> old.fence AND old.completed_at IS NULL) EXECUTE FUNCTION note_run_out()"""
 """The file's purchases, the mails that the server has accepted, and the leases that had run out when the next began."""
 
 ACCOUNTS = {
@@ -71,19 +70,13 @@ FROM account_by_file AS by_file FULL JOIN account USING (customer_id)"""
 
 _MAILS = """
 SELECT sum(mails) AS mails, count(*) FILTER (WHERE mails = 1) AS "mailed once",
-  count(*) FILTER (WHERE mails > 1) AS "mailed again",
-  count(*) FILTER (WHERE mails = 1 AND ran_out) AS "looked the same"
-FROM (
-  SELECT count(*) AS mails, bool_or(message_id IN (SELECT message_id FROM lease_run_out)) AS ran_out
-  FROM mail GROUP BY order_id
-) AS mailed
-"""
+  count(*) FILTER (WHERE mails > 1) AS "mailed again"
+FROM (SELECT count(*) AS mails FROM mail GROUP BY order_id) AS mailed"""
 
 _REMARKS = {
     "mails": "accepted by the SMTP server",
     "mailed once": "orders of which the customer got one mail",
     "mailed again": "a worker was killed or stalled between mail and completion: nothing can know",
-    "looked the same": "to the next worker, and were mailed once: the killed one had not sent its mail",
 }
 
 

@@ -29,8 +29,7 @@ APPLY = """
 INSERT INTO account (customer_id, purchases, cds, cents)
 SELECT customer_id, count(*), sum(cds), sum(cents) FROM fresh_event GROUP BY customer_id ORDER BY customer_id
 ON CONFLICT (customer_id) DO UPDATE SET purchases = account.purchases + excluded.purchases,
-  cds = account.cds + excluded.cds, cents = account.cents + excluded.cents
-"""
+  cds = account.cds + excluded.cds, cents = account.cents + excluded.cents"""
 
 
 def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitStack, on_progress: OnProgress) -> Report:
@@ -38,9 +37,9 @@ def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitSta
     begun, purchases = time.monotonic(), list(read_purchases())
     chosen = purchases[::WORKERS_STRIDE]
     waiting = [[one for number, one in enumerate(chosen) if number % BEFORE_STRIDE]]
-    supervisor = Supervisor([Group("relay", 1), Group("billing", 2)], task, directory)
+    supervisor = Supervisor([Group("relay", 1), Group("billing", 2)], task, sandbox, directory)
     cleanup.callback(supervisor.kill)
-    load = _start_load(sandbox, task, purchases, directory)
+    load = _start_load(task, purchases, directory)
     cleanup.callback(load.wait)
     cleanup.callback(load.kill)
     _publish(sandbox, chosen[::BEFORE_STRIDE])
@@ -53,7 +52,7 @@ def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitSta
         return status == 0 and not waiting
 
     stage = "last act: Spark loads the whole file beside the workers"
-    supervisor.drive(sandbox, stage, on_progress, is_ending, lambda now: now.billed >= TOTAL_PURCHASES)
+    supervisor.drive(stage, on_progress, is_ending, lambda now: now.billed >= TOTAL_PURCHASES)
     report, recorded = check(sandbox.engine, purchases, (), ACCOUNTS), sandbox.count("processed_message")
     loaded = json.loads((directory / "load.json").read_text())
     figures = {
@@ -62,29 +61,25 @@ def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitSta
         "found processed": (loaded["already_processed"], "purchases that workers were first with"),
         "applied by workers": (recorded - loaded["applied"], f"of {len(chosen):,}, two thirds after the first chunk"),
         "rejected by workers": (supervisor.groups[1].count(N_DUPLICATES), "also what Spark was first with"),
-        "in the inbox": (recorded, "of both"),
     }
     return replace(report, figures=figures, seconds=round(time.monotonic() - begun, 1))
 
 
 def _publish(sandbox: Sandbox, purchases: Sequence[Purchase]) -> None:
-    """Publish purchases in one transaction."""
     queue_url = sandbox.queue_urls[0]
     messages = [Outgoing(queue_url, one.as_json(), key=one.customer_id, message_id=one.order_id) for one in purchases]
     with sandbox.engine.begin() as connection:
         Outbox().publish_many(connection, messages)
 
 
-def _start_load(
-    sandbox: Sandbox, task: Task, purchases: Sequence[Purchase], directory: Path
-) -> subprocess.Popen[bytes]:
+def _start_load(task: Task, purchases: Sequence[Purchase], directory: Path) -> subprocess.Popen[bytes]:
     """Start `txbox bulk-load` on the whole file, as a person would."""
     events, effect = directory / "purchases.jsonl", directory / "account.sql"
     events.write_text("".join(f"{purchase.as_json()}\n" for purchase in purchases))
     effect.write_text(APPLY)
     command = [sys.executable, "-m", "txbox_cli", "bulk-load", str(events), "--subscriber", "billing", "--json"]
     command += ["--message-id", "order_id", "--fields", FIELDS, "--apply", str(effect), f"--chunk-rows={CHUNK_ROWS}"]
-    environment = {**os.environ, **task.environment, DATABASE_URL_VARIABLE: sandbox.url}
+    environment = {**os.environ, **task.environment, DATABASE_URL_VARIABLE: task.database_url}
     with (directory / "load.json").open("wb") as out, (directory / "load.log").open("wb") as log:
         # A session of its own: Ctrl-C is for this program.
         return subprocess.Popen(command, stdout=out, stderr=log, env=environment, start_new_session=True)

@@ -5,11 +5,8 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Engine, text
@@ -47,7 +44,7 @@ class Task:
     """What a process is to do."""
 
     database_url: str  # with the schema as its search path
-    queue_urls: tuple[str, str]  # of billing and of notification; empty: there is none
+    queue_urls: tuple[str, ...]  # of billing and of notification; empty: there is none
     purchases: int  # how many of the file's the shops place
     smtp_port: int  # on 127.0.0.1
     environment: dict[str, str]  # variables that lead to AWS
@@ -70,8 +67,7 @@ class Task:
             if self.life <= 0 and self.moment == moment:
                 _kill()
             elif self.life <= 0:  # wherever this thread is by then
-                delay = partial(time.sleep, random.uniform(0, 0.05))  # noqa: S311 - no secret
-                threading.Thread(target=_kill, args=(delay,), daemon=True).start()
+                threading.Timer(random.uniform(0, 0.05), _kill).start()  # noqa: S311 - no secret
 
 
 def _kill(after: Callable[[], object] = lambda: None) -> None:
@@ -97,7 +93,7 @@ def run_shop(task: Task) -> None:
     engine, outbox = task.engine(), Outbox()
     with engine.connect() as connection:
         placed = set(connection.execute(text("SELECT order_id FROM purchase_order")).scalars())
-    for purchase in sorted(read_purchases(task.purchases), key=attrgetter("ordered_on")):
+    for purchase in sorted(read_purchases(task.purchases), key=lambda purchase: purchase.ordered_on):
         if purchase.order_id in placed or int(purchase.customer_id) % task.slots != task.slot:
             continue
         if _happens(DECLINED_SHARE):
@@ -172,8 +168,6 @@ def _work(task: Task, queue_url: str, **service: Any) -> None:
                 task.may_die(COMMITTED, first)
             case Settled(outcome=Outcome.DUPLICATE):
                 task.counts[N_DUPLICATES] += 1
-            case _:
-                pass
 
     lose_acks(client := sqs_client(queue_url))
     service |= {"visibility_seconds": VISIBILITY_SECONDS, "wait_seconds": 1, "backoff": BACKOFF}

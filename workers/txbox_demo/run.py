@@ -63,15 +63,14 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
         on_progress(Progress("creating tables and queues"))
         sandbox = Sandbox.open(url, client, cleanup, keep=plan.keep)
         task = Task(sandbox.url, sandbox.queue_urls, plan.purchases, smtp.port, environment, plan.seed)
-        supervisor = Supervisor(plan.groups(), task, directory)
+        supervisor = Supervisor(plan.groups(), task, sandbox, directory)
         cleanup.callback(supervisor.kill)
         shop, begun = supervisor.groups[0], time.monotonic()
         progress = supervisor.drive(
-            sandbox,
             "processing",
             on_progress,
-            is_ending=lambda: len(shop.finished) == shop.size,
-            is_complete=lambda now: min(now.placed, now.billed, now.notified) >= plan.purchases,
+            is_ending=lambda: all(process.exitcode == 0 for process, _ in shop.running.values()),
+            is_done=lambda now: min(now.placed, now.billed, now.notified) >= plan.purchases,
         )
         kept = f"schema {sandbox.schema}, queues {' '.join(sandbox.queue_urls)}" if plan.keep else ""
         seconds = round(time.monotonic() - begun, 1)
@@ -95,14 +94,10 @@ def _figures(groups: Sequence[Group], progress: Progress) -> dict[str, tuple[int
         "sent": (relay.count(N_SENT), "by the relays; again if one was killed or an answer was lost"),
     }
     for group, processed in zip(workers, (progress.billed, progress.notified), strict=True):
-        received, duplicates = group.count(N_RECEIVED), group.count(N_DUPLICATES)
+        duplicates = group.count(N_DUPLICATES)
         figures |= {
-            f"{group.name}: delivered": (received, "to workers"),
+            f"{group.name}: delivered": (group.count(N_RECEIVED), "to workers"),
             f"{group.name}: processed": (processed, "messages, in its inbox or its ledger"),
             f"{group.name}: duplicates": (duplicates, "rejected; each would have been applied a second time"),
-            f"{group.name}: others": (
-                received - processed - duplicates,
-                "without effect: their worker was killed, or a mail refused",
-            ),
         }
-    return figures | {"processes": (sum(group.started for group in groups), "started")}
+    return figures

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.schema import CreateSchema, DropSchema
+from sqlalchemy.schema import DropSchema
 
 from txbox.postgres.urls import database_engine, database_url
 from txbox_aws.sqs import create_queue, delete_queue, queue_backlog
@@ -39,31 +39,26 @@ class Sandbox:
     url: str
     engine: Engine
     client: Any
-    queue_urls: tuple[str, str]
+    queue_urls: tuple[str, ...]
 
     @classmethod
     def open(cls, url: str, client: Any, cleanup: ExitStack, *, keep: bool) -> "Sandbox":
         """Create schema, tables and queues; ``cleanup`` removes them unless they are to be kept."""
         schema = f"txbox_demo_{secrets.token_hex(4)}"
         own_url = database_url(url).update_query_dict({"options": f"-csearch_path={schema}"})
-        admin, engine = database_engine(database_url(url)), database_engine(own_url)
-        cleanup.callback(admin.dispose)
-        with admin.begin() as connection:
-            connection.execute(CreateSchema(schema))
-        if not keep:
-            cleanup.callback(_drop_schema, admin, schema)
+        engine = database_engine(own_url)
         cleanup.callback(engine.dispose)
-        upgrade_database(admin, schema=schema)
+        if not keep:
+            cleanup.callback(_drop_schema, engine, schema)
+        upgrade_database(engine, schema=schema)  # which creates the schema
         with engine.begin() as connection:
             connection.exec_driver_sql(f"{services.TABLES};{check.TABLES}")
-        queue_urls = []
+        queue_urls: list[str] = []
         for name in ("purchases", "notifications"):
             queue_urls.append(create_queue(f"{schema.replace('_', '-')}-{name}", client=client))
             if not keep:
                 cleanup.callback(delete_queue, queue_urls[-1], client=client)
-        return cls(
-            schema, own_url.render_as_string(hide_password=False), engine, client, (queue_urls[0], queue_urls[1])
-        )
+        return cls(schema, own_url.render_as_string(hide_password=False), engine, client, tuple(queue_urls))
 
     def progress(self, stage: str, killed: int) -> Progress:
         """Read how far the chain is: what has happened before what waits, and that in the order of the chain.
@@ -88,5 +83,5 @@ class Sandbox:
 def _drop_schema(engine: Engine, schema: str) -> None:
     for tries_left in reversed(range(10)):  # it may be a deadlock: the server may still work for killed processes
         with suppress(OperationalError) if tries_left else nullcontext(), engine.begin() as connection:
-            connection.execute(DropSchema(schema, cascade=True))
+            connection.execute(DropSchema(schema, cascade=True, if_exists=True))
             return

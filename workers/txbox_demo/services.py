@@ -3,7 +3,6 @@
 No transaction can take a mail back, so notification works under a lease, and the ledger knows which mails are sent.
 SMTP has no key by which a server could see that it has a mail already: there are moments when that is not known::
 
-
     acquire ──→ mail ──→ 250 accepted ──→ complete ──→ ack
            (1)      (2)              (3)          (4)
     killed at (4): the ledger answers that it is done: no second mail
@@ -16,7 +15,6 @@ import json
 import smtplib
 from dataclasses import asdict
 from email.mime.text import MIMEText
-from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -27,8 +25,7 @@ from txbox_demo.purchases import Purchase
 
 TABLES = """
 CREATE TABLE purchase_order (order_id text PRIMARY KEY, customer_id text, ordered_on text, cds int, cents bigint);
-CREATE TABLE account (customer_id text PRIMARY KEY, purchases bigint, cds bigint, cents bigint)
-"""
+CREATE TABLE account (customer_id text PRIMARY KEY, purchases bigint, cds bigint, cents bigint)"""
 
 _INSERT_ORDER = text("INSERT INTO purchase_order VALUES (:order_id, :customer_id, :ordered_on, :cds, :cents)")
 _ADD_TO_ACCOUNT = text(
@@ -61,25 +58,12 @@ def send_mail(message: Message, lease: Lease, smtp_port: int) -> None:
     email["X-Order"], email["X-Cents"], email["X-Message"] = billed["order_id"], str(billed["cents"]), message.id
     email["X-Fence"], email["X-Unknown-Attempts"] = str(lease.fence), str(lease.unknown_attempts)
     lease.ensure()  # a process that was stopped until now may have been replaced
-    server = _Server("127.0.0.1", smtp_port, local_hostname="localhost", timeout=10)
+    server = smtplib.SMTP("127.0.0.1", smtp_port, local_hostname="localhost", timeout=10)
     try:
         server.send_message(email)
-    except Exception as error:
-        if server.answer_is_due:
-            raise EffectUnknown(f"the mail server has not answered, and may have the mail: {error}") from error
-        raise
+    except (smtplib.SMTPResponseException, smtplib.SMTPRecipientsRefused):
+        raise  # the server has answered, and does not have the mail
+    except OSError as error:
+        raise EffectUnknown(f"the mail server has not answered, and may have the mail: {error}") from error
     finally:
         server.close()
-
-
-class _Server(smtplib.SMTP):
-    """A connection that knows whether the server has a mail that it has not answered for."""
-
-    answer_is_due = False
-
-    def data(self, msg: Any) -> tuple[int, bytes]:
-        """Send the mail's text; from here to its answer it is not known whether the server has it."""
-        self.answer_is_due = True
-        answer = super().data(msg)
-        self.answer_is_due = False
-        return answer

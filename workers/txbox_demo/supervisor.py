@@ -38,7 +38,6 @@ class Group:
     killed: Counter[str] = field(default_factory=Counter)  # by moment
     started: int = 0
     running: dict[int, tuple[BaseProcess, Task]] = field(default_factory=dict)  # by slot
-    finished: set[int] = field(default_factory=set)  # slots of shops that have come to their end
     counts: list[Any] = field(default_factory=list)  # by slot; see COUNTS
 
     def count(self, what: int) -> int:
@@ -49,9 +48,9 @@ class Group:
 class Supervisor:
     """Starts processes by the standard library's fork server: in milliseconds, as it has loaded everything once."""
 
-    def __init__(self, groups: Sequence[Group], task: Task, directory: Path) -> None:
-        """Take the groups, what is the same for all of their tasks, and a directory for their logs."""
-        self.groups, self._task, self._directory = groups, task, directory
+    def __init__(self, groups: Sequence[Group], task: Task, sandbox: Sandbox, directory: Path) -> None:
+        """Take the groups, what is the same for all of their tasks, what they work in, and a directory for logs."""
+        self.groups, self._task, self._sandbox, self._directory = groups, task, sandbox, directory
         self._random = random.Random(task.seed)  # noqa: S311 - choices of the demo, no secrets
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["__main__", "txbox_demo.processes"])
@@ -59,12 +58,7 @@ class Supervisor:
             group.counts = [self._context.RawArray("q", len(COUNTS)) for _ in range(group.size)]
 
     def drive(
-        self,
-        sandbox: Sandbox,
-        stage: str,
-        on_progress: OnProgress,
-        is_ending: Callable[[], bool],
-        is_complete: Callable[[Progress], bool],
+        self, stage: str, on_progress: OnProgress, is_ending: Callable[[], bool], is_done: Callable[[Progress], bool]
     ) -> Progress:
         """Tend the processes until everything is through the chain, or what is missing is lost; then kill them.
 
@@ -76,11 +70,11 @@ class Supervisor:
                 self._tend(group)
             ending, begun = is_ending(), time.monotonic()
             killed = sum(group.killed.total() for group in self.groups)
-            before, progress = progress, sandbox.progress(stage, killed)
+            before, progress = progress, self._sandbox.progress(stage, killed)
             if before != progress:
                 changed_at = begun
             unchanged_seconds = begun - changed_at  # from one look to another one, never by the age of one
-            if ending and not progress.waiting and (is_complete(progress) or unchanged_seconds > LOST_SECONDS):
+            if ending and not progress.waiting and (is_done(progress) or unchanged_seconds > LOST_SECONDS):
                 break
             if unchanged_seconds > STALL_SECONDS:
                 remedy = "run again with --url and --keep, and look with `txbox status` and `txbox dead-letters list`"
@@ -98,27 +92,23 @@ class Supervisor:
                 process.join()
 
     def _tend(self, group: Group) -> None:
-        """Replace the processes that were killed, and start those that are missing."""
+        """Replace the processes that were killed, and start those that are missing. A shop ends with its orders."""
         for slot in range(group.size):
             if slot in group.running:
                 process, task = group.running[slot]
-                if process.exitcode is None:
+                if process.exitcode is None or (process.exitcode == 0 and group.name == "shop"):
                     continue
-                del group.running[slot]
-                if process.exitcode == -signal.SIGKILL and task.moment:
-                    group.killed[task.moment] += 1
-                elif process.exitcode == 0 and group.name == "shop":
-                    group.finished.add(slot)
-                else:
+                if process.exitcode != -signal.SIGKILL or not task.moment:
                     status = f"ended by itself with status {process.exitcode}"
                     raise TxboxError(f"{process.name} {status}: {last_line(Path(task.log))}")
-            if slot not in group.finished:
-                self._start(group, slot)
+                del group.running[slot]
+                group.killed[task.moment] += 1
+            self._start(group, slot)
 
     def _start(self, group: Group, slot: int) -> None:
         run, moments = ROLES[group.name]
         # A process that is to die counts as a kill from its start, so that there are not more than are asked for.
-        dying = sum(bool(task.moment) for _, task in group.running.values())
+        dying = sum(bool(task.moment) for process, task in group.running.values() if process.exitcode != 0)
         life = group.messages / (max(group.size, group.kills) * SPARE) * self._random.uniform(0.5, 1.5)
         group.started += 1
         name = f"{group.name} {group.started}"

@@ -59,9 +59,9 @@ def is_exact(report: dict[str, Any], purchases: int, by_the_file: int) -> None:
     assert figures["rolled back"] > 0
     assert figures["sent"] > 2.1 * purchases
     for subscriber in SUBSCRIBERS:
+        delivered, duplicates = figures[f"{subscriber}: delivered"], figures[f"{subscriber}: duplicates"]
         assert figures[f"{subscriber}: processed"] == purchases
-        assert figures[f"{subscriber}: duplicates"] >= 0.2 * purchases
-        assert figures[f"{subscriber}: others"] >= 0
+        assert delivered - purchases >= duplicates >= 0.2 * purchases
     assert figures["mailed once"] + figures["mailed again"] == purchases
     assert figures["mails"] >= figures["mailed once"] + 2 * figures["mailed again"]
 
@@ -76,7 +76,7 @@ def test_processes_of_every_role_were_killed(a_run: Run) -> None:
     kills = a_run.report["kills"]
     for role in ROLES:
         assert sum(kills[role].values()) >= 1, role
-    assert a_run.report["figures"]["processes"] > sum(sum(moments.values()) for moments in kills.values()) >= 6
+    assert sum(sum(moments.values()) for moments in kills.values()) >= 6
 
 
 def test_it_shows_what_it_has_found(a_run: Run) -> None:
@@ -106,12 +106,9 @@ def test_keep_keeps_schema_and_queues(a_run: Run, admin: Engine, database_url: s
         assert leases.all() == [(True, 400)]
 
 
-@pytest.mark.parametrize(
-    ("moment", "same", "again"),
-    [(RECEIVED, False, False), (LEASED, True, False), (MAILED, False, True), (COMMITTED, False, False)],
-)
+@pytest.mark.parametrize(("moment", "again"), [(RECEIVED, False), (LEASED, False), (MAILED, True), (COMMITTED, False)])
 def test_only_a_worker_killed_between_mail_and_completion_has_a_mail_come_twice(
-    moment: str, same: bool, again: bool, run_quickly: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+    moment: str, again: bool, run_quickly: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_place(monkeypatch, patient_notification, moments=(moment,))
     report = run_quickly(100, kills=8)
@@ -119,7 +116,6 @@ def test_only_a_worker_killed_between_mail_and_completion_has_a_mail_come_twice(
     assert report.exact, report.wrong
     assert killed >= 1
     figures = {name: figure for name, (figure, _) in report.figures.items()}
-    assert figures["looked the same"] == (killed if same else 0)
     assert figures["mailed again"] == (killed if again else 0)
     assert figures["mails"] == 100 + figures["mailed again"]
 
@@ -140,7 +136,7 @@ def test_it_is_exact_as_people_run_it(on_its_own: None, tmp_path: Path) -> None:
             assert report["kills"][role].get(moment, 0) >= 1, (role, moment)
     act, figures = report["last_act"], report["last_act"]["figures"]
     assert (act["exact"], act["cents"]["difference"], act["cents"]["in the accounts"]) == (True, 0, 250_031_563)
-    assert figures["read by Spark"] == figures["in the inbox"] == 69_659
+    assert figures["read by Spark"] == 69_659
     # Both were first with some: a third was sent before the load, and a chunk merged before the rest was sent.
     assert figures["applied by Spark"] + figures["applied by workers"] == 69_659
     assert 0 < figures["applied by workers"] == figures["found processed"] < 6_966

@@ -63,8 +63,7 @@ def demo(
         _require_spark()
     if keep and url is None:
         raise UsageError("--keep needs --url: the embedded database goes when the demo ends")
-    if kills is None:
-        kills = min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL)
+    kills = min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL) if kills is None else kills
     own_broker = not (aws or aws_endpoint())
     plan = Plan(purchases, workers, kills, seed, url, own_broker, keep, last_act=not without_spark)
     console = plain_console(stderr=True)
