@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
-from support.lease_process import COMPLETED, notes
 from support.soak.broker import Broker, Effect, Sent
-from support.soak.processes import BILLING, MAILING, MAX_ATTEMPTS, Setting, begun
+from support.soak.journal import BEGUN, COMPLETED, ENDED, RECEIVED, Note, read_journals
+from support.soak.processes import BILLING, MAILING, MAX_ATTEMPTS, Setting
+from txbox import Outcome
 
 MOST_NAMED = 5
 
@@ -26,9 +27,8 @@ class Facts:
         applied: key, number and message id of the effects of billing, in order.
         balance: of all accounts together.
         letters: subscriber (a relay's is its destination), message and reason.
-        begun: role and message of each run of a handler.
+        notes: of the journals.
         effects: the receiver's log, in order.
-        completed: message and fence of each completion that its owner was told of.
         leases: the fence that has completed each message, by the ledger's table.
     """
 
@@ -37,9 +37,8 @@ class Facts:
     applied: Sequence[tuple[str, int, str]]
     balance: int
     letters: Sequence[tuple[str, str, str]]
-    begun: Sequence[tuple[str, str]]
+    notes: Sequence[Note]
     effects: Sequence[Effect]
-    completed: Sequence[tuple[str, int]]
     leases: dict[str, int]
 
 
@@ -56,16 +55,15 @@ def read(engine: Engine, broker: Broker, setting: Setting) -> Facts:
             applied=rows("SELECT key, number, message_id FROM effect ORDER BY position"),
             balance=int(rows("SELECT sum(balance) FROM account")[0][0]),
             letters=rows("SELECT subscriber_id, message_id, reason FROM dead_letter"),
-            begun=begun(setting),
+            notes=read_journals(setting.directory),
             effects=list(broker.effects),
-            completed=[(each.message, each.fence) for each in notes(setting.completed, COMPLETED)],
             leases=dict(rows("SELECT message_id, fence FROM message_lease WHERE completed_at IS NOT NULL")),
         )
 
 
 def audit(facts: Facts) -> list[str]:
     """Return what is wrong, a line for each kind of fault; empty if all is well."""
-    wrong = [*_relays(facts), *_billing(facts), *_mailing(facts), *_parked(facts)]
+    wrong = [*_relays(facts), *_billing(facts), *_mailing(facts), *_parked(facts), *_deliveries(facts)]
     return [f"{len(which)} {what}: {', '.join(map(str, which[:MOST_NAMED]))}" for what, which in wrong if which]
 
 
@@ -119,11 +117,12 @@ def _mailing(facts: Facts) -> Iterable[tuple[str, list]]:
     yield "mails lost", sorted(arrived - accepted.keys() - parked)
     yield "mails neither completed nor parked", sorted(arrived - facts.leases.keys() - parked)
     yield "mails both completed and parked", sorted(facts.leases.keys() & parked)
-    completions = Counter(message for message, _ in facts.completed)
+    completed = [(note.message, int(note.detail)) for note in facts.notes if note.what == COMPLETED]
+    completions = Counter(message for message, _ in completed)
     yield "mails completed twice", sorted(message for message, times in completions.items() if times > 1)
     yield (
         "completed by another fence than the table says",
-        [(message, fence) for message, fence in facts.completed if facts.leases.get(message) != fence],
+        [(message, fence) for message, fence in completed if facts.leases.get(message) != fence],
     )
     owners: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
     for effect in facts.effects:
@@ -149,7 +148,7 @@ def _parked(facts: Facts) -> Iterable[tuple[str, list]]:
     One of them may lack its note: a process that dies after its attempt is counted, or its lease taken, and before its
     handler notes the run, has died in that attempt.
     """
-    runs = Counter(facts.begun)
+    runs = Counter((note.role, note.message) for note in facts.notes if note.what == BEGUN)
     yield (
         "parked before their attempts",
         [
@@ -158,6 +157,36 @@ def _parked(facts: Facts) -> Iterable[tuple[str, list]]:
             if subscriber in (BILLING, MAILING) and runs[subscriber, message] < MAX_ATTEMPTS - 1
         ],
     )
+
+
+def _deliveries(facts: Facts) -> Iterable[tuple[str, list]]:
+    """Each delivery has one outcome, unless it was in the hands of a killed process; and the outcomes are true.
+
+    A worker that was killed, or whose commit was not answered, does not know what it has done. So what is done must be
+    explained by a delivery that was called so, or by one whose end is not known.
+    """
+    received = {note.detail: note for note in facts.notes if note.what == RECEIVED}
+    settled = [note for note in facts.notes if note.what in set(Outcome)]
+    ended = {note.process for note in facts.notes if note.what == ENDED}
+    outcomes = Counter(note.detail for note in settled)
+    silent = [note for receipt, note in received.items() if receipt not in outcomes]
+    yield "settled and never received", [note.message for note in settled if note.detail not in received]
+    yield "settled twice", [note.message for note in settled if outcomes[note.detail] > 1]
+    yield "never settled by a process that was not killed", [note.message for note in silent if note.process in ended]
+
+    called = {
+        outcome: Counter((note.role, note.message) for note in settled if note.what == outcome) for outcome in Outcome
+    }
+    unknown = {(note.role, note.message) for note in silent} | called[Outcome.IN_FLIGHT].keys()
+    done = {(BILLING, message) for _, _, message in facts.applied} | {(MAILING, message) for message in facts.leases}
+    parked = {(who, message) for who, message, _ in facts.letters if who in (BILLING, MAILING)}
+    processed, dead = called[Outcome.PROCESSED], called[Outcome.DEAD]
+    yield "called processed twice", [message for message, times in processed.items() if times > 1]
+    yield "called processed, and not done", sorted(processed.keys() - done)
+    yield "called duplicates, and not done", sorted(called[Outcome.DUPLICATE].keys() - done)
+    yield "called dead and not parked", sorted(dead.keys() - parked)
+    yield "done, and explained by no delivery", sorted(done - processed.keys() - unknown)
+    yield "parked, and explained by no delivery", sorted(parked - dead.keys() - unknown)
 
 
 def _first(messages: Iterable[tuple[str, int, str]]) -> list[tuple[str, int, str]]:

@@ -2,7 +2,7 @@
 
 Billing works in transactions: a row for each effect, a balance on a row that all of them want, and a message for
 mailing, published in the same transaction. Mailing works under leases: its effects are calls of the receiver. What
-either has begun, and what mailing's ledger has completed, it notes in a file that it only appends to.
+either has received, begun, completed and settled is in its journal.
 """
 
 import json
@@ -23,7 +23,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
-from support.lease_process import COMPLETED, note
+from support.soak.journal import BEGUN, COMPLETED, ENDED, Journal
 from txbox import DeadLetters, EffectUnknown, Inbox, Message, Outbox
 from txbox.backoff import Backoff
 from txbox.leases import Lease, PostgresLedger
@@ -54,7 +54,7 @@ class Setting:
         url: the database, with txbox's tables and the business's.
         broker: the URL of the broker.
         orders, mails: the queues' URLs; orders is FIFO.
-        directory: for files.
+        directory: for logs and journals.
     """
 
     url: str
@@ -62,16 +62,6 @@ class Setting:
     orders: str
     mails: str
     directory: str
-
-    @property
-    def begun(self) -> Path:
-        """The file that has a line for each run of a handler that was begun."""
-        return Path(self.directory) / "begun"
-
-    @property
-    def completed(self) -> Path:
-        """The file that has what the ledger has completed; ``lease_process.notes`` reads it."""
-        return Path(self.directory) / "completed"
 
     def log(self, role: str, pid: int) -> Path:
         """Return the file that has what a process says."""
@@ -94,12 +84,6 @@ def fork(setting: Setting, role: str, seed: int) -> BaseProcess:
     return process
 
 
-def begun(setting: Setting) -> list[tuple[str, str]]:
-    """Return the role and the message of each run that was begun."""
-    lines = setting.begun.read_text().splitlines() if setting.begun.exists() else []
-    return [(role, message_id) for role, message_id, *_ in map(json.loads, lines)]
-
-
 def _live(setting: dict[str, Any], role: str, seed: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     own = Setting(**setting)
@@ -108,7 +92,10 @@ def _live(setting: dict[str, Any], role: str, seed: int) -> None:
         os.dup2(log, descriptor)
     os.environ |= {"AWS_ENDPOINT_URL_SQS": own.broker, "AWS_ENDPOINT_URL": own.broker}
     random.seed(seed)
-    drained = {BILLING: _bill, MAILING: _mail, RELAY: _relay}[role](own)
+    journal = Journal(own.directory, role)
+    drained = {BILLING: _bill, MAILING: _mail, RELAY: _relay}[role](own, journal)
+    if drained:
+        journal.note(ENDED)
     sys.exit(0 if drained else 3)
 
 
@@ -123,14 +110,10 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _note_begun(setting: Setting, role: str, message: Message) -> dict[str, Any]:
+def _note_begun(journal: Journal, message: Message) -> dict[str, Any]:
     """Note a run, and let its message do what it says: fail always, or at times, or end or stop the process."""
     body: dict[str, Any] = json.loads(message.text)
-    file = os.open(setting.begun, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        os.write(file, f"{json.dumps([role, message.id, os.getpid()])}\n".encode())
-    finally:
-        os.close(file)
+    journal.note(BEGUN, message.id)
     kind = body["kind"]
     drawn = random.random()
     if kind == "poison" or (kind in ("flaky", "freezing") and drawn < 0.4):
@@ -142,11 +125,11 @@ def _note_begun(setting: Setting, role: str, message: Message) -> dict[str, Any]
     return body
 
 
-def _bill(setting: Setting) -> bool:
+def _bill(setting: Setting, journal: Journal) -> bool:
     outbox = Outbox()
 
     def handle(session: Session, message: Message) -> None:
-        order = _note_begun(setting, BILLING, message)
+        order = _note_begun(journal, message)
         account = sum(order["key"].encode()) % ACCOUNTS
         effect = {"message_id": message.id, "key": order["key"], "number": order["number"], "account": account}
         session.execute(EFFECT, effect)
@@ -161,6 +144,7 @@ def _bill(setting: Setting) -> bool:
         handler=handle,
         threads=2,
         transactions=random.choice(["batch", "batch", "message"]),
+        hooks=[journal],
         max_attempts=MAX_ATTEMPTS,
         backoff=WORKER_BACKOFF,
         wait_seconds=1,
@@ -171,20 +155,20 @@ def _bill(setting: Setting) -> bool:
 class _NotedLedger(PostgresLedger):
     """A ledger that notes what it has completed."""
 
-    def __init__(self, engine: Engine, notes: Path) -> None:
+    def __init__(self, engine: Engine, journal: Journal) -> None:
         super().__init__(MAILING, engine=engine)
-        self._notes = notes
+        self._journal = journal
 
     def complete(self, lease: Lease, result: bytes | None = None) -> None:
         super().complete(lease, result)
-        note(self._notes, COMPLETED, lease.message_id, lease)
+        self._journal.note(COMPLETED, lease.message_id, str(lease.fence))
 
 
-def _mail(setting: Setting) -> bool:
+def _mail(setting: Setting, journal: Journal) -> bool:
     engine = create_engine(setting.url, pool_size=6)
 
     def handle(message: Message, lease: Lease) -> None:
-        _note_begun(setting, MAILING, message)
+        _note_begun(journal, message)
         effect = {"message_id": message.id, "fence": lease.fence, "unknown_attempts": lease.unknown_attempts}
         effect["owner"] = f"{os.getpid()}-{lease.fence}"
         request = urllib.request.Request(f"{setting.broker}/receiver", json.dumps(effect).encode())
@@ -198,9 +182,10 @@ def _mail(setting: Setting) -> bool:
 
     return SqsWorker(
         setting.mails,
-        ledger=_NotedLedger(engine, setting.completed),
+        ledger=_NotedLedger(engine, journal),
         dead_letters=DeadLetters(engine),
         handler=handle,
+        hooks=[journal],
         threads=2,
         max_attempts=MAX_ATTEMPTS,
         backoff=WORKER_BACKOFF,
@@ -210,7 +195,7 @@ def _mail(setting: Setting) -> bool:
     ).run(started=_say_at_work)
 
 
-def _relay(setting: Setting) -> bool:
+def _relay(setting: Setting, journal: Journal) -> bool:
     return Relay(
         create_engine(setting.url, pool_size=8),
         {"sqs": SqsPublisher(read_timeout_seconds=4)},
