@@ -18,8 +18,8 @@ from txbox_demo import processes
 from txbox_demo.processes import Task
 from txbox_demo.services import send_mail
 
-ORDER = "cdnow-00007"
-"""The order that is lost or doubled."""
+ORDER, OTHER_ORDER = "cdnow-00007", "cdnow-00008"
+"""The order that is lost, and the one that is doubled."""
 
 Run = Callable[[Task], None]
 
@@ -50,19 +50,11 @@ def patient_notification(task: Task) -> None:
     processes.run_notification(task)
 
 
-def doubling_notification(task: Task) -> None:
+def careless_notification(task: Task) -> None:
+    """It does not send one mail, and sends another one twice."""
+
     def send(message: Message, lease: Lease, smtp_port: int) -> None:
-        send_mail(message, lease, smtp_port)
-        if message.json()["order_id"] == ORDER:
-            send_mail(message, lease, smtp_port)
-
-    processes.send_mail = send
-    patient_notification(task)
-
-
-def losing_notification(task: Task) -> None:
-    def send(message: Message, lease: Lease, smtp_port: int) -> None:
-        if message.json()["order_id"] != ORDER:
+        for _ in range({ORDER: 0, OTHER_ORDER: 2}.get(message.json()["order_id"], 1)):
             send_mail(message, lease, smtp_port)
 
     processes.send_mail = send

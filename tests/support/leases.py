@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from support.waiting import wait_until
 from txbox.leases import Lease, LeaseState, Ledger, PostgresLedger
 
 
@@ -75,3 +76,8 @@ def acquired(ledger: Ledger, message_id: str, **options: Any) -> Lease:
     assert acquisition.state is LeaseState.ACQUIRED, acquisition
     assert acquisition.lease is not None
     return acquisition.lease
+
+
+def acquired_in_time(ledger: Ledger, message_id: str, lease_seconds: float = 60.0) -> Lease:
+    """The lease of a message, when it is free or has run out."""
+    return wait_until(lambda: ledger.acquire(message_id, lease_seconds=lease_seconds).lease, f"{message_id} is free")

@@ -29,6 +29,24 @@ def _nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture
+def planned(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+    """Return what the command would run, because no test reaches AWS: planned(*arguments)."""
+
+    def plan(*arguments: str) -> Plan:
+        plans: list[Plan] = []
+
+        def keep(plan: Plan, _: OnProgress) -> Report:
+            plans.append(plan)
+            raise TxboxError("planned, and not run")
+
+        monkeypatch.setattr(demo_run, "run_demo", keep)
+        txbox("demo", *arguments).failed_in_one_line(1, "planned, and not run")
+        return plans[0]
+
+    return plan
+
+
 @pytest.mark.parametrize(
     ("arguments", "variable", "own_broker"),
     [
@@ -39,20 +57,15 @@ def _nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_which_sqs_it_leads_to(
-    arguments: list[str], variable: str | None, own_broker: bool, txbox: Txbox, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    variable: str | None,
+    own_broker: bool,
+    planned: Callable[..., Plan],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plans: list[Plan] = []
-
-    def planned(plan: Plan, _: OnProgress) -> Report:
-        plans.append(plan)
-        raise TxboxError("planned, and not run")
-
-    monkeypatch.setattr(demo_run, "run_demo", planned)  # because no test reaches AWS
     if variable:
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
-    txbox("demo", "--without-spark", *arguments).failed_in_one_line(1, "planned, and not run")
-    (plan,) = plans
-    assert plan.own_broker is own_broker
+    assert planned("--without-spark", *arguments).own_broker is own_broker
 
 
 def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +182,11 @@ def test_what_the_last_act_lacks_is_said_before_the_work(
     txbox("demo").failed_in_one_line(1, said, "--without-spark")
 
 
-def test_the_last_act_is_part_of_the_demo_unless_it_is_left_out(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned: list[bool] = []
+def test_the_last_act_is_part_of_the_demo_unless_it_is_left_out(planned: Callable[..., Plan]) -> None:
+    assert planned().last_act
+    assert not planned("--without-spark").last_act
 
-    def plans(plan: Plan, _: OnProgress) -> Report:
-        planned.append(plan.last_act)
-        raise TxboxError("planned, and not run")
 
-    monkeypatch.setattr(demo_run, "run_demo", plans)
-    txbox("demo")
-    txbox("demo", "--without-spark")
-    assert planned == [True, False]
+def test_a_small_run_has_fewer_kills(planned: Callable[..., Plan]) -> None:
+    runs = [(), ("--purchases", "149"), ("--purchases", "149", "--kills", "30")]
+    assert [planned("--without-spark", *arguments).kills for arguments in runs] == [24, 2, 30]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support.waiting import wait_until
-from txbox.leases import Lease, LeaseState, PostgresLedger
+from support.leases import acquired_in_time
+from txbox.leases import Lease, PostgresLedger
 from txbox_demo.check import ACCOUNTS, CHAIN, Report, check
 from txbox_demo.purchases import Purchase
 from txbox_local import AcceptedMail
@@ -159,20 +159,6 @@ def test_mails_that_are_not_exact_are_named(
     assert wrong(check(chain, PURCHASES, mails, CHAIN)) == expected
 
 
-def acquire(ledger: PostgresLedger, lease_seconds: float = 60.0) -> Lease:
-    """Acquire the lease of m-p-1, when it is free or has run out."""
-    leases: list[Lease] = []
-
-    def acquired() -> bool:
-        acquisition = ledger.acquire("m-p-1", lease_seconds=lease_seconds)
-        if acquisition.state is LeaseState.ACQUIRED and acquisition.lease is not None:
-            leases.append(acquisition.lease)
-        return bool(leases)
-
-    wait_until(acquired, "the lease is ours")
-    return leases[0]
-
-
 def sent_under(lease: Lease, **changes: Any) -> AcceptedMail:
     headers = {"message": "m-p-1", "fence": lease.fence, "unknown": lease.unknown_attempts} | changes
     return mail("p-1", "1", 700, **headers)
@@ -182,7 +168,7 @@ def sent_under(lease: Lease, **changes: Any) -> AcceptedMail:
 def leases(chain: Engine) -> tuple[Lease, Lease]:
     """A lease that has run out, and the next one, which has completed the message."""
     ledger = PostgresLedger("notification", engine=chain)
-    first, second = acquire(ledger, lease_seconds=0.01), acquire(ledger)
+    first, second = acquired_in_time(ledger, "m-p-1", lease_seconds=0.01), acquired_in_time(ledger, "m-p-1")
     ledger.complete(second)
     return first, second
 
@@ -233,14 +219,14 @@ def test_a_mail_that_came_twice_although_it_can_be_known_is_a_fault(
 @pytest.mark.parametrize("failed", [True, False], ids=["the handler raised", "the ledger has forgotten it"])
 def test_a_lease_that_has_not_run_out_is_no_excuse(failed: bool, chain: Engine) -> None:
     ledger = PostgresLedger("notification", engine=chain)
-    first = acquire(ledger)
+    first = acquired_in_time(ledger, "m-p-1")
     if failed:
         ledger.release(first)
     else:
         ledger.complete(first)
         with chain.begin() as connection:
             connection.exec_driver_sql("UPDATE message_lease SET completed_at = NULL")
-    second = acquire(ledger)
+    second = acquired_in_time(ledger, "m-p-1")
     ledger.complete(second)
     mails = [sent_under(first), sent_under(second, unknown=1), *MAILS[1:]]
     assert wrong(check(chain, PURCHASES, mails, CHAIN)) == {"mails repeated": ["p-1"]}
@@ -248,9 +234,9 @@ def test_a_lease_that_has_not_run_out_is_no_excuse(failed: bool, chain: Engine) 
 
 def test_each_copy_but_the_last_needs_its_own_excuse(chain: Engine) -> None:
     ledger = PostgresLedger("notification", engine=chain)
-    first, second = acquire(ledger, lease_seconds=0.01), acquire(ledger)
+    first, second = acquired_in_time(ledger, "m-p-1", lease_seconds=0.01), acquired_in_time(ledger, "m-p-1")
     ledger.release(second)
-    third = acquire(ledger)
+    third = acquired_in_time(ledger, "m-p-1")
     ledger.complete(third)
     assert check(chain, PURCHASES, [*map(sent_under, (first, third)), *MAILS[1:]], CHAIN).exact
     with chain.begin() as connection:

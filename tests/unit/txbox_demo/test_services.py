@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from support.waiting import wait_until
+from support.leases import acquired_in_time
 from txbox import EffectUnknown, LeaseLost, Message, Outbox
-from txbox.leases import Lease, LeaseState, PostgresLedger
+from txbox.leases import PostgresLedger
 from txbox_demo.purchases import Purchase
 from txbox_demo.services import bill, place_order, send_mail
 from txbox_local import LocalSmtp
@@ -87,22 +87,8 @@ def ledger(engine: Engine) -> PostgresLedger:
     return PostgresLedger("notification", engine=engine)
 
 
-def acquire(ledger: PostgresLedger, lease_seconds: float = 60.0) -> Lease:
-    """Acquire the message's lease, when it is free or has run out."""
-    leases: list[Lease] = []
-
-    def acquired() -> bool:
-        acquisition = ledger.acquire(BILLED.id, lease_seconds=lease_seconds)
-        if acquisition.state is LeaseState.ACQUIRED and acquisition.lease is not None:
-            leases.append(acquisition.lease)
-        return bool(leases)
-
-    wait_until(acquired, "the lease is ours")
-    return leases[0]
-
-
 def test_a_mail_is_sent_as_often_as_the_handler_is_called(ledger: PostgresLedger, smtp: LocalSmtp) -> None:
-    lease = acquire(ledger)
+    lease = acquired_in_time(ledger, BILLED.id)
     for _ in range(2):
         send_mail(BILLED, lease, smtp.port)
     assert [mail.recipients for mail in smtp.accepted] == [("00001@customers.example",)] * 2
@@ -113,18 +99,18 @@ def test_a_mail_that_is_refused_is_a_failure_and_known(
     ledger: PostgresLedger, smtp: LocalSmtp, answers: Answers
 ) -> None:
     answers.refusals = 1
-    lease = acquire(ledger)
+    lease = acquired_in_time(ledger, BILLED.id)
     with pytest.raises(smtplib.SMTPRecipientsRefused):
         send_mail(BILLED, lease, smtp.port)
     ledger.release(lease)
     assert smtp.accepted == ()
-    send_mail(BILLED, acquire(ledger), smtp.port)
+    send_mail(BILLED, acquired_in_time(ledger, BILLED.id), smtp.port)
     assert len(smtp.accepted) == 1
 
 
 def test_a_worker_that_has_lost_its_lease_before_the_mail_sends_none(ledger: PostgresLedger, smtp: LocalSmtp) -> None:
-    late = acquire(ledger, lease_seconds=0.01)
-    acquire(ledger)
+    late = acquired_in_time(ledger, BILLED.id, lease_seconds=0.01)
+    acquired_in_time(ledger, BILLED.id)
     with pytest.raises(LeaseLost):
         send_mail(BILLED, late, smtp.port)
     assert smtp.accepted == ()
@@ -149,4 +135,4 @@ def test_a_server_that_hangs_up_before_it_has_answered_leaves_it_open(ledger: Po
     with socketserver.TCPServer(("127.0.0.1", 0), _HangsUp) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(EffectUnknown, match="may have the mail"):
-            send_mail(BILLED, acquire(ledger), server.server_address[1])
+            send_mail(BILLED, acquired_in_time(ledger, BILLED.id), server.server_address[1])
