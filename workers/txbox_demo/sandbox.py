@@ -48,9 +48,9 @@ class Sandbox:
         own_url = database_url(url).update_query_dict({"options": f"-csearch_path={schema}"})
         engine = database_engine(own_url)
         cleanup.callback(engine.dispose)
+        upgrade_database(engine, schema=schema)  # which creates the schema
         if not keep:
             cleanup.callback(_drop_schema, engine, schema)
-        upgrade_database(engine, schema=schema)  # which creates the schema
         with engine.begin() as connection:
             connection.exec_driver_sql(f"{services.TABLES};{check.TABLES}")
         queue_urls: list[str] = []
@@ -83,5 +83,5 @@ class Sandbox:
 def _drop_schema(engine: Engine, schema: str) -> None:
     for tries_left in reversed(range(10)):  # it may be a deadlock: the server may still work for killed processes
         with suppress(OperationalError) if tries_left else nullcontext(), engine.begin() as connection:
-            connection.execute(DropSchema(schema, cascade=True, if_exists=True))
+            connection.execute(DropSchema(schema, cascade=True))
             return
