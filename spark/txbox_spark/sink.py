@@ -21,29 +21,24 @@ To stop a query in a batch, Spark interrupts what the batch is at in Java. That 
 ends with it, is not committed to the checkpoint, and is given again when the query starts again. Spark recognizes such
 an error by its text, with a pattern that overflows its stack where the text is long; and py4j logs every error that it
 hands on. So the sink raises a short one of its own, with the text that Spark expects, and keeps py4j from logging it.
-
-The batch is not persisted. It is read twice, which for most sources costs less than to keep it: see
-``inbox_sink``.
 """
 
 import logging
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from sqlalchemy import URL, NullPool
+from sqlalchemy import NullPool
 
 from txbox import TxboxError
 from txbox.postgres.engines import open_engine
-from txbox_spark.bulk_load import ABANDONED_SECONDS, CHUNK_ROWS, bulk_load, check_arguments
+from txbox_spark.bulk_load import load_events
 from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import LoadLedger
-from txbox_spark.loading.loader import AUTO
 from txbox_spark.loading.writer import WriterChoice
-from txbox_spark.merging.effects import Apply
-from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS
+from txbox_spark.options import AUTO, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
 
@@ -85,22 +80,7 @@ class BatchInterrupted(TxboxError):
 
 
 def inbox_sink(
-    *,
-    url: str | URL,
-    subscriber_id: str,
-    message_id: str,
-    apply: Apply,
-    schema: str | None = None,
-    prefix: str = "",
-    column_types: Mapping[str, str] | None = None,
-    writer: str = "auto",
-    parallelism: int | None = None,
-    chunk_rows: int = CHUNK_ROWS,
-    abandoned_seconds: float = ABANDONED_SECONDS,
-    stalled_seconds: float = STALLED_SECONDS,
-    effects_seconds: float = EFFECTS_SECONDS,
-    force: bool = False,
-    on_batch: OnBatch | None = None,
+    *, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions]
 ) -> "Callable[[DataFrame, int], None]":
     """Make the function that ``DataStreamWriter.foreachBatch`` calls: every event of the stream is applied once.
 
@@ -119,22 +99,10 @@ def inbox_sink(
                 batch.unpersist()
 
     Args:
-        url: the database, ``postgresql://user:password@host/name``; executors must reach it under this name.
-        subscriber_id: who processes the events: the name that the live workers' inbox has.
-        message_id: the column that holds the message id, or an expression of Spark SQL that makes it.
-        apply: the effect, as ``bulk_load`` takes it: SQL over the relation ``fresh_event``, or a picklable callable.
-        schema: the Postgres schema that holds txbox's tables; None leaves it to the search path.
-        prefix: what those tables' names start with.
-        column_types: Postgres types of columns, where Spark's own type does not say enough.
-        writer: "copy", "jdbc", or "auto": chosen at the first batch, and kept.
-        parallelism: how many chunks are merged at once; None: as many as Spark runs tasks.
-        chunk_rows: rows in a chunk, about. Most batches have few rows, and are one chunk.
-        abandoned_seconds: after so long without a sign of life, what other queries have left behind is swept.
-        stalled_seconds: how long a chunk's transaction may do nothing, as for ``bulk_load``.
-        effects_seconds: how long a chunk waits for one and the same other one, as for ``bulk_load``.
-        force: take SQL that does not name ``fresh_event``.
-        on_batch: is given each batch's number and report, but for batches without rows. After a restart it may be given
-            the same number again. What it raises ends the query.
+        on_batch: called with each batch's number and report, but for batches without rows. After a restart it may be
+            called with the same number again. What it raises ends the query.
+        options: those of ``txbox_spark.options.LoadOptions``; ``url``, ``subscriber_id``, ``message_id`` and ``apply``
+            are required.
 
     Returns:
         The function; it raises ``BatchFailed`` if a batch cannot be loaded, which ends the query.
@@ -142,15 +110,11 @@ def inbox_sink(
     Raises:
         InvalidConfiguration: an argument cannot work.
     """
-    database = check_arguments(
-        "inbox_sink", url=url, subscriber_id=subscriber_id, apply=apply, writer=writer, parallelism=parallelism,
-        chunk_rows=chunk_rows, stalled_seconds=stalled_seconds, effects_seconds=effects_seconds,
-        force=force,
-    )  # fmt: skip
+    valid = ValidLoadOptions(of="inbox_sink", **options)
     logging.getLogger("py4j.clientserver").addFilter(_is_not_interruption)
-    ledger = LoadLedger(open_engine(database, poolclass=NullPool), schema, prefix)
+    ledger = LoadLedger(open_engine(valid.database, poolclass=NullPool), valid.schema, valid.prefix)
     unnamed = str(uuid.uuid4())
-    chosen = WriterChoice(writer, "asked for")
+    chosen = WriterChoice(valid.writer, "asked for")
     clean: str | None = None
 
     def sink(batch: "DataFrame", batch_id: int) -> None:
@@ -171,28 +135,12 @@ def inbox_sink(
             ledger.check()
             # A query runs one batch at a time: older ones of it are not being worked on.
             own = f"^stream {re.escape(query)} batch [0-9]+$"
-            for abandoned in ledger.forget_abandoned(subscriber_id, own, _ANY_BATCH, abandoned_seconds):
+            forgotten = ledger.forget_abandoned(valid.subscriber_id, own, _ANY_BATCH, valid.abandoned_seconds)
+            for abandoned in forgotten:
                 _log.info("an abandoned batch of a stream is forgotten: bulk load %s", abandoned)
         clean = None
         try:
-            report = bulk_load(
-                batch,
-                url=database,
-                subscriber_id=subscriber_id,
-                message_id=message_id,
-                apply=apply,
-                schema=schema,
-                prefix=prefix,
-                column_types=column_types,
-                writer=chosen.writer,
-                parallelism=parallelism,
-                chunk_rows=chunk_rows,
-                source=EventSource(f"stream {query} batch {batch_id}", b""),
-                abandoned_seconds=abandoned_seconds,
-                stalled_seconds=stalled_seconds,
-                effects_seconds=effects_seconds,
-                force=force,
-            )
+            report = load_events(batch, valid, chosen.writer, EventSource(f"stream {query} batch {batch_id}", b""))
         except BulkLoadFailed as error:
             failed = BatchFailed(batch_id, error.run_id, error.why, done=error.done, chunks=error.chunks)
             raise failed from error

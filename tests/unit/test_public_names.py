@@ -118,6 +118,7 @@ PUBLIC = {
         "source_of",
         "spark_session",
     ],
+    "txbox_spark.options": ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"],
     "txbox_aws.sqs": [
         "SqsSource",
         "SqsWorker",

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import Engine
 
 from txbox import TxboxError
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.loading.progress import ProgressReporter
 from txbox_spark.loading.staging_table import StagingTables
-from txbox_spark.merging.effects import Apply
-from txbox_spark.merging.merge import ChunkLimits, MergePlan
+from txbox_spark.merging.merge import MergePlan
+from txbox_spark.options import ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.jdbc import is_about_data
@@ -55,53 +55,42 @@ class LoadContext:
     Attributes:
         spark: the session of the events.
         engine: the database, for this process.
-        url: the same, for the executors.
+        options: those of the caller.
         events: the source.
-        subscriber_id: the subscriber that the events are applied for.
-        apply: the effect.
-        schema: of txbox's tables; None leaves it to the search path.
-        prefix: of their names.
         source: what is loaded, for people.
         digest: of the source; a resumed run must find the same.
         parallelism: how many chunks are merged at once.
-        chunk_rows: rows in a chunk, about.
         reporter: reports the progress.
-        limits: how long a chunk may keep others waiting.
         seconds: how long each stage took.
         merged: how many chunks were merged when the ledger was last asked.
     """
 
     spark: "SparkSession"
     engine: Engine
-    url: URL
+    options: ValidLoadOptions
     events: PreparedEvents
-    subscriber_id: str
-    apply: Apply
-    schema: str | None
-    prefix: str
     source: str
     digest: bytes
     parallelism: int
-    chunk_rows: int
     reporter: ProgressReporter
-    limits: ChunkLimits
     seconds: dict[str, float] = field(default_factory=dict)
     merged: int = 0
 
     @cached_property
     def ledger(self) -> LoadLedger:
         """The ledger."""
-        return LoadLedger(self.engine, self.schema, self.prefix)
+        return LoadLedger(self.engine, self.options.schema, self.options.prefix)
 
     @cached_property
     def staging(self) -> StagingTables:
         """The staging tables."""
-        return StagingTables(self.engine, self.schema, self.prefix)
+        return StagingTables(self.engine, self.options.schema, self.options.prefix)
 
     def plan(self, run: Run) -> MergePlan:
         """Return what the chunks of a run have in common."""
-        columns, schema, prefix = self.events.columns, self.schema, self.prefix
-        return MergePlan(run.run_id, self.subscriber_id, columns, self.apply, schema, prefix, self.limits)
+        one = self.options
+        columns = self.events.columns
+        return MergePlan(run.run_id, one.subscriber_id, columns, one.apply, one.schema, one.prefix, one.limits)
 
     def merged_chunks(self, run: Run) -> tuple[int, ...]:
         """Return the chunks that are merged."""

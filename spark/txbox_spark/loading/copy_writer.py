@@ -72,11 +72,11 @@ class CopyWriter:
         context = self._context
         slots = context.spark.sparkContext.defaultParallelism
         tasks = context.parallelism if context.parallelism < slots else None
-        task = CopyTask(context.url.render_as_string(hide_password=False), context.plan(run), run.bounds)
+        task = CopyTask(context.options.database.render_as_string(hide_password=False), context.plan(run), run.bounds)
         sample, self._sample = self._sample, ()  # at the first attempt only
         repeated: tuple[int, ...] = ()
         if sample:
-            repeated = likely_repeated(context.engine, task.plan.sql, context.subscriber_id, sample, run.bounds)
+            repeated = likely_repeated(context.engine, task.plan.sql, context.options.subscriber_id, sample, run.bounds)
         with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
             if repeated:
                 left_out = set(range(run.chunks)).difference(repeated)

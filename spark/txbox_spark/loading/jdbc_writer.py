@@ -114,7 +114,7 @@ def _stage(context: LoadContext, run: Run) -> str:
         (
             dates_as_text(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
             .write.format("jdbc")
-            .options(**jdbc_options(context.url, prepare=prepare))
+            .options(**jdbc_options(context.options.database, prepare=prepare))
             # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
             .option("stringtype", "unspecified")
             .option("reWriteBatchedInserts", "true")

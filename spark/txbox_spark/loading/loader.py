@@ -24,16 +24,15 @@ from txbox_spark.loading.copy_writer import CopyWriter
 from txbox_spark.loading.jdbc_writer import JdbcWriter
 from txbox_spark.loading.ledger import Run, heartbeat
 from txbox_spark.loading.resume import resume_run
-from txbox_spark.loading.writer import COPY, StagingLost, Writer, WriterChoice, choose_writer
+from txbox_spark.loading.writer import StagingLost, Writer, WriterChoice, choose_writer
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.options import AUTO, COPY
 from txbox_spark.reading.survey import survey
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
 
-__all__ = ["AUTO", "LOAD_ATTEMPTS", "load"]
-
-AUTO = "auto"
+__all__ = ["LOAD_ATTEMPTS", "load"]
 
 MIN_CHUNK_ROWS = 5_000
 """A smaller chunk would cost more as a transaction than it saves by being merged beside another one."""
@@ -57,7 +56,7 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
     if resume is None:
         choice = WriterChoice(writer_name, "asked for")
         if writer_name == AUTO:
-            choice = choose_writer(context.spark, context.url)
+            choice = choose_writer(context.spark, context.options.database)
         writer_class = _writer_class(context, choice.writer)
         run, sample = _begin_run(context, choice.writer, writer_class)
     else:
@@ -83,12 +82,12 @@ def _begin_run(context: LoadContext, writer_name: str, writer: type[Writer]) -> 
     """Survey the source, cut it into chunks, and begin a run; return it, and a sample of the ids."""
     with context.stage("survey", None):
         found = survey(context.events, count_rejected=writer.survey_counts_rejected)
-    chunks = max(1, math.ceil(found.rows / context.chunk_rows))
+    chunks = max(1, math.ceil(found.rows / context.options.chunk_rows))
     # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
     even = math.ceil(chunks / context.parallelism) * context.parallelism
     chunks = min(even, max(chunks, found.rows // MIN_CHUNK_ROWS), writer.max_chunks)
     run = context.ledger.begin(
-        subscriber_id=context.subscriber_id,
+        subscriber_id=context.options.subscriber_id,
         source=context.source,
         digest=context.digest,
         writer=writer_name,

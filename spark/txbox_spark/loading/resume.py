@@ -29,9 +29,9 @@ def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
     Raises:
         InvalidConfiguration: the subscriber, the source or the ids are not the same.
     """
-    if run.subscriber_id != context.subscriber_id:
+    if run.subscriber_id != context.options.subscriber_id:
         raise InvalidConfiguration(
-            f"run {run.run_id} is of subscriber {run.subscriber_id}, not {context.subscriber_id}"
+            f"run {run.run_id} is of subscriber {run.subscriber_id}, not {context.options.subscriber_id}"
         )
     if run.digest != context.digest:
         raise InvalidConfiguration(

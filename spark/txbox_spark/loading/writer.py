@@ -8,14 +8,12 @@ from sqlalchemy import URL
 from txbox import TxboxError
 from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.options import COPY, JDBC
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["COPY", "JDBC", "RowCounts", "StagingLost", "Writer", "WriterChoice", "choose_writer"]
-
-COPY = "copy"
-JDBC = "jdbc"
+__all__ = ["RowCounts", "StagingLost", "Writer", "WriterChoice", "choose_writer"]
 
 CONNECT_SECONDS = 5
 """How long an executor waits for Postgres to answer."""

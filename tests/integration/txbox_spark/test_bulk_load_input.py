@@ -1,13 +1,12 @@
 """What a source may hold: rows that cannot be loaded, ids of every make, columns of every name."""
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from support.bulk_loads import COLUMNS, COPY_FIRST, WRITERS, Books, counts, frame, load, purchases
 from txbox import InvalidConfiguration
@@ -225,16 +224,4 @@ def test_names_that_are_refused(
     events = spark.createDataFrame([tuple(names)]).toDF(*names)
     with pytest.raises(InvalidConfiguration, match=said):
         load(events, schema_url, "copy", apply=KEEP_IDS)
-    assert books.rows("SELECT FROM bulk_load") == []
-
-
-def test_an_effect_that_cannot_be_sent_is_refused(spark: SparkSession, books: Books, schema_url: str) -> None:
-    lock = threading.Lock()
-
-    def apply(connection: Connection) -> None:
-        with lock:
-            connection.exec_driver_sql(KEEP_IDS)
-
-    with pytest.raises(InvalidConfiguration, match="apply cannot be sent to the executors"):
-        load(frame(spark, purchases(1)), schema_url, "copy", apply=apply)
     assert books.rows("SELECT FROM bulk_load") == []

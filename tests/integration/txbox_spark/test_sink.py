@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 
 from support.bulk_loads import COPY_FIRST
 from support.waiting import wait_until
-from txbox import Inbox, InvalidConfiguration, SchemaMissing
+from txbox import Inbox, SchemaMissing
 from txbox_spark import BulkLoadReport, SparkSetupError, require_jdbc_driver
 from txbox_spark.sink import BatchFailed, inbox_sink
 
@@ -389,26 +389,6 @@ def test_a_callable_is_sent_to_the_executors(stream: Stream) -> None:
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"writer": "upsert"}, "inbox_sink: writer must be one of auto, copy, jdbc, not 'upsert'"),
-        ({"url": "mysql://host/name"}, "give postgresql://"),
-        ({"apply": " "}, "inbox_sink: apply must be SQL or a callable"),
-        ({"parallelism": 0}, "inbox_sink: parallelism must be at least 1"),
-        ({"chunk_rows": 0}, "inbox_sink: chunk_rows must be at least 1"),
-        ({"subscriber_id": ""}, "subscriber_id"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_the_query_starts(wrong: dict[str, Any], said: str) -> None:
-    arguments: dict[str, Any] = {
-        "url": "postgresql://localhost/none", "subscriber_id": "billing", "message_id": "event_id",
-        "apply": "SELECT FROM fresh_event",
-    }  # fmt: skip
-    with pytest.raises(InvalidConfiguration, match=said):
-        inbox_sink(**{**arguments, **wrong})
 
 
 def test_without_tables_it_says_so(stream: Stream) -> None:

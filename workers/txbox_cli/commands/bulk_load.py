@@ -120,7 +120,8 @@ def bulk_load(
     db = database(url, schema, prefix)
     from txbox_spark import bulk_load as load
     from txbox_spark import read_events, source_of
-    from txbox_spark.bulk_load import CHUNK_ROWS, EFFECTS_SECONDS, STALLED_SECONDS, WRITERS
+    from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS
+    from txbox_spark.options import CHUNK_ROWS, WRITERS
 
     if writer not in WRITERS:
         raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")

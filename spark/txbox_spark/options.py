@@ -1,0 +1,140 @@
+"""The options of ``bulk_load`` and ``inbox_sink``: listed, documented and validated once.
+
+The first class types the keyword arguments; the second one holds their defaults, and refuses what cannot work.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Required, TypedDict
+
+from sqlalchemy import URL
+
+from txbox import Inbox, InvalidConfiguration
+from txbox.postgres.urls import database_url
+from txbox_spark.merging.effects import Apply
+from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS, ChunkLimits
+
+__all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
+
+WRITERS = AUTO, COPY, JDBC = "auto", "copy", "jdbc"
+
+CHUNK_ROWS = 1_000_000
+"""Rows in a chunk, about. Larger chunks are faster; the rows that they change stay locked for longer."""
+
+ABANDONED_SECONDS = 24 * 3600.0
+"""After so long without a heartbeat, a run's staging table is dropped."""
+
+
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of ``bulk_load`` and ``inbox_sink``; the first four are required.
+
+    Attributes:
+        url: the database, ``postgresql://user:password@host/name``; executors must reach it under this name.
+        subscriber_id: the subscriber that the events are applied for: the name that the live workers' inbox has.
+        message_id: the column that holds the message id, or an expression of Spark SQL that makes it; it must be what
+            the live workers record.
+        apply: the effect: SQL statements over the relation ``fresh_event``, which has the events' columns, and
+            ``message_id`` as text; or a picklable callable that is given the transaction's SQLAlchemy connection, in
+            which that relation is. It runs in the transaction of each chunk that has events that are first, and may run
+            again after a deadlock, when what it did is rolled back.
+        schema: the Postgres schema that holds txbox's tables; None, the default, leaves it to the search path.
+        prefix: what those tables' names start with; nothing by default.
+        column_types: Postgres types of columns, where Spark's own type does not say enough, such as
+            ``{"order_id": "uuid", "payload": "jsonb"}``.
+        writer: "copy" (tasks copy and merge; executors need psycopg), "jdbc" (a staging table, merged by the driver),
+            or "auto", the default: copy where the executors can. A stream chooses at its first batch.
+        parallelism: how many chunks are merged at once; None, the default: as many as Spark runs tasks.
+        chunk_rows: rows in a chunk, about; ``CHUNK_ROWS`` by default.
+        abandoned_seconds: after so long without a heartbeat, other runs' staging tables are dropped, and batches that
+            other streams have left are forgotten; ``ABANDONED_SECONDS`` by default.
+        stalled_seconds: how long a chunk's transaction may do nothing, between two statements of a callable, say,
+            before Postgres ends it; and how long a chunk waits for a lock before it releases its own. 120 by default.
+        effects_seconds: how long a chunk waits for one and the same other chunk of the subscriber to apply its events,
+            before the load fails; 3,600 by default.
+        force: take SQL that does not name ``fresh_event``.
+    """
+
+    url: Required[str | URL]
+    subscriber_id: Required[str]
+    message_id: Required[str]
+    apply: Required[Apply]
+    schema: str | None
+    prefix: str
+    column_types: Mapping[str, str] | None
+    writer: str
+    parallelism: int | None
+    chunk_rows: int
+    abandoned_seconds: float
+    stalled_seconds: float
+    effects_seconds: float
+    force: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidLoadOptions:
+    """Options that can work, with their defaults; the fields are those of ``LoadOptions``.
+
+    Attributes:
+        of: what they are given to, for errors.
+        database: the URL with its driver.
+
+    Raises:
+        InvalidConfiguration: when made, if something cannot work.
+    """
+
+    of: str
+    url: str | URL = field(repr=False)
+    subscriber_id: str
+    message_id: str
+    apply: Apply
+    schema: str | None = None
+    prefix: str = ""
+    column_types: Mapping[str, str] | None = None
+    writer: str = AUTO
+    parallelism: int | None = None
+    chunk_rows: int = CHUNK_ROWS
+    abandoned_seconds: float = ABANDONED_SECONDS
+    stalled_seconds: float = STALLED_SECONDS
+    effects_seconds: float = EFFECTS_SECONDS
+    force: bool = False
+    database: URL = field(init=False)
+
+    def __post_init__(self) -> None:
+        Inbox(self.subscriber_id)  # refuses a name that cannot be kept
+        object.__setattr__(self, "database", database_url(self.url))
+        apply, parallelism = self.apply, self.parallelism
+        self._require(self.writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {self.writer!r}")
+        self._require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
+        self._require(self.chunk_rows >= 1, f"chunk_rows must be at least 1, not {self.chunk_rows!r}")
+        for name in ("stalled_seconds", "effects_seconds"):
+            seconds = getattr(self, name)
+            self._require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")
+        if callable(apply):
+            self._require_picklable(apply)
+            return
+        self._require(isinstance(apply, str), f"apply must be SQL or a callable, not {apply!r}")
+        self._require(bool(apply.strip()), "apply must be SQL or a callable; it is empty")
+        self._require(
+            self.force or "fresh_event" in apply.lower(),
+            "apply does not name fresh_event, so the events would be recorded without effect; if that is meant, or a "
+            "function does it, say so: force=True (on the command line: --force)",
+        )
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise InvalidConfiguration(f"{self.of}: {otherwise}")
+
+    def _require_picklable(self, apply: Callable[..., object]) -> None:
+        from pyspark.cloudpickle import dumps
+
+        try:
+            dumps(apply)  # type: ignore[no-untyped-call]
+        except Exception as error:  # what pickling raises is whatever the object raises
+            raise InvalidConfiguration(
+                f"{self.of}: apply cannot be sent to the executors, as it cannot be pickled: {error}"
+            ) from error
+
+    @property
+    def limits(self) -> ChunkLimits:
+        """How long a chunk may keep others waiting."""
+        return ChunkLimits(self.stalled_seconds, self.effects_seconds)
