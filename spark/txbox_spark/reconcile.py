@@ -31,6 +31,7 @@ from txbox_spark.reading.event_rows import prepare
 from txbox_spark.report import OnProgress
 from txbox_spark.runtime.jdbc import jdbc_options
 from txbox_spark.runtime.jobs import job_group, small_plans
+from txbox_spark.runtime.lazy import sql
 from txbox_spark.subscribers import warn_of_new_subscriber
 
 if TYPE_CHECKING:
@@ -156,8 +157,6 @@ def reconcile(
 def _compare(
     identified: "DataFrame", inbox: "DataFrame", sample: int, output: str | None, targets: Mapping[str, str]
 ) -> Reconciliation:
-    from pyspark.sql import functions as sql
-
     # All rejected rows have the id null, so they are one group, and it meets nothing in the join.
     archive = identified.groupBy(sql.col("message_id").alias(_ARCHIVED)).agg(sql.count(sql.lit(1)).alias(_ROWS))
     joined = archive.join(inbox, sql.col(_ARCHIVED) == sql.col(_PROCESSED), "full_outer").persist()
@@ -280,8 +279,6 @@ def _write(frame: "DataFrame", target: str) -> None:
 
 
 def _sum_where(condition: "Column", value: "Column | None" = None) -> "Column":
-    from pyspark.sql import functions as sql
-
     return sql.coalesce(sql.sum(sql.when(condition, sql.lit(1) if value is None else value)), sql.lit(0))
 
 

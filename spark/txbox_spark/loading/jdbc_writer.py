@@ -36,6 +36,7 @@ from txbox_spark.merging.refused_event import EventRefused, search_refused_event
 from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
+from txbox_spark.runtime.lazy import sql
 
 __all__ = ["BATCH_ROWS", "JdbcWriter"]
 
@@ -103,7 +104,6 @@ def _stage(context: LoadContext, run: Run) -> str:
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
-    from pyspark.sql import functions as sql
 
     engine, events, staging = context.engine, context.events, context.staging
     name = staging.create(run, events.columns)

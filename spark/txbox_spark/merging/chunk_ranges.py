@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from txbox_spark.reading.columns import MESSAGE_ID
+from txbox_spark.runtime.lazy import sql
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -49,8 +50,6 @@ def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> 
         bounds: from ``chunk_bounds``. Spark compares strings byte by byte, as Postgres does with COLLATE "C".
         leaves: what to return in place of the chunk's number, for each chunk.
     """
-    from pyspark.sql import functions as sql
-
     numbers = range(len(bounds) + 1) if leaves is None else leaves
     if not bounds:
         return sql.lit(numbers[0])
@@ -71,8 +70,6 @@ def partition_by_chunk(
         left_out: chunks to leave out.
         tasks: how many tasks there may be; None: as many as there are chunks.
     """
-    from pyspark.sql import functions as sql
-
     chunks = len(bounds) + 1
     numbered = events.withColumn(CHUNK, chunk_number(bounds))
     if left_out:

@@ -16,6 +16,7 @@ from txbox_spark.merging.fresh_event import copy_fresh, create_fresh
 from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.runtime.explanations import describe_postgres_error
+from txbox_spark.runtime.lazy import sql
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,7 +68,6 @@ def search_refused_event(engine: Engine, events: PreparedEvents) -> None:
         sqlalchemy.exc.DBAPIError, psycopg.Error, pyspark.errors.PySparkException: it cannot be searched.
     """
     import pyarrow
-    from pyspark.sql import functions as sql
 
     columns = [one for one in events.columns if one.staged_as != MESSAGE_ID and one.postgres_type != "text"]
     sent = [MESSAGE_ID, *(one.staged_as for one in columns)]

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from txbox_spark.runtime.lazy import sql
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
@@ -49,14 +51,10 @@ class Charset:
 
     def decoded(self, data: "Column") -> "Column":
         """Return bytes as text. What is not UTF-8 stays as it is; in another encoding it becomes U+FFFD."""
-        from pyspark.sql import functions as sql
-
         return data.cast("string") if self.is_utf8 else sql.decode(data, self.name)
 
     def refused(self, text: "Column") -> "Column":
         """Whether a text from ``decoded`` has something that is not in this encoding."""
-        from pyspark.sql import functions as sql
-
         return ~sql.is_valid_utf8(text) if self.is_utf8 else sql.contains(text, sql.lit(REPLACED))
 
     def in_latin1(self, text: str) -> str:

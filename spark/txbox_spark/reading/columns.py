@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from txbox import InvalidConfiguration
+from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -81,8 +82,6 @@ def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) ->
     Raises:
         InvalidConfiguration: a column cannot travel, or something is declared that is not there.
     """
-    from pyspark.sql import functions as sql
-
     names = [field.name for field in frame.schema.fields]
     if unknown := [name for name in declared if name not in names]:
         raise InvalidConfiguration(
@@ -118,8 +117,6 @@ def refuse_twins(frame: "DataFrame") -> None:
 
 def _holds_nul(value: "Column", postgres_type: str) -> "Column":
     """Whether a text holds the character that Postgres's text cannot; jsonb refuses it as ``\\u0000``, too."""
-    from pyspark.sql import functions as sql
-
     raw = sql.contains(value, sql.lit("\0"))
     if postgres_type.lower() != "jsonb":
         return raw
@@ -129,9 +126,6 @@ def _holds_nul(value: "Column", postgres_type: str) -> "Column":
 
 def _not_utf8(type_: "DataType", value: "Column") -> "Column | None":
     """Whether any text in a value is not UTF-8. Spark keeps such bytes; Java's functions would put U+FFFD for them."""
-    from pyspark.sql import functions as sql
-    from pyspark.sql import types
-
     match type_:
         case types.StringType():
             return ~sql.is_valid_utf8(value)
@@ -163,9 +157,6 @@ def dates_as_text(frame: "DataFrame") -> "DataFrame":
     It has them in the calendar that Rome left in 1582, in the time zone of the JVM: days of that October, moments
     before zones had whole minutes, and local times that this zone leaves out would arrive as others.
     """
-    from pyspark.sql import functions as sql
-    from pyspark.sql import types
-
     spelled = (types.DateType, types.TimestampType, types.TimestampNTZType)
     return frame.select(
         [
@@ -179,8 +170,6 @@ def dates_as_text(frame: "DataFrame") -> "DataFrame":
 
 def _travel(name: str, type_: "DataType", value: "Column", declared: str | None) -> tuple[str, "Column", bool]:
     """Return the Postgres type, the expression to send, and whether that is text."""
-    from pyspark.sql import types
-
     if declared is not None:
         if not _TYPE_NAME.fullmatch(declared):
             raise InvalidConfiguration(f"column {name!r}: {declared!r} is not the name of a Postgres type")
@@ -210,8 +199,6 @@ def _as_it_is(name: str, type_: "DataType") -> str:
 
 
 def _array_type(name: str, type_: "DataType") -> str:
-    from pyspark.sql import types
-
     match type_:
         case types.ArrayType():
             element = _array_type(name, type_.elementType)
@@ -231,9 +218,6 @@ def _array_type(name: str, type_: "DataType") -> str:
 
 def _literal(name: str, type_: "DataType", value: "Column") -> "Column":
     """Return a value as text that Postgres reads back as the same value."""
-    from pyspark.sql import functions as sql
-    from pyspark.sql import types
-
     match type_:
         case types.BinaryType():
             return sql.concat(sql.lit("\\x"), sql.hex(value))
@@ -254,16 +238,12 @@ def _in_utc(value: "Column") -> "Column":
     Spark writes a timestamp in the session's time zone and leaves the zone out. Times of day that the zone has twice,
     and offsets with seconds, as all zones once had, make UTC the only safe one.
     """
-    from pyspark.sql import functions as sql
-
     epoch = sql.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
     return sql.concat(sql.timestamp_add("MICROSECOND", sql.unix_micros(value), epoch).cast("string"), sql.lit("Z"))
 
 
 def _as_json(value: "Column") -> "Column":
     """Return a value as JSON in which nothing is left out: no null, and no microsecond."""
-    from pyspark.sql import functions as sql
-
     options = {
         "ignoreNullFields": "false",
         "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -278,9 +258,6 @@ def _array_literal(name: str, type_: "DataType", value: "Column") -> "Column":
 
     https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
     """
-    from pyspark.sql import functions as sql
-    from pyspark.sql import types
-
     assert isinstance(type_, types.ArrayType)  # noqa: S101 - for the type checker
     element = type_.elementType
 

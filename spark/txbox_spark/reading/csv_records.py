@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from txbox_spark.reading.columns import quoted
+from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -17,15 +18,11 @@ __all__ = ["as_text", "checked_records", "decimals_of"]
 
 def decimals_of(columns: "StructType") -> dict[str, "DecimalType"]:
     """Return the columns that are decimals."""
-    from pyspark.sql import types
-
     return {field.name: field.dataType for field in columns.fields if isinstance(field.dataType, types.DecimalType)}
 
 
 def as_text(columns: "StructType", names: Collection[str]) -> "StructType":
     """Return the columns, some of them as text."""
-    from pyspark.sql import types
-
     text = types.StringType()
     return types.StructType(
         [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]
@@ -43,8 +40,6 @@ def checked_records(frame: "DataFrame", decimals: Mapping[str, "DecimalType"], c
         decimals: columns that were read as text, and what they are to be.
         corrupt_record: the name of that column.
     """
-    from pyspark.sql import functions as sql
-
     in_file = [sql.col(quoted(name)) for name in frame.columns[: frame.columns.index(corrupt_record)]]
     if not in_file:
         return frame
@@ -66,8 +61,6 @@ def _fits(text: "Column", type_: "DecimalType") -> "Column":
     Spark's own casts round. So the digits are counted: without an exponent by one pattern, which is fast; with one, the
     digits between the zeros at both ends, and the power of ten of the last of them, tell whether there is room.
     """
-    from pyspark.sql import functions as sql
-
     room = type_.precision - type_.scale
     plain = rf"^[+-]?(?=\.?[0-9])0*[0-9]{{0,{room}}}(?:\.[0-9]{{0,{type_.scale}}}0*)?\z"
     whole, fraction, exponent = (sql.regexp_extract(text, _WITH_EXPONENT, group) for group in (1, 2, 3))

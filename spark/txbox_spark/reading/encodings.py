@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from txbox_spark.reading.charsets import REMEDY, REPLACED, Charset, EncodingError, every_charset
 from txbox_spark.reading.columns import quoted
+from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -50,15 +51,11 @@ OF_DOCUMENTS = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASC
 
 def all_utf8(lines: "DataFrame") -> bool:
     """Return whether every line is UTF-8: one pass over the bytes, which ends at the first line that is not."""
-    from pyspark.sql import functions as sql
-
     return lines.where(~sql.is_valid_utf8(LINE)).select(sql.lit(1)).isEmpty()
 
 
 def all_text(lines: "DataFrame") -> bool:
     """Return whether every line of JSON is UTF-8 and has no lone surrogate, in one pass as ``all_utf8`` does."""
-    from pyspark.sql import functions as sql
-
     return lines.where(~sql.is_valid_utf8(LINE) | _has_lone(sql.col(LINE))).select(sql.lit(1)).isEmpty()
 
 
@@ -83,8 +80,6 @@ def with_true_names(
     Raises:
         EncodingError: a name is not in it.
     """
-    from pyspark.sql.types import StructField, StructType
-
     fields = []
     for field in header.fields:
         if field.name in folders:
@@ -96,8 +91,8 @@ def with_true_names(
         if REPLACED in name:
             shown = field.name.encode("latin-1", "replace").decode("ascii", "backslashreplace")
             raise EncodingError(f"the column name {shown} in the header is not {charset.name} ({REMEDY})")
-        fields.append(StructField(name, field.dataType))
-    return StructType(fields)
+        fields.append(types.StructField(name, field.dataType))
+    return types.StructType(fields)
 
 
 def with_mark(spark: "SparkSession", files: "DataFrame") -> dict[str, bool]:
@@ -144,9 +139,6 @@ def csv_records(
         marked: which files begin with a byte order mark that is read as part of their header.
         corrupt_record: the name of that column.
     """
-    from pyspark.sql import functions as sql
-    from pyspark.sql.types import StructField, StructType
-
     apart = {name.lower() for name in (*folders, corrupt_record)}
     kinds = sorted(set(marked.values())) or [False]
     found = []
@@ -156,7 +148,7 @@ def csv_records(
             name = field.name if field.name.lower() in apart else charset.in_latin1(field.name)
             true_names[_MARK + name if mark and not true_names else name] = field.name
         fields = zip(true_names, columns.fields, strict=True)
-        frame = load(StructType([StructField(name, field.dataType) for name, field in fields]))
+        frame = load(types.StructType([types.StructField(name, field.dataType) for name, field in fields]))
         if len(kinds) > 1:
             # Of the others, Spark does not even open a file.
             frame = frame.where(sql.col(_FILE).isin([file for file, one in marked.items() if one == mark]))
@@ -168,8 +160,6 @@ def _decoded(
     frame: "DataFrame", charset: Charset, true_names: Mapping[str, str], apart: Collection[str], corrupt_record: str
 ) -> "DataFrame":
     """Return records of CSV that were read as bytes, with true names and texts."""
-    from pyspark.sql import functions as sql
-    from pyspark.sql.types import StringType
 
     def decoded(value: "Column") -> "Column":
         return charset.decoded(sql.encode(value, "ISO-8859-1"))
@@ -180,7 +170,7 @@ def _decoded(
             name, value = true_names.get(field.name, field.name), sql.col(quoted(field.name))
             if name.lower() not in apart:
                 in_file.append(value.alias(name))
-                if isinstance(field.dataType, StringType):
+                if isinstance(field.dataType, types.StringType):
                     texts.append(name)
                     value = decoded(value)
             values[name] = value
@@ -195,12 +185,9 @@ def without_replaced(
     frame: "DataFrame", charset: Charset, folders: Collection[str], corrupt_record: str
 ) -> "DataFrame":
     """Call records malformed that Spark has decoded, and that have U+FFFD in a text."""
-    from pyspark.sql import functions as sql
-    from pyspark.sql.types import StringType
-
     apart = {*folders, corrupt_record}
     fields = [field for field in frame.schema.fields if field.name not in apart]
-    texts = [field.name for field in fields if isinstance(field.dataType, StringType)]
+    texts = [field.name for field in fields if isinstance(field.dataType, types.StringType)]
     line = sql.to_csv(sql.struct(*[sql.col(quoted(field.name)) for field in fields]), _AS_IT_WAS)
     cause = _cause(charset.cause, [(f"column {name}", charset.refused(sql.col(quoted(name)))) for name in texts], line)
     return frame.withColumn(corrupt_record, sql.coalesce(cause, sql.col(corrupt_record)))
@@ -211,16 +198,13 @@ def without_replaced(
 
 def json_columns(lines: "DataFrame", charset: Charset, given: Mapping[str, str]) -> "StructType":
     """Find the columns of those lines of JSON that are in their encoding, and have no lone surrogate."""
-    from pyspark.sql import functions as sql
-    from pyspark.sql.types import StructType
-
     wrong = charset.refused(sql.col(LINE)) | _has_lone(sql.col(LINE))
     text = _decoded_lines(lines, charset).where(~wrong).select(LINE)
     session: Any = lines.sparkSession
     # pyspark's own way from lines to columns leads through Python.
     jvm, reader = session._jvm, session._jsparkSession.read().options(dict(given))  # noqa: SLF001
     strings = getattr(text._jdf, "as")(jvm.org.apache.spark.sql.Encoders.STRING())  # noqa: SLF001
-    return StructType.fromJson(json.loads(str(reader.json(strings).schema().json())))
+    return types.StructType.fromJson(json.loads(str(reader.json(strings).schema().json())))
 
 
 def json_records(
@@ -235,13 +219,10 @@ def json_records(
         columns: with ``corrupt_record``.
         corrupt_record: the name of that column.
     """
-    from pyspark.sql import functions as sql
-    from pyspark.sql.types import StringType, StructType
-
     if charset.is_wide:
         raise EncodingError(f"JSON in {charset.name} cannot be read line by line; convert the files to UTF-8 first")
     folders = [name for name in lines.columns if name != LINE]
-    types = {field.name.lower(): field.dataType for field in columns.fields}
+    declared = {field.name.lower(): field.dataType for field in columns.fields}
     fields = [field for field in columns.fields if field.name.lower() not in {name.lower() for name in folders}]
     line, parsed = sql.col(LINE), sql.col("parsed")
     lone = _has_lone(line)
@@ -260,11 +241,11 @@ def json_records(
             for places in (suspect, [("the line", sql.lit(True))])
         ]
     )
-    kept = {name: sql.col(quoted(name)).cast(types.get(name.lower(), StringType())) for name in folders}
+    kept = {name: sql.col(quoted(name)).cast(declared.get(name.lower(), types.StringType())) for name in folders}
     records = _decoded_lines(lines, charset).where(sql.btrim(line, sql.lit(" \t\r\n")) != "")
     # To see which column a lone surrogate is in, U+FFFD is put for it.
     shown = sql.when(lone, sql.regexp_replace(_with_simple_escapes(line), _LONE, r"\\ufffd")).otherwise(line)
-    return records.withColumn("parsed", sql.from_json(shown, StructType(fields), dict(given))).select(
+    return records.withColumn("parsed", sql.from_json(shown, types.StructType(fields), dict(given))).select(
         [
             (sql.when(refused, cause) if name == corrupt_record else sql.when(refused, None))
             .otherwise(value)
@@ -286,8 +267,6 @@ def checked_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset, 
         charset: of the files.
         corrupt_record: the name of the column for the text of malformed records.
     """
-    from pyspark.sql import functions as sql
-
     line, file = sql.col(LINE), sql.col(_FILE)
     # Where no encoding is named, Spark takes UTF-16 for what it is; that has NUL bytes, and no JSON in UTF-8 has.
     refused, lone = charset.refused(line) | sql.contains(line, sql.lit("\0")), _has_lone(line)
@@ -308,22 +287,16 @@ def checked_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset, 
 
 def _has_lone(text: "Column") -> "Column":
     """Whether JSON has an escape for half of a surrogate pair without the other half; cheap if it has no halves."""
-    from pyspark.sql import functions as sql
-
     there = sql.contains(text, sql.lit(r"\ud")) | sql.contains(text, sql.lit(r"\uD"))
     return there & sql.rlike(_with_simple_escapes(text), sql.lit(_LONE))
 
 
 def _with_simple_escapes(text: "Column") -> "Column":
     r"""Return the same JSON without ``\\``, so that every backslash begins an escape."""
-    from pyspark.sql import functions as sql
-
     return sql.replace(text, sql.lit("\\\\"), sql.lit(r"\u005c"))
 
 
 def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
-    from pyspark.sql import functions as sql
-
     with every_charset(lines.sparkSession):
         return lines.withColumn(LINE, charset.decoded(sql.col(LINE).cast("binary")))
 
@@ -333,8 +306,6 @@ def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
 
 def _cause(why: tuple[str, str], places: "list[tuple[str, Column]]", shown: "Column") -> "Column":
     """Return why a record is malformed, and the record; null if none of the conditions on its places holds."""
-    from pyspark.sql import functions as sql
-
     named = sql.concat_ws(", ", *[sql.when(wrong, place) for place, wrong in places])
     what, remedy = why
     cause = sql.concat(

@@ -8,6 +8,7 @@ from txbox import InvalidConfiguration
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, SentColumn, event_columns, quoted, refuse_twins
 from txbox_spark.reading.readers import CORRUPT_RECORD
+from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -55,8 +56,6 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
     Raises:
         InvalidConfiguration: there is no such column, or the columns cannot be loaded.
     """
-    from pyspark.sql import functions as sql
-
     declared = dict(column_types or {})
     malformed = CORRUPT_RECORD in frame.columns
     source = frame.drop(CORRUPT_RECORD) if malformed else frame
@@ -108,8 +107,6 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
 def _identity(frame: "DataFrame", message_id: str) -> tuple["Column", str | None]:
     """Return the id's expression, and the name of the column that is the id as it is."""
     from pyspark.errors import AnalysisException, ParseException
-    from pyspark.sql import functions as sql
-    from pyspark.sql import types
 
     identity = sql.col(quoted(message_id)) if message_id in frame.columns else sql.expr(message_id)
     try:
@@ -160,8 +157,6 @@ def _refuse_the_same_id_for_all(frame: "DataFrame", identity: "Column", message_
 
 def _file(frame: "DataFrame") -> "Column":
     """Return Spark's expression for the file that a row is from; null if the rows are not from files."""
-    from pyspark.sql import functions as sql
-
     # To ask for it and see would have pyspark log an error.
     analyzed: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
     there = "_metadata#" in str(analyzed.metadataOutput().mkString(","))
@@ -174,7 +169,6 @@ def _reason(columns: Sequence[SentColumn]) -> "Column":
     Args:
         columns: those that are sent beside the id.
     """
-    from pyspark.sql import functions as sql
 
     def not_utf8(where: str) -> "Column":
         file = sql.coalesce(sql.concat(sql.lit(" of "), sql.col(_FILE)), sql.lit(""))

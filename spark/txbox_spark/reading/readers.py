@@ -24,6 +24,7 @@ from txbox_spark.reading.encodings import (
 )
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.listing import CHOOSING_FILES, described, listing
+from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,8 +135,6 @@ def _read_json(
 
 
 def _with_corrupt_record(columns: "StructType") -> "StructType":
-    from pyspark.sql import types
-
     kept = [field for field in columns.fields if field.name.lower() != CORRUPT_RECORD]
     if not kept:
         raise SourceError(
@@ -161,8 +160,6 @@ def _inferred(columns: "Callable[[Mapping[str, str]], StructType]", given: Mappi
 
 
 def _has_floats(type_: "DataType") -> bool:
-    from pyspark.sql import types
-
     match type_:
         case types.StructType():
             return any(_has_floats(field.dataType) for field in type_.fields)
@@ -173,8 +170,6 @@ def _has_floats(type_: "DataType") -> bool:
 
 def _without_floats(plain: "DataType", decimals: "DataType") -> "DataType":
     """Replace each floating-point type by what the other type has in its place."""
-    from pyspark.sql import types
-
     match plain, decimals:
         case types.StructType(), types.StructType():
             others = {field.name: field.dataType for field in decimals.fields}
@@ -243,8 +238,6 @@ def _read_whole(frame: "DataFrame") -> "DataFrame":
     Otherwise a line that is malformed in one column counts as good in a query that asks for another, and Spark refuses
     queries that ask for the corrupt records alone.
     """
-    from pyspark.sql import functions as sql
-
     every = sql.array(*[sql.isnull(sql.col(quoted(name))) for name in frame.columns])
     return frame.where(sql.size(every) >= 0)
 

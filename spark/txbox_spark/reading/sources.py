@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 from txbox_spark.reading.errors import InvalidFields, SourceError, explained
 from txbox_spark.reading.listing import described, files_in, listing, nothing_in, refuse_overlooked
 from txbox_spark.reading.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
+from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,8 +107,6 @@ def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[s
     Raises:
         SourceError: there is nothing there.
     """
-    from pyspark.sql import functions as sql
-
     files = listing(spark, paths, options)
     with explained(f"cannot list {described(paths)}"):
         modified = sql.unix_micros("modificationTime")
@@ -140,8 +139,6 @@ def _format_by_name(path: str) -> str | None:
 
 
 def _columns(schema: str) -> "StructType":
-    from pyspark.sql import types
-
     try:
         with explained(f"schema {schema!r} is not Spark DDL such as 'event_id string, amount decimal(12,2)'"):
             parsed = types.DataType.fromDDL(schema)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
+from txbox_spark.runtime.lazy import sql
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -44,7 +45,6 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
         count_rejected: count the rejected rows too; then every text column is read, not the ids alone.
     """
     from pyspark.sql import Observation
-    from pyspark.sql import functions as sql
 
     # An observation, since a count of its own would be another pass. It is exact where, as here, the pass ends in one
     # stage: then Spark counts each task once, however often it was run. (It cannot watch a write over JDBC, which runs
@@ -92,8 +92,6 @@ def _content_metrics() -> "list[Column]":
 
     Each hash in two halves, so that sums of billions of rows fit.
     """
-    from pyspark.sql import functions as sql
-
     hashed = sql.xxhash64(MESSAGE_ID)
     return [
         sql.count(sql.lit(1)).alias("rows"),
