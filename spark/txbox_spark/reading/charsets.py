@@ -2,8 +2,6 @@
 
 import codecs
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,7 @@ from txbox_spark.runtime.lazy import sql
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-__all__ = ["REMEDY", "REPLACED", "Charset", "EncodingError", "charset_named", "every_charset"]
+__all__ = ["EVERY_CHARSET", "REMEDY", "REPLACED", "Charset", "EncodingError", "charset_named"]
 
 REPLACED = "\ufffd"
 """What Java puts for bytes that are not in an encoding."""
@@ -97,22 +95,6 @@ def charset_named(spark: "SparkSession", name: str) -> Charset:
     return charset
 
 
-@contextmanager
-def every_charset(spark: "SparkSession") -> Iterator[None]:
-    """Have Spark take every charset of Java's and replace what is not in it; expressions made here keep to that."""
-    before = {name: spark.conf.get(name, None) for name in _LENIENT}
-    for name in _LENIENT:
-        spark.conf.set(name, "true")
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
-
-
 _ASCII = "".join(map(chr, range(128)))
 _IN_JAVA = (
     # cp932 is Windows' to Python, and one of IBM's to Java, with other characters.
@@ -123,4 +105,6 @@ _IN_JAVA = (
 )
 """How to get from Python's name of an encoding to one that Java may know: what is replaced by what."""
 REMEDY = "in another encoding? name it: encoding, --encoding"
-_LENIENT = ("spark.sql.legacy.javaCharsets", "spark.sql.legacy.codingErrorAction")
+
+EVERY_CHARSET = {"spark.sql.legacy.javaCharsets": "true", "spark.sql.legacy.codingErrorAction": "true"}
+"""Settings by which Spark's ``decode`` takes every charset of Java's, and replaces what is not in it."""

@@ -18,8 +18,9 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from txbox_spark.reading.charsets import REMEDY, REPLACED, Charset, EncodingError, every_charset
+from txbox_spark.reading.charsets import EVERY_CHARSET, REMEDY, REPLACED, Charset, EncodingError
 from txbox_spark.reading.columns import quoted
+from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _decoded(
         return charset.decoded(sql.encode(value, "ISO-8859-1"))
 
     values, texts, in_file = {}, [], []
-    with every_charset(frame.sparkSession):
+    with changed_settings(frame.sparkSession, EVERY_CHARSET):
         for field in frame.schema.fields:
             name, value = true_names.get(field.name, field.name), sql.col(quoted(field.name))
             if name.lower() not in apart:
@@ -297,7 +298,7 @@ def _with_simple_escapes(text: "Column") -> "Column":
 
 
 def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
-    with every_charset(lines.sparkSession):
+    with changed_settings(lines.sparkSession, EVERY_CHARSET):
         return lines.withColumn(LINE, charset.decoded(sql.col(LINE).cast("binary")))
 
 

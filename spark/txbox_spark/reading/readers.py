@@ -1,7 +1,6 @@
 """How each format is read: with Spark's own reader where the files' bytes are text, and otherwise by their bytes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -24,6 +23,7 @@ from txbox_spark.reading.encodings import (
 )
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.listing import CHOOSING_FILES, described, listing
+from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
@@ -192,25 +192,8 @@ def _load(
     spark: "SparkSession", chosen: str, paths: Sequence[str], given: Mapping[str, str], columns: "StructType | None"
 ) -> "DataFrame":
     reader = spark.read.format(chosen).options(**given)
-    with _folders_as_text(spark):
+    with changed_settings(spark, _FOLDERS_AS_TEXT):
         return (reader if columns is None else reader.schema(columns)).load(list(paths))
-
-
-@contextmanager
-def _folders_as_text(spark: "SparkSession") -> Iterator[None]:
-    """Have the values in folders' names read as text; Spark would make 7 of store=007, and has only a setting for it.
-
-    A frame keeps the types that it was loaded with, so the setting is put back as it was.
-    """
-    before = spark.conf.get(_INFERENCE_OF_FOLDERS, None)
-    spark.conf.set(_INFERENCE_OF_FOLDERS, "false")
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(_INFERENCE_OF_FOLDERS)
-        else:
-            spark.conf.set(_INFERENCE_OF_FOLDERS, before)
 
 
 def _lines(
@@ -260,6 +243,7 @@ _DEFAULTS: Mapping[str, Mapping[str, str]] = {
         "nullValue": "\0null\0",
     },
 }
-_INFERENCE_OF_FOLDERS = "spark.sql.sources.partitionColumnTypeInference.enabled"
+_FOLDERS_AS_TEXT = {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"}
+"""Spark would make 7 of store=007 in a folder's name, and has only a setting for it."""
 _ENCODING_OPTIONS = ("encoding", "charset")
 _CHOOSING_LINES = (*CHOOSING_FILES, "recursivefilelookup", "basepath", "linesep", "ignorecorruptfiles")

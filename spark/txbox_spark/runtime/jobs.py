@@ -1,8 +1,8 @@
-"""The jobs that Spark runs for one stage of ours: named in its pages, and cancelled if the caller is interrupted."""
+"""The jobs of one stage: named in Spark's pages, cancelled if the caller is interrupted, planned with our settings."""
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["job_group", "small_plans"]
+__all__ = ["changed_settings", "job_group", "small_plans"]
 
 CALL_ATTEMPTS = 3
 """How often Java is called that does not answer."""
@@ -69,6 +69,22 @@ def small_plans(spark: "SparkSession") -> Iterator[None]:
                 _insist(spark.conf.unset, _INFERENCE)
             else:
                 _insist(spark.conf.set, _INFERENCE, before)
+
+
+@contextmanager
+def changed_settings(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of a session until the block ends; frames and expressions that are made in it keep to them."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, earlier)
 
 
 def _insist(call: Callable[..., object], *arguments: object) -> None:
