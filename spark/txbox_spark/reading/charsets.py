@@ -64,10 +64,10 @@ class Charset:
 
 
 def charset_named(spark: "SparkSession", name: str) -> Charset:
-    """Find an encoding by a name that Python has for it, if Java has the same encoding.
+    """Find an encoding by Python's name for it, if Java has the same encoding.
 
     Raises:
-        EncodingError: Python or Java does not know it, or Java reads it otherwise.
+        EncodingError: Python or Java does not have it, or Java reads it otherwise.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException

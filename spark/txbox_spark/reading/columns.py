@@ -1,8 +1,8 @@
-"""From Spark's types to Postgres's: how every column of an event travels, and arrives unchanged.
+"""From Spark's types to Postgres's: how every column of an event is sent, and arrives unchanged.
 
-Most types travel as what they are. What one side or the writer between does not support travels as text that Postgres
+Most types are sent as what they are. What one side or the writer between does not support is sent as text that Postgres
 reads as the column's type: arrays as array literals, structs and maps as JSON, binary as ``\\x`` and hexadecimal
-digits, and whatever the caller has declared (``uuid``, ``jsonb``, …).
+digits, and what the caller has declared (``uuid``, ``jsonb``, …).
 """
 
 import functools
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 __all__ = [
+    "AS_IT_WAS",
+    "CORRUPT_RECORD",
     "MAX_NAME_BYTES",
     "MESSAGE_ID",
     "EventColumn",
@@ -29,6 +31,12 @@ __all__ = [
     "quoted",
     "refuse_twins",
 ]
+
+CORRUPT_RECORD = "_corrupt_record"
+"""The column with the text of a line that could not be read; null for all other lines."""
+
+AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+"""Options by which Spark writes a record of CSV again as it was."""
 
 MESSAGE_ID = "message_id"
 """The column that holds an event's id."""
@@ -42,10 +50,9 @@ class EventColumn:
     """One column of the relation ``fresh_event``.
 
     Attributes:
-        name: its name, the source's.
-        staged_as: its name on the way, which needs no quotes anywhere; ``message_id`` if it is the id itself, which
-            is not sent twice.
-        postgres_type: its type in Postgres.
+        name: as in the source.
+        staged_as: its name on the way, which needs no quotes; ``message_id`` if it is the id, which is not sent twice.
+        postgres_type: its type.
     """
 
     name: str
@@ -55,13 +62,12 @@ class EventColumn:
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """One column of the source on its way: as what it arrives, and how it is sent.
+    """How one column of the source is sent, in Spark's expressions.
 
     Attributes:
         column: what ``fresh_event`` has.
-        value: Spark's expression for what is sent.
-        holds_nul: whether what is sent, by its name on the way, holds a NUL character, which would be fatal; None if it
-            cannot.
+        value: what is sent.
+        holds_nul: whether what is sent, by its name on the way, holds a NUL character; None if it cannot.
         not_utf8: whether a text in the value has bytes that are not UTF-8; None if there is no text in it.
     """
 
@@ -72,7 +78,7 @@ class SentColumn:
 
 
 def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) -> tuple[SentColumn, ...]:
-    """Decide how the columns of a source travel.
+    """Decide how the columns of a source are sent.
 
     Args:
         frame: the source.
@@ -80,43 +86,40 @@ def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) ->
         path: what to put before a column's name to reach its value.
 
     Raises:
-        InvalidConfiguration: a column cannot travel, or something is declared that is not there.
+        InvalidConfiguration: a column cannot be sent, or a declared one is not there.
     """
     names = [field.name for field in frame.schema.fields]
     if unknown := [name for name in declared if name not in names]:
         raise InvalidConfiguration(
-            f"column_types names {unknown[0]!r}, which is no column of the events: {_list(names)}"
+            f"column_types names {unknown[0]!r}, which is no column of the events: {', '.join(names[:20])}"
+            + (", …" if len(names) > 20 else "")
         )
-    travelling = []
+    sent = []
     for number, field in enumerate(frame.schema.fields):
         if not 0 < len(field.name.encode()) <= MAX_NAME_BYTES or "\0" in field.name:
             raise InvalidConfiguration(f"column {field.name!r}: Postgres takes names of 1 to 63 bytes; rename it")
-        value = sql.col(f"{path}{quoted(field.name)}")
         if field.name in _SYSTEM_COLUMNS:
             raise InvalidConfiguration(f"column {field.name!r}: Postgres has its own of that name; rename it")
-        postgres_type, value, text = _travel(field.name, field.dataType, value, declared.get(field.name))
+        original = sql.col(f"{path}{quoted(field.name)}")
+        postgres_type, value, text = _sent(field.name, field.dataType, original, declared.get(field.name))
         holds_nul = _holds_nul(sql.col(f"c{number}"), postgres_type) if text else None
-        not_utf8 = _not_utf8(field.dataType, sql.col(f"{path}{quoted(field.name)}"))
-        travelling.append(SentColumn(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul, not_utf8))
-    return tuple(travelling)
+        not_utf8 = _not_utf8(field.dataType, original)
+        sent.append(SentColumn(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul, not_utf8))
+    return tuple(sent)
 
 
 def refuse_twins(frame: "DataFrame") -> None:
-    """See that every column has a name of its own, by which Spark can tell it from the others.
-
-    Raises:
-        InvalidConfiguration: two have one name; Spark ignores case unless a setting says otherwise.
-    """
+    """Raise ``InvalidConfiguration`` if two columns have one name; Spark ignores case unless a setting forbids it."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
-    seen: dict[str, str] = {}
+    first_names: dict[str, str] = {}
     for name in frame.columns:
-        first = seen.setdefault(name if exact else name.lower(), name)
+        first = first_names.setdefault(name if exact else name.lower(), name)
         if first is not name:
             raise InvalidConfiguration(f"the events have two columns named {first!r} and {name!r}; rename one")
 
 
 def _holds_nul(value: "Column", postgres_type: str) -> "Column":
-    """Whether a text holds the character that Postgres's text cannot; jsonb refuses it as ``\\u0000``, too."""
+    """Whether a text holds the NUL character, which Postgres's text cannot; nor can jsonb as ``\\u0000``."""
     raw = sql.contains(value, sql.lit("\0"))
     if postgres_type.lower() != "jsonb":
         return raw
@@ -152,10 +155,10 @@ def quoted(name: str) -> str:
 
 
 def dates_as_text(frame: "DataFrame") -> "DataFrame":
-    """Return a frame in which dates and times are text, for JDBC.
+    """Return a frame in which dates and times are text.
 
-    It has them in the calendar that Rome left in 1582, in the time zone of the JVM: days of that October, moments
-    before zones had whole minutes, and local times that this zone leaves out would arrive as others.
+    JDBC has them in the Julian calendar before 1582, in the time zone of the JVM: days of that October, moments before
+    zones had whole minutes, and local times that this zone leaves out would arrive as others.
     """
     spelled = (types.DateType, types.TimestampType, types.TimestampNTZType)
     return frame.select(
@@ -168,7 +171,7 @@ def dates_as_text(frame: "DataFrame") -> "DataFrame":
     )
 
 
-def _travel(name: str, type_: "DataType", value: "Column", declared: str | None) -> tuple[str, "Column", bool]:
+def _sent(name: str, type_: "DataType", value: "Column", declared: str | None) -> tuple[str, "Column", bool]:
     """Return the Postgres type, the expression to send, and whether that is text."""
     if declared is not None:
         if not _TYPE_NAME.fullmatch(declared):
@@ -176,44 +179,33 @@ def _travel(name: str, type_: "DataType", value: "Column", declared: str | None)
         if declared.lower() in ("json", "jsonb") and isinstance(type_, types.ArrayType):
             return declared, _as_json(value), True
         return declared, _literal(name, type_, value), True
+    postgres_type = _postgres_type(name, type_)
     match type_:
-        case types.StringType() | types.CharType() | types.VarcharType():
-            return "text", value.cast("string"), True
-        case types.NullType():
-            return "text", value.cast("string"), False
-        case types.DecimalType():
-            return f"numeric({type_.precision},{type_.scale})", value, False
-        case types.ByteType():
-            return "smallint", value.cast("smallint"), False
         case types.ArrayType() | types.StructType() | types.MapType() | types.VariantType() | types.BinaryType():
-            return _array_type(name, type_), _literal(name, type_, value), True
-    return _as_it_is(name, type_), value, False
+            return postgres_type, _literal(name, type_, value), True
+        case types.StringType() | types.CharType() | types.VarcharType():
+            return postgres_type, value.cast("string"), True
+        case types.NullType() | types.ByteType():
+            return postgres_type, value.cast("string" if postgres_type == "text" else postgres_type), False
+    return postgres_type, value, False
 
 
-def _as_it_is(name: str, type_: "DataType") -> str:
-    if (postgres_type := _AS_THEY_ARE.get(type_.typeName())) is None:
+def _postgres_type(name: str, type_: "DataType") -> str:
+    match type_:
+        case types.ArrayType():
+            element = _postgres_type(name, type_.elementType)
+            return element if element == "jsonb" else f"{element}[]"
+        case types.StructType() | types.MapType() | types.VariantType():
+            return "jsonb"
+        case types.DecimalType():
+            return f"numeric({type_.precision},{type_.scale})"
+        case types.StringType() | types.CharType() | types.VarcharType():
+            return "text"
+    if (postgres_type := _POSTGRES_TYPES.get(type_.typeName())) is None:
         raise InvalidConfiguration(
             f"column {name!r} is of type {type_.simpleString()}, which has no counterpart in Postgres; cast it"
         )
     return postgres_type
-
-
-def _array_type(name: str, type_: "DataType") -> str:
-    match type_:
-        case types.ArrayType():
-            element = _array_type(name, type_.elementType)
-            return element if element == "jsonb" else f"{element}[]"
-        case types.StructType() | types.MapType() | types.VariantType():
-            return "jsonb"
-        case types.BinaryType():
-            return "bytea"
-        case types.DecimalType():
-            return f"numeric({type_.precision},{type_.scale})"
-        case types.ByteType():
-            return "smallint"
-        case types.NullType() | types.CharType() | types.VarcharType():
-            return "text"
-    return _as_it_is(name, type_)
 
 
 def _literal(name: str, type_: "DataType", value: "Column") -> "Column":
@@ -223,7 +215,7 @@ def _literal(name: str, type_: "DataType", value: "Column") -> "Column":
             return sql.concat(sql.lit("\\x"), sql.hex(value))
         case types.StructType() | types.MapType() | types.VariantType():
             return _as_json(value)
-        case types.ArrayType() if _array_type(name, type_) == "jsonb":
+        case types.ArrayType() if _postgres_type(name, type_) == "jsonb":
             return _as_json(value)
         case types.ArrayType():
             return _array_literal(name, type_, value)
@@ -271,14 +263,12 @@ def _array_literal(name: str, type_: "DataType", value: "Column") -> "Column":
     return sql.concat(sql.lit("{"), sql.array_join(sql.transform(value, written), ","), sql.lit("}"))
 
 
-def _list(names: list[str]) -> str:
-    return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-
-
 _SYSTEM_COLUMNS = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
 
-_AS_THEY_ARE = {
-    "string": "text",
+_POSTGRES_TYPES = {
+    "void": "text",
+    "binary": "bytea",
+    "byte": "smallint",
     "short": "smallint",
     "integer": "integer",
     "long": "bigint",
@@ -289,7 +279,7 @@ _AS_THEY_ARE = {
     "timestamp": "timestamp with time zone",
     "timestamp_ntz": "timestamp without time zone",
 }
-"""Spark's types that both writers carry as what they are."""
+"""By the names of Spark's types."""
 
-# It becomes part of a CREATE TABLE: words, perhaps with a schema, a length, brackets.
 _TYPE_NAME = re.compile(r"[A-Za-z_][\w$]*(?:[ .][A-Za-z_][\w$]*)*(?: ?\(\d+(?:, ?-?\d+)?\))?(?: [a-z ]+)?(?:\[\])*")
+"""It becomes part of a CREATE TABLE: words, perhaps with a schema, a length, brackets."""

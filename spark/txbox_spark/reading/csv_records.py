@@ -1,4 +1,4 @@
-"""Records of CSV: which of them Spark takes for good although a value in them would be another one afterwards.
+"""Records of CSV that Spark takes for good although a value in them would be changed.
 
 Spark's reader drops commas from decimals, and rounds what does not fit. So decimals are read as text, and made here.
 """
@@ -6,7 +6,7 @@ Spark's reader drops commas from decimals, and rounds what does not fit. So deci
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from txbox_spark.reading.columns import quoted
+from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
 from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
@@ -24,23 +24,21 @@ def decimals_of(columns: "StructType") -> dict[str, "DecimalType"]:
 def as_text(columns: "StructType", names: Collection[str]) -> "StructType":
     """Return the columns, some of them as text."""
     text = types.StringType()
-    return types.StructType(
-        [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]
-    )
+    fields = [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]
+    return types.StructType(fields)
 
 
-def checked_records(frame: "DataFrame", decimals: Mapping[str, "DecimalType"], corrupt_record: str) -> "DataFrame":
-    """Make decimals of texts, and call records of CSV malformed that Spark takes for good.
+def checked_records(frame: "DataFrame", decimals: Mapping[str, "DecimalType"]) -> "DataFrame":
+    """Make decimals of texts, and mark records of CSV as malformed that Spark takes for good.
 
     A record is malformed too if a text does not fit its decimal, and if the last field ends with CR: Spark finds out
     from the first line of a file how lines end, and if the others end with CR LF, the CR would be part of the event.
 
     Args:
-        frame: the records, with the text of those that Spark could not read in a column of its own.
+        frame: the records, with ``CORRUPT_RECORD``.
         decimals: columns that were read as text, and what they are to be.
-        corrupt_record: the name of that column.
     """
-    in_file = [sql.col(quoted(name)) for name in frame.columns[: frame.columns.index(corrupt_record)]]
+    in_file = [sql.col(quoted(name)) for name in frame.columns[: frame.columns.index(CORRUPT_RECORD)]]
     if not in_file:
         return frame
     wrong = sql.endswith(in_file[-1].cast("string"), sql.lit("\r"))
@@ -50,16 +48,16 @@ def checked_records(frame: "DataFrame", decimals: Mapping[str, "DecimalType"], c
         values[name] = sql.when(fits, sql.col(quoted(name)).try_cast(type_))
         wrong = wrong | (sql.col(quoted(name)).isNotNull() & ~fits)
     # The line itself is not to be had, so this is what it may have been.
-    line = sql.when(wrong, sql.to_csv(sql.struct(*in_file), _AS_IT_WAS))
-    values[corrupt_record] = sql.coalesce(sql.col(corrupt_record), line)
+    line = sql.when(wrong, sql.to_csv(sql.struct(*in_file), AS_IT_WAS))
+    values[CORRUPT_RECORD] = sql.coalesce(sql.col(CORRUPT_RECORD), line)
     return frame.select([values.get(name, sql.col(quoted(name))).alias(name) for name in frame.columns])
 
 
 def _fits(text: "Column", type_: "DecimalType") -> "Column":
     """Return Spark's expression for whether a text is a decimal that the type holds to its last digit.
 
-    Spark's own casts round. So the digits are counted: without an exponent by one pattern, which is fast; with one, the
-    digits between the zeros at both ends, and the power of ten of the last of them, tell whether there is room.
+    Spark's casts round. So the digits are counted: without an exponent by one pattern, which is fast; with one, by the
+    digits between the zeros at both ends, and the power of ten of the last of them.
     """
     room = type_.precision - type_.scale
     plain = rf"^[+-]?(?=\.?[0-9])0*[0-9]{{0,{room}}}(?:\.[0-9]{{0,{type_.scale}}}0*)?\z"
@@ -77,4 +75,3 @@ def _fits(text: "Column", type_: "DecimalType") -> "Column":
 
 # With an exponent of any length, Spark would calculate for ever.
 _WITH_EXPONENT = r"^[+-]?(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?[eE]([+-]?[0-9]{1,4})\z"
-_AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}

@@ -1,8 +1,8 @@
 r"""Text of files: bytes that are not in the files' encoding are reported, and never replaced.
 
 Java puts U+FFFD in place of bytes that it cannot decode, and so do Spark's readers: two ids become one. Afterwards that
-cannot be told from a U+FFFD that was in the file. So the lines are looked at as bytes first, in one fast pass. Files in
-which every line is UTF-8 are read as ever. For others the readers are kept from decoding:
+cannot be told from a U+FFFD that was in the file. So the lines are checked as bytes first, in one pass. Files in which
+every line is UTF-8 are read by Spark's readers as usual. For others the readers are kept from decoding:
 
 - CSV is read as ISO-8859-1, in which every byte is a character, and each field is decoded by itself.
 - JSON is read as lines of bytes, and only those that can be decoded are parsed.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from txbox_spark.reading.charsets import EVERY_CHARSET, REMEDY, REPLACED, Charset, EncodingError
-from txbox_spark.reading.columns import quoted
+from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy import sql, types
 
@@ -31,7 +31,6 @@ __all__ = [
     "LINE",
     "OF_DOCUMENTS",
     "all_text",
-    "all_utf8",
     "checked_documents",
     "csv_records",
     "json_columns",
@@ -45,22 +44,14 @@ __all__ = [
 LINE = "value"
 """What Spark calls the column with a line of a text file."""
 
-
 OF_DOCUMENTS = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
 """The encodings, as Java calls them, in which Spark reads a document of JSON."""
 
 
-def all_utf8(lines: "DataFrame") -> bool:
-    """Return whether every line is UTF-8: one pass over the bytes, which ends at the first line that is not."""
-    return lines.where(~sql.is_valid_utf8(LINE)).select(sql.lit(1)).isEmpty()
-
-
-def all_text(lines: "DataFrame") -> bool:
-    """Return whether every line of JSON is UTF-8 and has no lone surrogate, in one pass as ``all_utf8`` does."""
-    return lines.where(~sql.is_valid_utf8(LINE) | _has_lone(sql.col(LINE))).select(sql.lit(1)).isEmpty()
-
-
-# -- CSV --------------------------------------------------------------------------------------------------------------
+def all_text(lines: "DataFrame", *, json_lines: bool) -> bool:
+    """Return whether every line is UTF-8, and of JSON has no lone surrogate; one pass, to the first that is wrong."""
+    wrong = ~sql.is_valid_utf8(LINE)
+    return lines.where(wrong | _has_lone(sql.col(LINE)) if json_lines else wrong).select(sql.lit(1)).isEmpty()
 
 
 def read_as_bytes(charset: Charset, given: Mapping[str, str]) -> dict[str, str]:
@@ -76,10 +67,10 @@ def read_as_bytes(charset: Charset, given: Mapping[str, str]) -> dict[str, str]:
 def with_true_names(
     header: "StructType", charset: Charset, folders: Collection[str], *, as_bytes: bool
 ) -> "StructType":
-    """Return the columns of a header, those of folders left out, by the names that it gives them in its encoding.
+    """Return the columns of a header, without those of folders, by their names in its encoding.
 
     Raises:
-        EncodingError: a name is not in it.
+        EncodingError: a name is not in this encoding.
     """
     fields = []
     for field in header.fields:
@@ -97,14 +88,11 @@ def with_true_names(
 
 
 def with_mark(spark: "SparkSession", files: "DataFrame") -> dict[str, bool]:
-    """Return whether each file begins with the byte order mark of UTF-8.
+    """Return whether each file begins with the byte order mark of UTF-8, by its ``_metadata.file_path``.
 
     Args:
         spark: the session.
         files: as Spark lists them in the format ``binaryFile``.
-
-    Returns:
-        By what a file is called in ``_metadata.file_path``.
     """
     jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to open a file of Hadoop's
     hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
@@ -128,19 +116,17 @@ def csv_records(
     columns: "StructType",
     folders: Collection[str],
     marked: Mapping[str, bool],
-    corrupt_record: str,
 ) -> "DataFrame":
-    """Read CSV field by field. A record with a field that is not in its encoding has its text in ``corrupt_record``.
+    """Decode CSV field by field. A record with a field that is not in its encoding has its text in ``CORRUPT_RECORD``.
 
     Args:
-        load: reads the files as ``read_as_bytes`` has it.
+        load: reads the files with the options of ``read_as_bytes``.
         charset: of the files.
-        columns: with their true names, and ``corrupt_record``.
-        folders: the columns that are no fields, but in names of folders.
+        columns: with their true names, and ``CORRUPT_RECORD``.
+        folders: the columns that come from names of folders.
         marked: which files begin with a byte order mark that is read as part of their header.
-        corrupt_record: the name of that column.
     """
-    apart = {name.lower() for name in (*folders, corrupt_record)}
+    apart = {name.lower() for name in (*folders, CORRUPT_RECORD)}
     kinds = sorted(set(marked.values())) or [False]
     found = []
     for mark in kinds:
@@ -153,52 +139,48 @@ def csv_records(
         if len(kinds) > 1:
             # Of the others, Spark does not even open a file.
             frame = frame.where(sql.col(_FILE).isin([file for file, one in marked.items() if one == mark]))
-        found.append(_decoded(frame, charset, true_names, apart, corrupt_record))
+        found.append(_decoded(frame, charset, true_names, apart))
     return found[0] if len(found) == 1 else found[0].union(found[1])
 
 
 def _decoded(
-    frame: "DataFrame", charset: Charset, true_names: Mapping[str, str], apart: Collection[str], corrupt_record: str
+    frame: "DataFrame", charset: Charset, true_names: Mapping[str, str], apart: Collection[str]
 ) -> "DataFrame":
-    """Return records of CSV that were read as bytes, with true names and texts."""
-
     def decoded(value: "Column") -> "Column":
         return charset.decoded(sql.encode(value, "ISO-8859-1"))
 
-    values, texts, in_file = {}, [], []
+    values, texts, in_file = {}, {}, []
     with changed_settings(frame.sparkSession, EVERY_CHARSET):
         for field in frame.schema.fields:
             name, value = true_names.get(field.name, field.name), sql.col(quoted(field.name))
             if name.lower() not in apart:
                 in_file.append(value.alias(name))
                 if isinstance(field.dataType, types.StringType):
-                    texts.append(name)
-                    value = decoded(value)
+                    value = texts[name] = decoded(value)
             values[name] = value
-        line = decoded(sql.to_csv(sql.struct(*in_file), _AS_IT_WAS))
-        cause = _cause(charset.cause, [(f"column {name}", charset.refused(values[name])) for name in texts], line)
+        line = decoded(sql.to_csv(sql.struct(*in_file), AS_IT_WAS))
+        cause = _cause(charset.cause, _refused_columns(charset, texts), line)
         # What Spark could not read is only shown.
-        values[corrupt_record] = sql.coalesce(cause, sql.make_valid_utf8(decoded(values[corrupt_record])))
+        values[CORRUPT_RECORD] = sql.coalesce(cause, sql.make_valid_utf8(decoded(values[CORRUPT_RECORD])))
         return frame.select([value.alias(name) for name, value in values.items()])
 
 
-def without_replaced(
-    frame: "DataFrame", charset: Charset, folders: Collection[str], corrupt_record: str
-) -> "DataFrame":
-    """Call records malformed that Spark has decoded, and that have U+FFFD in a text."""
-    apart = {*folders, corrupt_record}
-    fields = [field for field in frame.schema.fields if field.name not in apart]
-    texts = [field.name for field in fields if isinstance(field.dataType, types.StringType)]
-    line = sql.to_csv(sql.struct(*[sql.col(quoted(field.name)) for field in fields]), _AS_IT_WAS)
-    cause = _cause(charset.cause, [(f"column {name}", charset.refused(sql.col(quoted(name)))) for name in texts], line)
-    return frame.withColumn(corrupt_record, sql.coalesce(cause, sql.col(corrupt_record)))
+def without_replaced(frame: "DataFrame", charset: Charset, folders: Collection[str]) -> "DataFrame":
+    """Mark records as malformed that Spark has decoded, and that have U+FFFD in a text."""
+    apart = {*folders, CORRUPT_RECORD}
+    fields = {field.name: field.dataType for field in frame.schema.fields if field.name not in apart}
+    texts = {name: sql.col(quoted(name)) for name, type_ in fields.items() if isinstance(type_, types.StringType)}
+    line = sql.to_csv(sql.struct(*[sql.col(quoted(name)) for name in fields]), AS_IT_WAS)
+    cause = _cause(charset.cause, _refused_columns(charset, texts), line)
+    return frame.withColumn(CORRUPT_RECORD, sql.coalesce(cause, sql.col(CORRUPT_RECORD)))
 
 
-# -- JSON -------------------------------------------------------------------------------------------------------------
+def _refused_columns(charset: Charset, texts: "Mapping[str, Column]") -> "list[tuple[str, Column]]":
+    return [(f"column {name}", charset.refused(text)) for name, text in texts.items()]
 
 
 def json_columns(lines: "DataFrame", charset: Charset, given: Mapping[str, str]) -> "StructType":
-    """Find the columns of those lines of JSON that are in their encoding, and have no lone surrogate."""
+    """Find the columns of the lines of JSON that are in their encoding, and have no lone surrogate."""
     wrong = charset.refused(sql.col(LINE)) | _has_lone(sql.col(LINE))
     text = _decoded_lines(lines, charset).where(~wrong).select(LINE)
     session: Any = lines.sparkSession
@@ -208,17 +190,14 @@ def json_columns(lines: "DataFrame", charset: Charset, given: Mapping[str, str])
     return types.StructType.fromJson(json.loads(str(reader.json(strings).schema().json())))
 
 
-def json_records(
-    lines: "DataFrame", charset: Charset, given: Mapping[str, str], columns: "StructType", corrupt_record: str
-) -> "DataFrame":
-    """Parse lines of JSON. One that is not text all through is not parsed; it is text in ``corrupt_record``.
+def json_records(lines: "DataFrame", charset: Charset, given: Mapping[str, str], columns: "StructType") -> "DataFrame":
+    """Parse lines of JSON. Of one that is not all text, the cause is in ``CORRUPT_RECORD``, and all else is null.
 
     Args:
-        lines: of the files, as bytes, with the columns that are in names of folders.
+        lines: of the files, as bytes, with the columns that come from names of folders.
         charset: of the files.
         given: options of Spark's reader.
-        columns: with ``corrupt_record``.
-        corrupt_record: the name of that column.
+        columns: with ``CORRUPT_RECORD``.
     """
     if charset.is_wide:
         raise EncodingError(f"JSON in {charset.name} cannot be read line by line; convert the files to UTF-8 first")
@@ -233,7 +212,7 @@ def json_records(
     suspect = [
         (f"column {name}", sql.contains(sql.to_json(sql.struct(value.alias("it"))), sql.lit(REPLACED)))
         for name, value in values.items()
-        if name != corrupt_record
+        if name != CORRUPT_RECORD
     ]
     cause = sql.coalesce(
         *[
@@ -248,7 +227,7 @@ def json_records(
     shown = sql.when(lone, sql.regexp_replace(_with_simple_escapes(line), _LONE, r"\\ufffd")).otherwise(line)
     return records.withColumn("parsed", sql.from_json(shown, types.StructType(fields), dict(given))).select(
         [
-            (sql.when(refused, cause) if name == corrupt_record else sql.when(refused, None))
+            (sql.when(refused, cause) if name == CORRUPT_RECORD else sql.when(refused, None))
             .otherwise(value)
             .alias(name)
             for name, value in values.items()
@@ -257,16 +236,13 @@ def json_records(
     )
 
 
-def checked_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset, corrupt_record: str) -> "DataFrame":
-    """Call all records malformed of those documents of JSON that are not text all through.
-
-    Spark reads a document from its bytes, and says of none of its records where in the file it was.
+def checked_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset) -> "DataFrame":
+    """Mark all records as malformed of documents of JSON that are not all text: Spark tells no record's place in them.
 
     Args:
         frame: the records.
         lines: of the files, as bytes; of a wide encoding, the whole files.
         charset: of the files.
-        corrupt_record: the name of the column for the text of malformed records.
     """
     line, file = sql.col(LINE), sql.col(_FILE)
     # Where no encoding is named, Spark takes UTF-16 for what it is; that has NUL bytes, and no JSON in UTF-8 has.
@@ -275,7 +251,7 @@ def checked_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset, 
     found = wrong.select(file, refused).distinct().collect()
     if not found:
         return frame
-    record = sql.to_json(sql.struct(*[sql.col(quoted(name)) for name in frame.columns if name != corrupt_record]))
+    record = sql.to_json(sql.struct(*[sql.col(quoted(name)) for name in frame.columns if name != CORRUPT_RECORD]))
     causes = [
         sql.when(
             file.isin([name for name, its in found if its == kind]),
@@ -283,7 +259,7 @@ def checked_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset, 
         )
         for kind, cause in ((True, charset.cause), (False, _LONE_CAUSE))
     ]
-    return frame.withColumn(corrupt_record, sql.coalesce(*causes, sql.col(corrupt_record)))
+    return frame.withColumn(CORRUPT_RECORD, sql.coalesce(*causes, sql.col(CORRUPT_RECORD)))
 
 
 def _has_lone(text: "Column") -> "Column":
@@ -300,9 +276,6 @@ def _with_simple_escapes(text: "Column") -> "Column":
 def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
     with changed_settings(lines.sparkSession, EVERY_CHARSET):
         return lines.withColumn(LINE, charset.decoded(sql.col(LINE).cast("binary")))
-
-
-# -- both -------------------------------------------------------------------------------------------------------------
 
 
 def _cause(why: tuple[str, str], places: "list[tuple[str, Column]]", shown: "Column") -> "Column":
@@ -332,4 +305,3 @@ _LONE_CAUSE = (
     "no text of Postgres can hold it; fix the file",
 )
 _OF_FILES = ("pathglobfilter", "basepath")
-_AS_IT_WAS = {"escape": '"', "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}

@@ -29,16 +29,12 @@ def explained(what: str) -> Iterator[None]:
     except EncodingError as error:
         raise SourceError(f"{what}: {error}") from error
     except (PySparkException, Py4JError) as error:
-        raise SourceError(f"{what}: {_why(_with_causes(error)) or type(error).__name__}") from error
-
-
-def _with_causes(error: Exception) -> str:
-    """Return what an error says; pyspark keeps Java's causes apart where it has an exception of its own for it."""
-    return "\n".join(filter(None, (str(error), getattr(error, "_stackTrace", None))))
+        # pyspark keeps Java's causes apart where it has an exception of its own.
+        text = "\n".join(filter(None, (str(error), getattr(error, "_stackTrace", None))))
+        raise SourceError(f"{what}: {_why(text) or type(error).__name__}") from error
 
 
 def _why(text: str) -> str:
-    """Describe an error of Spark in one line."""
     _, conflict, rest = text.partition("[CANNOT_MERGE_SCHEMAS]")
     if conflict:
         schemas = " ".join(rest.partition("SQLSTATE")[0].split())

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from txbox import InvalidConfiguration
 from txbox.message import MAX_MESSAGE_ID_BYTES
-from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, SentColumn, event_columns, quoted, refuse_twins
-from txbox_spark.reading.readers import CORRUPT_RECORD
+from txbox_spark.reading.columns import (
+    CORRUPT_RECORD,
+    MESSAGE_ID,
+    EventColumn,
+    SentColumn,
+    event_columns,
+    quoted,
+    refuse_twins,
+)  # fmt: skip
 from txbox_spark.runtime.lazy import sql, types
 
 if TYPE_CHECKING:
@@ -28,9 +35,9 @@ class PreparedEvents:
     Attributes:
         identified: its rows as ``message_id`` (text; null if the row is rejected), ``rejected`` (the reason and the
             row; null unless it is) and ``event`` (a struct of the source's columns).
-        staged: its rows as ``message_id``, ``rejected`` and the columns as they travel.
-        ids: the ids alone, bad ones included, without looking at anything else.
-        columns: the columns of ``fresh_event``, ``message_id`` apart.
+        staged: its rows as ``message_id``, ``rejected`` and the columns as they are sent.
+        ids: the ids alone, bad ones included.
+        columns: the columns of ``fresh_event`` beside ``message_id``.
     """
 
     identified: "DataFrame"
@@ -45,13 +52,7 @@ class PreparedEvents:
 
 
 def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str] | None = None) -> PreparedEvents:
-    """Find each row's message id, and the rows that cannot be loaded.
-
-    Args:
-        frame: the source.
-        message_id: the column that holds the id, or an expression of Spark SQL that makes it.
-        column_types: Postgres types of columns, where Spark's own type does not say enough, such as
-            ``{"order_id": "uuid", "payload": "jsonb"}``.
+    """Find each row's message id, and the rows that cannot be loaded; the arguments are those of ``bulk_load``.
 
     Raises:
         InvalidConfiguration: there is no such column, or the columns cannot be loaded.
@@ -76,9 +77,9 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
         (sql.col(CORRUPT_RECORD) if malformed else sql.lit(None).cast("string")).alias(_MALFORMED),
         sql.struct(*[sql.col(quoted(name)) for name in source.columns]).alias(_EVENT),
     )
-    travelling = event_columns(kept, declared, f"{_EVENT}.")
+    sent_columns = event_columns(kept, declared, f"{_EVENT}.")
     # The id's own column is not sent twice if it is text already.
-    beside = [one for one in travelling if one.column.name != plain]
+    beside = [one for one in sent_columns if one.column.name != plain]
     # In steps, so that what is sent is computed once, and the reason is too; Spark keeps them apart.
     sent = nested.select("*", *[one.value.alias(one.column.staged_as) for one in beside])
     checked = sent.select("*", _reason(beside).alias(_REASON))
@@ -93,7 +94,7 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
     valid_id = sql.when(reason.isNull(), sql.col(MESSAGE_ID))
     columns = tuple(
         EventColumn(one.column.name, MESSAGE_ID, "text") if one.column.name == plain else one.column
-        for one in travelling
+        for one in sent_columns
     )
     staged = [one.column.staged_as for one in beside]
     return PreparedEvents(
@@ -164,11 +165,7 @@ def _file(frame: "DataFrame") -> "Column":
 
 
 def _reason(columns: Sequence[SentColumn]) -> "Column":
-    """Return Spark's expression for why a row cannot be loaded; null if it can.
-
-    Args:
-        columns: those that are sent beside the id.
-    """
+    """Return Spark's expression for why a row cannot be loaded; null if it can."""
 
     def not_utf8(where: str) -> "Column":
         file = sql.coalesce(sql.concat(sql.lit(" of "), sql.col(_FILE)), sql.lit(""))

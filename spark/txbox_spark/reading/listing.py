@@ -1,4 +1,4 @@
-"""The files that events are read from, as Spark lists them: whatever its readers reach, and nothing passed over."""
+"""The files that events are read from, as Spark lists them."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,10 +15,10 @@ CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremi
 
 
 def listing(spark: "SparkSession", paths: Sequence[str], options: Mapping[str, str] | None) -> "DataFrame":
-    """Return every file below the paths, without its content: Spark's own listing reaches whatever its readers do.
+    """Return every file below the paths that Spark's readers reach, without its content.
 
     Raises:
-        SourceError: they cannot be looked into.
+        SourceError: they cannot be listed.
     """
     if isinstance(paths, str) or not paths:
         raise SourceError("give at least one path to read events from, in a list")
@@ -44,7 +44,7 @@ def files_in(spark: "SparkSession", paths: Sequence[str], options: Mapping[str, 
 
 
 def refuse_overlooked(there: Sequence[str], read: Sequence[str]) -> None:
-    """See that no file is passed over: Spark looks into folders below a path only if they are named key=value."""
+    """Raise ``SourceError`` if a file is passed over: Spark reads folders below a path only if named key=value."""
     if overlooked := sorted(set(there) - set(read)):
         raise SourceError(
             f"{len(overlooked)} of {len(there)} files would be passed over, such as {overlooked[0]}: their folders are "

@@ -5,13 +5,12 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from txbox_spark.reading.charsets import Charset, EncodingError, charset_named
-from txbox_spark.reading.columns import quoted
+from txbox_spark.reading.columns import CORRUPT_RECORD, quoted
 from txbox_spark.reading.csv_records import as_text, checked_records, decimals_of
 from txbox_spark.reading.encodings import (
     LINE,
     OF_DOCUMENTS,
     all_text,
-    all_utf8,
     checked_documents,
     csv_records,
     json_columns,
@@ -32,16 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CORRUPT_OPTION", "CORRUPT_RECORD", "read"]
 
-CORRUPT_RECORD = "_corrupt_record"
-"""The column with the text of a line that could not be read; null for all other lines."""
-
 CORRUPT_OPTION = "columnNameOfCorruptRecord"
 """What Spark calls the option that names that column; it is ours to set."""
 
 
 def read(
     spark: "SparkSession",
-    chosen: str,
+    format_: str,
     paths: Sequence[str],
     columns: "StructType | None",
     encoding: str | None,
@@ -49,27 +45,21 @@ def read(
 ) -> "DataFrame":
     """Read files of one format; those of JSON and CSV with the column ``CORRUPT_RECORD``.
 
-    Args:
-        spark: the session to read with.
-        chosen: the format.
-        paths: files, folders or patterns.
-        columns: None: as they are found.
-        encoding: of JSON and CSV, if it is not UTF-8.
-        options: options of Spark's reader; they win over ours.
+    The arguments are those of ``read_events``, but for the columns; None: as they are found.
 
     Raises:
         SourceError, EncodingError: they cannot be read so.
     """
-    if chosen == "parquet":
+    if format_ == "parquet":
         if encoding is not None:
             raise SourceError("an encoding is for CSV and JSON: texts in Parquet are UTF-8")
-        return _load(spark, chosen, paths, {**_DEFAULTS[chosen], **options}, columns)
+        return _load(spark, format_, paths, {**_DEFAULTS[format_], **options}, columns)
     if encoding is None:
         encoding = _option(options, *_ENCODING_OPTIONS)
     charset = charset_named(spark, "UTF-8" if encoding is None else encoding)
     theirs = {name: value for name, value in options.items() if name.lower() not in _ENCODING_OPTIONS}
-    read_as = _read_csv if chosen == "csv" else _read_json
-    return read_as(spark, paths, {**_DEFAULTS[chosen], **theirs}, columns, charset)
+    read_as = _read_csv if format_ == "csv" else _read_json
+    return read_as(spark, paths, {**_DEFAULTS[format_], **theirs}, columns, charset)
 
 
 def _read_csv(
@@ -82,7 +72,7 @@ def _read_csv(
     load = partial(_load, spark, "csv", paths)
     lines = _lines(spark, paths, given)
     folders = [name for name in lines.columns if name != LINE]
-    as_bytes = not (charset.is_wide or (charset.is_utf8 and all_utf8(lines)))
+    as_bytes = not (charset.is_wide or (charset.is_utf8 and all_text(lines, json_lines=False)))
     if as_bytes:
         given = read_as_bytes(charset, given)
     elif charset.is_wide:
@@ -101,12 +91,12 @@ def _read_csv(
                     f"{described(paths)} begins with a byte order mark and has no header, and not all of it is UTF-8; "
                     "remove the mark, or name the encoding"
                 )
-        frame = csv_records(partial(load, given), charset, texts, folders, marked, CORRUPT_RECORD)
+        frame = csv_records(partial(load, given), charset, texts, folders, marked)
     else:
         frame = load(given, texts)
         if charset.is_wide:
-            frame = without_replaced(frame, charset, folders, CORRUPT_RECORD)
-    return checked_records(_read_whole(frame), decimals, CORRUPT_RECORD)
+            frame = without_replaced(frame, charset, folders)
+    return checked_records(_read_whole(frame), decimals)
 
 
 def _read_json(
@@ -123,15 +113,15 @@ def _read_json(
             f"with multiLine, JSON can be in {', '.join(OF_DOCUMENTS)}, not in {charset.name}; convert it"
         )
     lines = _lines(spark, paths, given, whole=whole and charset.is_wide)
-    if whole or (charset.is_utf8 and all_text(lines)):
+    if whole or (charset.is_utf8 and all_text(lines, json_lines=True)):
         given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given
         load = partial(_load, spark, "json", paths)
         found = _inferred(lambda options: load(options, None).schema, given) if columns is None else columns
         frame = load(given, _with_corrupt_record(found))
-        return _read_whole(checked_documents(frame, lines, charset, CORRUPT_RECORD) if whole else frame)
+        return _read_whole(checked_documents(frame, lines, charset) if whole else frame)
     if columns is None:
         columns = _inferred(lambda options: json_columns(lines, charset, options), given)
-    return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns), CORRUPT_RECORD))
+    return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns)))
 
 
 def _with_corrupt_record(columns: "StructType") -> "StructType":
@@ -144,14 +134,10 @@ def _with_corrupt_record(columns: "StructType") -> "StructType":
 
 
 def _inferred(columns: "Callable[[Mapping[str, str]], StructType]", given: Mapping[str, str]) -> "StructType":
-    """Find the columns of JSON.
+    """Find the columns of JSON, with decimals in place of floating-point numbers.
 
-    Spark's ``prefersDecimal`` turns numbers into decimals, which is wanted, and quoted digits too, which would make 7
-    of the id "007". So it is asked only about what is floating-point without it.
-
-    Args:
-        columns: finds them with these options of Spark's reader.
-        given: the options.
+    Spark's ``prefersDecimal`` turns quoted digits into decimals, too, which would make 7 of the id "007". So it counts
+    only for what is floating-point without it.
     """
     plain = columns(given)
     if not _has_floats(plain):
@@ -189,9 +175,9 @@ def _without_floats(plain: "DataType", decimals: "DataType") -> "DataType":
 
 
 def _load(
-    spark: "SparkSession", chosen: str, paths: Sequence[str], given: Mapping[str, str], columns: "StructType | None"
+    spark: "SparkSession", format_: str, paths: Sequence[str], given: Mapping[str, str], columns: "StructType | None"
 ) -> "DataFrame":
-    reader = spark.read.format(chosen).options(**given)
+    reader = spark.read.format(format_).options(**given)
     with changed_settings(spark, _FOLDERS_AS_TEXT):
         return (reader if columns is None else reader.schema(columns)).load(list(paths))
 
@@ -199,13 +185,13 @@ def _load(
 def _lines(
     spark: "SparkSession", paths: Sequence[str], given: Mapping[str, str], *, whole: bool = False
 ) -> "DataFrame":
-    """Return the lines of the files, or the whole files, as bytes, with the columns that are in names of folders."""
+    """Return the lines of the files, or the whole files, as bytes, with the columns that come from names of folders."""
     choosing = {name: value for name, value in given.items() if name.lower() in _CHOOSING_LINES}
     return _load(spark, "text", paths, {**choosing, "wholetext": str(whole).lower()}, None)
 
 
 def _option(given: Mapping[str, str], *names: str) -> str | None:
-    """Return an option of Spark's reader, which may be written in capitals, by one of its names."""
+    """Return an option of Spark's reader by one of its names, in small letters; it may be written in capitals."""
     return next((value for name, value in given.items() if name.lower() in names), None)
 
 
@@ -216,10 +202,10 @@ def _is_on(given: Mapping[str, str], name: str) -> bool:
 
 
 def _read_whole(frame: "DataFrame") -> "DataFrame":
-    """Have every column parsed, whatever a query asks for, by a condition on all of them that is always true.
+    """Have every column parsed, by a condition on all of them that is always true.
 
-    Otherwise a line that is malformed in one column counts as good in a query that asks for another, and Spark refuses
-    queries that ask for the corrupt records alone.
+    Otherwise a line that is malformed in one column counts as good in a query for another, and Spark refuses queries
+    for the corrupt records alone.
     """
     every = sql.array(*[sql.isnull(sql.col(quoted(name))) for name in frame.columns])
     return frame.where(sql.size(every) >= 0)

@@ -2,8 +2,8 @@
 
 Spark's readers are lenient by default. Where that would lose or alter an event, the defaults here differ:
 
-- A line that cannot be read stays in the result, with its text in the column ``_corrupt_record``. Spark judges a line
-  only by the columns that a query asks for, so the result always asks for all of them.
+- A line that cannot be read stays in the result, with its text in the column ``_corrupt_record``. Spark parses only the
+  columns that a query asks for, so the result always asks for all of them.
 - A CSV file whose header is not what the columns are, in their order, fails the query; a quoted ``""`` is an empty
   text, an empty field is null; a quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write it, and
   one that is not fails the query. A field in quotes may hold line breaks.
@@ -17,12 +17,12 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
 - Bytes that are not in the files' encoding make a record of CSV, or a line of JSON, malformed, and so do escapes of
   lone surrogates in JSON: see ``encodings``.
 
-What it cannot see:
+What is not noticed:
 
 - JSON: text after the first value of a line is ignored by Spark's parser. A decimal with more digits after the point
   than the schema has is rounded, and in one that is in quotes every comma is dropped: ``"12,50"`` becomes 1250.
-- CSV: where a file ends within quotes, as one that was cut off may, the last field of the last record is all that
-  there is from its quote on. If lines end with CR LF, a line break within quotes becomes a single LF.
+- CSV: where a file ends within quotes, as one that was cut off may, the last field of the last record is all text
+  from its quote on. If lines end with CR LF, a line break within quotes becomes a single LF.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ def read_events(
     """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text.
 
     Args:
-        spark: the session to read with.
+        spark: the session.
         paths: files, folders or patterns, on anything that Spark's Hadoop can reach.
         format: one of ``FORMATS``; None goes by the files' names.
         schema: the columns as Spark DDL, such as ``event_id string, amount decimal(12,2)``. Without it the columns of
@@ -97,12 +97,7 @@ def read_events(
 
 
 def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> EventSource:
-    """Say what is read, and make out a digest by which to know it again.
-
-    Args:
-        spark: the session to look with.
-        paths: as for ``read_events``.
-        options: as for ``read_events``; those that choose among files matter.
+    """Return what ``read_events`` reads with these arguments.
 
     Raises:
         SourceError: there is nothing there.

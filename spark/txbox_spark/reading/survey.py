@@ -10,7 +10,7 @@ from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
 from txbox_spark.runtime.lazy import sql
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
 __all__ = ["SAMPLE_IDS", "Survey", "content_digest", "survey"]
 
@@ -38,7 +38,7 @@ class Survey:
 
 
 def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
-    """Count the rows and sample the ids, in one pass over many rows that keeps ``SAMPLE_IDS`` ids and no more.
+    """Count the rows and sample ``SAMPLE_IDS`` ids, in one pass.
 
     Args:
         events: the source.
@@ -53,7 +53,7 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
     metrics = _content_metrics()
     if count_rejected:
         metrics += [sql.count(REJECTED).alias("rejected"), sql.min(REJECTED).alias("a"), sql.max(REJECTED).alias("z")]
-    rows = _rows_to_survey(events, count_rejected=count_rejected)
+    rows = events.identified if count_rejected else events.ids
     drawn = (
         rows.observe(observation, *metrics)
         .where(
@@ -79,12 +79,9 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
 
 def content_digest(events: PreparedEvents, *, count_rejected: bool) -> tuple[int, bytes]:
     """Return how many rows there are, and the digest of their ids, in one pass as ``survey``."""
-    found = _rows_to_survey(events, count_rejected=count_rejected).agg(*_content_metrics()).collect()[0].asDict()
+    rows = events.identified if count_rejected else events.ids
+    found = rows.agg(*_content_metrics()).collect()[0].asDict()
     return int(found["rows"]), _digest(found)
-
-
-def _rows_to_survey(events: PreparedEvents, *, count_rejected: bool) -> "DataFrame":
-    return events.identified if count_rejected else events.ids
 
 
 def _content_metrics() -> "list[Column]":
