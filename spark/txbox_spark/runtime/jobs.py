@@ -15,20 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["changed_settings", "job_group", "small_plans"]
 
 CALL_ATTEMPTS = 3
-"""How often Java is called that does not answer."""
+"""How often Java is called if it does not answer."""
 
 
 @contextmanager
 def job_group(context: "SparkContext", description: str) -> Iterator[str]:
-    """Give the jobs of this thread a group of their own until the block ends; if it raises, they are cancelled.
-
-    Args:
-        context: of the session.
-        description: for Spark's pages.
-
-    Returns:
-        The name of the group.
-    """
+    """Give the jobs of this thread a group of their own, and its name; they are cancelled if the block raises."""
     theirs = {name: context.getLocalProperty(name) for name in _JOB_GROUP}
     group = f"txbox-{secrets.token_hex(6)}"
     context.setJobGroup(group, description, interruptOnCancel=True)
@@ -45,13 +37,12 @@ def job_group(context: "SparkContext", description: str) -> Iterator[str]:
 
 @contextmanager
 def small_plans(spark: "SparkSession") -> Iterator[None]:
-    """Keep Spark's optimizer from inferring constraints until the block ends; what is planned in it stays small.
+    """Keep Spark's optimizer from inferring constraints until the block ends.
 
-    To infer them, Spark takes every condition once for each way to name its columns. A condition over 20 columns that
-    all get another name is two to the power of 20 conditions. Ours ask for every column, and a caller's may.
+    To infer them, Spark takes every condition once for each way to name its columns: a condition over 20 columns that
+    all get another name is two to the power of 20 conditions. Ours are over every column.
 
-    The setting is the session's: what the caller's other threads plan meanwhile infers no constraints either, and gives
-    the same rows.
+    The setting is the session's. What other threads plan meanwhile infers none either, and gives the same rows.
     """
     key: int = spark._jsparkSession.hashCode()  # noqa: SLF001 - each batch of a stream has another object for it
     with _inferring:
@@ -88,7 +79,7 @@ def changed_settings(spark: "SparkSession", settings: Mapping[str, str]) -> Iter
 
 
 def _insist(call: Callable[..., object], *arguments: object) -> None:
-    """Call Java again if it does not answer: an interruption breaks the connection that it meets."""
+    """Call Java, again if it does not answer: an interruption breaks the connection that it meets."""
     from py4j.protocol import Py4JNetworkError
 
     for _ in range(CALL_ATTEMPTS - 1):
@@ -104,4 +95,4 @@ _JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interrupt
 _INFERENCE = "spark.sql.constraintPropagation.enabled"
 _inferring = threading.Lock()
 _without: dict[int, tuple[int, str | None]] = {}
-"""The sessions that infer nothing: how many blocks want it so, and what the setting was before."""
+"""By session: how many blocks are in ``small_plans``, and what the setting was before."""

@@ -1,8 +1,7 @@
-"""The JVM that this process has started for Spark: whether it lives, and that it ends when this process has ended.
+"""The JVM that this process has started for Spark: whether it lives, and that it ends after this process.
 
-A JVM that Spark starts reads its stdin, and ends at its end. One whose heap is full, or that is at a plan that it will
-never finish, does not get that far. So another process, which does nothing else, waits for the end of this one, and
-kills the JVM if that has not ended by itself soon after.
+A JVM that Spark starts reads its stdin, and ends at its end. One whose heap is full, or that plans without end, does
+not get that far. So another process waits for the end of this one, and kills the JVM if that has not ended soon after.
 """
 
 import os
@@ -15,10 +14,10 @@ from typing import Any
 __all__ = ["GRACE_SECONDS", "MORE_MEMORY", "OUT_OF_MEMORY", "cause_of_death", "kill_after_exit", "kill_jvm"]
 
 GRACE_SECONDS = 3.0
-"""How long a JVM may take to end by itself when the process is gone that has started it."""
+"""How long a JVM may take to end by itself after the process that has started it."""
 
 OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
-"""Has a JVM end, in place of going on without the thread that found no memory."""
+"""Has a JVM end that runs out of memory; otherwise it goes on without the thread that found none."""
 
 MORE_MEMORY = "give it more: spark.driver.memory=4g (--conf, or settings of spark_session), or load fewer files at once"
 
@@ -26,7 +25,7 @@ MORE_MEMORY = "give it more: spark.driver.memory=4g (--conf, or settings of spar
 def kill_after_exit(jvm: "Popen[Any]") -> None:
     """Have a JVM killed that is still there ``GRACE_SECONDS`` after this process has ended, however that ended.
 
-    Where a process cannot be held on to by a descriptor (not Linux, or older than 5.3), nothing is done.
+    Without descriptors of processes (not Linux, or older than 5.3), nothing is done.
     """
     if not hasattr(os, "pidfd_open"):
         return
@@ -48,7 +47,7 @@ def kill_after_exit(jvm: "Popen[Any]") -> None:
 
 
 def cause_of_death() -> str | None:
-    """Return why there is no Spark any more, in words; None: its JVM is there, or was not started from here."""
+    """Return why Spark's JVM has ended, in words; None: it has not, or was not started from here."""
     process = _process()
     if process is None:
         return None
@@ -79,7 +78,7 @@ def _process() -> "Popen[Any] | None":
 
 _DYING_SECONDS = 0.5
 _OUT_OF_MEMORY_STATUS = 3
-"""With which a JVM ends that ``OUT_OF_MEMORY`` ends."""
+"""Of a JVM that ``OUT_OF_MEMORY`` ends."""
 
 _WATCH = """
 import os, select, signal, sys
@@ -92,4 +91,4 @@ ready = select.select([0, 1], [], [])[0]
 if 1 not in ready and not select.select([1], [], [], float(sys.argv[1]))[0]:
     signal.pidfd_send_signal(1, signal.SIGKILL)
 """
-"""Its stdin ends when the process ends that has the other end; its stdout is the JVM, readable when that has ended."""
+"""Its stdin ends with the process that has the other end; its stdout is the JVM, readable when that has ended."""

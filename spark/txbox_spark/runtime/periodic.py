@@ -1,4 +1,4 @@
-"""Work beside the work: done again and again, from a thread of its own."""
+"""Work that is repeated by a thread of its own."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ __all__ = ["every"]
 
 @contextmanager
 def every(seconds: float, work: Callable[[], object], *, name: str, at_end: bool = False) -> Iterator[None]:
-    """Do something every so many seconds until the block ends, and wait for the last time to end.
+    """Call work every so many seconds until the block ends, and wait for the last call to end.
 
     Args:
-        seconds: between two times; the first is that long after the beginning.
-        work: what it raises goes to the log, and it is done again.
+        seconds: between two calls, and before the first.
+        work: what it raises is logged, and it is called again.
         name: of the thread.
-        at_end: do it once more when the block has ended.
+        at_end: call it once more when the block has ended.
     """
     ended = threading.Event()
 

@@ -14,39 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.java import SparkSetupError, java_found
+from txbox_spark.runtime.jdbc import JDBC_DRIVER_CLASS
 from txbox_spark.runtime.jvm import MORE_MEMORY, OUT_OF_MEMORY, kill_after_exit
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "JDBC_DRIVER",
-    "quiet_pyspark",
-    "require_jdbc_driver",
-    "require_pyspark",
-    "spark_session",
-]
+__all__ = ["JDBC_DRIVER", "quiet_pyspark", "require_jdbc_driver", "require_pyspark", "spark_session"]
 
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 """Maven coordinates of the JDBC driver."""
 
-UNUSED_BY_THE_DRIVER = "org.checkerframework:checker-qual"
-"""A dependency of the driver that is needed only to compile it."""
+ONLY_TO_COMPILE = "org.checkerframework:checker-qual"
+"""A dependency of the driver that it does not need to run."""
 
 MAVEN_REPOSITORY = Path("~/.m2/repository").expanduser()
-"""Where Maven keeps what it has fetched."""
 
 CONTEXT_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""Where pyspark logs pages about every wrong expression, written as a column or within a statement."""
+"""Where pyspark logs pages about every wrong expression."""
 
 
 def require_pyspark() -> None:
-    """See that pyspark is installed.
-
-    Raises:
-        SparkSetupError: it is not.
-    """
+    """Raise ``SparkSetupError`` if pyspark is not installed."""
     if importlib.util.find_spec("pyspark") is None:
         raise SparkSetupError("pyspark is missing; install it: pip install 'txbox[spark]'")
 
@@ -64,14 +54,13 @@ def spark_session(
     of the error. From then on only errors are logged, and no progress is shown. With a local master, Spark has no web
     page, and tasks run in the Python that calls this, unless ``PYSPARK_PYTHON`` names another.
 
-    Under spark-submit, and where a session runs already, the JVM is there, and the driver cannot be added any more:
-    ``require_jdbc_driver`` says whether the session has it.
+    Under spark-submit, and where a session runs already, the driver cannot be added: see ``require_jdbc_driver``.
 
     Args:
         name: the application's name.
         master: such as ``local[2]`` or ``spark://host:7077``; None leaves it to spark-submit, or to Spark's default.
-        jdbc_jar: the JDBC driver as a file; None takes it from the local Maven repository (``~/.m2``), and has Spark
-            fetch it from Maven Central if it is not there.
+        jdbc_jar: the JDBC driver as a file; None: from the local Maven repository (``~/.m2``), or else from Maven
+            Central.
         settings: more of Spark's own settings; they win over ours. Jars and packages are added to ours.
 
     Raises:
@@ -94,7 +83,7 @@ def spark_session(
 
 
 def require_jdbc_driver(spark: "SparkSession") -> None:
-    """See that a session can load the JDBC driver of Postgres; call it before the first use of JDBC.
+    """Check, before the first use of JDBC, that a session can load the driver of Postgres.
 
     Raises:
         SparkSetupError: it cannot; the message says what to give to spark-submit.
@@ -105,44 +94,43 @@ def require_jdbc_driver(spark: "SparkSession") -> None:
     # Spark itself looks the driver up in the class loader of the thread.
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     try:
-        loader.loadClass(_DRIVER_CLASS)
+        loader.loadClass(JDBC_DRIVER_CLASS)
     except Py4JJavaError as error:
         if error.java_exception.getClass().getSimpleName() != "ClassNotFoundException":
             raise
         raise SparkSetupError(
-            f"Spark runs without {_DRIVER_CLASS}, and it is too late to add it; start it with the driver: "
+            f"Spark runs without {JDBC_DRIVER_CLASS}, and it is too late to add it; start it with the driver: "
             f"spark-submit --packages {JDBC_DRIVER}, or --jars and the driver's jar"
         ) from error
 
 
 def quiet_pyspark() -> None:
-    """Keep off a terminal what pyspark logs beside the errors that it raises, which say the same in a line."""
+    """Keep pyspark from logging pages about errors that it also raises."""
     from pyspark import accumulators
     from pyspark.logger import PySparkLogger
 
     for name in CONTEXT_LOGGERS:
         PySparkLogger.getLogger(name).setLevel("CRITICAL")
-    # Its server of accumulators prints a traceback when the JVM has died, of which the error that is raised tells.
+    # Its server of accumulators prints a traceback when the JVM has died.
     for server in vars(accumulators).values():
         if isinstance(server, type) and issubclass(server, socketserver.BaseServer):
             server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    # Tracebacks of py4j's about every Ctrl-C, some of which it logs by no logger of its own.
+    # py4j logs a traceback for every Ctrl-C, some of them by the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: record.msg != "KeyboardInterrupt while sending command.")
 
 
 def _driver_settings(jdbc_jar: Path | None, maven_repository: Path) -> dict[str, str]:
-    """Where Spark takes the driver from.
+    """Return the settings by which Spark finds the driver.
 
-    A jar that is in the local Maven repository is named to Spark as a file, and not left to spark.jars.packages. Ivy,
-    behind that setting, does look there too, but where the pom is missing beside the jar it asks Maven Central first:
-    it takes the jar at once on a machine without a network, and hangs for minutes behind a firewall that drops packets.
+    A jar in the local Maven repository is named as a file, and not left to spark.jars.packages: where the pom is
+    missing beside the jar, Ivy asks Maven Central first, and hangs for minutes behind a firewall that drops packets.
     """
     if jdbc_jar is None:
         group, artifact, version = JDBC_DRIVER.split(":")
         local = maven_repository.joinpath(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
         if not local.is_file():
-            return {"spark.jars.packages": JDBC_DRIVER, "spark.jars.excludes": UNUSED_BY_THE_DRIVER}
+            return {"spark.jars.packages": JDBC_DRIVER, "spark.jars.excludes": ONLY_TO_COMPILE}
         jdbc_jar = local
     if not jdbc_jar.is_file():
         raise SparkSetupError(f"there is no JDBC driver at {jdbc_jar}")
@@ -150,7 +138,6 @@ def _driver_settings(jdbc_jar: Path | None, maven_repository: Path) -> dict[str,
 
 
 def _settings(name: str, master: str | None, driver: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's settings: ours, and theirs over them."""
     ours = {
         "spark.app.name": name,
         "spark.sql.session.timeZone": "UTC",
@@ -178,9 +165,8 @@ def _start(conf: "SparkConf") -> None:
     stderr = _HeldStderr()
     launched: Future[Any] | None = None
     try:
-        # Not by the builder: it gives the JVM the stderr of this process, and Ivy, the JVM and log4j before its set-up
-        # write some 50 lines there that no setting turns off. In a thread of its own, where no interruption reaches it:
-        # one in the middle would leave a JVM running.
+        # Not by the builder: it gives the JVM our stderr, and Ivy, the JVM and log4j write some 50 lines
+        # there that no setting turns off. In another thread: an interruption in the middle would leave a JVM running.
         with ThreadPoolExecutor(1) as pool:
             launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": stderr.writing})
             gateway = launched.result()
@@ -188,57 +174,59 @@ def _start(conf: "SparkConf") -> None:
         context = SparkContext(conf=conf, gateway=gateway)
     except KeyboardInterrupt:
         if launched is not None and launched.done() and launched.exception() is None:
-            launched.result().proc.kill()
-            SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 pyspark would go on to use them
+            _kill(launched.result())
         raise
     except PySparkRuntimeError as error:
         text = stderr.read_all()
-        failure = SparkSetupError(f"Spark does not start: {_reason(text)}")
-        failure.add_note(text)
-        raise failure from error
+        raise _not_started(_reason(text), text) from error
     except Py4JError as error:
         text = str(error)  # asks the JVM
-        gateway.proc.kill()
-        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 as above
+        _kill(gateway)
         remedy = f"; {MORE_MEMORY}" if "INVALID_DRIVER_MEMORY" in text else ""
-        failure = SparkSetupError(f"Spark does not start: {describe_spark_error(text).removesuffix('.')}{remedy}")
-        failure.add_note(text)
-        raise failure from None
+        raise _not_started(f"{describe_spark_error(text).removesuffix('.')}{remedy}", text) from None
     finally:
         stderr.release()
-    if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
-        # Otherwise tasks run in the first python3 of the PATH: without our packages, where the virtual environment of
-        # this Python is not activated.
+    if not str(context.master).startswith("local"):
+        return
+    if "PYSPARK_PYTHON" not in os.environ:
+        # Otherwise tasks run in the first python3 of the PATH, which may be without our packages.
         context.pythonExec = sys.executable
-    if str(context.master).startswith("local"):
-        _quiet_tasks(gateway.jvm)
-
-
-def _quiet_tasks(jvm: Any) -> None:
-    """Have Spark log no pages of Java about a task that fails, with the data in it; the caller is told in an error."""
-    log4j = jvm.org.apache.logging.log4j
+    # Spark would log pages of Java about a task that fails, with the data in it; the caller gets an error.
+    log4j = gateway.jvm.org.apache.logging.log4j
     for name in _LOG_TASKS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
+def _kill(gateway: Any) -> None:
+    from pyspark import SparkContext
+
+    gateway.proc.kill()
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 pyspark would go on to use them
+
+
+def _not_started(why: str, text: str) -> SparkSetupError:
+    failure = SparkSetupError(f"Spark does not start: {why}")
+    failure.add_note(text)
+    return failure
+
+
 class _HeldStderr:
-    """What the JVM writes to stderr: held back at first, written to our own stderr from ``release`` on."""
+    """What the JVM writes to stderr: held back at first, written to our stderr from ``release`` on."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
         self._held = bytearray()
-        self._holding = True
-        self._open = True
+        self._holding = self._open = True
         self._reader = threading.Thread(target=self._read, name="txbox-spark-stderr", daemon=True)
         self._reader.start()
 
     def release(self) -> None:
-        """Write to our stderr from now on."""
+        """Write to our stderr."""
         self._close()
         self._holding = False
 
     def read_all(self) -> str:
-        """Return all that a JVM has written that has ended, or is about to."""
+        """Return the output of a JVM that has ended, or is about to."""
         self._close()
         self._reader.join(timeout=10)
         return self._held.decode(errors="replace")
@@ -254,7 +242,7 @@ class _HeldStderr:
             if self._holding:
                 self._held += chunk
             else:
-                if _OUT_OF_MEMORY_LINE in chunk:  # the error that Python raises says it, and what to do
+                if _OUT_OF_MEMORY_LINE in chunk:  # Python raises it as an error
                     continue
                 # Without a stderr the JVM must still not be kept waiting.
                 with contextlib.suppress(OSError):
@@ -263,18 +251,17 @@ class _HeldStderr:
 
 
 def _reason(text: str) -> str:
-    """Return the line about why Spark did not start, out of all that the JVM wrote."""
+    """Return the line of the JVM's output that says why Spark did not start."""
     if "unresolved dependency" in text:
         return (
             f"{JDBC_DRIVER} or another package is neither on this machine nor can it be fetched; "
             "download the driver, and name its jar: jdbc_jar"
         )
     lines = [line for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("Exception in thread", "Error"))]
-    return (telling or lines[-1:] or ["its JVM ended without output"])[0]
+    errors = [line for line in lines if line.startswith(("Exception in thread", "Error"))]
+    return (errors or lines[-1:] or ["its JVM ended without output"])[0]
 
 
-_DRIVER_CLASS = "org.postgresql.Driver"
 _LOG_TASKS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _LISTS = {
     "spark.jars": ",",
