@@ -32,7 +32,7 @@ class BulkLoadFailed(TxboxError):
 
     Attributes:
         run_id: what to resume.
-        why: what has gone wrong.
+        why: the cause.
         done: chunks that are merged.
         chunks: how many there are.
     """
@@ -62,7 +62,7 @@ class LoadContext:
         parallelism: how many chunks are merged at once.
         reporter: reports the progress.
         seconds: how long each stage took.
-        merged: how many chunks were merged when the ledger was last asked.
+        merged: chunks that were merged when the ledger was last read.
     """
 
     spark: "SparkSession"

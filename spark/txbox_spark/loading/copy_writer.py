@@ -1,21 +1,20 @@
 """Writer copy: each task copies its chunks into Postgres and merges them, each in one transaction.
 
-The events are partitioned by chunk and sorted by id, so that a task gets whole chunks, and in each one the duplicates
-of an id follow each other. It drops those, and streams the rest to Postgres, one Arrow batch at a time. Nothing is
-collected, neither in the task nor on the driver.
+The events are partitioned by chunk and sorted by id, so that a task gets whole chunks in which the duplicates of an id
+follow each other. It drops those, and streams the rest to Postgres, one Arrow batch at a time.
 
-Chunks that seem to be repeated, as when a file is loaded again, are tried with their ids alone first: where each id
-turns out to be in the inbox, the events themselves are never read.
+Chunks that seem to be repeated, as when a file is loaded again, are tried with their ids alone first: where each id is
+in the inbox, the events themselves are never read.
 
 A chunk's records, effects and ledger entry are one transaction. So a task that is run again, or twice at once by
-speculation, is only a redelivery: it finds the chunk merged, or waits for the other attempt and then finds it merged.
+speculation, is a redelivery: it finds the chunk merged, or waits for the other attempt and then finds it merged.
 
 A failure comes back as a row, not as an exception: Spark would run the task again, and report it as a Java error.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
@@ -42,7 +41,7 @@ from txbox_spark.merging.merge import (
     begin_chunk,
     merge_chunk,
     settle_processed_chunk,
-)
+)  # fmt: skip
 from txbox_spark.merging.refused_event import refused_event
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.runtime.retries import retry_outages
@@ -100,17 +99,7 @@ class CopyWriter:
 def likely_repeated(
     engine: Engine, statements: MergeStatements, subscriber_id: str, sample: Sequence[str], bounds: Sequence[str]
 ) -> tuple[int, ...]:
-    """Return the chunks of which every sampled id is in the inbox.
-
-    It decides nothing: it only says for which chunks it is worth to read the ids alone first.
-
-    Args:
-        engine: the database.
-        statements: for its tables.
-        subscriber_id: the subscriber that the events are applied for.
-        sample: ids, evenly drawn.
-        bounds: between the chunks.
-    """
+    """Return the chunks of which every sampled id is in the inbox: those for which the ids alone are read first."""
     with short_transaction(engine) as connection:
         ids = {"subscriber_id": subscriber_id, "message_ids": list(sample)}
         processed = set(connection.exec_driver_sql(statements.find_processed, ids).scalars())
@@ -120,12 +109,12 @@ def likely_repeated(
 
 def _run_tasks(frame: "DataFrame", task: "CopyTask") -> list[FailedChunk]:
     failed = frame.mapInArrow(task, "chunk int, error string, transient boolean").collect()
-    return [FailedChunk(row["chunk"], row["error"], row["transient"]) for row in failed]
+    return [FailedChunk(*row) for row in failed]
 
 
 @dataclass(frozen=True)
 class CopyTask:
-    """What a task does. It is sent to the executors, so it holds nothing but values.
+    """What a task does. It is sent to the executors, so it holds only values.
 
     Attributes:
         url: of the database, as SQLAlchemy has it.
@@ -143,20 +132,15 @@ class CopyTask:
         """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""
         import pyarrow
 
+        schema = pyarrow.schema({"chunk": pyarrow.int32(), "error": pyarrow.string(), "transient": pyarrow.bool_()})
         stream = ChunkStream(batches)
         while (chunk := stream.next_chunk()) is not None:
             failed = self.merge(chunk, stream.rows())
             if failed is not None:
-                columns = {"chunk": [failed.chunk], "error": [failed.error], "transient": [failed.transient]}
-                yield pyarrow.RecordBatch.from_pydict(columns, schema=_failed_chunk_schema())
+                yield pyarrow.RecordBatch.from_pylist([asdict(failed)], schema=schema)
 
     def merge(self, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> FailedChunk | None:
-        """Copy and merge one chunk, in a transaction of its own.
-
-        Args:
-            chunk: its number.
-            batches: its rows, sorted by id.
-        """
+        """Copy and merge one chunk, whose rows are sorted by id, in a transaction of its own."""
         engine = guard(open_engine(self.url, poolclass=NullPool))
         ledger = LoadLedger(engine, self.plan.schema, self.plan.prefix)
         try:
@@ -202,9 +186,3 @@ class CopyTask:
                     raise refused_event(error, written, [one.name for one in columns]) from error
         connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
         return ChunkCounts(distinct.read, distinct.rejected, distinct.kept, tuple(distinct.rejected_sample))
-
-
-def _failed_chunk_schema() -> "pyarrow.Schema":
-    import pyarrow
-
-    return pyarrow.schema({"chunk": pyarrow.int32(), "error": pyarrow.string(), "transient": pyarrow.bool_()})

@@ -1,10 +1,9 @@
 """Writer jdbc: executors write to a staging table, and the driver merges it chunk by chunk.
 
 For clusters whose executors have a JVM and nothing else. Spark's JDBC writer has no upsert, and a task that is run
-again writes its rows again; both do no harm in a staging table, from which one event of each id is taken.
+again writes its rows again; neither matters in a staging table, from which one event of each id is taken.
 
-Postgres empties staging tables when it recovers from a crash, so a chunk that was written and is empty is not merged
-(``StagingLost``); the events are staged once more.
+Postgres empties staging tables when it recovers from a crash; then the events are staged again (``StagingLost``).
 """
 
 import logging
@@ -44,7 +43,7 @@ BATCH_ROWS = 10_000
 """Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
 
 CANCEL_SECONDS = 2.0
-"""How long the server may take to hear that a statement is to be cancelled."""
+"""How long a request to cancel a statement may take."""
 
 CANCEL_AGAIN_SECONDS = 0.1
 """Between two rounds of cancelling: a cancel that meets a chunk between two statements cancels nothing."""
@@ -100,7 +99,7 @@ def _stage(context: LoadContext, run: Run) -> str:
     Raises:
         InvalidConfiguration: the name would be too long.
         EventRefused: Postgres does not take a value of an event.
-        StagingLost: another process has dropped the table meanwhile.
+        StagingLost: another process has dropped the table.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -108,7 +107,7 @@ def _stage(context: LoadContext, run: Run) -> str:
     engine, events, staging = context.engine, context.events, context.staging
     name = staging.create(run, events.columns)
     with short_transaction(engine) as connection:
-        # Behind a pooler nothing may be prepared: ours found out when they were made, the JDBC driver would not.
+        # Behind a pooler nothing may be prepared; our connections detect it, the JDBC driver does not.
         prepare = getattr(connection.connection.driver_connection, "prepare_threshold", None) is not None
     try:
         (
@@ -137,21 +136,18 @@ def _stage(context: LoadContext, run: Run) -> str:
 
 
 def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int]) -> list[FailedChunk]:
-    """Merge chunks of a complete staging table, several at once, each in a transaction of its own.
+    """Merge chunks of a complete staging table, several at once; return those that failed.
 
-    An error that would come again stops those that have not begun. So does an interruption of the caller; it cancels
-    the chunks that have begun, and of those nothing is committed.
-
-    Returns:
-        The chunks that could not be merged.
+    After an error that would come again, or an interruption of the caller, no other chunk begins. The interruption also
+    cancels those that have begun, and nothing of them is committed.
 
     Raises:
         StagingLost: the staging table is not there, or not complete.
     """
     stopping = threading.Event()
     active: set[Any] = set()
-    # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a temporary
-    # table or a setting, must not meet the next chunk.
+    # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a setting, must
+    # not reach the next chunk.
     sessions = guard(open_engine(context.engine.url, poolclass=NullPool))
 
     def merge(chunk: int) -> FailedChunk | None:
@@ -181,7 +177,7 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int]) -> list
 
 
 def _cancel(active: set[Any]) -> None:
-    """Cancel the statements of chunks until no chunk is active: one may be between two statements."""
+    """Cancel until no chunk is active: one may be between two statements."""
     while active:
         for driver_connection in tuple(active):
             with suppress(psycopg.Error, OSError):
@@ -190,12 +186,7 @@ def _cancel(active: set[Any]) -> None:
 
 
 def _merge_chunk(engine: Engine, context: LoadContext, run: Run, chunk: int, active: set[Any]) -> None:
-    """Merge one chunk of the staging table, in a transaction of its own.
-
-    Raises:
-        StagingLost: the staging table is not there, or not complete.
-        sqlalchemy.exc.DBAPIError, TxboxError: the chunk cannot be merged; nothing of it is committed.
-    """
+    """Merge one chunk of the staging table, in a transaction of its own."""
     plan, staging = context.plan(run), context.staging
     with short_transaction(engine) as connection, _active(connection, active):
         if not begin_chunk(connection, plan, chunk):

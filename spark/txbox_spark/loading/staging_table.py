@@ -1,9 +1,7 @@
 """Staging tables of writer jdbc: created, checked, dropped.
 
 A staging table is named after the run and the attempt, so that two attempts never write to the same one, and has a
-partition for each chunk, so that a chunk is read without the others.
-
-It is unlogged: what is in it is in the source too. Postgres empties unlogged tables when it recovers from a crash.
+partition for each chunk. It is unlogged: Postgres empties it when it recovers from a crash.
 """
 
 import hashlib
@@ -34,10 +32,10 @@ MAX_PARTITIONS = 1_000
 """A query of a partitioned table is planned with each of its partitions."""
 
 DROP_SECONDS = 10
-"""How long to wait for a transaction that still locks a staging table that is to be dropped."""
+"""How long to wait for a lock on a staging table that is to be dropped."""
 
 TABLES_PER_TRANSACTION = 64
-"""How many tables one transaction creates or drops: each takes a few of the locks that Postgres has room for."""
+"""How many tables one transaction creates or drops: Postgres's table of locks is finite."""
 
 
 class StagingStatements(SqlFile, file="staging_table.sql"):
@@ -82,21 +80,18 @@ class StagingTables:
         return f"{self._schema}.{quote(table)}"
 
     def has_columns(self, table: str, columns: Sequence[EventColumn]) -> bool:
-        """Return whether a staging table that was filled has these columns; one that is gone has any.
-
-        Columns are staged by number, so that other ones, or others in their order, would be taken for each other.
-        """
+        """Return whether a staging table has these columns, in this order; true of one that is gone."""
         found = self._describe(table)
         return found is None or found[0] in (None, _digest(columns))
 
     def is_partitioned(self, table: str) -> bool:
-        """Return whether a staging table is there with its partitions; Spark creates one without them."""
+        """Return whether a staging table exists with its partitions; Spark creates one without them."""
         found = self._describe(table)
         return found is not None and bool(found[1])
 
     @retry_outages
     def drop(self, run_id: str) -> None:
-        """Drop the staging tables of a run, also those of attempts that were killed before theirs was complete."""
+        """Drop the staging tables of all attempts of a run."""
         pattern = f"^{re.escape(self._prefix)}bulk_load_staging_{run_id}_[0-9]+$"
         with short_transaction(self._engine) as connection:
             found = connection.exec_driver_sql(self._sql.of_run, {"pattern": pattern}).scalars().all()
@@ -122,10 +117,9 @@ class StagingTables:
         return tuple(found)
 
     def _drop(self, table: str) -> None:
-        """Drop a staging table, or leave it to a later sweep: no load fails because of what another one has left.
+        """Drop a staging table, or leave it to a later sweep.
 
-        An executor that hangs, or that is cut off, may hold a lock on it for as long as Postgres believes that it
-        lives. And it may be another role's.
+        An executor that hangs or is cut off may hold a lock on it, and it may belong to another role.
         """
         try:
             name = self.full_name(table)
@@ -145,7 +139,7 @@ class StagingTables:
 
     @cached_property
     def _schema(self) -> str:
-        """The schema that txbox's tables are in, quoted as Postgres and psycopg's placeholders need it."""
+        """The schema of txbox's tables, quoted as Postgres and psycopg's placeholders need it."""
         with short_transaction(self._engine) as connection:
             schema = str(connection.exec_driver_sql(self._sql.schema_of_tables).scalar_one())
         return schema.replace("%", "%%")
@@ -162,9 +156,7 @@ class StagingTables:
 def creation(
     schema: str, name: str, columns: Sequence[EventColumn], bounds: Sequence[str], comment: str
 ) -> tuple[str, ...]:
-    """Return the statements that create a staging table with one partition for each chunk.
-
-    Bounds stand in them as quoted literals, because DDL has no parameters.
+    """Return the statements that create a staging table with one partition for each chunk; DDL has no parameters.
 
     Args:
         schema: of our tables, quoted.

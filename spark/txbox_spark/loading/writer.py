@@ -20,7 +20,7 @@ CONNECT_SECONDS = 5
 
 
 class StagingLost(TxboxError):
-    """The staging table is not complete any more: Postgres has recovered from a crash, or the table was dropped."""
+    """The staging table is no longer complete: Postgres has recovered from a crash, or the table was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Writer(Protocol):
 
     Attributes:
         max_chunks: how many chunks a run may have.
-        survey_counts_rejected: the survey must count the rejected rows, since no chunk sees them.
+        survey_counts_rejected: the survey counts the rejected rows, since no chunk has them.
     """
 
     max_chunks: ClassVar[int]
@@ -75,15 +75,10 @@ class WriterChoice:
 
 
 def choose_writer(spark: "SparkSession", url: URL) -> WriterChoice:
-    """Choose copy where every executor asked has what it takes and reaches Postgres, otherwise jdbc.
-
-    Args:
-        spark: the session.
-        url: the database.
-    """
+    """Choose copy where the executors have the packages and reach Postgres, otherwise jdbc."""
     address = url.render_as_string(hide_password=False)
 
-    # Nested, so that it is sent whole: by its name alone, an executor without txbox could not even say so.
+    # Nested, so that it is sent whole: an executor without txbox could not import it.
     def look(_: int) -> tuple[str, str | None]:
         import socket
 
@@ -95,9 +90,8 @@ def choose_writer(spark: "SparkSession", url: URL) -> WriterChoice:
             import txbox.postgres.engines
             import txbox_spark.loading.copy_writer  # noqa: F401
 
-            arguments = {"connect_timeout": seconds}
             engine = txbox.postgres.engines.open_engine(
-                address, poolclass=sqlalchemy.pool.NullPool, connect_args=arguments
+                address, poolclass=sqlalchemy.pool.NullPool, connect_args={"connect_timeout": seconds}
             )
             with engine.connect():
                 return host, None
