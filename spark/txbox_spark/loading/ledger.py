@@ -8,9 +8,9 @@
                 ▼  │
               failed, or killed
 
-Invariants: a chunk has a row if, and only if, the transaction that applied it has committed, for both are in one
-transaction; a run is finished if, and only if, every chunk has a row. A heartbeat, by the database's clock, shows that
-a run is being worked on; staging tables of runs without one are dropped.
+Invariants: a chunk has a row if, and only if, it is applied, for both are in one transaction; a run is finished if, and
+only if, every chunk has a row. A heartbeat, by the database's clock, shows that a run is being worked on; staging
+tables of runs without one are dropped.
 """
 
 import json
@@ -41,7 +41,7 @@ HEARTBEAT_SECONDS = 10.0
 """How often a run's heartbeat is recorded."""
 
 BLOCKED_SECONDS = 5.0
-"""A wait for a lock is logged when it has lasted for so long."""
+"""How long a wait for a lock lasts before it is logged."""
 
 BLOCKED_AGAIN_SECONDS = 60.0
 """How long until it is logged again."""
@@ -53,11 +53,11 @@ class RunNotFound(TxboxError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One bulk load, as the ledger has it.
+    """One bulk load.
 
     Attributes:
-        run_id: 12 hexadecimal digits; people type it.
-        subscriber_id: who processes the events.
+        run_id: 12 hexadecimal digits.
+        subscriber_id: the subscriber that the events are applied for.
         source: what is loaded, in words.
         digest: SHA-256 of what another attempt must find again.
         content: digest of the ids that another attempt must find again; None: an older txbox has begun the run.
@@ -124,8 +124,8 @@ class LedgerStatements(SqlFile, file="ledger.sql"):
 class LoadLedger:
     """The ledger in one database. Every method is a short transaction of its own.
 
-    What a load cannot do without is retried while the database cannot be reached. Done twice, it does no harm: at
-    worst the number of attempts is too high, or a run has begun that is never continued.
+    What a load needs is retried while the database cannot be reached. Run twice, it does no harm: at worst the number
+    of attempts is too high, or a run has begun that is never continued.
     """
 
     def __init__(self, engine: Engine, schema: str | None = None, prefix: str = "") -> None:
@@ -133,21 +133,21 @@ class LoadLedger:
         self._sql = LedgerStatements.load(schema, prefix)
 
     def check(self) -> None:
-        """See that the ledger can be used.
-
-        Raises:
-            SchemaMissing: its tables do not exist.
-        """
+        """Raise ``SchemaMissing`` if the tables of the inbox or of the ledger do not exist."""
         with self._engine.connect() as connection:
             check_table(connection, self._sql.tables.processed_message)
             check_table(connection, self._sql.tables.bulk_load)
             check_table(connection, self._sql.tables.bulk_load_chunk)
 
+    @retry_outages
     def begin(
         self, *, subscriber_id: str, source: str, digest: bytes, writer: str, bounds: Sequence[str], found: Survey
     ) -> Run:
         """Record a new run."""
-        return self._begin(
+        run_id = secrets.token_hex(6)
+        self._execute(
+            self._sql.begin_run,
+            run_id=run_id,
             subscriber_id=subscriber_id,
             source=source,
             digest=digest,
@@ -159,20 +159,11 @@ class LoadLedger:
             rows_rejected=found.rejected,
             rejected_sample=json.dumps(found.rejected_sample),
         )
-
-    @retry_outages
-    def _begin(self, **values: object) -> Run:
-        run_id = secrets.token_hex(6)
-        self._execute(self._sql.begin_run, run_id=run_id, **values)
         return self.read(run_id)
 
     @retry_outages
     def read(self, run_id: str) -> Run:
-        """Read a run.
-
-        Raises:
-            RunNotFound: there is none of that name.
-        """
+        """Return a run, or raise ``RunNotFound``."""
         found = self._execute(self._sql.read_run, run_id=run_id)
         if not found:
             raise RunNotFound(f"there is no bulk load {run_id!r} in this database")
@@ -214,13 +205,13 @@ class LoadLedger:
     def forget_abandoned(
         self, subscriber_id: str, own_sources: str, other_sources: str, abandoned_seconds: float
     ) -> tuple[str, ...]:
-        """Forget runs of a subscriber that were abandoned, and chunks whose run is forgotten; return the runs.
+        """Forget abandoned runs of a subscriber, with their chunks, and return their ids.
 
         Args:
             subscriber_id: of the runs.
             own_sources: a regular expression: sources that only the caller loads, so that none is being worked on.
             other_sources: a regular expression: sources that another process may be loading.
-            abandoned_seconds: how old the heartbeat of these must be.
+            abandoned_seconds: how old the heartbeat of those must be.
         """
         found = self._execute(
             self._sql.forget_abandoned,
@@ -265,7 +256,6 @@ class LoadLedger:
 @contextmanager
 def heartbeat(ledger: LoadLedger, run_id: str) -> Iterator[None]:
     """Record a run's heartbeat every ``HEARTBEAT_SECONDS`` until the block ends, and log the locks it waits for."""
-
     logged: dict[int, float] = {}
 
     def beat() -> None:
@@ -279,7 +269,7 @@ def heartbeat(ledger: LoadLedger, run_id: str) -> Iterator[None]:
                 logged[one.blocker_pid] = now
                 _log.warning("%s", one)
         except DBAPIError as error:
-            # The load itself will notice what is wrong; one heartbeat more or less does not matter.
+            # One heartbeat less does not matter; if the database is gone, the load itself fails.
             _log.warning("bulk load %s: no heartbeat: %s", run_id, error.orig)
 
     with every(HEARTBEAT_SECONDS, beat, name=f"txbox-bulk-load-{run_id}"):

@@ -35,10 +35,10 @@ from txbox_spark.runtime.session import require_jdbc_driver
 __all__ = ["LOAD_ATTEMPTS", "load"]
 
 MIN_CHUNK_ROWS = 5_000
-"""A smaller chunk would cost more as a transaction than it saves by being merged beside another one."""
+"""A smaller chunk costs more as a transaction than it saves by being merged in parallel."""
 
 LOAD_ATTEMPTS = 5
-"""How often chunks are tried that fail for a transient reason, such as a lost connection."""
+"""How often chunks are tried that fail for a transient reason."""
 
 LOAD_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=30.0)
 """The pauses between two attempts."""
@@ -98,11 +98,7 @@ def _begin_run(context: LoadContext, writer_name: str, writer: type[Writer]) -> 
 
 
 def _finish_run(context: LoadContext, writer: Writer, run: Run) -> Run:
-    """Merge what is left of a run, and return the run as it is then.
-
-    Raises:
-        BulkLoadFailed: a chunk cannot be merged, or the database cannot be reached.
-    """
+    """Merge what is left of a run, and return the run as it is then."""
     try:
         with heartbeat(context.ledger, run.run_id):
             run = _write_chunks(context, writer, run)

@@ -21,11 +21,6 @@ __all__ = ["resume_run"]
 def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
     """Check that a run's events are the same, and begin another attempt unless the run is finished.
 
-    Args:
-        context: of this load.
-        run: what the ledger has.
-        count_rejected: whether the survey of the run counted the rejected rows.
-
     Raises:
         InvalidConfiguration: the subscriber, the source or the ids are not the same.
     """
@@ -38,7 +33,7 @@ def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
             f"run {run.run_id} has begun to load {run.source}, and this is not the same (other files, changed files, "
             "or another message id); begin a new run: what has been applied is not applied again"
         )
-    # A finished run too, and whatever the name of the source: other events would be taken for these.
+    # Of a finished run too, and whatever the name of the source: other events would be taken for these.
     with context.stage("survey", run):
         rows, content = content_digest(context.events, count_rejected=count_rejected)
     if content != run.content:

@@ -93,9 +93,7 @@ class StagingTables:
     def drop(self, run_id: str) -> None:
         """Drop the staging tables of all attempts of a run."""
         pattern = f"^{re.escape(self._prefix)}bulk_load_staging_{run_id}_[0-9]+$"
-        with short_transaction(self._engine) as connection:
-            found = connection.exec_driver_sql(self._sql.of_run, {"pattern": pattern}).scalars().all()
-        for table in found:
+        for table in self._names(self._sql.of_run, pattern=pattern):
             self._drop(table)
 
     def sweep(self, abandoned_seconds: float) -> tuple[str, ...]:
@@ -104,17 +102,20 @@ class StagingTables:
         Such a run can still be resumed: its events are staged again.
         """
         start = f"^{re.escape(self._prefix)}bulk_load_staging_"
-        values = {
-            "pattern": f"{start}[0-9a-f]{{12}}_[0-9]+$",
-            "run_pattern": f"{start}([0-9a-f]{{12}})_",
-            "abandoned_seconds": abandoned_seconds,
-        }
-        with short_transaction(self._engine) as connection:
-            found = connection.exec_driver_sql(self._sql.abandoned, values).scalars().all()
+        found = self._names(
+            self._sql.abandoned,
+            pattern=f"{start}[0-9a-f]{{12}}_[0-9]+$",
+            run_pattern=f"{start}([0-9a-f]{{12}})_",
+            abandoned_seconds=abandoned_seconds,
+        )
         for table in found:
             _log.info("dropping the abandoned staging table %s", table)
             self._drop(table)
-        return tuple(found)
+        return found
+
+    def _names(self, statement: str, **values: object) -> tuple[str, ...]:
+        with short_transaction(self._engine) as connection:
+            return tuple(connection.exec_driver_sql(statement, values).scalars())
 
     def _drop(self, table: str) -> None:
         """Drop a staging table, or leave it to a later sweep.
@@ -123,9 +124,7 @@ class StagingTables:
         """
         try:
             name = self.full_name(table)
-            values = {"staging_table": name.replace("%%", "%")}
-            with short_transaction(self._engine) as connection:
-                partitions = connection.exec_driver_sql(self._sql.partitions, values).scalars().all()
+            partitions = self._names(self._sql.partitions, staging_table=name.replace("%%", "%"))
             names = [*(one.replace("%", "%%") for one in partitions), name]
             for first in range(0, len(names), TABLES_PER_TRANSACTION):
                 with short_transaction(self._engine) as connection:
@@ -140,8 +139,7 @@ class StagingTables:
     @cached_property
     def _schema(self) -> str:
         """The schema of txbox's tables, quoted as Postgres and psycopg's placeholders need it."""
-        with short_transaction(self._engine) as connection:
-            schema = str(connection.exec_driver_sql(self._sql.schema_of_tables).scalar_one())
+        (schema,) = self._names(self._sql.schema_of_tables)
         return schema.replace("%", "%%")
 
     @retry_outages

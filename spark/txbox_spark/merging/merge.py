@@ -8,9 +8,9 @@
                                             │        └─ counts into the ledger ── COMMIT
                               23505, 40001, 40P01, 55P03: back to the savepoint
 
-The primary key and its order dominate the cost. To find the processed ids first, by a join, and to insert the rest
-sorted and without ON CONFLICT took a third of the time of INSERT … ON CONFLICT … RETURNING. A live worker that records
-one of the ids in between turns into 23505, a unique violation; then the chunk is merged once more with ON CONFLICT.
+To find the processed ids first, by a join, and to insert the rest sorted and without ON CONFLICT took a third of the
+time of INSERT … ON CONFLICT … RETURNING. If a live worker records one of the ids in between, that is 23505, a unique
+violation; then the chunk is merged once more with ON CONFLICT.
 
 What is waited for, and why nothing waits in a circle:
 
@@ -30,8 +30,8 @@ How long a chunk can keep others waiting, whatever becomes of its executor:
 - killed while a statement runs: Postgres notices within ten seconds that the client is gone;
 - behind a row that another transaction has locked: it gives up after ``ChunkLimits.stalled_seconds``, releases its
   locks, and tries again;
-- a server process that stands still cannot be ended from here. Those who wait for one and the same chunk give up after
-  ``ChunkLimits.effects_seconds``, and say which process it is.
+- a server process that hangs cannot be ended from here. Chunks that wait for it give up after
+  ``ChunkLimits.effects_seconds``, and name the process.
 """
 
 import json
@@ -68,10 +68,10 @@ __all__ = [
 ]
 
 MERGE_ATTEMPTS = 10
-"""How often a chunk is merged that meets a deadlock or a serialization failure each time."""
+"""How often a chunk is merged that meets a deadlock or a serialization failure."""
 
 MERGE_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=2.0)
-"""The pauses between."""
+"""The pauses between the attempts."""
 
 SORT_MEMORY = "128MB"
 """The work_mem of a chunk's transaction: enough to sort a million events of a usual width without the disk."""
@@ -83,7 +83,7 @@ EFFECTS_SECONDS = 3600.0
 """How long a chunk waits for one and the same other chunk to apply its events."""
 
 HOLDER_POLL_SECONDS = 10.0
-"""How often it looks whether that is still the same one."""
+"""How often it checks whether that is still the same one."""
 
 
 class MergeStatements(SqlFile, file="merge.sql", constants={"fresh_event": FRESH_EVENT}):
@@ -110,7 +110,7 @@ class MergeStatements(SqlFile, file="merge.sql", constants={"fresh_event": FRESH
 
 
 class ChunkHeld(TxboxError):
-    """Another transaction has claimed the chunk, and does not end. It may pass."""
+    """Another transaction has claimed the chunk, and does not end; another attempt may succeed."""
 
 
 class EffectsHeld(TxboxError):
@@ -119,35 +119,29 @@ class EffectsHeld(TxboxError):
 
 @dataclass(frozen=True, slots=True)
 class ChunkLimits:
-    """How long a chunk may keep others waiting, and wait itself, in seconds.
-
-    Attributes:
-        stalled_seconds: how long its transaction may do nothing, between two statements of a callable, say, before
-            Postgres ends it; and how long it waits for a lock.
-        effects_seconds: how long it waits for one and the same other chunk to apply its events.
-    """
+    """How long a chunk may keep others waiting, and wait itself, in seconds: see ``LoadOptions``."""
 
     stalled_seconds: float = STALLED_SECONDS
     effects_seconds: float = EFFECTS_SECONDS
 
     @property
     def stalled(self) -> str:
-        """The first one as Postgres takes it."""
+        """The first one, for Postgres."""
         return f"{max(1, round(self.stalled_seconds * 1000))}ms"
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What all chunks of a run have in common. It travels to the executors.
+    """What all chunks of a run have in common. It is sent to the executors.
 
     Attributes:
         run_id: of the ledger.
-        subscriber_id: who processes the events.
+        subscriber_id: the subscriber that the events are applied for.
         columns: of ``fresh_event``.
         apply: the effect.
         schema: of the tables; None leaves it to the search path.
         prefix: of their names.
-        limits: how long a chunk may keep others waiting.
+        limits: of the waits.
     """
 
     run_id: str
@@ -166,7 +160,7 @@ class MergePlan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCounts:
-    """What a chunk's rows were, before any of them was merged.
+    """The rows of a chunk.
 
     Attributes:
         read: rows of the source.
@@ -182,10 +176,7 @@ class ChunkCounts:
 
 
 def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
-    """Begin a chunk's transaction by claiming the chunk.
-
-    Returns:
-        False: the chunk is done, and nothing is left to do but to roll back.
+    """Begin a chunk's transaction by claiming the chunk; return False if it is done: then roll back.
 
     Raises:
         ChunkHeld: another transaction has claimed it, and does not end.
@@ -214,7 +205,7 @@ def merge_chunk(
     staged: str | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Record and apply the events of a chunk that are first; everything but the COMMIT.
+    """Record and apply the events of a chunk that are first, all but the COMMIT; return how many they are.
 
     Args:
         connection: in the transaction that has claimed the chunk.
@@ -224,9 +215,6 @@ def merge_chunk(
         counts: of its rows.
         staged: the table that holds its events, quoted; None: ``fresh_event`` does, one of each id and sorted.
         pause: waits for so many seconds between two attempts.
-
-    Returns:
-        How many events were first, and are applied.
 
     Raises:
         sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
@@ -265,17 +253,9 @@ def merge_chunk(
 def settle_processed_chunk(
     connection: Connection, plan: MergePlan, chunk: int, ids: tuple[str, str | None], counts: ChunkCounts
 ) -> bool:
-    """Settle a chunk of which every id is in the inbox: nothing is to be done but to write it down.
+    """Settle a chunk of which every id is in the inbox; return False if one is not: then roll back.
 
-    Args:
-        connection: in the transaction that has claimed the chunk, with its distinct ids in ``fresh_event``.
-        plan: of the run.
-        chunk: its number.
-        ids: its first possible id, and the first one beyond it.
-        counts: of its rows.
-
-    Returns:
-        False: some id is not there; roll back.
+    The arguments are those of ``merge_chunk``; ``fresh_event`` has the distinct ids alone.
     """
     if connection.exec_driver_sql(plan.sql.count_unprocessed, _range_values(plan, ids)).scalar_one():
         return False
@@ -284,7 +264,7 @@ def settle_processed_chunk(
 
 
 def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
-    """Count a chunk's events that wait as dead letters; mostly there are none, which one query shows."""
+    """Count a chunk's events that wait as dead letters."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if connection.exec_driver_sql(plan.sql.any_parked, subscriber).fetchone() is None:
         return 0
@@ -311,13 +291,12 @@ def _settle(
 
 
 def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str | None]:
-    """Return the values of the statements that read a chunk's range of the inbox."""
     first, end = ids
     return {"subscriber_id": plan.subscriber_id, "first_id": first, "end_id": end}
 
 
 class _Raced(Exception):
-    """Another transaction has recorded one of the ids meanwhile."""
+    """Another transaction has recorded one of the ids."""
 
 
 def _merge(
@@ -329,7 +308,6 @@ def _merge(
     *,
     raced: bool,
 ) -> int:
-    """Record and apply what is first, once; return how many events that were."""
     sql = plan.sql
     if staged is None:
         fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, ids)).rowcount
@@ -365,10 +343,10 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
     """Wait until no other chunk of the subscriber applies its events.
 
     Returns:
-        Role and search path; and whether the caller's statements see the events.
+        Role and search path; and whether the caller's statements find the events under their name.
 
     Raises:
-        EffectsHeld: it is the same one for longer than ``ChunkLimits.effects_seconds``.
+        EffectsHeld: one other chunk does, for longer than ``ChunkLimits.effects_seconds``.
     """
     sql, limits = plan.sql, plan.limits
     which = {"subscriber_id": plan.subscriber_id}
