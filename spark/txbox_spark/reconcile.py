@@ -43,15 +43,15 @@ NEVER_PROCESSED = "never_processed"
 NOT_ARCHIVED = "not_archived"
 
 PARTITION_BYTES = 32 << 20
-"""How much of the inbox one task reads, unless a number of partitions is given; about 300,000 rows."""
+"""How much of the inbox one task reads by default; about 300,000 rows."""
 
 MAX_PARTITIONS = 256
 
 SAMPLED_BYTES = 8 << 20
-"""How much of the inbox is looked at to cut it evenly; about 80,000 rows."""
+"""How much of the inbox is sampled to cut it evenly; about 80,000 rows."""
 
 FETCHED_ROWS = 10_000
-"""How many rows a task holds at a time: left to itself, the JDBC driver would fetch all of them at once."""
+"""How many rows a task holds at a time; by default, the JDBC driver fetches all of them at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,19 @@ class NotArchived:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What a comparison has found. ``archived - never_processed`` and ``processed - not_archived`` are the same.
+    """What a comparison has found; ``archived - never_processed`` and ``processed - not_archived`` are equal.
 
     Attributes:
         archived: distinct ids in the archive.
-        rejected: rows of the archive that cannot be loaded, so they have no part in the comparison.
+        rejected: rows of the archive that cannot be loaded, and are not compared.
         duplicate_in_archive: rows of the archive whose id another row has, one of each id not counted.
         processed: ids in the inbox of this subscriber.
-        never_processed: ids of the archive that were not processed, those that are parked included.
+        never_processed: ids of the archive that were not processed, with those that are parked.
         parked: those of them that wait as dead letters.
         never_processed_sample: the first of them.
         not_archived: ids of the inbox that are not in the archive.
         not_archived_sample: the first of them, with the time of their processing.
-        output: where all of them were written to; None if they were not.
+        output: where all of them are written; None if they are not.
     """
 
     archived: int
@@ -113,26 +113,26 @@ def reconcile(
     partitions: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Reconciliation:
-    """Compare an archive with a subscriber's inbox.
+    """Compare an archive with a subscriber's inbox, which has ids no longer than its retention.
 
     The inbox is read by several transactions while workers go on: an event that is processed meanwhile may count as
-    never processed, and one that arrives meanwhile as not archived. And it remembers no longer than its retention.
+    never processed, and one that arrives meanwhile as not archived.
 
     Args:
         events: the archive, such as from ``read_events``.
-        url: the database, as an SQLAlchemy URL; executors must reach it over TCP.
-        subscriber_id: whose inbox.
+        url: the database; executors must reach it over TCP.
+        subscriber_id: of the inbox.
         message_id: the column that holds the id, or an expression of Spark SQL that makes it.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
-        output: a folder on anything that Spark's Hadoop can reach. It gets Parquet in ``never_processed``, with rows of
-            the archive as they are, one of each id, and in ``not_archived``, with ``message_id`` and ``processed_at``.
+        output: a folder that Spark's Hadoop can reach. It gets Parquet in ``never_processed``, with rows of the archive
+            as they are, one of each id, and in ``not_archived``, with ``message_id`` and ``processed_at``.
         sample: how many ids of each kind to return.
-        partitions: how many tasks read the inbox; None goes by its size.
+        partitions: how many tasks read the inbox; None: by its size.
         on_progress: called with the progress, from a thread of its own.
 
     Raises:
-        InvalidConfiguration: an argument cannot work, or there is something where the output should go.
+        InvalidConfiguration: an argument cannot work, or the output exists.
         SchemaMissing: the inbox does not exist.
         SourceError: Spark cannot read the inbox, or write the output.
     """
@@ -195,11 +195,7 @@ def _compare(
 
 
 def id_ranges(bounds: Sequence[str]) -> list[str]:
-    """Return SQL conditions that cut the inbox at the bounds, without gap or overlap.
-
-    Args:
-        bounds: ids, sorted. Whatever they are, each id meets one condition; better ones only cut more evenly.
-    """
+    """Return SQL conditions that cut the inbox at the bounds, sorted ids, without gap or overlap."""
     literals = [_literal(bound) for bound in dict.fromkeys(bounds)]
     if not literals:
         return ["true"]
@@ -210,7 +206,7 @@ def id_ranges(bounds: Sequence[str]) -> list[str]:
 def _inbox(
     spark: "SparkSession", database: URL, subscriber_id: str, schema: str | None, prefix: str, partitions: int | None
 ) -> "DataFrame":
-    """Return a subscriber's inbox as ``_PROCESSED`` and ``_PROCESSED_AT``, to be read by several tasks."""
+    """Return a subscriber's inbox, to be read by several tasks."""
     options = jdbc_options(database)
     inbox = tables(schema, prefix).processed_message
     inbox_name = quoted(inbox).replace("%%", "%")
@@ -233,13 +229,7 @@ def _inbox(
 def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: int | None) -> list[str]:
     """Return ids that cut a subscriber's inbox evenly: quantiles of a sample of the table's blocks.
 
-    A table of up to ``SAMPLED_BYTES`` is read whole, so the quantiles are exact.
-
-    Args:
-        connection: to the database.
-        table: the inbox, quoted.
-        subscriber_id: whose rows.
-        partitions: how many parts; None goes by the table's size.
+    Of a table of up to ``SAMPLED_BYTES`` they are exact.
     """
     size = int(connection.exec_driver_sql("SELECT pg_relation_size(%s::regclass)", (table,)).scalar_one())
     parts = partitions or min(max(-(-size // PARTITION_BYTES), 1), MAX_PARTITIONS)
@@ -256,7 +246,7 @@ def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: 
 
 
 def _targets(spark: "SparkSession", output: str) -> dict[str, str]:
-    """Return where to write, having seen that nothing is there."""
+    """Return where to write, after a check that nothing is there."""
     from pyspark.errors import AnalysisException
 
     targets = {name: f"{output.rstrip('/')}/{name}" for name in (NEVER_PROCESSED, NOT_ARCHIVED)}

@@ -1,4 +1,4 @@
-"""What a bulk load came to, and how far it is."""
+"""The report of a bulk load, and its progress."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,14 +9,14 @@ __all__ = ["BulkLoadReport", "JobProgress", "OnProgress"]
 
 @dataclass(frozen=True, slots=True)
 class BulkLoadReport:
-    """What a bulk load came to, over all attempts at it: the rows of the source, each counted once.
+    """The result of a bulk load over all its attempts; each row of the source is counted once.
 
     ``read`` is the sum of ``rejected``, ``duplicate_in_source``, ``already_processed``, ``parked`` and
     ``applied``.
 
     Attributes:
         run_id: of the ledger.
-        subscriber_id: who has processed the events.
+        subscriber_id: the subscriber that the events were applied for.
         source: what was loaded.
         writer: "copy" or "jdbc".
         writer_reason: why that one.

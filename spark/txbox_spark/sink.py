@@ -9,18 +9,17 @@
                           └── killed, or failed: the next start of the query gives the same rows again,
                               in batches cut as before or otherwise; the inbox rejects what was applied
 
-Spark promises foreachBatch no more than to give each batch at least once. The inbox makes of it that each event is
-applied once, and needs neither the batch's number nor its bounds for that: a query may go on from its checkpoint, from
-an older one, or begin again without any.
+foreachBatch gives each batch at least once. With the inbox each event is applied once, whatever the batch's number and
+bounds: a query may go on from its checkpoint, from an older one, or begin again without any.
 
-The ledger holds the batch that is being loaded, and no other. A batch is forgotten when it is loaded. One that was
-killed or has failed stays, with its error, until the same query begins a batch again; if it never does, until a sink of
-the same subscriber begins one after ``abandoned_seconds``.
+The ledger holds the batch that is being loaded. A batch is forgotten when it is loaded. One that was killed or has
+failed stays, with its error, until the same query begins a batch again; if it never does, until a sink of the same
+subscriber begins one after ``abandoned_seconds``.
 
-To stop a query in a batch, Spark interrupts what the batch is at in Java. That is an error like others there; the batch
-ends with it, is not committed to the checkpoint, and is given again when the query starts again. Spark recognizes such
-an error by its text, with a pattern that overflows its stack where the text is long; and py4j logs every error that it
-hands on. So the sink raises a short one of its own, with the text that Spark expects, and keeps py4j from logging it.
+To stop a query in a batch, Spark interrupts the batch's calls of Java. The batch ends with an error, is not committed
+to the checkpoint, and comes again when the query starts again. Spark recognizes such an error by its text, with a
+pattern that overflows its stack where the text is long; and py4j logs every error that it passes on. So the sink raises
+a short one of its own, with the text that Spark expects, and keeps py4j from logging it.
 """
 
 import logging
@@ -48,15 +47,15 @@ if TYPE_CHECKING:
 __all__ = ["BatchFailed", "OnBatch", "inbox_sink"]
 
 OnBatch = Callable[[int, BulkLoadReport], object]
-"""Is given each batch's number and report, after the batch is loaded and before Spark commits it to the checkpoint."""
+"""Called with each batch's number and report, after the batch is loaded and before Spark commits it."""
 
 
 class BatchFailed(TxboxError):
-    """A batch of a stream cannot be loaded, and the query ends. What has committed stays, and is not applied again.
+    """A batch of a stream cannot be loaded, and the query ends. What has committed stays.
 
     Attributes:
-        batch_id: the number that Spark gives the batch.
-        run_id: what the ledger calls it.
+        batch_id: Spark's number of the batch.
+        run_id: of the ledger.
     """
 
     def __init__(self, batch_id: int, run_id: str, why: str, *, done: int, chunks: int) -> None:
@@ -69,7 +68,7 @@ class BatchFailed(TxboxError):
 
 
 class BatchInterrupted(TxboxError):
-    """Spark has interrupted a batch, for its query was stopped. It comes again when the query is started again."""
+    """Spark has interrupted a batch, because its query was stopped."""
 
     def __init__(self, batch_id: int) -> None:
         # What Spark looks for: StreamExecution.PROXY_ERROR.
@@ -86,8 +85,8 @@ def inbox_sink(
 
     Rejected rows are counted, logged as a warning with a sample, and in the report; they do not stop the query.
 
-    Each batch is computed twice, first for its ids alone. That is cheap for files, and needs no memory. Where computing
-    a batch is dear (a wide stateful query, a source that throttles), or gives other rows the second time, keep it::
+    Each batch is computed twice, first for its ids alone. That is cheap for files. Where it is not (a wide stateful
+    query, a source that throttles), or gives other rows the second time, keep the batch::
 
         sink = inbox_sink(...)
 
@@ -158,7 +157,7 @@ def inbox_sink(
 
 
 def _is_interruption(error: BaseException | None) -> bool:
-    """Return whether it is because Java was interrupted that something failed."""
+    """Return whether an interruption of Java is among an error's causes."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -170,7 +169,6 @@ def _is_interruption(error: BaseException | None) -> bool:
 
 
 def _is_not_interruption(record: logging.LogRecord) -> bool:
-    """Return whether a record is to be logged; that a batch is interrupted is what was asked for."""
     return not (record.exc_info and isinstance(record.exc_info[1], BatchInterrupted))
 
 

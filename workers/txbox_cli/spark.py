@@ -21,22 +21,10 @@ if TYPE_CHECKING:
     from txbox_spark import JobProgress
 
 __all__ = [
-    "ConfOption",
-    "EncodingOption",
-    "FieldsOption",
-    "FormatOption",
-    "JarOption",
-    "MasterOption",
-    "MessageIdOption",
-    "PathsArgument",
-    "ReadOption",
-    "RunSeen",
-    "SubscriberOption",
-    "check_before_spark",
-    "pairs",
-    "progress_display",
-    "session",
-]
+    "ConfOption", "CurrentRun", "EncodingOption", "FieldsOption", "FormatOption", "JarOption", "MasterOption",
+    "MessageIdOption", "PathsArgument", "ReadOption", "SubscriberOption", "check_before_spark", "pairs",
+    "progress_display", "session",
+]  # fmt: skip
 
 PathsArgument = Annotated[
     list[str],
@@ -88,22 +76,18 @@ ConfOption = Annotated[
 
 
 SECONDS_PER_LINE = 10.0
-"""How often a line is printed where stderr is no terminal, while a stage goes on."""
+"""How often a line about a stage is printed where stderr is no terminal."""
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Read the values of a repeatable option of the form NAME=VALUE.
-
-    Raises:
-        UsageError: one of them is not of that form.
-    """
-    found = {}
+    """Return the values of a repeatable option by name, or raise ``UsageError`` for one that is not NAME=VALUE."""
+    values = {}
     for one in given or ():
         name, equals, value = one.partition("=")
         if not (name and equals):
             raise UsageError(f"{option} takes NAME=VALUE, not {one!r}")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def check_before_spark(
@@ -115,15 +99,15 @@ def check_before_spark(
     ledger: bool,
     resume: str | None = None,
 ) -> None:
-    """Find out in a moment what is wrong: Spark takes its time to start.
+    """Check what can be checked before Spark starts, which takes long.
 
     Args:
         db: the database, which must have the inbox.
         paths: of the events; those on this machine must exist.
         format_: of the events.
         master: where Spark is to run.
-        ledger: the tables of bulk loads must be there, too.
-        resume: a run that must be there.
+        ledger: the tables of bulk loads must exist, too.
+        resume: a run that must exist.
     """
     from txbox_spark import SourceError
     from txbox_spark.loading.ledger import LoadLedger, RunNotFound
@@ -133,7 +117,7 @@ def check_before_spark(
     require_pyspark()
     if format_ is not None and format_ not in FORMATS:
         raise UsageError(f"--format {format_} is unknown; use one of {', '.join(FORMATS)}")
-    # Elsewhere a path without a scheme may be one of a distributed file system.
+    # On a cluster a path without a scheme may be one of a distributed file system.
     if (master is None or master.startswith("local")) and not (is_submitted() or uses_hadoop()):
         for path in paths:
             if not any(sign in path for sign in ("://", *"*?[{")) and not Path(path).exists():
@@ -156,7 +140,7 @@ def session(name: str, master: str | None, jdbc_jar: Path | None, conf: Sequence
     """Start a Spark session for one command, and stop it; a JVM that does not stop in time is killed.
 
     Raises:
-        UsageError: the columns that were given are none.
+        UsageError: --fields names no columns.
         CommandFailed: Spark has died.
     """
     from txbox_spark import BulkLoadFailed, spark_session
@@ -185,65 +169,51 @@ def session(name: str, master: str | None, jdbc_jar: Path | None, conf: Sequence
                 raise
             raise CommandFailed(f"{died}; then run it again") from error
         finally:
-            _stop(spark)
+            try:
+                spark.stop()
+            except Exception:
+                if cause_of_death() is None:  # otherwise there is nothing to stop
+                    raise
 
 
-def _stop(spark: Any) -> None:
-    """Stop a session; there is nothing to stop where Spark has died."""
-    from txbox_spark.runtime.jvm import cause_of_death
+class CurrentRun:
+    """The bulk load that a command is in; ``run_id`` is None before there is one."""
 
-    try:
-        spark.stop()
-    except Exception:
-        if cause_of_death() is None:
-            raise
-
-
-class RunSeen:
-    """What is known of the run so far.
-
-    Attributes:
-        run_id: its id, once the job has one.
-    """
-
-    def __init__(self) -> None:
-        self.run_id: str | None = None
+    run_id: str | None = None
 
 
 @contextmanager
-def progress_display(seen: RunSeen, *, silent: bool = False) -> "Iterator[Callable[[JobProgress], None]]":
-    """Show how far a job is: bars in a terminal, else lines.
+def progress_display(run: CurrentRun, *, silent: bool = False) -> "Iterator[Callable[[JobProgress], None]]":
+    """Show the progress of a job: bars in a terminal, otherwise lines.
 
     Args:
-        seen: is kept up to date.
+        run: gets the run's id.
         silent: print nothing.
     """
     console = plain_console(stderr=True)
+
+    def shown_by(display: "Callable[[JobProgress], None]") -> "Callable[[JobProgress], None]":
+        def show(job: "JobProgress") -> None:
+            run.run_id = job.run_id
+            display(job)
+
+        return show
+
     if silent or not console.is_terminal:
-        yield _Silence(seen) if silent else _Lines(seen)
+        yield shown_by((lambda _: None) if silent else _Lines())
         return
     with progress_bars(console, TextColumn("{task.fields[remark]}")) as progress:
-        yield _Bars(seen, progress)
-
-
-class _Silence:
-    def __init__(self, seen: RunSeen) -> None:
-        self._seen = seen
-
-    def __call__(self, job: "JobProgress") -> None:
-        self._seen.run_id = job.run_id
+        yield shown_by(_Bars(progress))
 
 
 class _Lines:
-    """No terminal: a line for each stage, and one now and then."""
+    """A line at the begin and at the end of each stage, and every ``SECONDS_PER_LINE`` between."""
 
-    def __init__(self, seen: RunSeen) -> None:
-        self._seen = seen
+    def __init__(self) -> None:
         self._printed = ("", False)
         self._next_at = 0.0
 
     def __call__(self, job: "JobProgress") -> None:
-        self._seen.run_id = job.run_id
         now = time.monotonic()
         if not job.total:  # Spark has not planned it yet
             return
@@ -258,14 +228,12 @@ class _Lines:
 class _Bars:
     """A bar for each stage; the one before is complete when the next one begins."""
 
-    def __init__(self, seen: RunSeen, progress: Progress) -> None:
-        self._seen = seen
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tasks: dict[str, Any] = {}
         self._last: tuple[str, int] = ("", 0)
 
     def __call__(self, job: "JobProgress") -> None:
-        self._seen.run_id = job.run_id
         before, total = self._last
         if job.stage not in self._tasks:
             if before:

@@ -1,12 +1,11 @@
 """Chunks: ranges of message ids, cut at quantiles of a sample.
 
-A range is one stretch of the inbox's primary key: the search for processed ids reads that stretch and no more, and
-inserts in sorted order meet pages that are still in memory. All duplicates of an id are in one chunk, so chunks are
-merged side by side without waiting for each other.
+A range is one stretch of the inbox's primary key: the search for processed ids reads only that stretch, and inserts in
+sorted order find pages that are still in memory. All duplicates of an id are in one chunk, so chunks are merged side by
+side without waiting for each other.
 
 The sample has the ids with the smallest hashes: uniform over the distinct ids, and the same each time (bottom-k
-sampling: E. Cohen and H. Kaplan, "Summarizing Data using Bottom-k Sketches", PODC 2007). So ids in order of time, at
-random, or in any other order are cut evenly.
+sampling: E. Cohen and H. Kaplan, "Summarizing Data using Bottom-k Sketches", PODC 2007).
 """
 
 from collections.abc import Collection, Sequence
@@ -25,14 +24,11 @@ CHUNK = "chunk"
 
 
 def chunk_bounds(sample: Sequence[str], chunks: int) -> tuple[str, ...]:
-    """Choose the bounds between chunks: bound k is the first id of chunk k + 1.
+    """Return the bounds between chunks: bound k is the first id of chunk k + 1.
 
     Args:
         sample: distinct ids, sorted.
         chunks: how many chunks there should be; with few ids there are fewer.
-
-    Returns:
-        One bound less than there are chunks, sorted.
     """
     wanted = min(chunks, len(sample))
     return tuple(sample[len(sample) * number // wanted] for number in range(1, wanted))
@@ -46,8 +42,10 @@ def chunk_range(bounds: Sequence[str], chunk: int) -> tuple[str, str | None]:
 def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> "Column":
     """Return Spark's expression for an id's chunk, by binary search; a rejected row belongs to the last one.
 
+    Spark compares strings byte by byte, as Postgres does with COLLATE "C".
+
     Args:
-        bounds: from ``chunk_bounds``. Spark compares strings byte by byte, as Postgres does with COLLATE "C".
+        bounds: from ``chunk_bounds``.
         leaves: what to return in place of the chunk's number, for each chunk.
     """
     numbers = range(len(bounds) + 1) if leaves is None else leaves
@@ -82,8 +80,8 @@ def partition_by_chunk(
 def partition_keys(partitions: int) -> tuple[int, ...]:
     """Return, for each partition, a number that ``repartition(partitions, number)`` sends there.
 
-    Spark places a row by the Murmur3 hash of its key. With these keys every chunk gets a partition of its own; with
-    the chunks' own numbers some would share one, and others would be empty.
+    Spark places a row by the Murmur3 hash of its key; with the chunks' own numbers as keys some would share a
+    partition, and others would be empty.
     """
     keys: dict[int, int] = {}
     number = 0

@@ -1,8 +1,8 @@
 """Arrow's columns as lines of CSV, as COPY reads them.
 
-Only text is in quotes, so that null, and nothing else, is nothing at all. Everything is done a column at a time: a
-line takes a fifth of a microsecond, where Spark's own expressions take one. What a type looks like as text is decided
-here for the types that ``columns`` lets travel as they are; every other one has been made text before.
+Only text is in quotes, so that null alone is nothing at all. It is done a column at a time: a line takes a fifth of a
+microsecond, where Spark's own expressions take one. What a type looks like as text is decided here for the types that
+``columns`` sends as they are; every other one has been made text before.
 
 https://www.postgresql.org/docs/current/sql-copy.html
 """

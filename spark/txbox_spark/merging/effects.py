@@ -1,4 +1,4 @@
-"""The effect of a bulk load: what the caller does with the events that are first, in the chunk's transaction."""
+"""The effect of a bulk load, in the chunk's transaction: the caller's statements or function over ``fresh_event``."""
 
 from collections.abc import Callable
 
@@ -15,9 +15,9 @@ from txbox_spark.runtime.retries import is_transient
 __all__ = ["Apply", "ApplyFailed", "apply_effects", "in_one_statement"]
 
 Apply = str | Callable[[Connection], object]
-"""LoadStatements over the relation ``fresh_event``, or a callable that is given the transaction's connection.
+"""SQL over the relation ``fresh_event``, or a callable that is given the transaction's connection.
 
-A callable is sent to the executors, so it has to be picklable, and what it imports has to be there.
+A callable is sent to the executors, so it must be picklable, and what it imports must be there.
 """
 
 
@@ -25,10 +25,7 @@ FEATURE_NOT_SUPPORTED = "0A000"
 
 
 class ApplyFailed(TxboxError):
-    """The caller's statements, or callable, failed; nothing of the chunk is committed.
-
-    Its cause may be an error of the database that may pass, around which a callable has put one of its own.
-    """
+    """The caller's statements, or callable, failed; nothing of the chunk is committed. Its cause may be transient."""
 
 
 def apply_effects(connection: Connection, apply: Apply) -> None:
@@ -49,7 +46,7 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         refuse_aborted(connection)
         remove_guard(connection)
     except TransactionEnded:
-        # SQLAlchemy takes the transaction for ended, and would give the connection back without rolling it back.
+        # To SQLAlchemy the transaction has ended; it would not roll the connection back.
         connection.invalidate()
         raise
     except TxboxError:
@@ -70,12 +67,9 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
 def in_one_statement(script: str) -> str:
     """Wrap a script of SQL so that Postgres itself refuses to end the transaction in it.
 
-    Sent as it is, a script with COMMIT in it would commit the records of its events in the middle of their effects.
-    EXECUTE runs every statement but those, whatever comments or quotes they hide behind.
+    Otherwise a COMMIT in it would commit the records of its events in the middle of their effects. EXECUTE refuses
+    such statements, whatever comments or quotes are before them.
     https://www.postgresql.org/docs/current/plpgsql-statements.html#PLPGSQL-STATEMENTS-EXECUTING-DYN
-
-    Args:
-        script: statements, separated by semicolons.
     """
     tag = "txbox"
     while f"${tag}" in script:
@@ -84,7 +78,7 @@ def in_one_statement(script: str) -> str:
 
 
 def _describe(error: psycopg.Error, apply: Apply) -> str:
-    """Describe an error in the caller's statements, without the statement of ours around them."""
+    """Describe an error in the caller's statements, without our statement around them."""
     diagnostic = error.diag
     if diagnostic.message_primary is None:
         return str(error)

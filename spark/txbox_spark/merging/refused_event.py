@@ -35,12 +35,12 @@ class EventRefused(TxboxError):
 
 
 def refused_event(error: psycopg.Error, batches: "Sequence[pyarrow.RecordBatch]", names: Sequence[str]) -> EventRefused:
-    """Name the message and the column that an error of COPY is about, and leave the value out.
+    """Name the message and the column that an error of COPY is about, without the value.
 
     Args:
         error: of the COPY.
         batches: the rows that it was sent.
-        names: the columns.
+        names: of the columns.
     """
     where = ""
     # The words are in the server's language; the number comes first, and then the column, unless it is the whole line.
@@ -54,18 +54,14 @@ def refused_event(error: psycopg.Error, batches: "Sequence[pyarrow.RecordBatch]"
 
 
 def search_refused_event(engine: Engine, events: PreparedEvents) -> None:
-    """Search for the message whose staging Postgres has refused, by copying the events from here until it is met again.
+    """Search for the message that Postgres has refused over JDBC, whose errors name neither message nor column.
 
-    The executors' driver names neither event nor column in its error. Only columns that are no text are copied, for
-    text is never refused; and into a table that the transaction drops. The search ends after ``SEARCH_SECONDS``.
-
-    Args:
-        engine: the database.
-        events: those that were staged.
+    The events are copied from here into a table that the transaction drops, without texts, which are never refused.
+    The search ends after ``SEARCH_SECONDS``.
 
     Raises:
         EventRefused: it is found.
-        sqlalchemy.exc.DBAPIError, psycopg.Error, pyspark.errors.PySparkException: it cannot be searched.
+        sqlalchemy.exc.DBAPIError, psycopg.Error, pyspark.errors.PySparkException: the search fails.
     """
     import pyarrow
 
@@ -94,18 +90,18 @@ def search_refused_event(engine: Engine, events: PreparedEvents) -> None:
 def _at_line(batches: "Sequence[pyarrow.RecordBatch]", line: int) -> str | None:
     """Return the id of the message that a line belongs to; a text may have line breaks.
 
-    Until Postgres has seen the end of a first line, it takes CR for the line breaks within texts, and then LF.
+    In the first line, Postgres counts CR within texts as line breaks, and later LF.
     """
     first = bytes(csv_lines(batches[0].slice(0, 1))) if batches else b""
-    seen = 1 + first.count(b"\r") - first.count(b"\n")
+    lines = 1 + first.count(b"\r") - first.count(b"\n")
     for batch in batches:
         in_batch = bytes(csv_lines(batch)).count(b"\n")
-        if seen + in_batch < line:
-            seen += in_batch
+        if lines + in_batch < line:
+            lines += in_batch
             continue
         for number in range(batch.num_rows):
-            seen += bytes(csv_lines(batch.slice(number, 1))).count(b"\n")
-            if seen >= line:
+            lines += bytes(csv_lines(batch.slice(number, 1))).count(b"\n")
+            if lines >= line:
                 return str(batch.column(MESSAGE_ID)[number].as_py())
     return None
 

@@ -1,7 +1,7 @@
 """What went wrong in Postgres or in Spark, in one line, with its cause and without data of the events.
 
-What people load is not for logs. Postgres quotes values, and whole rows, in its details, and in its messages about
-values that cannot be read; Spark quotes the statements that it has sent, and shows pages of Java.
+Events are not for logs. Postgres quotes values, and whole rows, in its details, and in its messages about values that
+cannot be read; Spark quotes the statements that it has sent, and shows pages of Java.
 """
 
 import re

@@ -1,8 +1,8 @@
 """The database as Spark's JDBC reader and writer want it named.
 
-Two drivers name one database: psycopg, by libpq's parameters, and the JDBC driver, by its own. Executors are other
-machines than the one that has the URL, so nothing may come from this machine's environment: host and user must be
-in it, and files such as ``sslrootcert`` must be where the executors are.
+psycopg takes libpq's parameters, and the JDBC driver its own. Executors are other machines than the one that has the
+URL, so nothing may come from this machine's environment: host and user must be in it, and files such as ``sslrootcert``
+must be where the executors are.
 
 JDBC driver: https://jdbc.postgresql.org/documentation/use/#connection-parameters
 libpq: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
@@ -38,9 +38,8 @@ def jdbc_options(url: URL, *, prepare: bool = True) -> dict[str, str]:
         of ``url``, which Spark shows in its plans and pages.
 
     Raises:
-        InvalidConfiguration: JDBC cannot reach it, or has no counterpart for one of its parameters. Such a parameter is
-            refused and not left out, since Spark would work on other terms than the workers: without a certificate
-            that is to be checked, say. Those that only tune libpq's socket are left out.
+        InvalidConfiguration: JDBC cannot reach it, or has no counterpart for one of its parameters, such as a
+            certificate to be checked. Those that only tune libpq's socket are left out.
     """
     parameters = _libpq_parameters(url)
     if "user" not in parameters:
@@ -69,7 +68,7 @@ def is_about_data(error: Exception) -> bool:
 
 
 def _libpq_parameters(url: URL) -> dict[str, str]:
-    """Return what psycopg would be given, so that every way to write hosts in a URL means the same here."""
+    """Return psycopg's parameters, so that every way to write hosts in a URL means the same here."""
     try:
         _, given = psycopg_dialect().create_connect_args(database_url(url))  # type: ignore[no-untyped-call]
     except (ArgumentError, ValueError) as error:

@@ -16,8 +16,6 @@ from rich.console import Console
 import txbox_spark
 from support.program import Ended
 from txbox_cli import spark as cli_spark
-from txbox_cli.commands import bulk_load as load_command
-from txbox_cli.commands import reconcile as reconcile_command
 from txbox_spark import BulkLoadReport, JobProgress, Reconciliation
 from txbox_spark.reading.errors import InvalidFields
 
@@ -95,8 +93,8 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     monkeypatch.setattr(txbox_spark, "source_of", lambda *_, **__: "the source")
     monkeypatch.setattr(txbox_spark, "bulk_load", load)
     monkeypatch.setattr(txbox_spark, "reconcile", reconcile)
-    for command in (load_command, reconcile_command):  # there is no database, and there are no files
-        monkeypatch.setattr(command, "check_before_spark", lambda *_, **__: None)
+    # There is no database, and there are no files.
+    monkeypatch.setattr(cli_spark, "check_before_spark", lambda *_, **__: None)
     return seen
 
 

@@ -6,29 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from txbox_cli import spark
 from txbox_cli.errors import Interrupted, UsageError
 from txbox_cli.importer import find
 from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
 from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
-from txbox_cli.spark import (
-    ConfOption,
-    EncodingOption,
-    FieldsOption,
-    FormatOption,
-    JarOption,
-    MasterOption,
-    MessageIdOption,
-    PathsArgument,
-    ReadOption,
-    RunSeen,
-    SubscriberOption,
-    check_before_spark,
-    pairs,
-    progress_display,
-    session,
-)
 
 if TYPE_CHECKING:
     from txbox_spark import BulkLoadReport
@@ -37,9 +21,9 @@ __all__ = ["bulk_load"]
 
 
 def bulk_load(
-    paths: PathsArgument,
-    subscriber: SubscriberOption,
-    message_id: MessageIdOption,
+    paths: spark.PathsArgument,
+    subscriber: spark.SubscriberOption,
+    message_id: spark.MessageIdOption,
     apply: Annotated[
         Path | None,
         typer.Option("--apply", metavar="FILE.sql", help="The effect: statements over the relation fresh_event."),
@@ -55,14 +39,14 @@ def bulk_load(
     url: UrlOption = None,
     schema: SchemaOption = None,
     prefix: PrefixOption = None,
-    format: FormatOption = None,  # noqa: A002 - the option's name
-    fields: FieldsOption = None,
+    format: spark.FormatOption = None,  # noqa: A002 - the option's name
+    fields: spark.FieldsOption = None,
     types: Annotated[
         list[str] | None,
         typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type in Postgres: payload=jsonb. Repeatable."),
     ] = None,
-    encoding: EncodingOption = None,
-    read_options: ReadOption = None,
+    encoding: spark.EncodingOption = None,
+    read_options: spark.ReadOption = None,
     writer: Annotated[
         str,
         typer.Option(help="copy: tasks COPY and merge; jdbc: over a staging table; auto: copy where executors can."),
@@ -90,9 +74,9 @@ def bulk_load(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
-    master: MasterOption = None,
-    jdbc_jar: JarOption = None,
-    conf: ConfOption = None,
+    master: spark.MasterOption = None,
+    jdbc_jar: spark.JarOption = None,
+    conf: spark.ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Apply every event of some files once, by Spark, whatever live workers have applied or are applying.
@@ -115,8 +99,8 @@ def bulk_load(
     INSERT INTO purchase (id, cents) SELECT id, cents FROM fresh_event;
     """
     effect = _effect(apply, call)
-    column_types = pairs("--type", types)
-    options = pairs("--read-option", read_options)
+    column_types = spark.pairs("--type", types)
+    options = spark.pairs("--read-option", read_options)
     db = database(url, schema, prefix)
     from txbox_spark import bulk_load as load
     from txbox_spark import read_events, source_of
@@ -130,16 +114,16 @@ def bulk_load(
             f"{apply} does not name fresh_event, so the events would be recorded without effect; if that is meant, or "
             "a function does it, give --force"
         )
-    check_before_spark(db, paths, format, master, ledger=True, resume=resume)
-    seen = RunSeen()
+    spark.check_before_spark(db, paths, format, master, ledger=True, resume=resume)
+    run = spark.CurrentRun()
     try:
         with (
             terminated_as_interrupt(),
-            session("txbox bulk-load", master, jdbc_jar, conf) as spark,
-            progress_display(seen, silent=as_json and is_submitted()) as show,
+            spark.session("txbox bulk-load", master, jdbc_jar, conf) as session,
+            spark.progress_display(run, silent=as_json and is_submitted()) as show,
         ):
             report = load(
-                read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
+                read_events(session, paths, format=format, schema=fields, encoding=encoding, options=options),
                 url=db.url,
                 subscriber_id=subscriber,
                 message_id=message_id,
@@ -150,7 +134,7 @@ def bulk_load(
                 writer=writer,
                 parallelism=parallelism,
                 chunk_rows=chunk_rows or CHUNK_ROWS,
-                source=source_of(spark, paths, options=options),
+                source=source_of(session, paths, options=options),
                 resume=resume,
                 on_progress=show,
                 stalled_seconds=stalled_seconds or STALLED_SECONDS,
@@ -158,9 +142,9 @@ def bulk_load(
                 force=force,
             )
     except KeyboardInterrupt:
-        if seen.run_id is None:
+        if run.run_id is None:
             raise
-        raise Interrupted(f"interrupted; finish it with --resume {seen.run_id}, or run it again") from None
+        raise Interrupted(f"interrupted; finish it with --resume {run.run_id}, or run it again") from None
     if as_json:
         print_json(report.as_dict())
     else:

@@ -4,27 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from txbox_cli import spark
 from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
 from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
-from txbox_cli.spark import (
-    ConfOption,
-    EncodingOption,
-    FieldsOption,
-    FormatOption,
-    JarOption,
-    MasterOption,
-    MessageIdOption,
-    PathsArgument,
-    ReadOption,
-    RunSeen,
-    SubscriberOption,
-    check_before_spark,
-    pairs,
-    progress_display,
-    session,
-)
 
 if TYPE_CHECKING:
     from txbox_spark import Reconciliation
@@ -33,25 +17,25 @@ __all__ = ["reconcile"]
 
 
 def reconcile(
-    paths: PathsArgument,
-    subscriber: SubscriberOption,
-    message_id: MessageIdOption,
+    paths: spark.PathsArgument,
+    subscriber: spark.SubscriberOption,
+    message_id: spark.MessageIdOption,
     url: UrlOption = None,
     schema: SchemaOption = None,
     prefix: PrefixOption = None,
-    format: FormatOption = None,  # noqa: A002 - the option's name
-    fields: FieldsOption = None,
-    encoding: EncodingOption = None,
-    read_options: ReadOption = None,
+    format: spark.FormatOption = None,  # noqa: A002 - the option's name
+    fields: spark.FieldsOption = None,
+    encoding: spark.EncodingOption = None,
+    read_options: spark.ReadOption = None,
     output: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="Write all of them there, as Parquet; a folder that is not there."),
     ] = None,
     sample: Annotated[int, typer.Option(help="How many ids of each kind to show.", min=0)] = 10,
     partitions: Annotated[int | None, typer.Option(help="Tasks that read the inbox.", min=1)] = None,
-    master: MasterOption = None,
-    jdbc_jar: JarOption = None,
-    conf: ConfOption = None,
+    master: spark.MasterOption = None,
+    jdbc_jar: spark.JarOption = None,
+    conf: spark.ConfOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Find the events of an archive that were never processed, and the ids in the inbox that are in no archive.
@@ -61,19 +45,19 @@ def reconcile(
     Exit status 0 only if every row of the archive is known to be processed: 1 if an event was not, or if a row cannot
     be loaded.
     """
-    options = pairs("--read-option", read_options)
+    options = spark.pairs("--read-option", read_options)
     db = database(url, schema, prefix)
     from txbox_spark import read_events
     from txbox_spark import reconcile as compare
 
-    check_before_spark(db, paths, format, master, ledger=False)
+    spark.check_before_spark(db, paths, format, master, ledger=False)
     with (
         terminated_as_interrupt(),
-        session("txbox reconcile", master, jdbc_jar, conf) as spark,
-        progress_display(RunSeen(), silent=as_json and is_submitted()) as show,
+        spark.session("txbox reconcile", master, jdbc_jar, conf) as session,
+        spark.progress_display(spark.CurrentRun(), silent=as_json and is_submitted()) as show,
     ):
         found = compare(
-            read_events(spark, paths, format=format, schema=fields, encoding=encoding, options=options),
+            read_events(session, paths, format=format, schema=fields, encoding=encoding, options=options),
             url=db.url,
             subscriber_id=subscriber,
             message_id=message_id,
