@@ -21,16 +21,6 @@ ODD_IDS = (
 
 
 @pytest.mark.parametrize("writer", COPY_FIRST)
-def test_thirty_percent_duplicates(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
-    events = purchases(700)
-    report = load(frame(spark, events + events[:150] + [events[5]] * 150), schema_url, writer)
-    assert counts(report) == {
-        "read": 1000, "rejected": 0, "duplicate_in_source": 300, "already_processed": 0, "applied": 700
-    }  # fmt: skip
-    books.require_applied(events)
-
-
-@pytest.mark.parametrize("writer", COPY_FIRST)
 def test_rows_that_cannot_be_loaded(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     columns = f"{COLUMNS}, said string, words array<string>, more struct<a: string>, things map<string, string>"
     good = [(*one, "fine", ["fine"], ("fine",), {"a": "fine"}) for one in purchases(300)]
@@ -114,7 +104,7 @@ def test_lines_that_cannot_be_read(
     assert set(report.rejected_sample) == said if writer == "copy" else set(report.rejected_sample) < said
 
 
-@pytest.mark.parametrize("writer", COPY_FIRST)
+@pytest.mark.parametrize("writer", WRITERS)
 def test_odd_ids(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
     """Every one of them is the bound of a chunk once, and some are known."""
     books.record(ODD_IDS[::3])
@@ -124,6 +114,7 @@ def test_odd_ids(spark: SparkSession, books: Books, schema_url: str, writer: str
         writer,
         apply=KEEP_IDS,
         chunk_rows=1,
+        parallelism=3,
     )
     assert report.chunks == len(ODD_IDS)
     assert (report.duplicate_in_source, report.already_processed) == (len(ODD_IDS), len(ODD_IDS[::3]))

@@ -9,7 +9,6 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from support.bulk_loads import (
-    ADD_UP,
     APPLY,
     APPLY_ALLOWED,
     COPY_FIRST,
@@ -245,14 +244,10 @@ def test_places(spark: SparkSession, database_url: str, odd_place: tuple[Engine,
         assert left.all() == []
 
 
-def test_a_callable_that_adds_up(spark: SparkSession, books: Books, schema_url: str) -> None:
-    """The default writer, where executors have what copying takes."""
+def test_the_default_writer_is_copy_where_executors_have_psycopg(
+    spark: SparkSession, books: Books, schema_url: str
+) -> None:
     events = purchases(120)
-
-    def apply(connection: Connection) -> None:
-        connection.exec_driver_sql(WRITE_EFFECT)
-        connection.exec_driver_sql(ADD_UP)
-
-    report = load(frame(spark, events), schema_url, "auto", apply=apply)
+    report = load(frame(spark, events), schema_url, "auto")
     assert (report.writer, report.writer_reason) == ("copy", "the executors have psycopg and reach Postgres")
     books.require_applied(events)

@@ -13,9 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
-from sqlalchemy import Engine, make_url
 
-from txbox import Inbox
 from txbox_spark.runtime.session import CONTEXT_LOGGERS, quiet_pyspark, require_jdbc_driver
 
 BEGIN = "from txbox_spark.runtime.session import require_jdbc_driver, spark_session\n"
@@ -74,23 +72,6 @@ def no_network() -> Iterator[tuple[str, ...]]:
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine does not let us take the network away (unshare, ip)")
     return alone
-
-
-def test_spark_reads_what_a_worker_has_recorded(spark: SparkSession, engine: Engine, schema_url: str) -> None:
-    with engine.begin() as connection:
-        Inbox("billing").record_many(connection, [f"message-{number}" for number in range(100)])
-        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
-    url = make_url(schema_url)
-    frame = (
-        spark.read.format("jdbc")
-        .option("url", f"jdbc:postgresql://{url.host}:{url.port}/{url.database}")
-        .option("driver", "org.postgresql.Driver")
-        .option("user", url.username)
-        .option("password", url.password or "")
-        .option("dbtable", f"{schema}.processed_message")
-        .load()
-    )
-    assert frame.filter("subscriber_id = 'billing'").select("message_id").distinct().count() == 100
 
 
 def test_the_session_has_the_driver_and_what_was_asked_for(spark: SparkSession) -> None:

@@ -379,15 +379,6 @@ def test_a_stateful_query(stream: Stream) -> None:
     }  # fmt: skip
 
 
-def test_a_callable_is_sent_to_the_executors(stream: Stream) -> None:
-    def apply(connection: Any) -> None:
-        connection.exec_driver_sql("INSERT INTO effect SELECT event_id FROM fresh_event")
-
-    stream.drop(events(range(5)))
-    stream.run(stream.sink(apply=apply))
-    assert sorted(stream.rows("SELECT event_id FROM effect")) == [(event["event_id"],) for event in events(range(5))]
-
-
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
