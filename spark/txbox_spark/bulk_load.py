@@ -11,7 +11,7 @@ because chunks that are done are not even read.
 """
 
 import hashlib
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from txbox.postgres.engines import open_engine
 from txbox.postgres.transaction_guard import guard
@@ -22,16 +22,14 @@ from txbox_spark.options import LoadOptions, ValidLoadOptions
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport, OnProgress
+from txbox_spark.runtime.lazy import DataFrame
 from txbox_spark.subscribers import warn_of_new_subscriber
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 __all__ = ["bulk_load", "load_events"]
 
 
 def bulk_load(
-    events: "DataFrame",
+    events: DataFrame,
     *,
     source: EventSource | None = None,
     resume: str | None = None,
@@ -65,7 +63,7 @@ def bulk_load(
 
 
 def load_events(
-    events: "DataFrame",
+    events: DataFrame,
     options: ValidLoadOptions,
     writer: str,
     source: EventSource | None,
@@ -95,7 +93,7 @@ def load_events(
         engine.dispose()
 
 
-def _digest(events: "DataFrame", source: EventSource | None, message_id: str) -> bytes:
+def _digest(events: DataFrame, source: EventSource | None, message_id: str) -> bytes:
     """Return the SHA-256 of what a resumed run must find again.
 
     The effect is not part of it: a run whose statements were wrong is resumed with better ones.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from psycopg.sql import Literal
 from sqlalchemy import URL, Connection, NullPool
@@ -31,11 +31,8 @@ from txbox_spark.reading.event_rows import prepare
 from txbox_spark.report import OnProgress
 from txbox_spark.runtime.jdbc import jdbc_options
 from txbox_spark.runtime.jobs import job_group, small_plans
-from txbox_spark.runtime.lazy import sql
+from txbox_spark.runtime.lazy import Column, DataFrame, SparkSession, sql
 from txbox_spark.subscribers import warn_of_new_subscriber
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = ["NotArchived", "Reconciliation", "reconcile"]
 
@@ -101,7 +98,7 @@ class Reconciliation:
 
 
 def reconcile(
-    events: "DataFrame",
+    events: DataFrame,
     *,
     url: str | URL,
     subscriber_id: str,
@@ -155,7 +152,7 @@ def reconcile(
 
 
 def _compare(
-    identified: "DataFrame", inbox: "DataFrame", sample: int, output: str | None, targets: Mapping[str, str]
+    identified: DataFrame, inbox: DataFrame, sample: int, output: str | None, targets: Mapping[str, str]
 ) -> Reconciliation:
     # All rejected rows have the id null, so they are one group, and it meets nothing in the join.
     archive = identified.groupBy(sql.col("message_id").alias(_ARCHIVED)).agg(sql.count(sql.lit(1)).alias(_ROWS))
@@ -204,8 +201,8 @@ def id_ranges(bounds: Sequence[str]) -> list[str]:
 
 
 def _inbox(
-    spark: "SparkSession", database: URL, subscriber_id: str, schema: str | None, prefix: str, partitions: int | None
-) -> "DataFrame":
+    spark: SparkSession, database: URL, subscriber_id: str, schema: str | None, prefix: str, partitions: int | None
+) -> DataFrame:
     """Return a subscriber's inbox, to be read by several tasks."""
     options = jdbc_options(database)
     inbox = tables(schema, prefix).processed_message
@@ -245,7 +242,7 @@ def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: 
     return connection.exec_driver_sql(quantiles, (fractions, percent, subscriber_id)).scalar_one() or []
 
 
-def _targets(spark: "SparkSession", output: str) -> dict[str, str]:
+def _targets(spark: SparkSession, output: str) -> dict[str, str]:
     """Return where to write, after a check that nothing is there."""
     from pyspark.errors import AnalysisException
 
@@ -262,13 +259,13 @@ def _targets(spark: "SparkSession", output: str) -> dict[str, str]:
     return targets
 
 
-def _write(frame: "DataFrame", target: str) -> None:
+def _write(frame: DataFrame, target: str) -> None:
     files = max(1, frame.sparkSession.sparkContext.defaultParallelism)
     with explained(f"cannot write {target}"):
         frame.coalesce(files).write.mode("errorifexists").parquet(target)
 
 
-def _sum_where(condition: "Column", value: "Column | None" = None) -> "Column":
+def _sum_where(condition: Column, value: Column | None = None) -> Column:
     return sql.coalesce(sql.sum(sql.when(condition, sql.lit(1) if value is None else value)), sql.lit(0))
 
 

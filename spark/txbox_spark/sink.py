@@ -27,7 +27,7 @@ import re
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from sqlalchemy import NullPool
 
@@ -40,9 +40,7 @@ from txbox_spark.loading.writer import WriterChoice
 from txbox_spark.options import AUTO, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from txbox_spark.runtime.lazy import DataFrame
 
 __all__ = ["BatchFailed", "OnBatch", "inbox_sink"]
 
@@ -78,9 +76,7 @@ class BatchInterrupted(TxboxError):
         )
 
 
-def inbox_sink(
-    *, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions]
-) -> "Callable[[DataFrame, int], None]":
+def inbox_sink(*, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions]) -> Callable[[DataFrame, int], None]:
     """Make the function that ``DataStreamWriter.foreachBatch`` calls: every event of the stream is applied once.
 
     Rejected rows are counted, logged as a warning with a sample, and in the report; they do not stop the query.
@@ -116,7 +112,7 @@ def inbox_sink(
     chosen = WriterChoice(valid.writer, "asked for")
     clean: str | None = None
 
-    def sink(batch: "DataFrame", batch_id: int) -> None:
+    def sink(batch: DataFrame, batch_id: int) -> None:
         try:
             load(batch, batch_id)
         except Exception as error:
@@ -126,7 +122,7 @@ def inbox_sink(
             return
         raise BatchInterrupted(batch_id)
 
-    def load(batch: "DataFrame", batch_id: int) -> None:
+    def load(batch: DataFrame, batch_id: int) -> None:
         nonlocal chosen, clean
         # Spark sets it in the thread that runs the query; the same after a restart from the same checkpoint.
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or unnamed

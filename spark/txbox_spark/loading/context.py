@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 
@@ -20,9 +19,7 @@ from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from txbox_spark.runtime.lazy import SparkSession
 
 __all__ = ["BulkLoadFailed", "LoadContext"]
 
@@ -65,7 +62,7 @@ class LoadContext:
         merged: chunks that were merged when the ledger was last read.
     """
 
-    spark: "SparkSession"
+    spark: SparkSession
     engine: Engine
     options: ValidLoadOptions
     events: PreparedEvents

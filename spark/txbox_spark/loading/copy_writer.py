@@ -15,7 +15,7 @@ A failure comes back as a row, not as an exception: Spark would run the task aga
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import psycopg
 from sqlalchemy import Connection, Engine
@@ -44,11 +44,8 @@ from txbox_spark.merging.merge import (
 )  # fmt: skip
 from txbox_spark.merging.refused_event import refused_event
 from txbox_spark.reading.columns import MESSAGE_ID
+from txbox_spark.runtime.lazy import DataFrame, pyarrow
 from txbox_spark.runtime.retries import retry_outages
-
-if TYPE_CHECKING:
-    import pyarrow
-    from pyspark.sql import DataFrame
 
 __all__ = ["COPY_BYTES", "CopyTask", "CopyWriter", "likely_repeated"]
 
@@ -107,7 +104,7 @@ def likely_repeated(
     return tuple(sorted(sampled - {bisect_right(bounds, one) for one in sample if one not in processed}))
 
 
-def _run_tasks(frame: "DataFrame", task: "CopyTask") -> list[FailedChunk]:
+def _run_tasks(frame: DataFrame, task: "CopyTask") -> list[FailedChunk]:
     failed = frame.mapInArrow(task, "chunk int, error string, transient boolean").collect()
     return [FailedChunk(*row) for row in failed]
 
@@ -130,8 +127,6 @@ class CopyTask:
 
     def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
         """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""
-        import pyarrow
-
         schema = pyarrow.schema({"chunk": pyarrow.int32(), "error": pyarrow.string(), "transient": pyarrow.bool_()})
         stream = ChunkStream(batches)
         while (chunk := stream.next_chunk()) is not None:

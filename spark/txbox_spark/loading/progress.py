@@ -3,16 +3,13 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.report import JobProgress, OnProgress
+from txbox_spark.runtime.lazy import SparkSession
 from txbox_spark.runtime.periodic import every
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["POLL_SECONDS", "ProgressReporter"]
 
@@ -23,7 +20,7 @@ POLL_SECONDS = 0.5
 class ProgressReporter:
     """Reports the stages of one load."""
 
-    def __init__(self, spark: "SparkSession", on_progress: OnProgress | None) -> None:
+    def __init__(self, spark: SparkSession, on_progress: OnProgress | None) -> None:
         self._spark = spark
         self._on_progress = on_progress
 

@@ -1,7 +1,7 @@
 """How a load's events reach Postgres: the port that ``copy_writer`` and ``jdbc_writer`` implement, and the choice."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from sqlalchemy import URL
 
@@ -9,9 +9,7 @@ from txbox import TxboxError
 from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import COPY, JDBC
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from txbox_spark.runtime.lazy import SparkSession
 
 __all__ = ["RowCounts", "StagingLost", "Writer", "WriterChoice", "choose_writer"]
 
@@ -74,7 +72,7 @@ class WriterChoice:
     reason: str
 
 
-def choose_writer(spark: "SparkSession", url: URL) -> WriterChoice:
+def choose_writer(spark: SparkSession, url: URL) -> WriterChoice:
     """Choose copy where the executors have the packages and reach Postgres, otherwise jdbc."""
     address = url.render_as_string(hide_password=False)
 

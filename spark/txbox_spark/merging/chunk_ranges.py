@@ -9,13 +9,9 @@ sampling: E. Cohen and H. Kaplan, "Summarizing Data using Bottom-k Sketches", PO
 """
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from txbox_spark.reading.columns import MESSAGE_ID
-from txbox_spark.runtime.lazy import sql
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+from txbox_spark.runtime.lazy import Column, DataFrame, sql
 
 __all__ = ["CHUNK", "chunk_bounds", "chunk_number", "chunk_range", "partition_by_chunk", "partition_keys"]
 
@@ -39,7 +35,7 @@ def chunk_range(bounds: Sequence[str], chunk: int) -> tuple[str, str | None]:
     return ("", *bounds)[chunk], (*bounds, None)[chunk]
 
 
-def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> "Column":
+def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> Column:
     """Return Spark's expression for an id's chunk, by binary search; a rejected row belongs to the last one.
 
     Spark compares strings byte by byte, as Postgres does with COLLATE "C".
@@ -58,8 +54,8 @@ def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> 
 
 
 def partition_by_chunk(
-    events: "DataFrame", bounds: tuple[str, ...], left_out: Collection[int], tasks: int | None
-) -> "DataFrame":
+    events: DataFrame, bounds: tuple[str, ...], left_out: Collection[int], tasks: int | None
+) -> DataFrame:
     """Partition events so that each task gets whole chunks, each sorted by id.
 
     Args:

@@ -1,14 +1,11 @@
 """What a task is given: Arrow batches in which chunks follow each other, each sorted by message id."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from txbox_spark.merging.chunk_ranges import CHUNK
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
-
-if TYPE_CHECKING:
-    import pyarrow
+from txbox_spark.runtime.lazy import compute, pyarrow
 
 __all__ = ["SHOWN_REJECTED", "ChunkStream", "DistinctEvents"]
 
@@ -34,8 +31,6 @@ class ChunkStream:
 
     def rows(self) -> "Iterator[pyarrow.RecordBatch]":
         """Give the rows of this chunk that have not been given yet."""
-        import pyarrow.compute as compute
-
         while self._chunk is not None and self._chunk_ahead() == self._chunk:
             batch, self._rest = self._rest, None
             assert batch is not None  # noqa: S101 - there is a row ahead
@@ -91,9 +86,6 @@ class DistinctEvents:
 
     def _distinct(self, batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
         """Drop the events whose id the one before them has."""
-        import pyarrow
-        import pyarrow.compute as compute
-
         if not batch.num_rows:
             return batch
         ids = batch.column(MESSAGE_ID)

@@ -7,18 +7,13 @@ microsecond, where Spark's own expressions take one. What a type looks like as t
 https://www.postgresql.org/docs/current/sql-copy.html
 """
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pyarrow
+from txbox_spark.runtime.lazy import compute, pyarrow
 
 __all__ = ["csv_lines"]
 
 
 def csv_lines(batch: "pyarrow.RecordBatch") -> memoryview:
     """Return the rows of a batch as lines of CSV, in UTF-8."""
-    import pyarrow.compute as compute
-
     pieces: list[pyarrow.Array | str] = []
     for column in batch.columns:
         pieces += [",", _field(column)]
@@ -28,9 +23,6 @@ def csv_lines(batch: "pyarrow.RecordBatch") -> memoryview:
 
 def _field(column: "pyarrow.Array") -> "pyarrow.StringArray":
     """Return a column's values as fields of CSV; null is the empty one."""
-    import pyarrow
-    import pyarrow.compute as compute
-
     if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
         words = column.cast(pyarrow.string())
         if compute.any(compute.match_substring(words, '"')).as_py():

@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import psycopg
 from sqlalchemy import Engine
@@ -16,10 +15,7 @@ from txbox_spark.merging.fresh_event import copy_fresh, create_fresh
 from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.runtime.explanations import describe_postgres_error
-from txbox_spark.runtime.lazy import sql
-
-if TYPE_CHECKING:
-    import pyarrow
+from txbox_spark.runtime.lazy import pyarrow, sql
 
 __all__ = ["SEARCH_SECONDS", "EventRefused", "refused_event", "search_refused_event"]
 
@@ -63,8 +59,6 @@ def search_refused_event(engine: Engine, events: PreparedEvents) -> None:
         EventRefused: it is found.
         sqlalchemy.exc.DBAPIError, psycopg.Error, pyspark.errors.PySparkException: the search fails.
     """
-    import pyarrow
-
     columns = [one for one in events.columns if one.staged_as != MESSAGE_ID and one.postgres_type != "text"]
     sent = [MESSAGE_ID, *(one.staged_as for one in columns)]
     texts = [sql.col(name).cast("string").alias(name) for name in sent]

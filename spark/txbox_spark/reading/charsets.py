@@ -3,12 +3,9 @@
 import codecs
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from txbox_spark.runtime.lazy import sql
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+from txbox_spark.runtime.lazy import Column, SparkSession, sql
 
 __all__ = ["EVERY_CHARSET", "REMEDY", "REPLACED", "Charset", "EncodingError", "charset_named"]
 
@@ -47,11 +44,11 @@ class Charset:
         """Why a record that is not in it is malformed, and what to do."""
         return f"not {self.name}", REMEDY
 
-    def decoded(self, data: "Column") -> "Column":
+    def decoded(self, data: Column) -> Column:
         """Return bytes as text. What is not UTF-8 stays as it is; in another encoding it becomes U+FFFD."""
         return data.cast("string") if self.is_utf8 else sql.decode(data, self.name)
 
-    def refused(self, text: "Column") -> "Column":
+    def refused(self, text: Column) -> Column:
         """Whether a text from ``decoded`` has something that is not in this encoding."""
         return ~sql.is_valid_utf8(text) if self.is_utf8 else sql.contains(text, sql.lit(REPLACED))
 
@@ -63,7 +60,7 @@ class Charset:
             raise EncodingError(f"{text!r} cannot be written in {self.name}") from error
 
 
-def charset_named(spark: "SparkSession", name: str) -> Charset:
+def charset_named(spark: SparkSession, name: str) -> Charset:
     """Find an encoding by Python's name for it, if Java has the same encoding.
 
     Raises:

@@ -10,14 +10,10 @@ import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from txbox import InvalidConfiguration
-from txbox_spark.runtime.lazy import sql, types
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
+from txbox_spark.runtime.lazy import Column, DataFrame, DataType, sql, types
 
 __all__ = [
     "AS_IT_WAS",
@@ -72,12 +68,12 @@ class SentColumn:
     """
 
     column: EventColumn
-    value: "Column"
-    holds_nul: "Column | None"
-    not_utf8: "Column | None"
+    value: Column
+    holds_nul: Column | None
+    not_utf8: Column | None
 
 
-def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) -> tuple[SentColumn, ...]:
+def event_columns(frame: DataFrame, declared: Mapping[str, str], path: str) -> tuple[SentColumn, ...]:
     """Decide how the columns of a source are sent.
 
     Args:
@@ -108,7 +104,7 @@ def event_columns(frame: "DataFrame", declared: Mapping[str, str], path: str) ->
     return tuple(sent)
 
 
-def refuse_twins(frame: "DataFrame") -> None:
+def refuse_twins(frame: DataFrame) -> None:
     """Raise ``InvalidConfiguration`` if two columns have one name; Spark ignores case unless a setting forbids it."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     first_names: dict[str, str] = {}
@@ -118,7 +114,7 @@ def refuse_twins(frame: "DataFrame") -> None:
             raise InvalidConfiguration(f"the events have two columns named {first!r} and {name!r}; rename one")
 
 
-def _holds_nul(value: "Column", postgres_type: str) -> "Column":
+def _holds_nul(value: Column, postgres_type: str) -> Column:
     """Whether a text holds the NUL character, which Postgres's text cannot; nor can jsonb as ``\\u0000``."""
     raw = sql.contains(value, sql.lit("\0"))
     if postgres_type.lower() != "jsonb":
@@ -127,7 +123,7 @@ def _holds_nul(value: "Column", postgres_type: str) -> "Column":
     return raw | (sql.contains(value, sql.lit(r"\u0000")) & value.rlike(r"(?<!\\)(\\\\)*\\u0000"))
 
 
-def _not_utf8(type_: "DataType", value: "Column") -> "Column | None":
+def _not_utf8(type_: DataType, value: Column) -> Column | None:
     """Whether any text in a value is not UTF-8. Spark keeps such bytes; Java's functions would put U+FFFD for them."""
     match type_:
         case types.StringType():
@@ -144,7 +140,7 @@ def _not_utf8(type_: "DataType", value: "Column") -> "Column | None":
     return None
 
 
-def _either(conditions: "Iterable[Column | None]") -> "Column | None":
+def _either(conditions: Iterable[Column | None]) -> Column | None:
     there = [one for one in conditions if one is not None]
     return functools.reduce(operator.or_, there) if there else None
 
@@ -154,7 +150,7 @@ def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def dates_as_text(frame: "DataFrame") -> "DataFrame":
+def dates_as_text(frame: DataFrame) -> DataFrame:
     """Return a frame in which dates and times are text.
 
     JDBC has them in the Julian calendar before 1582, in the time zone of the JVM: days of that October, moments before
@@ -171,7 +167,7 @@ def dates_as_text(frame: "DataFrame") -> "DataFrame":
     )
 
 
-def _sent(name: str, type_: "DataType", value: "Column", declared: str | None) -> tuple[str, "Column", bool]:
+def _sent(name: str, type_: DataType, value: Column, declared: str | None) -> tuple[str, Column, bool]:
     """Return the Postgres type, the expression to send, and whether that is text."""
     if declared is not None:
         if not _TYPE_NAME.fullmatch(declared):
@@ -190,7 +186,7 @@ def _sent(name: str, type_: "DataType", value: "Column", declared: str | None) -
     return postgres_type, value, False
 
 
-def _postgres_type(name: str, type_: "DataType") -> str:
+def _postgres_type(name: str, type_: DataType) -> str:
     match type_:
         case types.ArrayType():
             element = _postgres_type(name, type_.elementType)
@@ -208,7 +204,7 @@ def _postgres_type(name: str, type_: "DataType") -> str:
     return postgres_type
 
 
-def _literal(name: str, type_: "DataType", value: "Column") -> "Column":
+def _literal(name: str, type_: DataType, value: Column) -> Column:
     """Return a value as text that Postgres reads back as the same value."""
     match type_:
         case types.BinaryType():
@@ -224,7 +220,7 @@ def _literal(name: str, type_: "DataType", value: "Column") -> "Column":
     return value.cast("string")
 
 
-def _in_utc(value: "Column") -> "Column":
+def _in_utc(value: Column) -> Column:
     """Return a moment as text in UTC.
 
     Spark writes a timestamp in the session's time zone and leaves the zone out. Times of day that the zone has twice,
@@ -234,7 +230,7 @@ def _in_utc(value: "Column") -> "Column":
     return sql.concat(sql.timestamp_add("MICROSECOND", sql.unix_micros(value), epoch).cast("string"), sql.lit("Z"))
 
 
-def _as_json(value: "Column") -> "Column":
+def _as_json(value: Column) -> Column:
     """Return a value as JSON in which nothing is left out: no null, and no microsecond."""
     options = {
         "ignoreNullFields": "false",
@@ -245,7 +241,7 @@ def _as_json(value: "Column") -> "Column":
     return sql.to_json(value, options)
 
 
-def _array_literal(name: str, type_: "DataType", value: "Column") -> "Column":
+def _array_literal(name: str, type_: DataType, value: Column) -> Column:
     """Return an array as Postgres writes it: elements in quotes, so that none is taken for NULL or a brace.
 
     https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
@@ -253,7 +249,7 @@ def _array_literal(name: str, type_: "DataType", value: "Column") -> "Column":
     assert isinstance(type_, types.ArrayType)  # noqa: S101 - for the type checker
     element = type_.elementType
 
-    def written(one: "Column") -> "Column":
+    def written(one: Column) -> Column:
         text = _literal(name, element, one)
         if not isinstance(element, types.ArrayType):
             escaped = sql.regexp_replace(text, r'(["\\])', r"\\$1")

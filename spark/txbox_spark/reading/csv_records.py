@@ -4,31 +4,26 @@ Spark's reader drops commas from decimals, and rounds what does not fit. So deci
 """
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
-from txbox_spark.runtime.lazy import sql, types
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DecimalType, StructType
+from txbox_spark.runtime.lazy import Column, DataFrame, StructType, sql, types
 
 __all__ = ["as_text", "checked_records", "decimals_of"]
 
 
-def decimals_of(columns: "StructType") -> dict[str, "DecimalType"]:
+def decimals_of(columns: StructType) -> dict[str, "types.DecimalType"]:
     """Return the columns that are decimals."""
     return {field.name: field.dataType for field in columns.fields if isinstance(field.dataType, types.DecimalType)}
 
 
-def as_text(columns: "StructType", names: Collection[str]) -> "StructType":
+def as_text(columns: StructType, names: Collection[str]) -> StructType:
     """Return the columns, some of them as text."""
     text = types.StringType()
     fields = [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]
     return types.StructType(fields)
 
 
-def checked_records(frame: "DataFrame", decimals: Mapping[str, "DecimalType"]) -> "DataFrame":
+def checked_records(frame: DataFrame, decimals: Mapping[str, "types.DecimalType"]) -> DataFrame:
     """Make decimals of texts, and mark records of CSV as malformed that Spark takes for good.
 
     A record is malformed too if a text does not fit its decimal, and if the last field ends with CR: Spark finds out
@@ -53,7 +48,7 @@ def checked_records(frame: "DataFrame", decimals: Mapping[str, "DecimalType"]) -
     return frame.select([values.get(name, sql.col(quoted(name))).alias(name) for name in frame.columns])
 
 
-def _fits(text: "Column", type_: "DecimalType") -> "Column":
+def _fits(text: Column, type_: "types.DecimalType") -> Column:
     """Return Spark's expression for whether a text is a decimal that the type holds to its last digit.
 
     Spark's casts round. So the digits are counted: without an exponent by one pattern, which is fast; with one, by the

@@ -16,16 +16,12 @@ other half. Java puts "?" for it. So such escapes are looked for in the lines, t
 import codecs
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txbox_spark.reading.charsets import EVERY_CHARSET, REMEDY, REPLACED, Charset, EncodingError
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
 from txbox_spark.runtime.jobs import changed_settings
-from txbox_spark.runtime.lazy import sql, types
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+from txbox_spark.runtime.lazy import Column, DataFrame, SparkSession, StructType, sql, types
 
 __all__ = [
     "LINE",
@@ -48,7 +44,7 @@ OF_DOCUMENTS = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASC
 """The encodings, as Java calls them, in which Spark reads a document of JSON."""
 
 
-def all_text(lines: "DataFrame", *, json_lines: bool) -> bool:
+def all_text(lines: DataFrame, *, json_lines: bool) -> bool:
     """Return whether every line is UTF-8, and of JSON has no lone surrogate; one pass, to the first that is wrong."""
     wrong = ~sql.is_valid_utf8(LINE)
     return lines.where(wrong | _has_lone(sql.col(LINE)) if json_lines else wrong).select(sql.lit(1)).isEmpty()
@@ -64,9 +60,7 @@ def read_as_bytes(charset: Charset, given: Mapping[str, str]) -> dict[str, str]:
     return {**options, "encoding": "ISO-8859-1"}
 
 
-def with_true_names(
-    header: "StructType", charset: Charset, folders: Collection[str], *, as_bytes: bool
-) -> "StructType":
+def with_true_names(header: StructType, charset: Charset, folders: Collection[str], *, as_bytes: bool) -> StructType:
     """Return the columns of a header, without those of folders, by their names in its encoding.
 
     Raises:
@@ -87,7 +81,7 @@ def with_true_names(
     return types.StructType(fields)
 
 
-def with_mark(spark: "SparkSession", files: "DataFrame") -> dict[str, bool]:
+def with_mark(spark: SparkSession, files: DataFrame) -> dict[str, bool]:
     """Return whether each file begins with the byte order mark of UTF-8, by its ``_metadata.file_path``.
 
     Args:
@@ -111,12 +105,12 @@ def with_mark(spark: "SparkSession", files: "DataFrame") -> dict[str, bool]:
 
 
 def csv_records(
-    load: "Callable[[StructType], DataFrame]",
+    load: Callable[[StructType], DataFrame],
     charset: Charset,
-    columns: "StructType",
+    columns: StructType,
     folders: Collection[str],
     marked: Mapping[str, bool],
-) -> "DataFrame":
+) -> DataFrame:
     """Decode CSV field by field. A record with a field that is not in its encoding has its text in ``CORRUPT_RECORD``.
 
     Args:
@@ -143,10 +137,8 @@ def csv_records(
     return found[0] if len(found) == 1 else found[0].union(found[1])
 
 
-def _decoded(
-    frame: "DataFrame", charset: Charset, true_names: Mapping[str, str], apart: Collection[str]
-) -> "DataFrame":
-    def decoded(value: "Column") -> "Column":
+def _decoded(frame: DataFrame, charset: Charset, true_names: Mapping[str, str], apart: Collection[str]) -> DataFrame:
+    def decoded(value: Column) -> Column:
         return charset.decoded(sql.encode(value, "ISO-8859-1"))
 
     values, texts, in_file = {}, {}, []
@@ -165,7 +157,7 @@ def _decoded(
         return frame.select([value.alias(name) for name, value in values.items()])
 
 
-def without_replaced(frame: "DataFrame", charset: Charset, folders: Collection[str]) -> "DataFrame":
+def without_replaced(frame: DataFrame, charset: Charset, folders: Collection[str]) -> DataFrame:
     """Mark records as malformed that Spark has decoded, and that have U+FFFD in a text."""
     apart = {*folders, CORRUPT_RECORD}
     fields = {field.name: field.dataType for field in frame.schema.fields if field.name not in apart}
@@ -175,11 +167,11 @@ def without_replaced(frame: "DataFrame", charset: Charset, folders: Collection[s
     return frame.withColumn(CORRUPT_RECORD, sql.coalesce(cause, sql.col(CORRUPT_RECORD)))
 
 
-def _refused_columns(charset: Charset, texts: "Mapping[str, Column]") -> "list[tuple[str, Column]]":
+def _refused_columns(charset: Charset, texts: Mapping[str, Column]) -> list[tuple[str, Column]]:
     return [(f"column {name}", charset.refused(text)) for name, text in texts.items()]
 
 
-def json_columns(lines: "DataFrame", charset: Charset, given: Mapping[str, str]) -> "StructType":
+def json_columns(lines: DataFrame, charset: Charset, given: Mapping[str, str]) -> StructType:
     """Find the columns of the lines of JSON that are in their encoding, and have no lone surrogate."""
     wrong = charset.refused(sql.col(LINE)) | _has_lone(sql.col(LINE))
     text = _decoded_lines(lines, charset).where(~wrong).select(LINE)
@@ -190,7 +182,7 @@ def json_columns(lines: "DataFrame", charset: Charset, given: Mapping[str, str])
     return types.StructType.fromJson(json.loads(str(reader.json(strings).schema().json())))
 
 
-def json_records(lines: "DataFrame", charset: Charset, given: Mapping[str, str], columns: "StructType") -> "DataFrame":
+def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], columns: StructType) -> DataFrame:
     """Parse lines of JSON. Of one that is not all text, the cause is in ``CORRUPT_RECORD``, and all else is null.
 
     Args:
@@ -236,7 +228,7 @@ def json_records(lines: "DataFrame", charset: Charset, given: Mapping[str, str],
     )
 
 
-def checked_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset) -> "DataFrame":
+def checked_documents(frame: DataFrame, lines: DataFrame, charset: Charset) -> DataFrame:
     """Mark all records as malformed of documents of JSON that are not all text: Spark tells no record's place in them.
 
     Args:
@@ -262,23 +254,23 @@ def checked_documents(frame: "DataFrame", lines: "DataFrame", charset: Charset) 
     return frame.withColumn(CORRUPT_RECORD, sql.coalesce(*causes, sql.col(CORRUPT_RECORD)))
 
 
-def _has_lone(text: "Column") -> "Column":
+def _has_lone(text: Column) -> Column:
     """Whether JSON has an escape for half of a surrogate pair without the other half; cheap if it has no halves."""
     there = sql.contains(text, sql.lit(r"\ud")) | sql.contains(text, sql.lit(r"\uD"))
     return there & sql.rlike(_with_simple_escapes(text), sql.lit(_LONE))
 
 
-def _with_simple_escapes(text: "Column") -> "Column":
+def _with_simple_escapes(text: Column) -> Column:
     r"""Return the same JSON without ``\\``, so that every backslash begins an escape."""
     return sql.replace(text, sql.lit("\\\\"), sql.lit(r"\u005c"))
 
 
-def _decoded_lines(lines: "DataFrame", charset: Charset) -> "DataFrame":
+def _decoded_lines(lines: DataFrame, charset: Charset) -> DataFrame:
     with changed_settings(lines.sparkSession, EVERY_CHARSET):
         return lines.withColumn(LINE, charset.decoded(sql.col(LINE).cast("binary")))
 
 
-def _cause(why: tuple[str, str], places: "list[tuple[str, Column]]", shown: "Column") -> "Column":
+def _cause(why: tuple[str, str], places: list[tuple[str, Column]], shown: Column) -> Column:
     """Return why a record is malformed, and the record; null if none of the conditions on its places holds."""
     named = sql.concat_ws(", ", *[sql.when(wrong, place) for place, wrong in places])
     what, remedy = why

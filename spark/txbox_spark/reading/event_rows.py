@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txbox import InvalidConfiguration
 from txbox.message import MAX_MESSAGE_ID_BYTES
@@ -15,10 +15,7 @@ from txbox_spark.reading.columns import (
     quoted,
     refuse_twins,
 )  # fmt: skip
-from txbox_spark.runtime.lazy import sql, types
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+from txbox_spark.runtime.lazy import Column, DataFrame, sql, types
 
 __all__ = ["MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
 
@@ -40,18 +37,18 @@ class PreparedEvents:
         columns: the columns of ``fresh_event`` beside ``message_id``.
     """
 
-    identified: "DataFrame"
-    staged: "DataFrame"
-    ids: "DataFrame"
+    identified: DataFrame
+    staged: DataFrame
+    ids: DataFrame
     columns: tuple[EventColumn, ...]
 
     @property
-    def checked_ids(self) -> "DataFrame":
+    def checked_ids(self) -> DataFrame:
         """Its rows as ``message_id`` and ``rejected`` alone."""
         return self.identified.select(MESSAGE_ID, REJECTED)
 
 
-def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str] | None = None) -> PreparedEvents:
+def prepare(frame: DataFrame, message_id: str, column_types: Mapping[str, str] | None = None) -> PreparedEvents:
     """Find each row's message id, and the rows that cannot be loaded; the arguments are those of ``bulk_load``.
 
     Raises:
@@ -105,7 +102,7 @@ def prepare(frame: "DataFrame", message_id: str, column_types: Mapping[str, str]
     )
 
 
-def _identity(frame: "DataFrame", message_id: str) -> tuple["Column", str | None]:
+def _identity(frame: DataFrame, message_id: str) -> tuple[Column, str | None]:
     """Return the id's expression, and the name of the column that is the id as it is."""
     from pyspark.errors import AnalysisException, ParseException
 
@@ -130,7 +127,7 @@ def _identity(frame: "DataFrame", message_id: str) -> tuple["Column", str | None
     return identity, message_id if message_id in frame.columns and isinstance(type_, types.StringType) else None
 
 
-def _refuse_other_ids_each_time(frame: "DataFrame", identity: "Column", message_id: str) -> None:
+def _refuse_other_ids_each_time(frame: DataFrame, identity: Column, message_id: str) -> None:
     """Refuse uuid(), rand(), monotonically_increasing_id() and the like: events are read more than once."""
     from pyspark.errors import AnalysisException
 
@@ -145,7 +142,7 @@ def _refuse_other_ids_each_time(frame: "DataFrame", identity: "Column", message_
         ) from error
 
 
-def _refuse_the_same_id_for_all(frame: "DataFrame", identity: "Column", message_id: str) -> None:
+def _refuse_the_same_id_for_all(frame: DataFrame, identity: Column, message_id: str) -> None:
     """Refuse 'x', current_date() and the like, in the expression or in the column: one event would be all there is."""
     plan: Any = frame.select(identity)._jdf.queryExecution().optimizedPlan()  # noqa: SLF001
     rows = plan.maxRows()
@@ -156,7 +153,7 @@ def _refuse_the_same_id_for_all(frame: "DataFrame", identity: "Column", message_
         )
 
 
-def _file(frame: "DataFrame") -> "Column":
+def _file(frame: DataFrame) -> Column:
     """Return Spark's expression for the file that a row is from; null if the rows are not from files."""
     # To ask for it and see would have pyspark log an error.
     analyzed: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
@@ -164,10 +161,10 @@ def _file(frame: "DataFrame") -> "Column":
     return sql.col("_metadata.file_path").cast("string") if there else sql.lit(None).cast("string")
 
 
-def _reason(columns: Sequence[SentColumn]) -> "Column":
+def _reason(columns: Sequence[SentColumn]) -> Column:
     """Return Spark's expression for why a row cannot be loaded; null if it can."""
 
-    def not_utf8(where: str) -> "Column":
+    def not_utf8(where: str) -> Column:
         file = sql.coalesce(sql.concat(sql.lit(" of "), sql.col(_FILE)), sql.lit(""))
         return sql.concat(sql.lit(f"not UTF-8 in {where}"), file)
 

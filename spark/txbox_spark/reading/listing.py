@@ -1,12 +1,9 @@
 """The files that events are read from, as Spark lists them."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from txbox_spark.reading.errors import SourceError, explained
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from txbox_spark.runtime.lazy import DataFrame, SparkSession
 
 __all__ = ["CHOOSING_FILES", "described", "files_in", "listing", "nothing_in", "refuse_overlooked"]
 
@@ -14,7 +11,7 @@ CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremi
 """The options of Spark's readers that choose among files, in small letters."""
 
 
-def listing(spark: "SparkSession", paths: Sequence[str], options: Mapping[str, str] | None) -> "DataFrame":
+def listing(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str] | None) -> DataFrame:
     """Return every file below the paths that Spark's readers reach, without its content.
 
     Raises:
@@ -29,7 +26,7 @@ def listing(spark: "SparkSession", paths: Sequence[str], options: Mapping[str, s
         )
 
 
-def files_in(spark: "SparkSession", paths: Sequence[str], options: Mapping[str, str] | None) -> list[str]:
+def files_in(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str] | None) -> list[str]:
     """Return the names of the files below the paths.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from txbox_spark.reading.charsets import Charset, EncodingError, charset_named
 from txbox_spark.reading.columns import CORRUPT_RECORD, quoted
@@ -23,11 +23,7 @@ from txbox_spark.reading.encodings import (
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.listing import CHOOSING_FILES, described, listing
 from txbox_spark.runtime.jobs import changed_settings
-from txbox_spark.runtime.lazy import sql, types
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+from txbox_spark.runtime.lazy import DataFrame, DataType, SparkSession, StructType, sql, types
 
 __all__ = ["CORRUPT_OPTION", "CORRUPT_RECORD", "read"]
 
@@ -36,13 +32,13 @@ CORRUPT_OPTION = "columnNameOfCorruptRecord"
 
 
 def read(
-    spark: "SparkSession",
+    spark: SparkSession,
     format_: str,
     paths: Sequence[str],
-    columns: "StructType | None",
+    columns: StructType | None,
     encoding: str | None,
     options: Mapping[str, str],
-) -> "DataFrame":
+) -> DataFrame:
     """Read files of one format; those of JSON and CSV with the column ``CORRUPT_RECORD``.
 
     The arguments are those of ``read_events``, but for the columns; None: as they are found.
@@ -63,12 +59,12 @@ def read(
 
 
 def _read_csv(
-    spark: "SparkSession",
+    spark: SparkSession,
     paths: Sequence[str],
     given: Mapping[str, str],
-    columns: "StructType | None",
+    columns: StructType | None,
     charset: Charset,
-) -> "DataFrame":
+) -> DataFrame:
     load = partial(_load, spark, "csv", paths)
     lines = _lines(spark, paths, given)
     folders = [name for name in lines.columns if name != LINE]
@@ -100,12 +96,12 @@ def _read_csv(
 
 
 def _read_json(
-    spark: "SparkSession",
+    spark: SparkSession,
     paths: Sequence[str],
     given: Mapping[str, str],
-    columns: "StructType | None",
+    columns: StructType | None,
     charset: Charset,
-) -> "DataFrame":
+) -> DataFrame:
     # A file that is one document is parsed from its bytes, and not at all if they are not UTF-8.
     whole = _is_on(given, "multiLine")
     if whole and charset.name not in OF_DOCUMENTS:
@@ -124,7 +120,7 @@ def _read_json(
     return _read_whole(json_records(lines, charset, given, _with_corrupt_record(columns)))
 
 
-def _with_corrupt_record(columns: "StructType") -> "StructType":
+def _with_corrupt_record(columns: StructType) -> StructType:
     kept = [field for field in columns.fields if field.name.lower() != CORRUPT_RECORD]
     if not kept:
         raise SourceError(
@@ -133,7 +129,7 @@ def _with_corrupt_record(columns: "StructType") -> "StructType":
     return types.StructType([*kept, types.StructField(CORRUPT_RECORD, types.StringType())])
 
 
-def _inferred(columns: "Callable[[Mapping[str, str]], StructType]", given: Mapping[str, str]) -> "StructType":
+def _inferred(columns: Callable[[Mapping[str, str]], StructType], given: Mapping[str, str]) -> StructType:
     """Find the columns of JSON, with decimals in place of floating-point numbers.
 
     Spark's ``prefersDecimal`` turns quoted digits into decimals, too, which would make 7 of the id "007". So it counts
@@ -145,7 +141,7 @@ def _inferred(columns: "Callable[[Mapping[str, str]], StructType]", given: Mappi
     return cast("StructType", _without_floats(plain, columns({**given, "prefersDecimal": "true"})))
 
 
-def _has_floats(type_: "DataType") -> bool:
+def _has_floats(type_: DataType) -> bool:
     match type_:
         case types.StructType():
             return any(_has_floats(field.dataType) for field in type_.fields)
@@ -154,7 +150,7 @@ def _has_floats(type_: "DataType") -> bool:
     return isinstance(type_, types.DoubleType)
 
 
-def _without_floats(plain: "DataType", decimals: "DataType") -> "DataType":
+def _without_floats(plain: DataType, decimals: DataType) -> DataType:
     """Replace each floating-point type by what the other type has in its place."""
     match plain, decimals:
         case types.StructType(), types.StructType():
@@ -175,16 +171,14 @@ def _without_floats(plain: "DataType", decimals: "DataType") -> "DataType":
 
 
 def _load(
-    spark: "SparkSession", format_: str, paths: Sequence[str], given: Mapping[str, str], columns: "StructType | None"
-) -> "DataFrame":
+    spark: SparkSession, format_: str, paths: Sequence[str], given: Mapping[str, str], columns: StructType | None
+) -> DataFrame:
     reader = spark.read.format(format_).options(**given)
     with changed_settings(spark, _FOLDERS_AS_TEXT):
         return (reader if columns is None else reader.schema(columns)).load(list(paths))
 
 
-def _lines(
-    spark: "SparkSession", paths: Sequence[str], given: Mapping[str, str], *, whole: bool = False
-) -> "DataFrame":
+def _lines(spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], *, whole: bool = False) -> DataFrame:
     """Return the lines of the files, or the whole files, as bytes, with the columns that come from names of folders."""
     choosing = {name: value for name, value in given.items() if name.lower() in _CHOOSING_LINES}
     return _load(spark, "text", paths, {**choosing, "wholetext": str(whole).lower()}, None)
@@ -201,7 +195,7 @@ def _is_on(given: Mapping[str, str], name: str) -> bool:
     return bool(values) and values[-1].lower() == "true"
 
 
-def _read_whole(frame: "DataFrame") -> "DataFrame":
+def _read_whole(frame: DataFrame) -> DataFrame:
     """Have every column parsed, by a condition on all of them that is always true.
 
     Otherwise a line that is malformed in one column counts as good in a query for another, and Spark refuses queries

@@ -29,16 +29,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from txbox_spark.reading.errors import InvalidFields, SourceError, explained
 from txbox_spark.reading.listing import described, files_in, listing, nothing_in, refuse_overlooked
 from txbox_spark.reading.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
-from txbox_spark.runtime.lazy import sql, types
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+from txbox_spark.runtime.lazy import DataFrame, SparkSession, StructType, sql, types
 
 __all__ = ["FORMATS", "EventSource", "read_events", "source_of"]
 
@@ -60,14 +55,14 @@ class EventSource:
 
 
 def read_events(
-    spark: "SparkSession",
+    spark: SparkSession,
     paths: Sequence[str],
     *,
     format: str | None = None,  # noqa: A002 - as Spark calls it
     schema: str | None = None,
     encoding: str | None = None,
     options: Mapping[str, str] | None = None,
-) -> "DataFrame":
+) -> DataFrame:
     """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text.
 
     Args:
@@ -96,7 +91,7 @@ def read_events(
         return frame
 
 
-def source_of(spark: "SparkSession", paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> EventSource:
+def source_of(spark: SparkSession, paths: Sequence[str], *, options: Mapping[str, str] | None = None) -> EventSource:
     """Return what ``read_events`` reads with these arguments.
 
     Raises:
@@ -133,7 +128,7 @@ def _format_by_name(path: str) -> str | None:
     return next((format_ for ending, format_ in _ENDINGS.items() if name.endswith(ending)), None)
 
 
-def _columns(schema: str) -> "StructType":
+def _columns(schema: str) -> StructType:
     try:
         with explained(f"schema {schema!r} is not Spark DDL such as 'event_id string, amount decimal(12,2)'"):
             parsed = types.DataType.fromDDL(schema)

@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
-from txbox_spark.runtime.lazy import sql
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+from txbox_spark.runtime.lazy import Column, sql
 
 __all__ = ["SAMPLE_IDS", "Survey", "content_digest", "survey"]
 
@@ -84,7 +80,7 @@ def content_digest(events: PreparedEvents, *, count_rejected: bool) -> tuple[int
     return int(found["rows"]), _digest(found)
 
 
-def _content_metrics() -> "list[Column]":
+def _content_metrics() -> list[Column]:
     """Count the rows, and add up hashes of their ids: a sum does not depend on the order, and repeated ids count.
 
     Each hash in two halves, so that sums of billions of rows fit.

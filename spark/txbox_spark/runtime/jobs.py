@@ -4,13 +4,9 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from txbox_spark.runtime.jvm import cause_of_death
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+from txbox_spark.runtime.lazy import SparkContext, SparkSession
 
 __all__ = ["changed_settings", "job_group", "small_plans"]
 
@@ -19,7 +15,7 @@ CALL_ATTEMPTS = 3
 
 
 @contextmanager
-def job_group(context: "SparkContext", description: str) -> Iterator[str]:
+def job_group(context: SparkContext, description: str) -> Iterator[str]:
     """Give the jobs of this thread a group of their own, and its name; they are cancelled if the block raises."""
     theirs = {name: context.getLocalProperty(name) for name in _JOB_GROUP}
     group = f"txbox-{secrets.token_hex(6)}"
@@ -36,7 +32,7 @@ def job_group(context: "SparkContext", description: str) -> Iterator[str]:
 
 
 @contextmanager
-def small_plans(spark: "SparkSession") -> Iterator[None]:
+def small_plans(spark: SparkSession) -> Iterator[None]:
     """Keep Spark's optimizer from inferring constraints until the block ends.
 
     To infer them, Spark takes every condition once for each way to name its columns: a condition over 20 columns that
@@ -63,7 +59,7 @@ def small_plans(spark: "SparkSession") -> Iterator[None]:
 
 
 @contextmanager
-def changed_settings(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
+def changed_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Change settings of a session until the block ends; frames and expressions that are made in it keep to them."""
     before = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():

@@ -1,9 +1,20 @@
-"""pyspark's functions and types, imported at their first use: without pyspark, the package says that it is missing."""
+"""What is used of pyspark and pyarrow in many places, imported at its first use: the package works without them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["sql", "types"]
+__all__ = [
+    "Column",
+    "DataFrame",
+    "DataType",
+    "SparkContext",
+    "SparkSession",
+    "StructType",
+    "compute",
+    "pyarrow",
+    "sql",
+    "types",
+]
 
 
 class _Module:
@@ -11,11 +22,19 @@ class _Module:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._name), name)
+        value = getattr(import_module(self._name), name)
+        setattr(self, name, value)
+        return value
 
 
 if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow import compute
+    from pyspark import SparkContext
+    from pyspark.sql import Column, DataFrame, SparkSession, types
     from pyspark.sql import functions as sql
-    from pyspark.sql import types
+    from pyspark.sql.types import DataType, StructType
 else:
+    pyarrow, compute = _Module("pyarrow"), _Module("pyarrow.compute")
     sql, types = _Module("pyspark.sql.functions"), _Module("pyspark.sql.types")
+    Column = DataFrame = DataType = SparkContext = SparkSession = StructType = Any  # for annotations alone

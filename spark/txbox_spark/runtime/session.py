@@ -10,16 +10,13 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.java import SparkSetupError, java_found
 from txbox_spark.runtime.jdbc import JDBC_DRIVER_CLASS
 from txbox_spark.runtime.jvm import MORE_MEMORY, OUT_OF_MEMORY, kill_after_exit
-
-if TYPE_CHECKING:
-    from pyspark import SparkConf
-    from pyspark.sql import SparkSession
+from txbox_spark.runtime.lazy import SparkSession
 
 __all__ = ["JDBC_DRIVER", "quiet_pyspark", "require_jdbc_driver", "require_pyspark", "spark_session"]
 
@@ -47,7 +44,7 @@ def spark_session(
     master: str | None = None,
     jdbc_jar: Path | None = None,
     settings: Mapping[str, str] | None = None,
-) -> "SparkSession":
+) -> SparkSession:
     """Start a Spark session that can reach Postgres, or return the one that runs.
 
     Where Python starts Spark, the JVM's stderr is held back until Spark is up; if Spark does not start, it is a note
@@ -67,7 +64,7 @@ def spark_session(
         SparkSetupError: pyspark or a JDK is missing, the JDBC driver cannot be found, or Spark does not start.
     """
     require_pyspark()
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     asked = _settings(name, master, _driver_settings(jdbc_jar, MAVEN_REPOSITORY), settings or {})
@@ -75,14 +72,14 @@ def spark_session(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and SparkContext._gateway is None:  # noqa: SLF001 pyspark has no other way to ask for its JVM
         with java_found():
-            _start(SparkConf().setAll(list(asked.items())))
+            _start(asked)
     builder = SparkSession.builder
     for key, value in asked.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
-def require_jdbc_driver(spark: "SparkSession") -> None:
+def require_jdbc_driver(spark: SparkSession) -> None:
     """Check, before the first use of JDBC, that a session can load the driver of Postgres.
 
     Raises:
@@ -155,13 +152,14 @@ def _settings(name: str, master: str | None, driver: Mapping[str, str], theirs: 
     return {**ours, **theirs, **joined}
 
 
-def _start(conf: "SparkConf") -> None:
+def _start(settings: Mapping[str, str]) -> None:
     """Start the JVM and Spark in it; pyspark's builder finds both running."""
     from py4j.protocol import Py4JError
-    from pyspark import SparkContext
+    from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
+    conf = SparkConf().setAll(list(settings.items()))
     stderr = _HeldStderr()
     launched: Future[Any] | None = None
     try:
