@@ -5,7 +5,7 @@
     stream.writeStream.foreachBatch(inbox_sink(url=…, …)).option("checkpointLocation", …).start()
 
     batch n ──▶ bulk load "stream QUERY batch n" ──▶ on_batch ──▶ Spark commits n to the checkpoint
-                          │                                ▲
+                          │
                           └── killed, or failed: the next start of the query gives the same rows again,
                               in batches cut as before or otherwise; the inbox rejects what was applied
 
@@ -40,7 +40,7 @@ from txbox_spark.loading.writer import WriterChoice
 from txbox_spark.options import AUTO, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
-from txbox_spark.runtime.lazy import DataFrame
+from txbox_spark.runtime.lazy import DataFrame, spark_errors
 
 __all__ = ["BatchFailed", "OnBatch", "inbox_sink"]
 
@@ -154,11 +154,8 @@ def inbox_sink(*, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions
 
 def _is_interruption(error: BaseException | None) -> bool:
     """Return whether an interruption of Java is among an error's causes."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     while error is not None:
-        if isinstance(error, Py4JError | PySparkException) and any(one in str(error) for one in _INTERRUPTIONS):
+        if isinstance(error, spark_errors()) and any(one in str(error) for one in _INTERRUPTIONS):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from sqlalchemy import Engine
 
@@ -19,7 +18,7 @@ from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
-from txbox_spark.runtime.lazy import SparkSession
+from txbox_spark.runtime.lazy import SparkSession, spark_errors
 
 __all__ = ["BulkLoadFailed", "LoadContext"]
 
@@ -52,7 +51,7 @@ class LoadContext:
     Attributes:
         spark: the session of the events.
         engine: the database, for this process.
-        options: those of the caller.
+        options: of the caller.
         events: the source.
         source: what is loaded, for people.
         digest: of the source; a resumed run must find the same.
@@ -60,6 +59,8 @@ class LoadContext:
         reporter: reports the progress.
         seconds: how long each stage took.
         merged: chunks that were merged when the ledger was last read.
+        ledger: of bulk loads.
+        staging: the staging tables.
     """
 
     spark: SparkSession
@@ -73,21 +74,17 @@ class LoadContext:
     seconds: dict[str, float] = field(default_factory=dict)
     merged: int = 0
 
-    @cached_property
-    def ledger(self) -> LoadLedger:
-        """The ledger."""
-        return LoadLedger(self.engine, self.options.schema, self.options.prefix)
-
-    @cached_property
-    def staging(self) -> StagingTables:
-        """The staging tables."""
-        return StagingTables(self.engine, self.options.schema, self.options.prefix)
+    def __post_init__(self) -> None:
+        names = self.options.schema, self.options.prefix
+        self.ledger = LoadLedger(self.engine, *names)
+        self.staging = StagingTables(self.engine, *names)
 
     def plan(self, run: Run) -> MergePlan:
         """Return what the chunks of a run have in common."""
         one = self.options
-        columns = self.events.columns
-        return MergePlan(run.run_id, one.subscriber_id, columns, one.apply, one.schema, one.prefix, one.limits)
+        return MergePlan(
+            run.run_id, one.subscriber_id, self.events.columns, one.apply, one.schema, one.prefix, one.limits
+        )
 
     def merged_chunks(self, run: Run) -> tuple[int, ...]:
         """Return the chunks that are merged."""
@@ -108,9 +105,6 @@ class LoadContext:
             BulkLoadFailed: Spark has failed, or its JVM has died.
             TxboxError: the same, before there is a run.
         """
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
         started = time.monotonic()
         try:
             with (
@@ -120,9 +114,9 @@ class LoadContext:
                 run_id = None if run is None else run.run_id
                 with nullcontext() if name == "merge" else self.reporter.spark_stage(name, run_id, group):
                     yield
-        except (PySparkException, Py4JError, OSError, EOFError) as error:
+        except spark_errors(OSError, EOFError) as error:
             died = cause_of_death()
-            if died is None and not isinstance(error, PySparkException | Py4JError):
+            if died is None and not isinstance(error, spark_errors()):
                 raise
             if run is None:
                 why = (

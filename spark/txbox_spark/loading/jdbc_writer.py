@@ -35,7 +35,7 @@ from txbox_spark.merging.refused_event import EventRefused, search_refused_event
 from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
-from txbox_spark.runtime.lazy import sql
+from txbox_spark.runtime.lazy import spark_errors, sql
 
 __all__ = ["BATCH_ROWS", "JdbcWriter"]
 
@@ -101,9 +101,6 @@ def _stage(context: LoadContext, run: Run) -> str:
         EventRefused: Postgres does not take a value of an event.
         StagingLost: another process has dropped the table.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     engine, events, staging = context.engine, context.events, context.staging
     name = staging.create(run, events.columns)
     with short_transaction(engine) as connection:
@@ -125,9 +122,9 @@ def _stage(context: LoadContext, run: Run) -> str:
             .mode("append")
             .save()
         )
-    except (PySparkException, Py4JError) as error:
+    except spark_errors() as error:
         if is_about_data(error):
-            with suppress(SQLAlchemyError, psycopg.Error, PySparkException, Py4JError):
+            with suppress(SQLAlchemyError, psycopg.Error, *spark_errors()):
                 search_refused_event(engine, events)
         raise
     if not staging.is_partitioned(name):

@@ -24,14 +24,12 @@ What is waited for, and why nothing waits in a circle:
 Chunks run at READ COMMITTED, whatever the role's default. There each statement sees what has committed before it, so
 going back to the savepoint is enough, and the events need not be read again.
 
-How long a chunk can keep others waiting, whatever becomes of its executor:
+How long a chunk can keep others waiting, if its executor or its server process
 
-- frozen, or cut off, between two statements: Postgres ends its session after ``ChunkLimits.stalled_seconds``;
-- killed while a statement runs: Postgres notices within ten seconds that the client is gone;
-- behind a row that another transaction has locked: it gives up after ``ChunkLimits.stalled_seconds``, releases its
-  locks, and tries again;
-- a server process that hangs cannot be ended from here. Chunks that wait for it give up after
-  ``ChunkLimits.effects_seconds``, and name the process.
+- is frozen, or cut off, between two statements: ``stalled_seconds``; then Postgres ends its session;
+- is killed while a statement runs: ten seconds; then Postgres notices that the client is gone;
+- waits for a row that another transaction has locked: ``stalled_seconds``; then it releases its locks, and tries again;
+- hangs in the server: ``effects_seconds``; then chunks that wait for it give up, and name the process.
 """
 
 import json
@@ -114,7 +112,7 @@ class ChunkHeld(TxboxError):
 
 
 class EffectsHeld(TxboxError):
-    """Another chunk of the subscriber applies its events for longer than ``ChunkLimits.effects_seconds``."""
+    """Another chunk of the subscriber applies its events for longer than ``effects_seconds``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,10 +341,10 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
     """Wait until no other chunk of the subscriber applies its events.
 
     Returns:
-        Role and search path; and whether the caller's statements find the events under their name.
+        Role and search path; and whether the caller's statements find the events by their name.
 
     Raises:
-        EffectsHeld: one other chunk does, for longer than ``ChunkLimits.effects_seconds``.
+        EffectsHeld: one other chunk does, for longer than ``effects_seconds``.
     """
     sql, limits = plan.sql, plan.limits
     which = {"subscriber_id": plan.subscriber_id}

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from txbox import TxboxError
 from txbox_spark.reading.charsets import EncodingError
 from txbox_spark.runtime.explanations import describe_spark_error
+from txbox_spark.runtime.lazy import spark_errors
 
 __all__ = ["InvalidFields", "SourceError", "explained"]
 
@@ -21,14 +22,11 @@ class InvalidFields(SourceError):
 @contextmanager
 def explained(what: str) -> Iterator[None]:
     """Raise what Spark raises as one line: what cannot be done, and why."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     try:
         yield
     except EncodingError as error:
         raise SourceError(f"{what}: {error}") from error
-    except (PySparkException, Py4JError) as error:
+    except spark_errors() as error:
         # pyspark keeps Java's causes apart where it has an exception of its own.
         text = "\n".join(filter(None, (str(error), getattr(error, "_stackTrace", None))))
         raise SourceError(f"{what}: {_why(text) or type(error).__name__}") from error

@@ -12,9 +12,18 @@ __all__ = [
     "StructType",
     "compute",
     "pyarrow",
+    "spark_errors",
     "sql",
     "types",
 ]
+
+
+def spark_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return what pyspark raises for errors of Spark and of its JVM, and others, for ``except`` and ``isinstance``."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError, *others
 
 
 class _Module:
