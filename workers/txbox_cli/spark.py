@@ -21,10 +21,22 @@ if TYPE_CHECKING:
     from txbox_spark import JobProgress
 
 __all__ = [
-    "ConfOption", "CurrentRun", "EncodingOption", "FieldsOption", "FormatOption", "JarOption", "MasterOption",
-    "MessageIdOption", "PathsArgument", "ReadOption", "SubscriberOption", "check_before_spark", "pairs",
-    "progress_display", "session",
-]  # fmt: skip
+    "ConfOption",
+    "CurrentRun",
+    "EncodingOption",
+    "FieldsOption",
+    "FormatOption",
+    "JarOption",
+    "MasterOption",
+    "MessageIdOption",
+    "PathsArgument",
+    "ReadOption",
+    "SubscriberOption",
+    "check_before_spark",
+    "pairs",
+    "progress_display",
+    "session",
+]
 
 PathsArgument = Annotated[
     list[str],

@@ -41,7 +41,7 @@ from txbox_spark.merging.merge import (
     begin_chunk,
     merge_chunk,
     settle_processed_chunk,
-)  # fmt: skip
+)
 from txbox_spark.merging.refused_event import refused_event
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.runtime.lazy import DataFrame, pyarrow

@@ -14,7 +14,7 @@ from txbox_spark.reading.columns import (
     event_columns,
     quoted,
     refuse_twins,
-)  # fmt: skip
+)
 from txbox_spark.runtime.lazy import Column, DataFrame, sql, types
 
 __all__ = ["MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
