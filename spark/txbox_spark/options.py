@@ -12,7 +12,7 @@ from sqlalchemy import URL
 from txbox import Inbox, InvalidConfiguration
 from txbox.postgres.urls import database_url
 from txbox_spark.merging.effects import Apply
-from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS, ChunkLimits
+from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS
 
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
 
@@ -133,8 +133,3 @@ class ValidLoadOptions:
             raise InvalidConfiguration(
                 f"{self.of}: apply cannot be sent to the executors, as it cannot be pickled: {error}"
             ) from error
-
-    @property
-    def limits(self) -> ChunkLimits:
-        """How long a chunk may keep others waiting."""
-        return ChunkLimits(self.stalled_seconds, self.effects_seconds)

@@ -83,7 +83,14 @@ class LoadContext:
         """Return what the chunks of a run have in common."""
         one = self.options
         return MergePlan(
-            run.run_id, one.subscriber_id, self.events.columns, one.apply, one.schema, one.prefix, one.limits
+            run.run_id,
+            one.subscriber_id,
+            self.events.columns,
+            one.apply,
+            one.schema,
+            one.prefix,
+            one.stalled_seconds,
+            one.effects_seconds,
         )
 
     def merged_chunks(self, run: Run) -> tuple[int, ...]:

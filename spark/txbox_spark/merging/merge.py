@@ -57,7 +57,6 @@ __all__ = [
     "STALLED_SECONDS",
     "ChunkCounts",
     "ChunkHeld",
-    "ChunkLimits",
     "EffectsHeld",
     "MergePlan",
     "begin_chunk",
@@ -116,19 +115,6 @@ class EffectsHeld(TxboxError):
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkLimits:
-    """How long a chunk may keep others waiting, and wait itself, in seconds: see ``LoadOptions``."""
-
-    stalled_seconds: float = STALLED_SECONDS
-    effects_seconds: float = EFFECTS_SECONDS
-
-    @property
-    def stalled(self) -> str:
-        """The first one, for Postgres."""
-        return f"{max(1, round(self.stalled_seconds * 1000))}ms"
-
-
-@dataclass(frozen=True, slots=True)
 class MergePlan:
     """What all chunks of a run have in common. It is sent to the executors.
 
@@ -139,7 +125,8 @@ class MergePlan:
         apply: the effect.
         schema: of the tables; None leaves it to the search path.
         prefix: of their names.
-        limits: of the waits.
+        stalled_seconds: how long a chunk's transaction may do nothing, and how long it waits for a lock.
+        effects_seconds: how long it waits for one and the same other chunk to apply its events.
     """
 
     run_id: str
@@ -148,12 +135,18 @@ class MergePlan:
     apply: Apply
     schema: str | None
     prefix: str
-    limits: ChunkLimits = ChunkLimits()
+    stalled_seconds: float = STALLED_SECONDS
+    effects_seconds: float = EFFECTS_SECONDS
 
     @property
     def sql(self) -> MergeStatements:
         """The statements."""
         return MergeStatements.load(self.schema, self.prefix)
+
+    @property
+    def stalled(self) -> str:
+        """``stalled_seconds``, for Postgres."""
+        return f"{max(1, round(self.stalled_seconds * 1000))}ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +172,7 @@ def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
     Raises:
         ChunkHeld: another transaction has claimed it, and does not end.
     """
-    settings = {"work_mem": SORT_MEMORY, "stalled": plan.limits.stalled, "run_lock": run_lock(plan.run_id)}
+    settings = {"work_mem": SORT_MEMORY, "stalled": plan.stalled, "run_lock": run_lock(plan.run_id)}
     connection.exec_driver_sql(plan.sql.prepare_session, settings)
     claim = {"run_id": plan.run_id, "chunk": chunk}
     try:
@@ -188,7 +181,7 @@ def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
         raise ChunkHeld(
-            f"another attempt at chunk {chunk} has held it for {plan.limits.stalled_seconds:.0f} s; while "
+            f"another attempt at chunk {chunk} has held it for {plan.stalled_seconds:.0f} s; while "
             "one waits for it, `txbox status` names its server process; SELECT pg_terminate_backend(PID) ends it"
         ) from error
 
@@ -346,9 +339,9 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
     Raises:
         EffectsHeld: one other chunk does, for longer than ``effects_seconds``.
     """
-    sql, limits = plan.sql, plan.limits
+    sql = plan.sql
     which = {"subscriber_id": plan.subscriber_id}
-    poll_seconds = min(HOLDER_POLL_SECONDS, limits.effects_seconds)
+    poll_seconds = min(HOLDER_POLL_SECONDS, plan.effects_seconds)
     held: tuple[int, str] | None = None
     since = time.monotonic()
     while True:
@@ -356,7 +349,7 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
         try:
             _bound_wait(connection, plan, f"{max(1, round(poll_seconds * 1000))}ms")
             _, role, path, seen = connection.exec_driver_sql(sql.lock_effects, which).one()
-            _bound_wait(connection, plan, limits.stalled)
+            _bound_wait(connection, plan, plan.stalled)
         except DBAPIError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
@@ -365,7 +358,7 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
             if holder is None or (holder.pid, holder.virtualtransaction) != held:
                 held = None if holder is None else (holder.pid, holder.virtualtransaction)
                 since = time.monotonic() - poll_seconds
-            elif (waited := time.monotonic() - since) >= limits.effects_seconds:
+            elif (waited := time.monotonic() - since) >= plan.effects_seconds:
                 state = f" ({holder.state})" if holder.state else ""
                 raise EffectsHeld(
                     f"another chunk of {plan.subscriber_id} has applied its events for {waited:.0f} s, in the server "

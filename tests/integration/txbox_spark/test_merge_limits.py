@@ -22,7 +22,6 @@ from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.merging.merge import (
     ChunkCounts,
     ChunkHeld,
-    ChunkLimits,
     EffectsHeld,
     MergePlan,
     begin_chunk,
@@ -34,7 +33,7 @@ from txbox_spark.runtime.retries import is_transient
 FIRST, SECOND = "00000000000a", "00000000000b"
 COLUMNS = (EventColumn("account_id", "c0", "integer"), EventColumn("amount", "c1", "bigint"))
 WRITE = "INSERT INTO effect SELECT message_id, account_id, amount FROM fresh_event"
-SHORT = ChunkLimits(stalled_seconds=1)
+SHORT = {"stalled_seconds": 1.0}
 
 Merge = Callable[..., "Future[int | None]"]
 
@@ -44,8 +43,8 @@ def merge(engine: Engine) -> Iterator[Merge]:
     """Merge a chunk of one event, in a thread: merge(run_id, apply, limits, subscriber)."""
     guarded = guard(engine)
 
-    def run(run_id: str, apply: Apply, limits: ChunkLimits, subscriber: str) -> int | None:
-        plan = MergePlan(run_id, subscriber, COLUMNS, apply, None, "", limits)
+    def run(run_id: str, apply: Apply, limits: dict[str, float], subscriber: str) -> int | None:
+        plan = MergePlan(run_id, subscriber, COLUMNS, apply, None, "", **limits)
         with short_transaction(guarded) as connection:
             if not begin_chunk(connection, plan, 0):
                 return None
@@ -54,8 +53,8 @@ def merge(engine: Engine) -> Iterator[Merge]:
             return merge_chunk(connection, plan, 0, ("", None), ChunkCounts(1, 0, 1), pause=lambda _: None)
 
     with ThreadPoolExecutor() as pool:
-        yield lambda run_id, apply=WRITE, limits=ChunkLimits(), subscriber="billing": pool.submit(  # noqa: B008 - frozen
-            run, run_id, apply, limits, subscriber
+        yield lambda run_id, apply=WRITE, limits=None, subscriber="billing": pool.submit(
+            run, run_id, apply, limits or {}, subscriber
         )
 
 
@@ -112,7 +111,7 @@ def test_who_waits_for_a_server_process_that_stands_still_gives_up_and_names_it(
     wait_until(lambda: books.rows("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'") != [], "it sleeps")
     ((pid,),) = books.rows("SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
     try:
-        waiting = merge(SECOND, limits=ChunkLimits(effects_seconds=3))
+        waiting = merge(SECOND, limits={"effects_seconds": 3.0})
         with engine.connect() as connection:
             wait_until(lambda: find_blocked_loads(connection) != (), "it waits")
             (found,) = find_blocked_loads(connection, SECOND)
