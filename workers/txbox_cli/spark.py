@@ -56,7 +56,7 @@ MessageIdOption = Annotated[
     ),
 ]
 FormatOption = Annotated[
-    str | None, typer.Option("--format", help="parquet, json or csv; by default the file names tell.")
+    str | None, typer.Option("--format", help="parquet, json or csv; by default as the file names say.")
 ]
 FieldsOption = Annotated[
     str | None,

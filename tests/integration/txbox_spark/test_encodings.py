@@ -312,7 +312,7 @@ class TestJson:
         *((name, "é 🎉".encode("utf-16-le")) for name in ("UTF-16LE", "utf-16-le")),
         *((name, "é 🎉".encode("utf-16-be")) for name in ("UTF-16BE", "utf_16_be")),
         ("utf-8-sig", "é 🎉".encode()),
-        ("ISO-8859-1", "é ¤\x85".encode("latin1")),
+        ("ISO-8859-1", "é \x85¤".encode("latin1")),
         ("windows-1252", "é €".encode("cp1252")),
         ("mac_roman", "é ∞".encode("mac_roman")),
         ("cp932", "①~\uff5e".encode("cp932")),
