@@ -122,7 +122,12 @@ def _finish_run(context: LoadContext, writer: Writer, run: Run) -> Run:
 def _write_chunks(context: LoadContext, writer: Writer, run: Run) -> Run:
     """Try until every chunk is merged, or one of them cannot be; return the run at its last attempt."""
     for attempt in range(1, LOAD_ATTEMPTS + 1):
-        failed = _write(context, writer, run) if run.rows else []
+        try:
+            failed = writer.write(run) if run.rows else []
+        except StagingLost as error:
+            _log.warning("bulk load %s: %s; staging the events again", run.run_id, error)
+            context.ledger.set_staging_table(run.run_id, None)
+            failed = [FailedChunk(0, str(error), transient=True)]
         context.merged_chunks(run)
         if not failed:
             return run
@@ -134,15 +139,6 @@ def _write_chunks(context: LoadContext, writer: Writer, run: Run) -> Run:
         time.sleep(LOAD_BACKOFF.seconds(attempt))
         run = context.ledger.begin_attempt(run.run_id)
     raise AssertionError("the last attempt returns or raises")
-
-
-def _write(context: LoadContext, writer: Writer, run: Run) -> list[FailedChunk]:
-    try:
-        return writer.write(run)
-    except StagingLost as error:
-        _log.warning("bulk load %s: %s; staging the events again", run.run_id, error)
-        context.ledger.set_staging_table(run.run_id, None)
-        return [FailedChunk(0, str(error), transient=True)]
 
 
 def _complete(context: LoadContext, writer: Writer, run: Run) -> Run:

@@ -214,7 +214,7 @@ def _literal(name: str, type_: DataType, value: Column) -> Column:
         case types.ArrayType() if _postgres_type(name, type_) == "jsonb":
             return _as_json(value)
         case types.ArrayType():
-            return _array_literal(name, type_, value)
+            return _array_literal(name, type_.elementType, value)
         case types.TimestampType():
             return _in_utc(value)
     return value.cast("string")
@@ -241,13 +241,11 @@ def _as_json(value: Column) -> Column:
     return sql.to_json(value, options)
 
 
-def _array_literal(name: str, type_: DataType, value: Column) -> Column:
+def _array_literal(name: str, element: DataType, value: Column) -> Column:
     """Return an array as Postgres writes it: elements in quotes, so that none is taken for NULL or a brace.
 
     https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
     """
-    assert isinstance(type_, types.ArrayType)  # noqa: S101 - for the type checker
-    element = type_.elementType
 
     def written(one: Column) -> Column:
         text = _literal(name, element, one)
