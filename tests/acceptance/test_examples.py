@@ -187,9 +187,9 @@ def query(environment: dict[str, str], sql: str) -> list[str]:
         engine.dispose()
 
 
-@pytest.mark.slow  # servers of its own; `make test-pages` runs it
+@pytest.mark.slow  # servers of their own, and a JVM for each command of the bulk load; `make test-pages` runs them
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["order_service"])
+@pytest.mark.parametrize("name", ["bulk_load", "order_service"])
 def test_what_the_readme_of_an_example_shows_works(name: str, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / name, tmp_path, dirs_exist_ok=True)
     mine = {name: value for name, value in os.environ.items() if not name.startswith(("TXBOX_", "AWS_"))}
