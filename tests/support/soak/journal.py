@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from txbox.instrumentation import Event, Received, Settled
 
-__all__ = ["BEGUN", "COMPLETED", "ENDED", "RECEIVED", "Journal", "Note", "read_journals"]
-
 RECEIVED, BEGUN, COMPLETED, ENDED = "received", "begun", "completed", "ended"
 
 
