@@ -25,14 +25,14 @@ PSYCOPG_OLDEST := 3.3.0
 SPARK_OLDEST := 4.0.0
 OLDEST_TESTS := tests/integration/txbox_spark tests/migrations \
   tests/integration/txbox/inbox tests/integration/txbox/outbox/test_outbox.py tests/integration/txbox/dead_letters \
-  tests/integration/txbox_workers/test_worker_batches.py tests/integration/txbox_workers/test_worker_conflicts.py \
-  tests/integration/txbox_workers/test_worker_handlers.py
+  tests/integration/txbox_workers/processing/test_batches.py tests/integration/txbox_workers/processing/test_conflicts.py \
+  tests/integration/txbox_workers/test_handlers.py
 SPARK_TESTS := tests/integration/txbox_spark tests/acceptance/spark
 # Of Spark's, of AWS's and of the command line's tests, those that rest most on what Postgres does: no others need another version of it.
 CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/txbox_workers \
   $(wildcard tests/integration/test_*.py) tests/integration/txbox_aws/lambda_ tests/integration/txbox_aws/test_sqs_worker.py \
   tests/integration/txbox_cli/test_reports.py tests/integration/txbox_cli/test_outbox_commands.py \
-  tests/integration/txbox_spark/test_merge.py tests/integration/txbox_spark/test_bulk_load_types.py
+  tests/integration/txbox_spark/merging/test_merge.py tests/integration/txbox_spark/reading/test_types.py
 # What `make bench` measures, and its options.
 BENCH ?= consumer
 OLDEST := $(VENV)-oldest
@@ -107,7 +107,7 @@ test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outage
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST_READY) ## Run migration and integration tests with the oldest dependencies and Spark that are supported
-	@$(OLDEST)/bin/pytest $(SIDE_BY_SIDE) -m 'not containers' --ignore tests/integration/txbox_spark/test_cluster.py $(OLDEST_TESTS) $(TESTS)
+	@$(OLDEST)/bin/pytest $(SIDE_BY_SIDE) -m 'not containers' --ignore tests/integration/txbox_spark/runtime/test_cluster.py $(OLDEST_TESTS) $(TESTS)
 
 .PHONY: test-containers
 test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)

@@ -25,7 +25,7 @@ from sqlalchemy import Engine, QueuePool, create_engine, make_url
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable, DropSchema
 
-from support.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import TcpProxy
 from support.waiting import wait_until
 from txbox.schema import tables
 from txbox_local import LocalAws, LocalPostgres
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("txbox", deadline=None)
 hypothesis.settings.load_profile("txbox")
 
-pytest_plugins = ["support.side_by_side", "support.spark_session"]
+pytest_plugins = ["support.side_by_side", "support.spark.spark_session"]
 
 _servers_used: set[str] = set()
 _numbers = itertools.count(1)

@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from support.business import Business, apply
-from support.memory_worker import at_work, messages, work_off
-from support.queues import wait_until_empty
+from support.aws.queues import wait_until_empty
+from support.workers.business import Business, apply
+from support.workers.memory_worker import at_work, messages, work_off
 from txbox import Inbox, Message
 from txbox.backoff import Backoff
 from txbox_aws.sqs import SqsWorker

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Engine
 
-from support import worker_process
-from support.business import Business, once
-from support.queues import held, send, wait_until_empty
+from support.aws.queues import held, send, wait_until_empty
 from support.waiting import wait_until
+from support.workers import worker_process
+from support.workers.business import Business, once
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

@@ -16,8 +16,8 @@ import yaml
 from cfnlint import api
 from sqlalchemy import Engine, make_url, text
 
+from support.aws.lambda_events import item_id
 from support.documents import blocks
-from support.lambda_events import item_id
 from txbox_local import LocalAws
 from txbox_workers.options import MAX_ATTEMPTS
 
@@ -26,7 +26,7 @@ TEMPLATE = EXAMPLE / "template.yaml"
 
 IN_LAMBDA = """
 import json, sys
-from support.lambda_events import Context
+from support.aws.lambda_events import Context
 sys.path.insert(0, sys.argv[1])
 import app
 for line in sys.stdin:

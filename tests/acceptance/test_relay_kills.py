@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support import relay_process
-from support.publishers import first_arrivals
+from support.txbox import relay_process
+from support.txbox.publishers import first_arrivals
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
 from txbox.outbox.status import read_outbox_status, relays_at_work

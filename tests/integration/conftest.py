@@ -8,8 +8,8 @@ import boto3
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from support.business import Business
-from support.memory_worker import AT_ONCE
+from support.workers.business import Business
+from support.workers.memory_worker import AT_ONCE
 from txbox.backoff import Backoff
 from txbox_local import LocalAws
 from txbox_workers import worker as worker_module

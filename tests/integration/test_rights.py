@@ -11,9 +11,9 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 from support.documents import blocks
-from support.leases import acquired
-from support.memory_worker import at_work, messages, work_off
+from support.txbox.leases import acquired
 from support.waiting import wait_until
+from support.workers.memory_worker import at_work, messages, work_off
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.leases import PostgresLedger

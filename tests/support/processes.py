@@ -10,7 +10,7 @@ def start_python(*arguments: str, env: dict[str, str] | None = None, **options: 
     """Start Python; it finds all modules that this process finds.
 
     Args:
-        arguments: Python's own, such as ``-m support.lease_process``.
+        arguments: Python's own, such as ``-m support.txbox.lease_process``.
         env: variables; None: those of this process.
         options: for Popen.
     """

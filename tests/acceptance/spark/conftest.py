@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import Engine
 
-from support.bulk_load_moments import PURCHASES, database
-from support.bulk_load_process import BulkLoadProcess
-from support.purchases import Books
+from support.spark.bulk_load_moments import PURCHASES, database
+from support.spark.bulk_load_process import BulkLoadProcess
+from support.spark.purchases import Books
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DBAPIError
 
-from support.bulk_load_moments import held
-from support.purchases import GATE, WRITE_EFFECT, Books, Purchases, adds_up
+from support.spark.bulk_load_moments import held
+from support.spark.purchases import GATE, WRITE_EFFECT, Books, Purchases, adds_up
 from support.waiting import wait_until
 from txbox.postgres.sqlstates import DEADLOCK_DETECTED, sqlstate
 from txbox_spark import BulkLoadReport, bulk_load, read_events

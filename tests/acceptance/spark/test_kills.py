@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.pool import NullPool
 
-from support.bulk_load_moments import (
+from support.spark.bulk_load_moments import (
     CHUNKS,
     PURCHASES,
     REACHED_SECONDS,
@@ -25,8 +25,8 @@ from support.bulk_load_moments import (
     while_copying,
     while_staging,
 )
-from support.bulk_load_process import BulkLoadProcess
-from support.purchases import APPLY, GATE, GATED, Books, adds_up
+from support.spark.bulk_load_process import BulkLoadProcess
+from support.spark.purchases import APPLY, GATE, GATED, Books, adds_up
 from support.waiting import wait_until
 
 pytestmark = [

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import Engine, make_url
 
-from support.bulk_load_moments import PURCHASES, gate
-from support.purchases import GATE, GATED, Books, adds_up
-from support.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import TcpProxy
+from support.spark.bulk_load_moments import PURCHASES, gate
+from support.spark.purchases import GATE, GATED, Books, adds_up
 from support.waiting import wait_until
 from txbox.backoff import Backoff
 from txbox_spark import BulkLoadFailed, BulkLoadReport, bulk_load, read_events

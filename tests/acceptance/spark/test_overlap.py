@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.orm import Session
 
-from support.bulk_load_moments import PURCHASES
-from support.bulk_loads import COPY_FIRST
-from support.memory_worker import at_work, make
-from support.purchases import APPLY, GATE, GATED, Books, Purchases, adds_up, messages, settle
+from support.spark.bulk_load_moments import PURCHASES
+from support.spark.bulk_loads import COPY_FIRST
+from support.spark.purchases import APPLY, GATE, GATED, Books, Purchases, adds_up, messages, settle
 from support.waiting import wait_until
+from support.workers.memory_worker import at_work, make
 from txbox import Message, Outcome
 from txbox.instrumentation import Event, Settled
 from txbox.postgres.sqlstates import is_retryable

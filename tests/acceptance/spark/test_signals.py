@@ -11,7 +11,8 @@ import psutil
 import pytest
 from sqlalchemy import Engine
 
-from support.bulk_load_moments import (
+from support.program import Running, left_in
+from support.spark.bulk_load_moments import (
     PURCHASES,
     REACHED_SECONDS,
     SETTINGS,
@@ -20,9 +21,8 @@ from support.bulk_load_moments import (
     inside_a_chunk,
     while_staging,
 )
-from support.bulk_load_process import BulkLoadProcess
-from support.program import Running, left_in
-from support.purchases import APPLY, GATED, Books, adds_up
+from support.spark.bulk_load_process import BulkLoadProcess
+from support.spark.purchases import APPLY, GATED, Books, adds_up
 from support.waiting import wait_until
 
 pytestmark = [

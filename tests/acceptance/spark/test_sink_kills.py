@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support import sink_process
-from support.sink_process import GATE
+from support.spark import sink_process
+from support.spark.sink_process import GATE
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

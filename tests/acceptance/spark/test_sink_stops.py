@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from support.bulk_load_moments import PURCHASES, REACHED_SECONDS, Moment, inside_a_chunk, while_staging
-from support.purchases import APPLY, GATED, Books
-from support.stream_process import StreamProcess
+from support.spark.bulk_load_moments import PURCHASES, REACHED_SECONDS, Moment, inside_a_chunk, while_staging
+from support.spark.purchases import APPLY, GATED, Books
+from support.spark.stream_process import StreamProcess
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -3,8 +3,8 @@
 import pytest
 from sqlalchemy import Engine
 
-from support.statements import run
-from support.tables import make_tables
+from support.postgres.statements import run
+from support.postgres.tables import make_tables
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason, SchemaMissing
 from txbox import status as status_module
 from txbox.status import Status, SubscriberStatus, read_status

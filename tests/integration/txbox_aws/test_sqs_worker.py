@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from support.business import Business, apply, once
-from support.events import Kept
-from support.memory_worker import at_work
-from support.queues import attribute, held, send, sns_notification, wait_until_empty
+from support.aws.queues import attribute, held, send, sns_notification, wait_until_empty
+from support.txbox.events import Kept
 from support.waiting import wait_until
+from support.workers.business import Business, apply, once
+from support.workers.memory_worker import at_work
 from txbox import BrokerError, DeadLetters, Inbox, LetterNotFound, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import HeartbeatFailed, Received, Settled

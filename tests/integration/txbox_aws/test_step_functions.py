@@ -17,9 +17,9 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from support.memory_worker import at_work
-from support.queues import wait_until_empty
+from support.aws.queues import wait_until_empty
 from support.waiting import wait_until
+from support.workers.memory_worker import at_work
 from txbox import BrokerError, DeadLetters, Inbox, InvalidConfiguration, Message, Mismatch, Outcome
 from txbox.backoff import Backoff
 from txbox_aws.sqs import SqsWorker

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from support.blocking import backend_pid
-from support.memory_worker import at_work
+from support.postgres.blocking import backend_pid
 from support.program import PASSWORD, Ended
 from support.waiting import wait_until
+from support.workers.memory_worker import at_work
 from txbox import DeadLetters
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox, Outgoing

@@ -10,9 +10,9 @@ import boto3
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
-from support.leases import acquired, dynamodb_store
 from support.program import COMMAND, Ended
 from support.program import txbox as run_process
+from support.txbox.leases import acquired, dynamodb_store
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.leases import PostgresLedger
 from txbox_migrations import LATEST

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import Engine
 
+from support.aws.queues import send
 from support.program import PASSWORD, Ended, Running, forget_module
-from support.queues import send
 from support.waiting import wait_until
 from txbox_aws.sqs import queue_backlog
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from support.bulk_loads import Books
+from support.spark.bulk_loads import Books
 
 
 @pytest.fixture

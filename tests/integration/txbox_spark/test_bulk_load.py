@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Connection, text
 
-from support.bulk_loads import (
+from support.spark.bulk_loads import (
     ADD_UP,
     APPLY,
     SUBSCRIBER,
@@ -126,7 +126,7 @@ def test_a_setting_of_one_chunk_is_not_another_chunks(
 def test_a_callable_of_a_module(
     spark: SparkSession, books: Books, schema_url: str, writer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from support import bulk_loads
+    from support.spark import bulk_loads
 
     # Spark's workers are processes of their own, and find modules by their own path.
     root = bulk_loads.__file__.rpartition("/support/")[0]

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from sqlalchemy import Engine
 
-from support.bulk_loads import COPY_FIRST
+from support.spark.bulk_loads import COPY_FIRST
 from support.waiting import wait_until
 from txbox import Inbox, SchemaMissing
 from txbox_spark import BulkLoadReport, SparkSetupError, require_jdbc_driver

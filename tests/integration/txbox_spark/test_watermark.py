@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine
 
-from support.bulk_loads import COPY_FIRST, Books, frame, load
+from support.spark.bulk_loads import COPY_FIRST, Books, frame, load
 from txbox.watermarks import Advance, Watermarks
 
 COLUMNS = "event_id string, account_id int, version int, balance bigint"

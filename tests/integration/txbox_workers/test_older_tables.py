@@ -6,14 +6,14 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
-from support.business import Business
-from support.events import Kept
-from support.lambda_events import Context, of
-from support.ledger_worker import beside
-from support.ledger_worker import make as make_with_ledger
-from support.memory_worker import at_work, delivery, make, messages, process
-from support.publishers import RecordingPublisher
+from support.aws.lambda_events import Context, of
+from support.txbox.events import Kept
+from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
+from support.workers.business import Business
+from support.workers.ledger_worker import beside
+from support.workers.ledger_worker import make as make_with_ledger
+from support.workers.memory_worker import at_work, delivery, make, messages, process
 from txbox import Inbox, Message, Outcome, SchemaMissing, TxboxError
 from txbox.instrumentation import DatabaseLost
 from txbox.leases import PostgresLedger

@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
-from support.memory_worker import at_work, make, numbered
-from support.outbox import OUTBOX, OWN
-from support.publishers import RecordingPublisher
+from support.txbox.outbox import OUTBOX, OWN
+from support.txbox.publishers import RecordingPublisher
+from support.workers.memory_worker import at_work, make, numbered
 from txbox import Inbox, InvalidConfiguration, Message, SchemaMissing
 from txbox.dead_letters import Failures
 from txbox.leases import PostgresLedger

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
-from support.memory_worker import at_work, make, numbered
-from support.pgbouncer import pgbouncer
-from support.transaction_pooler import transaction_pooler
+from support.postgres.pgbouncer import pgbouncer
+from support.postgres.transaction_pooler import transaction_pooler
+from support.workers.memory_worker import at_work, make, numbered
 from txbox import Inbox, Message, Outbox, Outcome, Outgoing
 from txbox.postgres.urls import database_engine, database_url
 from txbox.schema import tables

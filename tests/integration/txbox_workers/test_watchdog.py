@@ -11,13 +11,13 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from support.business import Business, apply
-from support.memory_worker import at_work, make, numbered
-from support.outbox import OUTBOX, OWN
-from support.publishers import RecordingPublisher
-from support.statements import statements_sent
-from support.tcp_proxy import COMMIT, TcpProxy
-from support.transaction_pooler import transaction_pooler
+from support.postgres.statements import statements_sent
+from support.postgres.tcp_proxy import COMMIT, TcpProxy
+from support.postgres.transaction_pooler import transaction_pooler
+from support.txbox.outbox import OUTBOX, OWN
+from support.txbox.publishers import RecordingPublisher
+from support.workers.business import Business, apply
+from support.workers.memory_worker import at_work, make, numbered
 from txbox import InvalidConfiguration, Message
 from txbox.leases import LeaseState, PostgresLedger
 from txbox.leases.renewer import LeaseRenewer

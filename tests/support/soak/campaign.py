@@ -17,7 +17,7 @@ import psutil
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 
-from support.queues import held
+from support.aws.queues import held
 from support.soak.broker import REFUSED, Broker
 from support.soak.processes import ACCOUNTS, AT_WORK, BILLING, MAILING, RELAY, Setting, fork
 from support.waiting import wait_until

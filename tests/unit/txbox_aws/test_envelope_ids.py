@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from support.envelopes import BROKER_ID, PURCHASE, SNS_NOTIFICATION, opened, readable, received
-from support.queues import QUEUE, attribute
+from support.aws.envelopes import BROKER_ID, PURCHASE, SNS_NOTIFICATION, opened, readable, received
+from support.aws.queues import QUEUE, attribute
 from txbox import InvalidMessageId, MalformedMessage, Message
 from txbox_aws.envelopes import open_envelope
 

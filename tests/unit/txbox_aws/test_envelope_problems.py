@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from support.envelopes import (
+from support.aws.envelopes import (
     BROKER_ID,
     CLOUDEVENT,
     EVENTBRIDGE_EVENT,
@@ -17,7 +17,7 @@ from support.envelopes import (
     received,
     without,
 )
-from support.queues import QUEUE
+from support.aws.queues import QUEUE
 from txbox import MalformedMessage
 from txbox_aws.envelopes import Envelope, open_envelope
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from support.envelopes import CLOUDEVENT, EVENTBRIDGE_EVENT, PURCHASE, SNS_NOTIFICATION, opened, readable
-from support.outgoing import BUS, QUEUE, TOPIC
-from support.queues import attribute
+from support.aws.envelopes import CLOUDEVENT, EVENTBRIDGE_EVENT, PURCHASE, SNS_NOTIFICATION, opened, readable
+from support.aws.outgoing import BUS, QUEUE, TOPIC
+from support.aws.queues import attribute
 from txbox import MalformedMessage, Message, NotSendable
 from txbox.relay import OutboxMessage
 from txbox.wire.destinations import require_sendable

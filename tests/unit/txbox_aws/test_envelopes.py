@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from support.envelopes import (
+from support.aws.envelopes import (
     BROKER_ID,
     CLOUDEVENT,
     CLOUDEVENT_ID,
@@ -22,7 +22,7 @@ from support.envelopes import (
     text,
     without,
 )
-from support.queues import QUEUE, attribute
+from support.aws.queues import QUEUE, attribute
 from txbox import Message
 from txbox_aws.envelopes import Envelope, _sendable, open_envelope, restored_attributes
 

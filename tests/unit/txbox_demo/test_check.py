@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support.leases import acquired_in_time
+from support.txbox.leases import acquired_in_time
 from txbox.leases import Lease, PostgresLedger
 from txbox_demo.check import ACCOUNTS, CHAIN, Report, check
 from txbox_demo.purchases import Purchase

@@ -9,8 +9,8 @@ from typing import Any
 import boto3
 import pytest
 
-from support.queues import QUEUE
-from support.scripted_sqs import ScriptedSqs, receipts, refusing
+from support.aws.queues import QUEUE
+from support.aws.scripted_sqs import ScriptedSqs, receipts, refusing
 from support.waiting import wait_until
 from txbox import BrokerError
 from txbox.relay import OutboxMessage, Refused

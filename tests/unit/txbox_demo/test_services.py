@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from support.leases import acquired_in_time
+from support.txbox.leases import acquired_in_time
 from txbox import EffectUnknown, LeaseLost, Message, Outbox
 from txbox.leases import PostgresLedger
 from txbox_demo.purchases import Purchase

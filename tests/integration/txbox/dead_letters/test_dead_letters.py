@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
 
-from support.tables import make_tables
+from support.postgres.tables import make_tables
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, LetterNotFound, Reason
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS

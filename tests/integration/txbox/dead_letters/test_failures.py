@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine
 
-from support.tables import make_tables
+from support.postgres.tables import make_tables
 from txbox import Failures, Inbox, InFlight
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, MAX_HISTORY, NO_OUTCOME, Attempt, History
 

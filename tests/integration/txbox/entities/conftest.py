@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from support.entities import Account, Base
+from support.txbox.entities import Account, Base
 
 
 @pytest.fixture(autouse=True)

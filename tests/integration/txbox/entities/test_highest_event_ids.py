@@ -8,7 +8,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from support.entities import Account, Base, replace, row
+from support.txbox.entities import Account, Base, replace, row
 from txbox import InvalidConfiguration
 
 

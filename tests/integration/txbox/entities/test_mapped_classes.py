@@ -9,8 +9,8 @@ from sqlalchemy import Engine, Text, func, select
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
-from support.entities import Account, Base, Guest, Member, Meter, Order, Party, row
-from support.statements import run
+from support.postgres.statements import run
+from support.txbox.entities import Account, Base, Guest, Member, Meter, Order, Party, row
 from txbox import EntityMissing, InvalidConfiguration
 from txbox.entities import RecentMessageIds, update_if_newer, update_once
 

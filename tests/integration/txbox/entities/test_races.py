@@ -11,8 +11,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from support.blocking import backend_pid, wait_until_blocked
-from support.entities import LEVELS, Account, add, replace, row
+from support.postgres.blocking import backend_pid, wait_until_blocked
+from support.txbox.entities import LEVELS, Account, add, replace, row
 from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 
 APPLY: dict[str, Callable[[Any], bool]] = {

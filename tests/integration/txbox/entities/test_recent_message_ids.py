@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import Connection, Engine, select
 
-from support.entities import LEVELS, Account, add, replace, row
+from support.txbox.entities import LEVELS, Account, add, replace, row
 from txbox.entities import update_if_newer, update_once
 
 

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from support.entities import Account, add, replace, row
+from support.txbox.entities import Account, add, replace, row
 from txbox import EntityMissing, NotInTransaction, TxboxError
 from txbox.entities import update_if_newer
 

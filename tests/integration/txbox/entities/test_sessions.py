@@ -3,7 +3,7 @@
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from support.entities import Account, add, replace, row
+from support.txbox.entities import Account, add, replace, row
 
 
 def test_an_object_in_the_session_reads_what_the_row_holds(engine: Engine) -> None:

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from support.blocking import backend_pid, wait_until_blocked
-from support.inbox import recorded
-from support.statements import statements_sent
+from support.postgres.blocking import backend_pid, wait_until_blocked
+from support.postgres.statements import statements_sent
+from support.txbox.inbox import recorded
 from txbox import Inbox
 from txbox.postgres.sqlstates import DEADLOCK_DETECTED, sqlstate
 

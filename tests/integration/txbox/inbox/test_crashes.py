@@ -5,8 +5,8 @@ import signal
 import pytest
 from sqlalchemy import Engine
 
-from support.inbox import bill, recorded
 from support.processes import start_python
+from support.txbox.inbox import bill, recorded
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,9 @@ def test_a_process_that_is_killed_leaves_all_or_nothing_and_the_next_one_finishe
         with engine.connect() as connection:
             return int(connection.exec_driver_sql("SELECT balance FROM account").scalar_one())
 
-    killed = start_python("-c", "import sys; from support.inbox import bill; bill(*sys.argv[1:])", schema_url, moment)
+    killed = start_python(
+        "-c", "import sys; from support.txbox.inbox import bill; bill(*sys.argv[1:])", schema_url, moment
+    )
     assert killed.wait(60) == -signal.SIGKILL
     assert balance() == left
     assert recorded(engine) == ([("billing", "m-1")] if left else [])

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from support.inbox import recorded
+from support.txbox.inbox import recorded
 from txbox import Inbox, NotInTransaction, SchemaMissing
 from txbox.postgres.sqlstates import sqlstate
 

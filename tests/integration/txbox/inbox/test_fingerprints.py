@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine
 
-from support.blocking import second_waits_for_first
-from support.inbox import recorded
+from support.postgres.blocking import second_waits_for_first
+from support.txbox.inbox import recorded
 from txbox import Inbox, Mismatch, Recorded
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support.inbox import recorded
+from support.txbox.inbox import recorded
 from txbox import Inbox, InvalidMessageId
 
 

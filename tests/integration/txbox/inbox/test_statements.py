@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine
 
-from support.blocking import backend_pid, wait_until_blocked
-from support.inbox import lock_timeout, recorded
-from support.statements import statements_sent
-from support.tables import make_tables
+from support.postgres.blocking import backend_pid, wait_until_blocked
+from support.postgres.statements import statements_sent
+from support.postgres.tables import make_tables
+from support.txbox.inbox import lock_timeout, recorded
 from txbox import Inbox, Mismatch
 from txbox.schema import tables
 

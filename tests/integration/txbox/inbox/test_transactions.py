@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from support.inbox import recorded
+from support.txbox.inbox import recorded
 from txbox import Inbox, Recorded
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine
 
-from support.blocking import backend_pid, wait_until_blocked
+from support.postgres.blocking import backend_pid, wait_until_blocked
 from support.waiting import wait_until
 from txbox import Inbox
 

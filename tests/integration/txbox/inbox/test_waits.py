@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from support.blocking import backend_pid, second_waits_for_first
-from support.inbox import lock_timeout, recorded
+from support.postgres.blocking import backend_pid, second_waits_for_first
+from support.txbox.inbox import lock_timeout, recorded
 from txbox import Inbox, InFlight
 from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
-from support.leases import Store, dynamodb_store, postgres_store
+from support.txbox.leases import Store, dynamodb_store, postgres_store
 from txbox.leases import Ledger
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.leases import Store, acquired
+from support.txbox.leases import Store, acquired
 from txbox import InvalidConfiguration, InvalidMessageId, LeaseLost, Mismatch
 from txbox.leases import LeaseState, Ledger
 from txbox.leases.lease import AttemptEnd

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from support.lease_process import ALLOWED, COMPLETED, EFFECT, LOST, READY, REFUSED, notes, start
-from support.leases import Store, acquired
+from support.txbox.lease_process import ALLOWED, COMPLETED, EFFECT, LOST, READY, REFUSED, notes, start
+from support.txbox.leases import Store, acquired
 from support.waiting import wait_until
 from txbox.leases import LeaseState
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from support.leases import Store
+from support.txbox.leases import Store
 from txbox import LeaseLost, Mismatch
 from txbox.leases import Lease, LeaseState
 from txbox.leases.lease import AttemptEnd

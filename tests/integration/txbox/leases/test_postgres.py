@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.schema import CreateSchema, DropSchema
 
-from support.leases import acquired, postgres_store
-from support.statements import statements_sent
-from support.tcp_proxy import TcpProxy
+from support.postgres.statements import statements_sent
+from support.postgres.tcp_proxy import TcpProxy
+from support.txbox.leases import acquired, postgres_store
 from txbox import InvalidConfiguration, LeaseLost, SchemaMissing
 from txbox.leases import LeaseState, PostgresLedger
 from txbox.leases.statements import LeaseStatements

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
-from support.leases import acquired
-from support.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import TcpProxy
+from support.txbox.leases import acquired
 from txbox import LedgerError, SchemaMissing
 from txbox.leases import LeaseState, PostgresLedger
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine
 
-from support.leases import acquired
+from support.txbox.leases import acquired
 from support.waiting import wait_until
 from txbox.leases import PostgresLedger
 

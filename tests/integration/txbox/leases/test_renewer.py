@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support.leases import Store, acquired, postgres_store
-from support.statements import statements_sent
-from support.tcp_proxy import TcpProxy
+from support.postgres.statements import statements_sent
+from support.postgres.tcp_proxy import TcpProxy
+from support.txbox.leases import Store, acquired, postgres_store
 from support.waiting import wait_until
 from txbox import LeaseLost, LedgerError
 from txbox.leases import Lease, LeaseState, PostgresLedger, idempotent, renewer

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
-from support.leases import acquired
-from support.statements import run
+from support.postgres.statements import run
+from support.txbox.leases import acquired
 from support.waiting import wait_until
 from txbox import LeaseLost
 from txbox.leases import LeaseState, PostgresLedger

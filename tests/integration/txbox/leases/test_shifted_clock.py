@@ -11,7 +11,7 @@ import sys
 import pytest
 from sqlalchemy import Engine
 
-from support.leases import Store, acquired, postgres_store
+from support.txbox.leases import Store, acquired, postgres_store
 from txbox.leases import LeaseState
 
 pytestmark = pytest.mark.chaos

@@ -5,8 +5,8 @@ import math
 import pytest
 from sqlalchemy import Engine
 
-from support.leases import acquired
-from support.statements import run
+from support.postgres.statements import run
+from support.txbox.leases import acquired
 from txbox import SchemaMissing, status
 from txbox.leases import PostgresLedger
 from txbox.leases.status import LeaseStatus, LedgerStatus, read_lease_status

@@ -11,8 +11,8 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from support.outbox import OWN
-from support.statements import statements_sent
+from support.postgres.statements import statements_sent
+from support.txbox.outbox import OWN
 from txbox import (
     InvalidConfiguration,
     InvalidMessageId,

@@ -6,10 +6,10 @@ import pytest
 from sqlalchemy import Engine
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import publish
-from support.publishers import RecordingPublisher
-from support.statements import run
-from support.tables import make_tables
+from support.postgres.statements import run
+from support.postgres.tables import make_tables
+from support.txbox.outbox import publish
+from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import InvalidConfiguration, SchemaMissing
 from txbox.outbox import Outgoing

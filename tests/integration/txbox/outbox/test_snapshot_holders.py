@@ -8,8 +8,8 @@ import pytest
 from psycopg import pq
 from sqlalchemy import Connection, Engine, create_engine, make_url
 
-from support.blocking import backend_pid
-from support.statements import run
+from support.postgres.blocking import backend_pid
+from support.postgres.statements import run
 from support.waiting import wait_until
 from txbox.outbox.snapshot_holders import SnapshotHolder
 from txbox.outbox.status import read_outbox_status

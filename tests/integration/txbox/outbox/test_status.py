@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import Engine
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import publish
-from support.publishers import RecordingPublisher
-from support.statements import run
+from support.postgres.statements import run
+from support.txbox.outbox import publish
+from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import BrokerError, DeadLetter, DeadLetters, Reason, SchemaMissing
 from txbox.backoff import Backoff

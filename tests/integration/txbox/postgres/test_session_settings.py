@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import OUTBOX, OWN, numbered, publish
-from support.publishers import RecordingPublisher
+from support.txbox.outbox import OUTBOX, OWN, numbered, publish
+from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.leases import PostgresLedger

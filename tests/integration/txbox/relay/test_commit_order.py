@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import OUTBOX, OWN
-from support.publishers import RecordingPublisher, first_arrivals
+from support.txbox.outbox import OUTBOX, OWN
+from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox.relay.poller import MAX_FRESH, MessageFinder
 from txbox.relay.sender import RelayStatements

@@ -12,8 +12,8 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import OWN, publish
-from support.publishers import RecordingPublisher, first_arrivals
+from support.txbox.outbox import OWN, publish
+from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import Outgoing
 from txbox.backoff import Backoff

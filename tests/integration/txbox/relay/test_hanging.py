@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import OWN, numbered, publish
-from support.publishers import RecordingPublisher
+from support.txbox.outbox import OWN, numbered, publish
+from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import BrokerError, Outgoing
 

@@ -6,10 +6,10 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import OUTBOX, OWN
-from support.publishers import RecordingPublisher, first_arrivals
-from support.tables import make_tables
-from support.transaction_pooler import TransactionPooler, transaction_pooler
+from support.postgres.tables import make_tables
+from support.postgres.transaction_pooler import TransactionPooler, transaction_pooler
+from support.txbox.outbox import OUTBOX, OWN
+from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import Outgoing
 from txbox.outbox.status import read_outbox_status

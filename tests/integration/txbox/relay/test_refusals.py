@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import Engine
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import OUTBOX, OWN, letters, numbered, publish
-from support.publishers import RecordingPublisher, first_arrivals
+from support.txbox.outbox import OUTBOX, OWN, letters, numbered, publish
+from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import BrokerError, DeadLetters, Outgoing
 from txbox.instrumentation import BrokerLost, BrokerRestored, Event

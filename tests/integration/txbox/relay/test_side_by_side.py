@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from integration.txbox.conftest import QUICK, StartRelay
-from support.outbox import OUTBOX, OWN, publish
-from support.publishers import FailingPublisher, RecordingPublisher, first_arrivals
+from support.txbox.outbox import OUTBOX, OWN, publish
+from support.txbox.publishers import FailingPublisher, RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import Outgoing
 from txbox.relay import Relay

@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import OWN, publish
-from support.publishers import RecordingPublisher, first_arrivals
-from support.statements import run
-from support.tables import make_tables
+from support.postgres.statements import run
+from support.postgres.tables import make_tables
+from support.txbox.outbox import OWN, publish
+from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
 from txbox.errors import RightsMissing, SchemaMissing

@@ -9,9 +9,9 @@ from sqlalchemy import Engine, NullPool, create_engine, event
 from sqlalchemy.orm import Session
 
 from integration.txbox.conftest import StartRelay
-from support.outbox import OWN
-from support.publishers import RecordingPublisher
-from support.statements import run
+from support.postgres.statements import run
+from support.txbox.outbox import OWN
+from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import Outbox
 from txbox.outbox.notifier import CHANNEL

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from support.blocking import backend_pid, second_waits_for_first, wait_until_blocked
-from support.inbox import lock_timeout
-from support.statements import run
+from support.postgres.blocking import backend_pid, second_waits_for_first, wait_until_blocked
+from support.postgres.statements import run
+from support.txbox.inbox import lock_timeout
 from txbox import InFlight
 from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 from txbox.watermarks import Advance, Watermarks

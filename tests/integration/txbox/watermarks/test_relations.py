@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, column
 from sqlalchemy.exc import DBAPIError
 
-from support.statements import statements_sent
+from support.postgres.statements import statements_sent
 from txbox.postgres.sqlstates import sqlstate
 from txbox.watermarks import Watermarks
 

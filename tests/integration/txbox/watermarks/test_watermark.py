@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from support.inbox import lock_timeout
-from support.statements import statements_sent
-from support.tables import make_tables
+from support.postgres.statements import statements_sent
+from support.postgres.tables import make_tables
+from support.txbox.inbox import lock_timeout
 from txbox import InvalidConfiguration, NotInTransaction, SchemaMissing
 from txbox.postgres.sqlstates import sqlstate
 from txbox.schema import tables

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.leases import Store, dynamodb_store
+from support.txbox.leases import Store, dynamodb_store
 from txbox_aws.dynamodb.values import plain, typed
 
 

@@ -10,7 +10,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from support.leases import Store, acquired
+from support.txbox.leases import Store, acquired
 from txbox import LeaseLost
 from txbox.leases import Acquisition, LeaseState
 from txbox_aws.dynamodb import DynamoDBLedger

@@ -11,7 +11,7 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
-from support.leases import Store, acquired
+from support.txbox.leases import Store, acquired
 from txbox import InvalidConfiguration, LeaseLost, LedgerError, Mismatch, ResultNotStored
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb import DynamoDBLedger

@@ -7,7 +7,7 @@ from typing import Any
 import boto3
 import pytest
 
-from support.leases import Store, acquired
+from support.txbox.leases import Store, acquired
 from txbox import LedgerError
 from txbox.leases import LeaseState
 from txbox.leases import lease as lease_module

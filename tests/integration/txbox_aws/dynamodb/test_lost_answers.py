@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 
-from support.leases import Store, acquired
-from support.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import TcpProxy
+from support.txbox.leases import Store, acquired
 from txbox import LeaseLost, LedgerError
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb import DynamoDBLedger

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.leases import Store, acquired
+from support.txbox.leases import Store, acquired
 from txbox import LedgerError
 from txbox.leases.status import LeaseStatus, LedgerStatus
 from txbox_aws.dynamodb.status import read_lease_table

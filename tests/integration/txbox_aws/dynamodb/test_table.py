@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.leases import acquired
+from support.txbox.leases import acquired
 from txbox import LedgerError
 from txbox_aws.dynamodb import DynamoDBLedger, create_lease_table
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.leases import Store, acquired
+from support.txbox.leases import Store, acquired
 from txbox.leases import LeaseState
 from txbox_aws.dynamodb.ledger import RETENTION_SECONDS
 

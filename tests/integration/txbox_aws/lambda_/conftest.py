@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from support import worker_process
-from support.business import Business
+from support.workers import worker_process
+from support.workers.business import Business
 
 
 @pytest.fixture

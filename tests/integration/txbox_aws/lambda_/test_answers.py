@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from support.business import Business, apply, once
-from support.lambda_events import (
+from support.aws.lambda_events import (
     FIFO_EVENT,
     STANDARD_EVENT,
     STANDARD_URL,
@@ -23,9 +22,10 @@ from support.lambda_events import (
     of,
     record,
 )
-from support.lambda_events import event as event_of
-from support.lambda_functions import NOTHING, failing_for
-from support.queues import held, send
+from support.aws.lambda_events import event as event_of
+from support.aws.lambda_functions import NOTHING, failing_for
+from support.aws.queues import held, send
+from support.workers.business import Business, apply, once
 from txbox import DeadLetters, Inbox, Message, Outcome, TxboxError
 from txbox.instrumentation import Received, Settled
 from txbox_aws.lambda_ import sqs_handler

@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.orm import Session
 
-from support.business import Business, apply, once
-from support.lambda_events import Context, of
-from support.lambda_functions import NOTHING
-from support.tcp_proxy import TcpProxy
+from support.aws.lambda_events import Context, of
+from support.aws.lambda_functions import NOTHING
+from support.postgres.tcp_proxy import TcpProxy
 from support.waiting import wait_until
+from support.workers.business import Business, apply, once
 from txbox import Inbox, Message, TxboxError
 from txbox_aws.lambda_ import handler as function_module
 from txbox_aws.lambda_ import sqs_handler

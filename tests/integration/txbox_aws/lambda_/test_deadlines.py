@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from support.business import Business, apply, once
-from support.lambda_events import Context, again, failing, of
-from support.lambda_functions import NOTHING
+from support.aws.lambda_events import Context, again, failing, of
+from support.aws.lambda_functions import NOTHING
+from support.workers.business import Business, apply, once
 from txbox import Inbox, Message
 from txbox.leases import PostgresLedger
 from txbox.leases.lease import elapsed

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support.business import Business, apply
-from support.lambda_events import Context, again, failing, of, record
-from support.lambda_events import event as event_of
-from support.lambda_functions import NOTHING, failing_for
+from support.aws.lambda_events import Context, again, failing, of, record
+from support.aws.lambda_events import event as event_of
+from support.aws.lambda_functions import NOTHING, failing_for
+from support.workers.business import Business, apply
 from txbox import Inbox, Message
 from txbox.leases import PostgresLedger
 from txbox_aws.lambda_ import sqs_handler

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Engine, text
 
-from support.business import Business, once
-from support.lambda_events import EventSourceMapping, again, failing, of
-from support.lambda_functions import NOTHING
-from support.lambda_process import Sandbox
-from support.queues import held, send
+from support.aws.lambda_events import EventSourceMapping, again, failing, of
+from support.aws.lambda_functions import NOTHING
+from support.aws.lambda_process import Sandbox
+from support.aws.queues import held, send
 from support.waiting import wait_until
+from support.workers.business import Business, once
 from txbox import Inbox, InFlight
 from txbox.leases.lease import elapsed
 

@@ -7,10 +7,10 @@ import boto3
 import pytest
 from sqlalchemy import Engine
 
-from support.business import Business, once
-from support.lambda_events import Context, again, failing, of
-from support.lambda_functions import NOTHING, failing_for
-from support.leases import dynamodb_store
+from support.aws.lambda_events import Context, again, failing, of
+from support.aws.lambda_functions import NOTHING, failing_for
+from support.txbox.leases import dynamodb_store
+from support.workers.business import Business, once
 from txbox import DeadLetters, Inbox, Message, TxboxError
 from txbox.leases import LeaseState, Ledger, PostgresLedger
 from txbox_aws.lambda_ import sqs_handler

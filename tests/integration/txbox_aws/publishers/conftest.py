@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import boto3
 import pytest
 
-from support.roads import Road
+from support.aws.roads import Road
 from txbox_aws.publishers import AwsPublisher, aws_publishers
 from txbox_local import LocalAws
 

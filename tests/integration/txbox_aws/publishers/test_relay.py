@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support.memory_worker import at_work
-from support.outgoing import BUS, FIFO_QUEUE, QUEUE, TOPIC
-from support.publisher_attempts import attempts
-from support.scripted_aws import (
+from support.aws.outgoing import BUS, FIFO_QUEUE, QUEUE, TOPIC
+from support.aws.publisher_attempts import attempts
+from support.aws.scripted_aws import (
     CONFIRMED,
     GARBAGE,
     HANG,
@@ -27,6 +26,7 @@ from support.scripted_aws import (
     each,
 )
 from support.waiting import wait_until
+from support.workers.memory_worker import at_work
 from txbox.backoff import Backoff
 from txbox.outbox import Outbox, Outgoing
 from txbox.relay import Relay, scheduler

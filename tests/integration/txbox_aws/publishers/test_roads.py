@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.outgoing import outgoing, sent
-from support.roads import Road
+from support.aws.outgoing import outgoing, sent
+from support.aws.roads import Road
 from txbox.relay import OutboxMessage
 from txbox_aws.publishers import AwsPublisher
 

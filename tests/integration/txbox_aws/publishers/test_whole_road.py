@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from support.business import Business, apply
-from support.memory_worker import at_work
 from support.waiting import wait_until
+from support.workers.business import Business, apply
+from support.workers.memory_worker import at_work
 from txbox import Inbox, Message, Outbox
 from txbox.instrumentation import Event, Relayed
 from txbox.relay import Relay

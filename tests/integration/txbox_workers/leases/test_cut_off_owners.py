@@ -4,12 +4,12 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from support.business import Business, apply, once
-from support.events import Kept
-from support.ledger_worker import make
-from support.memory_worker import at_work, messages
-from support.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import TcpProxy
+from support.txbox.events import Kept
 from support.waiting import wait_until
+from support.workers.business import Business, apply, once
+from support.workers.ledger_worker import make
+from support.workers.memory_worker import at_work, messages
 from txbox import DeadLetters, Inbox, Message
 from txbox.instrumentation import DatabaseLost
 from txbox.leases import Lease, PostgresLedger

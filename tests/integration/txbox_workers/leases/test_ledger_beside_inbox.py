@@ -6,11 +6,11 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from support.business import Business, apply, once
-from support.leases import acquired
-from support.ledger_worker import beside, expire, noting
-from support.memory_worker import delivery, process
+from support.txbox.leases import acquired
 from support.waiting import wait_until
+from support.workers.business import Business, apply, once
+from support.workers.ledger_worker import beside, expire, noting
+from support.workers.memory_worker import delivery, process
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.leases import Lease, LeaseState, PostgresLedger
 from txbox_workers.processing.outages import DatabaseUnavailable

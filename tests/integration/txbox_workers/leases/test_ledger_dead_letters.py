@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 from sqlalchemy import Engine
 
-from support.business import once
-from support.leases import acquired
-from support.ledger_worker import expire, make
-from support.memory_worker import at_work, delivery, messages, process
+from support.txbox.leases import acquired
+from support.workers.business import once
+from support.workers.ledger_worker import expire, make
+from support.workers.memory_worker import at_work, delivery, messages, process
 from txbox import DeadLetters, EffectUnknown, LedgerError, MalformedMessage, Message, Outcome
 from txbox.dead_letters.failures import NO_OUTCOME
 from txbox.leases import Lease, PostgresLedger

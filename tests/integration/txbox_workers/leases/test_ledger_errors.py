@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine
 
-from support.business import Business, once
-from support.ledger_worker import make
-from support.memory_worker import AT_ONCE, at_work, delivery, messages, process
+from support.workers.business import Business, once
+from support.workers.ledger_worker import make
+from support.workers.memory_worker import AT_ONCE, at_work, delivery, messages, process
 from txbox import DeadLetters, Inbox, InFlight, LeaseLost, LedgerError, Message, Outcome, SchemaMissing, idempotent
 from txbox.instrumentation import Event
 from txbox.leases import Lease, PostgresLedger

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Engine
 
-from support.business import once
-from support.leases import acquired
-from support.ledger_worker import expire, make
-from support.memory_worker import AT_ONCE, at_work, delivery, messages, numbered, process
+from support.txbox.leases import acquired
 from support.waiting import wait_until
+from support.workers.business import once
+from support.workers.ledger_worker import expire, make
+from support.workers.memory_worker import AT_ONCE, at_work, delivery, messages, numbered, process
 from txbox import Message, Outcome
 from txbox.instrumentation import Committed, Event, HeartbeatFailed, Settled
 from txbox.leases import Lease, LeaseState, PostgresLedger
@@ -123,8 +123,8 @@ def test_a_queue_can_be_worked_off_without_any_database_but_the_ledger_s(
 ) -> None:
     import boto3
 
-    from support.leases import dynamodb_store
-    from support.queues import send, wait_until_empty
+    from support.aws.queues import send, wait_until_empty
+    from support.txbox.leases import dynamodb_store
 
     store = dynamodb_store(boto3.client("dynamodb"))
     ids = [f"m-{number}" for number in range(12)]

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from support.event_story import LOST, RESTORED, STORY, WHO
+from support.txbox.event_story import LOST, RESTORED, STORY, WHO
 from txbox.instrumentation.opentelemetry import OpenTelemetryHook
 
 

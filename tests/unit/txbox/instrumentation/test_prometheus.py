@@ -6,7 +6,7 @@ import sys
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from support.event_story import LOST, RESTORED, STORY, WHO
+from support.txbox.event_story import LOST, RESTORED, STORY, WHO
 from txbox.instrumentation import events
 from txbox.instrumentation.prometheus import PrometheusHook
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from support.envelopes import CLOUDEVENT, CLOUDEVENT_ID, EVENTBRIDGE_EVENT, EVENTBRIDGE_ID, SNS_ID, SNS_NOTIFICATION
-from support.lambda_events import FIFO_ARN, FIFO_EVENT, STANDARD_EVENT, STANDARD_URL, Context, event, of, record
+from support.aws.envelopes import CLOUDEVENT, CLOUDEVENT_ID, EVENTBRIDGE_EVENT, EVENTBRIDGE_ID, SNS_ID, SNS_NOTIFICATION
+from support.aws.lambda_events import FIFO_ARN, FIFO_EVENT, STANDARD_EVENT, STANDARD_URL, Context, event, of, record
 from txbox import Inbox, InvalidConfiguration, MalformedMessage
 from txbox.leases.handlers import has_lease_parameter
 from txbox_aws.envelopes import Envelope

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from support.boto3_settings import without_a_configuration
-from support.publisher_attempts import attempts
-from support.scripted_aws import ScriptedAws
+
+from support.aws.publisher_attempts import attempts
+from support.aws.scripted_aws import ScriptedAws
 from txbox_aws.publishers import AwsPublisher, aws_publishers
 
 

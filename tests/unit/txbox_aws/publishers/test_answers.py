@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.outgoing import BUS, DESTINATIONS, OTHERS, QUEUE, numbered, outgoing, sent
-from support.publisher_attempts import attempts
-from support.scripted_aws import (
+from support.aws.outgoing import BUS, DESTINATIONS, OTHERS, QUEUE, numbered, outgoing, sent
+from support.aws.publisher_attempts import attempts
+from support.aws.scripted_aws import (
     CONFIRMED,
     GARBAGE,
     HANG,

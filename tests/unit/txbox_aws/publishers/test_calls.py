@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.outgoing import QUEUE, outgoing
+from support.aws.outgoing import QUEUE, outgoing
 from txbox.relay import OutboxMessage
 from txbox_aws.publishers.calls import Entry, PublishCall, calls
 

@@ -8,8 +8,8 @@ from typing import Any
 import boto3
 import pytest
 
-from support.outgoing import BUS, DESTINATIONS, FIFO_QUEUE, FIFO_TOPIC, OTHERS, QUEUE, TOPIC, numbered, outgoing
-from support.scripted_aws import Answer, ScriptedAws, Sent, confirm
+from support.aws.outgoing import BUS, DESTINATIONS, FIFO_QUEUE, FIFO_TOPIC, OTHERS, QUEUE, TOPIC, numbered, outgoing
+from support.aws.scripted_aws import Answer, ScriptedAws, Sent, confirm
 from support.waiting import wait_until
 from txbox import InvalidConfiguration
 from txbox.relay import OutboxMessage

@@ -7,10 +7,10 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
-
 from support.boto3_settings import without_a_configuration
-from support.queues import QUEUE
-from support.scripted_sqs import ScriptedSqs
+
+from support.aws.queues import QUEUE
+from support.aws.scripted_sqs import ScriptedSqs
 from txbox.backoff import Backoff
 from txbox_aws.sqs import SqsSource
 from txbox_aws.sqs import source as source_module

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from support.queues import QUEUE
-from support.scripted_sqs import Answer, ScriptedSqs, error, receipts, refusing, succeed, timeouts
+from support.aws.queues import QUEUE
+from support.aws.scripted_sqs import Answer, ScriptedSqs, error, receipts, refusing, succeed, timeouts
 from txbox import BrokerError, Message, Outcome
 from txbox_aws.sqs import SqsSource
 from txbox_aws.sqs.queues import MAX_VISIBILITY_SECONDS

@@ -2,8 +2,8 @@
 
 import pytest
 
-from support.queues import QUEUE
-from support.scripted_sqs import ScriptedSqs, error
+from support.aws.queues import QUEUE
+from support.aws.scripted_sqs import ScriptedSqs, error
 from txbox import BrokerError
 from txbox_aws.sqs import SqsSource, sqs_client
 

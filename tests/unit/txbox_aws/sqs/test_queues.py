@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from support.queues import QUEUE, attribute
-from support.scripted_sqs import ScriptedSqs, error
+from support.aws.queues import QUEUE, attribute
+from support.aws.scripted_sqs import ScriptedSqs, error
 from txbox import BrokerError, DeadLetter, Reason
 from txbox_aws.sqs import redrive_to_queue
 from txbox_aws.sqs.queues import MAX_ATTRIBUTES

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from support.queues import QUEUE
-from support.scripted_sqs import ScriptedSqs, error, receipts, succeed, timeouts
+from support.aws.queues import QUEUE
+from support.aws.scripted_sqs import ScriptedSqs, error, receipts, succeed, timeouts
 from txbox import BrokerError, InvalidConfiguration, Outcome
 from txbox_aws.sqs import SqsSource
 from txbox_aws.sqs import source as source_module

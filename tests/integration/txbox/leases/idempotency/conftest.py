@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import Engine
 
-from support.leases import postgres_store
+from support.txbox.leases import postgres_store
 from txbox.leases import PostgresLedger
 
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 from sqlalchemy import Engine
 
-from support.leases import acquired
-from support.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import TcpProxy
+from support.txbox.leases import acquired
 from txbox import Message
 from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, PostgresLedger, idempotent
 from txbox.leases.lease import AttemptEnd

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from support.idempotent_handlers import MESSAGE
-from support.leases import acquired
+from support.txbox.idempotent_handlers import MESSAGE
+from support.txbox.leases import acquired
 from txbox import EffectUnknown, LeaseLost, Message
 from txbox.leases import Lease, LeaseState, PostgresLedger, idempotent
 

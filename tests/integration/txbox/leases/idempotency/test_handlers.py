@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support.idempotent_handlers import KINDS, LONG, MESSAGE, kinds, result_of
-from support.leases import acquired
+from support.txbox.idempotent_handlers import KINDS, LONG, MESSAGE, kinds, result_of
+from support.txbox.leases import acquired
 from txbox import InvalidConfiguration, Message
 from txbox.leases import Lease, PostgresLedger, idempotent
 

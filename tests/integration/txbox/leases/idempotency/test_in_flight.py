@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from support.idempotent_handlers import LONG, MESSAGE, kinds, result_of
-from support.leases import acquired
+from support.txbox.idempotent_handlers import LONG, MESSAGE, kinds, result_of
+from support.txbox.leases import acquired
 from txbox import InFlight, Message
 from txbox.leases import LEASE_SECONDS, Acquisition, Lease, LeaseState, PostgresLedger, idempotent, runner
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.idempotent_handlers import MESSAGE
+from support.txbox.idempotent_handlers import MESSAGE
 from txbox import Message, Mismatch
 from txbox.leases import LeaseState, PostgresLedger, idempotent
 

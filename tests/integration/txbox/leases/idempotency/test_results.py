@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.idempotent_handlers import MESSAGE
+from support.txbox.idempotent_handlers import MESSAGE
 from txbox import Message, ResultNotStored
 from txbox.leases import PostgresLedger, idempotent
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from support.idempotent_handlers import MESSAGE, result_of
-from support.tcp_proxy import TcpProxy
+from support.postgres.tcp_proxy import TcpProxy
+from support.txbox.idempotent_handlers import MESSAGE, result_of
 from support.waiting import wait_until
 from txbox import LedgerError, Message
 from txbox.leases import Lease, LeaseState, PostgresLedger, idempotent

@@ -1,0 +1,253 @@
+"""Runs that fail, are resumed, come twice, or lose their staging table; what has committed is asked of Postgres."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.schema import CreateSchema, DropSchema
+
+from support.spark.bulk_loads import (
+    APPLY,
+    APPLY_ALLOWED,
+    COPY_FIRST,
+    WRITE_EFFECT,
+    Books,
+    counts,
+    failed,
+    frame,
+    load,
+    purchases,
+)
+from txbox import InvalidConfiguration
+from txbox.schema import tables
+from txbox_spark import EventSource, RunNotFound
+
+
+@pytest.mark.parametrize("writer", COPY_FIRST)
+def test_a_wrong_statement(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    events = purchases(300)
+    source = frame(spark, [*events, *events[:30], (None, 1, 1)])
+    wrong = failed(
+        source, schema_url, writer, r'relation "acount" does not exist', apply=f"{WRITE_EFFECT}; TABLE acount"
+    )
+    assert (wrong.done, wrong.chunks) == (0, 4)
+    assert wrong.run_id in str(wrong)
+    assert "chunk " in str(wrong)
+    assert (books.effects(), books.inbox(), books.chunks(wrong.run_id)) == ({}, [], [])
+    assert "acount" in books.ledger(wrong.run_id)["error"]
+    report = load(source, schema_url, writer, resume=wrong.run_id)
+    assert (report.run_id, report.attempts) == (wrong.run_id, 2)
+    assert counts(report) == {
+        "read": 331, "rejected": 1, "duplicate_in_source": 30, "already_processed": 0, "applied": 300
+    }  # fmt: skip
+    books.require_applied(events)
+    assert books.staging_tables() == []
+    assert books.ledger(report.run_id)["error"] is None
+
+
+@pytest.mark.parametrize("writer", COPY_FIRST)
+def test_a_chunk_that_fails_is_all_that_is_left(
+    spark: SparkSession, books: Books, schema_url: str, writer: str
+) -> None:
+    """The last of three chunks fails; resuming applies nothing but that one, and the counts are of both attempts."""
+    events = purchases(300)
+    books.record([events[0][0]])
+    last = max(str(one[0]) for one in events)
+    books.run(f"INSERT INTO forbidden VALUES ('{last}')")
+    source = frame(spark, events + events[::3])
+    wrong = failed(source, schema_url, writer, "this one is forbidden", apply=APPLY_ALLOWED, parallelism=1)
+    assert 0 < wrong.done < wrong.chunks
+    before = books.effects()
+    assert len(before) == len(books.inbox()) - 1
+    assert before.keys() < set(events)
+    told: list[Any] = []
+    report = load(
+        source,
+        schema_url,
+        writer,
+        apply=f"{APPLY}; INSERT INTO forbidden VALUES ('again')",
+        resume=wrong.run_id,
+        on_progress=told.append,
+    )
+    assert len(books.rows("SELECT FROM forbidden WHERE event_id = 'again'")) == wrong.chunks - wrong.done
+    assert counts(report) == {
+        "read": 400, "rejected": 0, "duplicate_in_source": 100, "already_processed": 1, "applied": 299
+    }  # fmt: skip
+    books.require_applied(events[1:], recorded=[events[0][0]])
+
+
+def commits(connection: Connection) -> None:
+    connection.execute(text(WRITE_EFFECT))
+    connection.commit()
+
+
+def commits_as_sql(connection: Connection) -> None:
+    connection.execute(text(f"{WRITE_EFFECT}; COMMIT"))
+
+
+def rolls_back_and_goes_on(connection: Connection) -> None:
+    connection.rollback()
+    connection.execute(text("INSERT INTO effect VALUES ('stray')"))
+
+
+def rolls_back(connection: Connection) -> None:
+    connection.rollback()
+
+
+def swallows(connection: Connection) -> None:
+    try:
+        connection.execute(text(f"{WRITE_EFFECT}; SELECT 1 / 0"))
+    except Exception:  # noqa: BLE001 - any
+        return
+
+
+def raises(connection: Connection) -> None:
+    connection.execute(text(WRITE_EFFECT))
+    raise KeyError("no such account")
+
+
+@pytest.mark.parametrize("writer", COPY_FIRST)
+@pytest.mark.parametrize(
+    ("apply", "said"),
+    [
+        (commits, "the handler ended the worker's transaction"),
+        (commits_as_sql, "the handler ended the worker's transaction"),
+        (rolls_back, "the handler ended the worker's transaction"),
+        (rolls_back_and_goes_on, "transaction|savepoint"),
+        (swallows, "a statement failed and the handler went on"),
+        (raises, "applying the events failed: KeyError: 'no such account'"),
+        (f"{WRITE_EFFECT}; COMMIT", "the chunk is the transaction: leave BEGIN"),
+        (f"{WRITE_EFFECT}; /* x */ rollback", "the chunk is the transaction: leave BEGIN"),
+        (f"{WRITE_EFFECT}; CALL commit_it()", "invalid transaction termination"),
+        (f"{WRITE_EFFECT}; DO $x$ BEGIN COMMIT; END $x$", "invalid transaction termination"),
+        (f"{WRITE_EFFECT}; $txbox$; COMMIT; --", "unterminated dollar-quoted string"),
+        (f"{WRITE_EFFECT} WHERE event_id", "must be type boolean"),
+    ],
+)
+def test_effects_that_are_refused(
+    spark: SparkSession, books: Books, schema_url: str, writer: str, apply: Any, said: str
+) -> None:
+    """Nothing is committed; and the same run ends well with an effect that can work."""
+    books.run("CREATE PROCEDURE commit_it() LANGUAGE plpgsql AS $$ BEGIN COMMIT; END $$")
+    if callable(apply):
+        # Sent whole: the workers cannot import this file.
+        import sys
+
+        from pyspark import cloudpickle
+
+        cloudpickle.register_pickle_by_value(sys.modules[apply.__module__])
+    events = purchases(12)
+    source = frame(spark, events)
+    wrong = failed(source, schema_url, writer, said, apply=apply)
+    assert (books.effects(), books.inbox(), books.chunks(wrong.run_id)) == ({}, [], [])
+    load(source, schema_url, writer, resume=wrong.run_id)
+    books.require_applied(events)
+
+
+@pytest.mark.parametrize("writer", COPY_FIRST)
+def test_the_same_load_twice(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    events = purchases(300)
+    source = frame(spark, [*events, *events[:50], (None, 1, 1)])
+    first = load(source, schema_url, writer)
+    second = load(source, schema_url, writer, apply="SELECT 1 / 0")  # nothing is first, so it is not asked to
+    assert second.run_id != first.run_id
+    assert counts(second) == {
+        "read": 351, "rejected": 1, "duplicate_in_source": 50, "already_processed": 300, "applied": 0
+    }  # fmt: skip
+    again = load(source, schema_url, "auto", resume=first.run_id, apply="SELECT 1 / 0")
+    assert counts(again) == counts(first)
+    assert (again.run_id, again.attempts, again.writer) == (first.run_id, 1, writer)
+    books.require_applied(events)
+
+
+@pytest.mark.parametrize("writer", COPY_FIRST)
+def test_what_cannot_be_resumed(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
+    source = frame(spark, purchases(10))
+    files = EventSource("files", b"digest")
+    run = failed(source, schema_url, writer, "division by zero", apply="SELECT 1 / 0", source=files).run_id
+    other = {"copy": "jdbc", "jdbc": "copy"}[writer]
+    for changed, said in (
+        ({"source": EventSource("files", b"other")}, "has begun to load files, and this is not the same"),
+        ({"source": None}, "this is not the same"),
+        ({"message_id": "concat(event_id, '')"}, "this is not the same"),
+        ({"subscriber_id": "shipping"}, "is of subscriber billing, not shipping"),
+        ({"writer": other}, f"was begun with writer {writer}; resume it with that one"),
+    ):
+        given = {"writer": writer, "source": files, **changed}
+        with pytest.raises(InvalidConfiguration, match=said):
+            load(source, schema_url, given.pop("writer"), resume=run, **given)
+    with pytest.raises(RunNotFound, match="no bulk load 'ffffffffffff'"):
+        load(source, schema_url, writer, resume="ffffffffffff")
+    assert (books.ledger(run)["attempts"], books.inbox()) == (1, [])
+    assert load(source, schema_url, "auto", resume=run, source=files).attempts == 2
+    books.require_applied(purchases(10))
+
+
+@pytest.mark.parametrize("writer", COPY_FIRST)
+def test_a_run_is_resumed_with_its_own_events_alone(
+    spark: SparkSession, books: Books, schema_url: str, writer: str
+) -> None:
+    """Whether it is finished or not, and whatever the source says of itself; their order does not matter."""
+    events = purchases(20)
+    first, *rest = events
+    files = EventSource("files", b"digest")
+    run = failed(
+        frame(spark, events), schema_url, writer, "division by zero", apply="SELECT 1 / 0", source=files
+    ).run_id
+    others = [purchases(20, start=20), rest, [*rest, rest[0]], [*events, first], [*rest, (None, 1, 1)], []]
+    for finished in (False, True):
+        for other in others:
+            with pytest.raises(InvalidConfiguration, match=f"run {run} .* 20 rows of files, .* have other message ids"):
+                load(frame(spark, other), schema_url, writer, resume=run, source=files)
+        assert books.inbox() == sorted(str(one[0]) for one in events if finished)
+        report = load(frame(spark, events[::-1]).repartition(5), schema_url, writer, resume=run, source=files)
+        assert (report.run_id, report.attempts, report.applied) == (run, 2, 20)
+        books.require_applied(events)
+
+
+@pytest.fixture
+def odd_place(database_url: str) -> Iterator[tuple[Engine, str, str]]:
+    """An engine without search path, a schema and a prefix with characters that something might choke on."""
+    schema, prefix = "Per%cent \"s\" 'x'", "Ärger %s $1-"
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(CreateSchema(schema))
+        tables(schema, prefix).metadata.create_all(connection)
+        connection.exec_driver_sql("CREATE SCHEMA elsewhere")
+        connection.exec_driver_sql("CREATE TABLE elsewhere.effect (event_id text)")
+    yield engine, schema, prefix
+    with engine.begin() as connection:
+        connection.execute(DropSchema(schema, cascade=True))
+        connection.execute(DropSchema("elsewhere", cascade=True))
+    engine.dispose()
+
+
+@pytest.mark.parametrize("writer", COPY_FIRST)
+def test_places(spark: SparkSession, database_url: str, odd_place: tuple[Engine, str, str], writer: str) -> None:
+    engine, schema, prefix = odd_place
+    apply = "INSERT INTO elsewhere.effect SELECT event_id FROM fresh_event"
+    source = frame(spark, purchases(210))
+    where = {"schema": schema, "prefix": prefix}
+    wrong = failed(source, database_url, writer, "acount", apply="TABLE acount", **where)
+    report = load(source, database_url, writer, apply=apply, resume=wrong.run_id, abandoned_seconds=0.0, **where)
+    assert (report.applied, report.chunks) == (210, 3)
+    described = tables(schema, prefix)
+    with engine.connect() as connection:
+        assert len(connection.execute(described.processed_message.select()).all()) == 210
+        assert connection.exec_driver_sql("SELECT count(DISTINCT event_id) FROM elsewhere.effect").scalar() == 210
+        left = connection.execute(
+            text("SELECT relname FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = :schema "
+                 "AND relname LIKE '%staging%'"), {"schema": schema},
+        )  # fmt: skip
+        assert left.all() == []
+
+
+def test_the_default_writer_is_copy_where_executors_have_psycopg(
+    spark: SparkSession, books: Books, schema_url: str
+) -> None:
+    events = purchases(120)
+    report = load(frame(spark, events), schema_url, "auto")
+    assert (report.writer, report.writer_reason) == ("copy", "the executors have psycopg and reach Postgres")
+    books.require_applied(events)

@@ -1,0 +1,347 @@
+"""Bulk loads on a real cluster: its executors, tasks that are killed and run again, tasks that run twice at once."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import Connection, Engine, create_engine
+
+from support.spark.spark_cluster import HOSTS, Cluster, Driver, client_of, executor_of, host_of, spark_cluster
+from support.waiting import wait_until
+from txbox import Inbox
+from txbox.schema import tables
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+GATE = 4713
+"""The advisory lock that tests hold to keep a task where it is."""
+APPLY = """
+INSERT INTO effect SELECT event_id FROM fresh_event;
+UPDATE account SET balance = balance + added.amount
+FROM (SELECT account, sum(amount) AS amount FROM fresh_event GROUP BY account) AS added
+WHERE account.account_id = added.account
+"""
+SPECULATING = {
+    "spark__speculation": "true",
+    "spark__speculation__interval": "50ms",
+    "spark__speculation__quantile": "0.1",
+    "spark__speculation__multiplier": "1.1",
+    "spark__speculation__minTaskRuntime": "200ms",
+}
+ROWS, DISTINCT = 6_000, 4_000
+SPECIAL = f"e{DISTINCT - 1:07}"
+"""An id that one row has, in the last chunk."""
+CHUNKS = {"parallelism": 4, "chunk_rows": 1_500}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with spark_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def engine(fresh_database: str) -> Iterator[Engine]:
+    """An engine on a database of the test's own, since event triggers are of a whole database."""
+    engine = create_engine(fresh_database, pool_size=20)
+    with engine.begin() as connection:
+        tables().metadata.create_all(connection)
+        connection.exec_driver_sql("CREATE TABLE effect (event_id text NOT NULL)")
+        connection.exec_driver_sql("CREATE TABLE account (account_id int PRIMARY KEY, balance bigint NOT NULL)")
+        connection.exec_driver_sql("INSERT INTO account SELECT n, 0 FROM generate_series(0, 6) AS n")
+        Inbox("billing").record_many(connection, [f"e{number:07}" for number in range(0, DISTINCT, 10)])
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def gate(engine: Engine) -> Iterator[Connection]:
+    """A session that holds the gate."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"SELECT pg_advisory_lock({GATE})")
+        yield connection
+        connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
+
+
+def execute(engine: Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def rows(engine: Engine, sql: str) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(sql)]
+
+
+def at_the_gate(engine: Engine, count: int = 1) -> list[int]:
+    """Wait until so many server processes wait at the gate, and return them."""
+    waiting = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = {GATE} AND NOT granted ORDER BY pid"
+    found = wait_until(
+        lambda: pids if len(pids := rows(engine, waiting)) >= count else [], f"{count} at the gate", timeout=120
+    )
+    return [pid for (pid,) in found]
+
+
+def open_gate(gate: Connection) -> None:
+    gate.exec_driver_sql(f"SELECT pg_advisory_unlock({GATE})")
+
+
+def wait_in_the_merge(engine: Engine) -> None:
+    """Have the task that records the special event wait at the gate; tasks of other chunks pass."""
+    execute(
+        engine,
+        f"CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN PERFORM pg_advisory_xact_lock({GATE}); RETURN NEW; END $$",
+        "CREATE TRIGGER gate BEFORE INSERT ON processed_message FOR EACH ROW "
+        f"WHEN (NEW.message_id = '{SPECIAL}') EXECUTE FUNCTION wait_at_gate()",
+    )
+
+
+def wait_before_the_first_claim(engine: Engine) -> None:
+    """Have the first attempt at the last chunk wait at the gate before it has claimed it."""
+    execute(
+        engine,
+        "CREATE SEQUENCE arrival",
+        f"CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"IF nextval('arrival') = 1 THEN PERFORM pg_advisory_xact_lock({GATE}); END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER gate BEFORE INSERT ON bulk_load_chunk FOR EACH ROW "
+        "WHEN (NEW.chunk = 3) EXECUTE FUNCTION wait_at_gate()",
+    )
+
+
+def wait_in_the_commit_of_staging(engine: Engine) -> None:
+    """Have each task that stages the special event wait at the gate in its COMMIT, when it has nothing else to do."""
+    execute(
+        engine,
+        f"CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS "
+        # Shared: those that wait here go on together.
+        f"$$ BEGIN PERFORM pg_advisory_xact_lock_shared({GATE}); RETURN NULL; END $$",
+        f"""
+CREATE FUNCTION watch_staging() RETURNS event_trigger LANGUAGE plpgsql AS $$
+DECLARE made record;
+BEGIN
+  FOR made IN SELECT object_identity FROM pg_event_trigger_ddl_commands()
+    WHERE object_type = 'table' AND object_identity ~ 'bulk_load_staging_[0-9a-f]+_[0-9]+_[0-9]+$'
+  LOOP
+    EXECUTE format('CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON %%s DEFERRABLE INITIALLY DEFERRED FOR EACH ROW '
+      'WHEN (NEW.message_id = %%L) EXECUTE FUNCTION wait_at_gate()', made.object_identity, '{SPECIAL}');
+  END LOOP;
+END $$""",
+        "CREATE EVENT TRIGGER watch_staging ON ddl_command_end WHEN TAG IN ('CREATE TABLE') "
+        "EXECUTE FUNCTION watch_staging()",
+    )
+
+
+def assert_exact(engine: Engine, report: dict[str, Any]) -> None:
+    """Compare the report and the database with what Python finds in the same events."""
+    source = [None if number % 97 == 96 else number % DISTINCT for number in range(ROWS)]
+    ids = {one for one in source if one is not None}
+    before = set(range(0, DISTINCT, 10))
+    balances = Counter(dict.fromkeys(range(7), 0))
+    for one in ids - before:
+        balances[one % 7] += one % 11 - 5
+    assert {name: report[name] for name in ("read", "rejected", "already_processed", "applied")} == {
+        "read": ROWS,
+        "rejected": source.count(None),
+        "already_processed": len(ids & before),
+        "applied": len(ids - before),
+    }
+    assert report["duplicate_in_source"] == ROWS - source.count(None) - len(ids)
+    assert sorted(rows(engine, "SELECT event_id FROM effect")) == sorted((f"e{one:07}",) for one in ids - before)
+    assert dict(rows(engine, "SELECT * FROM account")) == dict(balances)
+    recorded = rows(engine, "SELECT message_id FROM processed_message")
+    assert sorted(recorded) == sorted((f"e{one:07}",) for one in ids | before)
+    assert rows(engine, "SELECT FROM bulk_load WHERE finished_at IS NULL") == []
+    staging = "SELECT relname FROM pg_class WHERE relname ~ '^bulk_load_staging'"
+    assert rows(engine, staging) == []
+
+
+def request(url: str, **arguments: Any) -> dict[str, Any]:
+    return {"rows": ROWS, "distinct": DISTINCT, "url": url, "apply": APPLY, **CHUNKS, **arguments}
+
+
+def failed_tasks(driver: Driver) -> list[str]:
+    """Why tasks have failed; tasks that lost against another attempt have not."""
+    ends = [event["Task End Reason"]["Reason"] for event in driver.events("TaskEnd")]
+    return [reason for reason in ends if reason not in ("Success", "TaskKilled", "TaskCommitDenied")]
+
+
+def speculated(driver: Driver) -> list[dict[str, Any]]:
+    """The attempts that Spark has begun while another was running."""
+    return [event["Task Info"] for event in driver.events("TaskStart") if event["Task Info"]["Speculative"]]
+
+
+# --- which writer ----------------------------------------------------------------------------------------------------
+
+
+def python_without(folder: Path, module: str) -> str:
+    """Return a program that is this Python but for one module."""
+    hidden = folder / "hidden"
+    hidden.mkdir()
+    (hidden / f"{module}.py").write_text(f"raise ModuleNotFoundError({module!r}, name={module!r})\n")
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{hidden}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_auto_is_copy_where_executors_have_psycopg_and_jdbc_elsewhere(
+    cluster: Cluster, engine: Engine, fresh_database: str, tmp_path: Path
+) -> None:
+    with cluster.driver() as driver:
+        report = driver.load(**request(fresh_database, writer="auto"))
+        assert (report["writer"], report["writer_reason"]) == ("copy", "the executors have psycopg and reach Postgres")
+        assert_exact(engine, report)
+
+        execute(engine, "TRUNCATE effect, bulk_load, bulk_load_chunk", "UPDATE account SET balance = 0")
+        execute(engine, "DELETE FROM processed_message WHERE right(message_id, 1) <> '0'")
+        report = driver.load(**request(fresh_database, writer="auto"), python=python_without(tmp_path, "psycopg"))
+        assert report["writer"] == "jdbc"
+        assert report["writer_reason"].endswith(" has no psycopg")
+        assert_exact(engine, report)
+
+        bare = tmp_path / "bare"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+        report = driver.load(**request(fresh_database, writer="auto"), python=str(bare / "bin" / "python"))
+        assert report["writer"] == "jdbc"
+        assert " has no " in report["writer_reason"]
+        assert report["applied"] == 0
+        report = driver.load(**request(fresh_database, writer="auto"), python="/nowhere/python")
+        assert report["writer"] == "jdbc"
+        assert report["writer_reason"].startswith("the executors run no Python")
+    ran_on = {event["Task Info"]["Host"] for event in driver.events("TaskStart")}
+    assert ran_on == set(HOSTS)
+
+
+# --- tasks that are killed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["the Python worker", "the executor"])
+def test_a_task_of_copy_that_is_killed_in_the_merge_is_run_again(
+    cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection, victim: str
+) -> None:
+    wait_in_the_merge(engine)
+    with cluster.driver() as driver:
+        driver.ask(**request(fresh_database, writer="copy"))
+        (backend,) = at_the_gate(engine)
+        worker = client_of(engine, backend)
+        (executor_of(worker) if victim == "the executor" else worker).kill()
+        # The next attempt waits for the transaction of the first, whose end Postgres has not noticed.
+        claiming = f"SELECT FROM pg_stat_activity WHERE {backend} = ANY (pg_blocking_pids(pid))"
+        wait_until(lambda: rows(engine, claiming), "the next attempt", timeout=120)
+        open_gate(gate)
+        report = driver.answer()
+    assert_exact(engine, report)
+    assert report["attempts"] == 1, "Spark ran the task again, and not bulk_load the tasks"
+    assert failed_tasks(driver), "a task has failed"
+
+
+@pytest.mark.slow
+def test_a_task_of_copy_that_is_killed_in_its_copy_is_run_again(
+    cluster: Cluster, engine: Engine, fresh_database: str
+) -> None:
+    copying = "SELECT pid FROM pg_stat_activity WHERE query ~ '^COPY' AND state = 'active'"
+
+    def stopped_in_copy() -> psutil.Process | None:
+        for (backend,) in rows(engine, copying):
+            worker = client_of(engine, backend)
+            worker.suspend()
+            # All that was sent has arrived when the server waits for more, so it is not the end that it will read.
+            waiting = f"{copying} AND pid = {backend} AND wait_event = 'ClientRead'"
+            if any(rows(engine, waiting) for _ in range(50)):
+                return worker
+            worker.resume()
+        return None
+
+    with cluster.driver() as driver:
+        driver.ask(**request(fresh_database, writer="copy"))
+        worker = wait_until(stopped_in_copy, "a task in its COPY", timeout=120, every=0.001)
+        worker.kill()
+        report = driver.answer()
+    assert_exact(engine, report)
+    assert report["attempts"] == 1
+    assert failed_tasks(driver)
+
+
+@pytest.mark.slow
+def test_a_staging_task_that_is_killed_in_its_commit_stages_its_rows_twice(
+    cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
+) -> None:
+    wait_in_the_commit_of_staging(engine)
+    with cluster.driver() as driver:
+        driver.ask(**request(fresh_database, writer="jdbc"))
+        (backend,) = at_the_gate(engine)
+        executor_of(client_of(engine, backend)).kill()
+        at_the_gate(engine, 2)  # the second attempt; Postgres goes on to commit for the first, which is dead
+        open_gate(gate)
+        report = driver.answer()
+    assert_exact(engine, report)
+    assert failed_tasks(driver)
+    assert staged(engine) > ROWS - report["rejected"], "rows were staged twice"
+
+
+def staged(engine: Engine) -> int:
+    ((count,),) = rows(engine, "SELECT sum(rows_read) FROM bulk_load_chunk")
+    return int(count)
+
+
+# --- tasks that run twice at once ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_speculative_attempt_waits_for_the_first_and_finds_the_chunk_done(
+    cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
+) -> None:
+    wait_in_the_merge(engine)
+    with cluster.driver(**SPECULATING) as driver:
+        driver.ask(**request(fresh_database, writer="copy"))
+        (first,) = at_the_gate(engine)
+        waiting = f"SELECT pid FROM pg_stat_activity WHERE {first} = ANY (pg_blocking_pids(pid))"
+        ((second,),) = wait_until(lambda: rows(engine, waiting), "the speculative attempt", timeout=120)
+        assert {host_of(client_of(engine, one)) for one in (first, second)} == set(HOSTS)
+        open_gate(gate)
+        report = driver.answer()
+    assert_exact(engine, report)
+    assert speculated(driver)
+
+
+@pytest.mark.slow
+def test_a_speculative_attempt_that_is_faster_merges_and_the_first_finds_the_chunk_done(
+    cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
+) -> None:
+    wait_before_the_first_claim(engine)
+    with cluster.driver(**SPECULATING) as driver:
+        driver.ask(**request(fresh_database, writer="copy"))
+        (first,) = at_the_gate(engine)
+        report = driver.answer()  # the gate is still closed
+        assert_exact(engine, report)
+        assert at_the_gate(engine) == [first]
+        open_gate(gate)
+        ended = f"SELECT FROM pg_stat_activity WHERE pid = {first}"
+        wait_until(lambda: not rows(engine, ended), "the end of the first attempt", timeout=60)
+    assert_exact(engine, report)
+    assert speculated(driver)
+    assert "TaskKilled" in [event["Task End Reason"]["Reason"] for event in driver.events("TaskEnd")]
+
+
+@pytest.mark.slow
+def test_a_speculative_staging_task_stages_its_rows_twice(
+    cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
+) -> None:
+    wait_in_the_commit_of_staging(engine)
+    with cluster.driver(**SPECULATING) as driver:
+        driver.ask(**request(fresh_database, writer="jdbc"))
+        both = at_the_gate(engine, 2)
+        assert {host_of(client_of(engine, one)) for one in both} == set(HOSTS)
+        open_gate(gate)
+        report = driver.answer()
+    assert_exact(engine, report)
+    assert speculated(driver)
+    assert staged(engine) > ROWS - report["rejected"], "rows were staged twice"

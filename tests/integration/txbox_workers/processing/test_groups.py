@@ -1,0 +1,72 @@
+"""The order within a group: nothing overtakes a message that has to come again."""
+
+import pytest
+from sqlalchemy import Engine
+
+from support.workers.business import Business
+from support.workers.handlers import failing_first
+from support.workers.memory_worker import delivery, make, process
+from txbox import Inbox, Outcome
+from txbox_workers.memory import MemorySource
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
+
+def test_what_follows_a_failure_in_its_group_is_handed_back(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_first("a2"))
+    outcomes = process(
+        worker,
+        delivery("a1", group="a"),
+        delivery("b1", group="b"),
+        delivery("a2", group="a"),
+        delivery("a3", group="a"),
+        delivery("b2", group="b"),
+    )
+    assert dict(outcomes) == {
+        "a1-1": Outcome.PROCESSED,
+        "b1-1": Outcome.PROCESSED,
+        "a2-1": Outcome.FAILED,
+        "a3-1": Outcome.IN_FLIGHT,
+        "b2-1": Outcome.PROCESSED,
+    }
+    assert business.order() == ["a1", "b1", "b2"]
+
+
+def test_repeats_of_a_group_s_messages_do_not_overtake_either(engine: Engine, business: Business) -> None:
+    """The producer has sent each message twice, in another order the second time."""
+    worker = make(MemorySource(), engine, failing_first("m1"))
+    process(
+        worker,
+        *(delivery(id_, group="g") for id_ in ("m1", "m2", "m3")),
+        *(delivery(id_, group="g", receipt=f"again-{id_}") for id_ in ("m3", "m2", "m1")),
+    )
+    assert business.order() == []
+    process(worker, *(delivery(id_, group="g", receive_count=2) for id_ in ("m1", "m2", "m3")))
+    assert business.order() == ["m1", "m2", "m3"]
+
+
+def test_an_id_that_comes_in_two_groups_breaks_the_order_of_neither(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_first("x"))
+    process(
+        worker,
+        delivery("x", group="a", receipt="a-x"),
+        delivery("x", group="b", receipt="b-x"),
+        delivery("y", group="b", receipt="b-y"),
+    )
+    assert business.order() == []
+
+
+def test_a_message_in_flight_blocks_its_group(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine)
+    with engine.connect() as elsewhere:
+        Inbox("billing").record(elsewhere, "m1")
+        process(worker, *(delivery(id_, group="g") for id_ in ("m1", "m2")))
+        elsewhere.rollback()
+    assert business.order() == []
+
+
+def test_a_dead_letter_lets_its_group_go_on(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, failing_first("m1"), max_attempts=1)
+    process(worker, *(delivery(id_, group="g") for id_ in ("m1", "m2", "m3")))
+    assert business.letters() == {"m1": "failed"}
+    assert business.order() == ["m2", "m3"]

@@ -1,0 +1,88 @@
+"""Polling threads: several of one worker, and what does not end them."""
+
+import asyncio
+from itertools import product
+from typing import Any, ClassVar
+
+import pytest
+from sqlalchemy import Engine
+
+from support.txbox.events import Kept, Unloggable
+from support.waiting import wait_until
+from support.workers.business import Business, once
+from support.workers.memory_worker import at_work, make, messages, numbered, work_off
+from txbox import Outcome
+from txbox.instrumentation import Committed, Event, Received, Settled
+from txbox_workers.memory import MemorySource
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
+
+def test_several_threads_count_exactly(engine: Engine, business: Business) -> None:
+    source = MemorySource([*numbered(200), *numbered(50)], batch_size=7)
+    worker = work_off(source, engine, threads=4)
+    assert worker.counts == {Outcome.PROCESSED: 200, Outcome.DUPLICATE: 50}
+    assert business.applied() == once(message.id for message in numbered(200))
+
+
+def test_a_hook_that_raises_stops_nothing(engine: Engine, business: Business) -> None:
+    def hook(event: Event) -> None:
+        raise RuntimeError("the hook is broken")
+
+    source = MemorySource(numbered(25))
+    worker = work_off(source, engine, hooks=[hook])
+    assert business.applied() == once(message.id for message in numbered(25))
+    assert worker.counts == {Outcome.PROCESSED: 25}
+
+
+@pytest.mark.parametrize(
+    ("error", "moment"),
+    [
+        *product([SystemExit, asyncio.CancelledError], [Received, Committed, Settled]),
+        (KeyboardInterrupt, Received),
+        (Unloggable, Received),
+    ],
+)
+def test_a_hook_that_raises_anything_does_not_end_the_polling_thread_and_takes_no_message_away(
+    engine: Engine, business: Business, error: type[BaseException], moment: type[Event]
+) -> None:
+    left = [1]
+
+    def hook(event: Event) -> None:
+        if isinstance(event, moment) and left:
+            left.pop()
+            raise error
+
+    source = MemorySource(messages("a"))
+    with at_work(make(source, engine, hooks=[hook])):
+        wait_until(lambda: not left)
+        source.send(messages("b")[0])
+        assert source.wait_until_empty(20)
+    assert business.applied() == once("ab")
+
+
+def test_a_source_that_breaks_in_every_call_does_not_end_the_worker(engine: Engine, business: Business) -> None:
+    class Breaking(MemorySource):
+        left: ClassVar = {"receive": 2, "ack": 2, "hand_back": 2}
+
+        def __getattribute__(self, name: str) -> Any:
+            left = object.__getattribute__(self, "left")
+            if left.get(name):
+                left[name] -= 1
+                raise LookupError(f"{name} is broken")
+            return object.__getattribute__(self, name)
+
+        def requeue(self) -> None:
+            """What a broker does when visibility ends."""
+            with self._condition:
+                self._ready.extend(self._taken.values())
+                self._taken.clear()
+
+    source = Breaking(messages("a", "b"))
+    kept = Kept()
+    with at_work(make(source, engine, hooks=[kept])):
+        for _ in range(2):
+            wait_until(lambda: source._taken and source._taken.keys() <= {e.delivery_id for e in kept.of(Settled)})
+            source.requeue()
+        assert source.wait_until_empty(20)
+    assert business.applied() == once("ab")

@@ -1,0 +1,89 @@
+"""A worker in a process of its own, which tests may kill. Run it with its settings as JSON in the one argument.
+
+Every run of the handler leaves a row in ``run``, committed at once over a second connection: what a process did is
+known even when it did not live to tell.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from support.processes import start_python
+from support.workers.business import ADD, Business, apply
+from txbox import Inbox, Message
+from txbox import instrumentation as events
+from txbox.backoff import Backoff
+from txbox.testing import kill_at
+from txbox_aws.sqs import SqsWorker
+
+NOTE = text("INSERT INTO run (message_id, pid) VALUES (:id, :pid)")
+COUNT = text("SELECT count(*) FROM run WHERE message_id = :id")
+
+
+def prepare(engine: Any) -> Business:
+    """Make the tables that the process writes to."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE TABLE run (message_id text NOT NULL, pid int NOT NULL, at timestamptz DEFAULT clock_timestamp())"
+        )
+    return Business(engine)
+
+
+def start(url: str, queue: str, **settings: Any) -> subprocess.Popen[bytes]:
+    """Start a worker process.
+
+    Args:
+        url: the database, whose search path holds the tables.
+        queue: the queue's URL.
+        settings: ``deadly`` ids kill their process in the handler, ``deadly_once`` ids in their first run only;
+            ``kill_at`` names the event that kills; ``pause`` is how long the handler takes, in seconds; ``log`` is a
+            file for what the worker logs; the rest goes to SqsWorker.
+    """
+    return start_python("-m", "support.workers.worker_process", json.dumps({"url": url, "queue": queue, **settings}))
+
+
+def main() -> None:
+    """Work until SIGTERM."""
+    settings = json.loads(sys.argv[1])
+    url, queue = settings.pop("url"), settings.pop("queue")
+    deadly, deadly_once = set(settings.pop("deadly", ())), set(settings.pop("deadly_once", ()))
+    pause = settings.pop("pause", 0.0)
+    moment = settings.pop("kill_at", None)
+    if log := settings.pop("log", None):
+        logging.basicConfig(filename=log, level=logging.INFO)
+    hooks = [kill_at(getattr(events, moment))] if moment else []
+    notes = create_engine(url, isolation_level="AUTOCOMMIT", pool_size=1)
+
+    def handle(session: Session, message: Message) -> None:
+        with notes.connect() as connection:
+            connection.execute(NOTE, {"id": message.id, "pid": os.getpid()})
+            runs = connection.execute(COUNT, {"id": message.id}).scalar_one()
+        apply(session, message)
+        session.execute(ADD, {"account": 1, "amount": 1})
+        if message.id in deadly or (message.id in deadly_once and runs == 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(pause)  # not a wait: work that takes a while, so that a kill or a signal can land in it
+
+    settings = {"wait_seconds": 1, "visibility_seconds": 1, **settings}
+    worker = SqsWorker(
+        queue,
+        inbox=Inbox("billing", wait_seconds=0.2),
+        engine=create_engine(url),
+        handler=handle,
+        backoff=Backoff(0, 0),
+        hooks=hooks,
+        **settings,
+    )
+    sys.exit(0 if worker.run() else 3)
+
+
+if __name__ == "__main__":
+    main()
