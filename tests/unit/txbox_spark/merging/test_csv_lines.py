@@ -1,4 +1,4 @@
-"""Arrow's columns as lines of CSV; what Postgres makes of every type is seen in test_bulk_load_types."""
+"""Arrow's columns as lines of CSV; what Postgres makes of every type is seen in reading.test_types."""
 
 import csv
 import io
