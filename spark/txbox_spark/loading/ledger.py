@@ -27,9 +27,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox import TxboxError
-from txbox.postgres.blocked_loads import BlockedLoad, find_blocked_loads
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
+from txbox.status import BlockedLoad, find_blocked_loads
 from txbox_spark.merging.chunk_stream import SHOWN_REJECTED
 from txbox_spark.reading.survey import Survey
 from txbox_spark.runtime.periodic import every

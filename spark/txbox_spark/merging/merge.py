@@ -43,9 +43,9 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox import TxboxError
 from txbox.backoff import Backoff
-from txbox.postgres.blocked_loads import run_lock
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
+from txbox.status.blocked_loads import run_lock
 from txbox_spark.merging.effects import Apply, ApplyFailed, apply_effects
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, insert_fresh
 from txbox_spark.reading.columns import EventColumn

@@ -6,8 +6,8 @@ from sqlalchemy import Engine
 from support.postgres.statements import run
 from support.postgres.tables import make_tables
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason, SchemaMissing
-from txbox import status as status_module
 from txbox.status import Status, SubscriberStatus, read_status
+from txbox.status import status as status_module
 
 
 def record(engine: Engine, subscriber: str, *message_ids: str, prefix: str = "") -> None:

@@ -10,10 +10,9 @@ from sqlalchemy.exc import DBAPIError
 
 from support.spark.bulk_loads import Books
 from support.waiting import wait_until
-from txbox.postgres.blocked_loads import find_blocked_loads
 from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
-from txbox.status import read_status
+from txbox.status import find_blocked_loads, read_status
 from txbox_cli.app import run as txbox
 from txbox_spark.loading import ledger as ledgers
 from txbox_spark.loading.ledger import LoadLedger

@@ -11,10 +11,10 @@ from sqlalchemy import Engine
 from txbox.leases.status import LeaseStatus, read_lease_status
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.status import OutboxStatus, read_outbox_status
-from txbox.postgres.blocked_loads import BlockedLoad, find_blocked_loads
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
+from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads
 
 __all__ = ["EXACT_UP_TO_ROWS", "HandlerConflict", "Status", "SubscriberStatus", "read_status"]
 
