@@ -43,6 +43,9 @@ ORDER BY event_id;
 INSERT INTO {SCHEMA}.processed_message (subscriber_id, message_id) SELECT '{SUBSCRIBER}', event_id FROM fresh_event;
 {APPLY};"""
 
+MERGE_IN_TURN = BEST_MERGE.replace(APPLY, f"\nSELECT pg_advisory_xact_lock(1);{APPLY}")
+"""For two sessions: their updates of the same accounts take turns, as those of our chunks do; else they deadlock."""
+
 NAIVE_MERGE = f"""
 WITH first AS (
   INSERT INTO {SCHEMA}.processed_message (subscriber_id, message_id) SELECT '{SUBSCRIBER}', event_id FROM staging
@@ -98,7 +101,7 @@ class Loading:
 
         def load() -> None:
             with ThreadPoolExecutor(2) as pool:
-                list(pool.map(lambda half: self._psql(staging, half, f"{BEST_MERGE} COMMIT;"), HALVES))
+                list(pool.map(lambda half: self._psql(staging, half, f"{MERGE_IN_TURN} COMMIT;"), HALVES))
 
         return self._measured(TWO, load)
 
