@@ -147,12 +147,6 @@ UPDATE {{message_lease}} AS lease SET
     ELSE lease.unknown_before + %(uncounted)s END
 WHERE {{newest_fence}} AND lease.completed_at IS NULL AND {{durable}}
 
--- name: estimate
--- How many rows there are, by the planner's figures.
--- parameters: none
--- returns: rows
-SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = '{{literal(message_lease)}}'::regclass
-
 -- name: counts
 -- How the leases of each subscriber stand.
 -- parameters: none

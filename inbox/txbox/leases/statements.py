@@ -15,5 +15,4 @@ class LeaseStatements(SqlFile, file="leases.sql"):
     shorten: str
     complete: str
     release: str
-    estimate: str
     counts: str

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import Engine
 
 from txbox.leases.statements import LeaseStatements
+from txbox.postgres.server import estimate_rows
 from txbox.postgres.transactions import check_table
 
 __all__ = ["LeaseStatus", "LedgerStatus", "read_lease_status"]
@@ -61,7 +62,7 @@ def read_lease_status(
     sql = LeaseStatements.load(schema, prefix)
     with engine.connect() as connection:
         check_table(connection, sql.tables.message_lease)
-        rows = int(connection.exec_driver_sql(sql.estimate).scalar_one())
+        rows = estimate_rows(connection, sql.name_of("message_lease"))
         if rows > exact_up_to_rows:
             return LeaseStatus(rows, exact=False)
         ledgers = tuple(LedgerStatus(*row) for row in connection.exec_driver_sql(sql.counts))

@@ -1,8 +1,10 @@
 """Questions to Postgres about itself."""
 
+from sqlalchemy import Connection
+
 from txbox.postgres.sql_files import SqlFile
 
-__all__ = ["SERVER", "ServerStatements"]
+__all__ = ["SERVER", "ServerStatements", "estimate_rows"]
 
 
 class ServerStatements(SqlFile, file="server.sql"):
@@ -10,8 +12,13 @@ class ServerStatements(SqlFile, file="server.sql"):
 
     backend_pid: str
     sessions_at_work: str
-    blocked_loads: str
+    row_estimate: str
     bound_wait: str
 
 
 SERVER = ServerStatements.load()
+
+
+def estimate_rows(connection: Connection, table_name: str) -> int:
+    """Return how many rows a table (its name quoted) has, by the planner's figures."""
+    return int(connection.exec_driver_sql(SERVER.row_estimate, {"table_name": table_name}).scalar_one())

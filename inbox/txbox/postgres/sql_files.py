@@ -14,12 +14,13 @@ same within a string, ``{{microseconds(parked_at)}}`` for a time as ``moment`` r
 constant. A fragment is ``-- fragment: name`` in place of ``-- name: name``, and comes above its uses.
 """
 
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
 from importlib import resources
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, cast
 
 from sqlalchemy import Table
 
@@ -51,12 +52,11 @@ class SqlFile:
 
     def __init__(self, schema: str | None, prefix: str) -> None:
         self.tables: Tables = tables(schema, prefix)
-        texts = parse(resources.files(type(self).__module__.rpartition(".")[0]).joinpath(self._file).read_text("utf-8"))
         values = {name: str(value) for name, value in self._constants.items()}
         for field in fields(self.tables):
             if isinstance(table := getattr(self.tables, field.name), Table):
                 values[field.name] = quoted(table)
-        for name, text in texts.items():
+        for name, text in _parsed(type(self).__module__.rpartition(".")[0], self._file).items():
             values[name] = _filled(text, values)
         for name in _annotated(type(self)):
             setattr(self, name, values[name])
@@ -93,15 +93,16 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 _FUNCTIONS = {"literal": literal, "microseconds": microseconds}
 
-_AnySqlFile = TypeVar("_AnySqlFile", bound=SqlFile)
-
 
 def _annotated(kind: type[Any]) -> list[str]:
-    return [
-        name for base in kind.__mro__ for name, type_ in vars(base).get("__annotations__", {}).items() if type_ is str
-    ]
+    return [name for base in kind.__mro__ for name, type_ in inspect.get_annotations(base).items() if type_ is str]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
+def _parsed(package: str, file: str) -> Mapping[str, str]:
+    return parse(resources.files(package).joinpath(file).read_text("utf-8"))
+
+
+@lru_cache(maxsize=1024)
 def _load(kind: type[SqlFile], schema: str | None, prefix: str) -> SqlFile:
     return kind(schema, prefix)

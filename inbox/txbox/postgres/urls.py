@@ -11,7 +11,7 @@ __all__ = ["DATABASE_URL_VARIABLE", "database_engine", "database_url"]
 DATABASE_URL_VARIABLE = "TXBOX_DATABASE_URL"
 """The environment variable in which programs of ours look for one."""
 
-CONNECT_SECONDS = 5
+PROGRAM_CONNECT_SECONDS = 5
 """How long a program waits for a database to answer."""
 
 
@@ -27,16 +27,16 @@ def database_url(given: str | URL) -> URL:
     if url.drivername in ("postgres", "postgresql"):
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername != "postgresql+psycopg":
-        raise InvalidConfiguration(f"a database of kind {url.drivername} cannot be used, psycopg 3 is; {_URL_FORM}")
+        raise InvalidConfiguration(f"{url.drivername}:// cannot be used: Postgres with psycopg 3 is; {_URL_FORM}")
     if "@" in (url.host or ""):
         raise InvalidConfiguration("the host in the database URL has an @; in a password, write it as %40")
     return url
 
 
 def database_engine(url: URL, **options: object) -> Engine:
-    """Make an engine that waits for an unreachable server for ``CONNECT_SECONDS``."""
+    """Make an engine that waits for an unreachable server for ``PROGRAM_CONNECT_SECONDS``."""
     query = dict(url.query)
-    query.setdefault("connect_timeout", str(CONNECT_SECONDS))
+    query.setdefault("connect_timeout", str(PROGRAM_CONNECT_SECONDS))
     query.setdefault("application_name", "txbox")
     try:
         return open_engine(url.set(query=query), **options)

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from txbox.postgres.server import SERVER
+from txbox.postgres.sql_files import SqlFile
 
 __all__ = ["BlockedLoad", "find_blocked_loads", "run_lock"]
+
+
+class BlockedLoadStatements(SqlFile, file="blocked_loads.sql"):
+    """The statements of ``blocked_loads.sql``."""
+
+    blocked_loads: str
+
 
 _TAG = 0x7478
 """The upper 16 bits of such a lock's number; a run is the other 48."""
@@ -76,5 +83,6 @@ def find_blocked_loads(connection: Connection, run_id: str | None = None) -> tup
 
     ``run_id`` None: of all loads.
     """
-    rows = connection.exec_driver_sql(SERVER.blocked_loads, {"tag": _TAG, "run_id": run_id}).mappings()
+    statement = BlockedLoadStatements.load().blocked_loads
+    rows = connection.exec_driver_sql(statement, {"tag": _TAG, "run_id": run_id}).mappings()
     return tuple(BlockedLoad(**row) for row in rows)

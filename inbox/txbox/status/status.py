@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from txbox.leases.status import LeaseStatus, read_lease_status
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.status import OutboxStatus, read_outbox_status
+from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
@@ -94,7 +95,6 @@ class Status:
 class StatusStatements(SqlFile, file="status.sql"):
     """The statements of ``status.sql``."""
 
-    inbox_estimate: str
     inbox_counts: str
     failure_counts: str
     conflicts: str
@@ -118,11 +118,7 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         check_table(connection, sql.tables.processed_message)
         check_table(connection, sql.tables.message_failure)
         check_table(connection, sql.tables.dead_letter)
-        rows = int(
-            connection.exec_driver_sql(
-                sql.inbox_estimate, {"table_name": sql.name_of("processed_message")}
-            ).scalar_one()
-        )
+        rows = estimate_rows(connection, sql.name_of("processed_message"))
         asked, exact = exact, exact or rows <= EXACT_UP_TO_ROWS
         if exact:
             rows = 0

@@ -1,11 +1,5 @@
 -- How the inbox and the dead letters stand; the outbox and the leases have status files of their own.
 
--- name: inbox_estimate
--- How many rows the inbox has, by the planner's figures.
--- parameters: table_name text (quoted)
--- returns: rows
-SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = %(table_name)s::regclass
-
 -- name: inbox_counts
 -- Exact figures per subscriber, by reading the whole inbox.
 -- parameters: none

@@ -257,7 +257,7 @@ class Watermarks:
         """
         values: dict[str, Any] = {
             "lock_timeout": None if wait_seconds is None else valid_lock_timeout(wait_seconds, "wait_seconds"),
-            "newest_only": newest_only,
+            "newest_only": bool(newest_only),
         }
         type_column = aggregate_type.name if isinstance(aggregate_type, ColumnClause) else None
         if not isinstance(aggregate_type, ColumnClause):

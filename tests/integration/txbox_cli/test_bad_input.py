@@ -72,7 +72,7 @@ def silent_server() -> Iterator[int]:
 def test_a_database_that_never_answers(
     txbox: Txbox, place: URL, silent_server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(urls, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr(urls, "PROGRAM_CONNECT_SECONDS", 1)
     txbox("status", "--url", url(place, port=silent_server)).failed_in_one_line(
         1, "timeout expired", "is the server reachable from here?"
     )

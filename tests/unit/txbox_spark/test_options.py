@@ -38,7 +38,7 @@ def test_what_cannot_work_is_refused_with_the_callers_name(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"url": "mysql://localhost/x"}, "a database of kind mysql.*give postgresql://"),
+        ({"url": "mysql://localhost/x"}, "mysql:// cannot be used.*give postgresql://"),
         ({"url": "nonsense"}, "not a database URL"),
         ({"subscriber_id": ""}, "subscriber_id"),
     ],

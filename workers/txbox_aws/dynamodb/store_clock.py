@@ -19,14 +19,12 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from txbox.errors import LedgerError
+from txbox.leases.server_clock import DRIFT
 
 __all__ = ["SKEW_SECONDS", "StoreClock", "response_time"]
 
 SKEW_SECONDS = 1.0
 """How far the clocks of any two of the store's hosts may be apart. Those of one provider differ by milliseconds."""
-
-DRIFT = 0.001
-"""How much faster or slower than the store's our clock may run. One that is being adjusted: by 0.0005."""
 
 RESOLUTION_SECONDS = 1.0
 """Of the times that come with the answers."""

@@ -7,10 +7,10 @@ from sqlalchemy import Engine
 
 from support.postgres.statements import run
 from support.txbox.leases import acquired
-from txbox import SchemaMissing, status
+from txbox import SchemaMissing
 from txbox.leases import PostgresLedger
 from txbox.leases.status import LeaseStatus, LedgerStatus, read_lease_status
-from txbox.status import read_status
+from txbox.status import read_status, status
 
 
 def test_nothing_was_ever_leased(engine: Engine) -> None:

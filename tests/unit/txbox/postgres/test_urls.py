@@ -17,10 +17,10 @@ def test_three_schemes_mean_one_driver(scheme: str) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("postgresql+psycopg2://u:hunter2@host/x", r"kind postgresql\+psycopg2 cannot be used.*give postgresql://"),
-        ("postgresql+asyncpg://u:hunter2@host/x", r"kind postgresql\+asyncpg cannot be used.*give postgresql://"),
-        ("mysql://u:hunter2@host/x", "kind mysql cannot be used.*give postgresql://"),
-        ("sqlite://", "kind sqlite cannot be used"),
+        ("postgresql+psycopg2://u:hunter2@host/x", r"postgresql\+psycopg2:// cannot be used.*give postgresql://"),
+        ("postgresql+asyncpg://u:hunter2@host/x", r"postgresql\+asyncpg:// cannot be used.*give postgresql://"),
+        ("mysql://u:hunter2@host/x", "mysql:// cannot be used.*give postgresql://"),
+        ("sqlite://", "sqlite:// cannot be used"),
         ("127.0.0.1", "not a database URL; give postgresql://"),
         ("", "not a database URL"),
         ("postgresql://u:hunter2@host:port/x", "not a database URL"),
