@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 from botocore.validate import ParamValidationDecorator
-from support.boto3_settings import without_a_configuration
 
+from support.aws.boto3_settings import without_a_configuration
 from txbox import BrokerError, LedgerError
 from txbox_aws.clients import (
     DYNAMODB,

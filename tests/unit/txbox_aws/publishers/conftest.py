@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.boto3_settings import without_a_configuration
 
+from support.aws.boto3_settings import without_a_configuration
 from support.aws.publisher_attempts import attempts
 from support.aws.scripted_aws import ScriptedAws
 from txbox_aws.publishers import AwsPublisher, aws_publishers

@@ -7,8 +7,8 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
-from support.boto3_settings import without_a_configuration
 
+from support.aws.boto3_settings import without_a_configuration
 from support.aws.queues import QUEUE
 from support.aws.scripted_sqs import ScriptedSqs
 from txbox.backoff import Backoff
