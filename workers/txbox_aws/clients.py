@@ -36,6 +36,7 @@ __all__ = [
     "WAIT_SECONDS",
     "AwsUse",
     "RegionalClients",
+    "code_of",
     "dynamodb_client",
     "make_client",
     "sqs_client",
@@ -59,7 +60,8 @@ class AwsUse(Generic[_Error]):
         service: boto3's name of it.
         title: its name in errors.
         error: what boto3's errors become.
-        remedies: what to do about an error, by a part of its code; before those in ``_REMEDIES``.
+        remedies: what to do about an error, by a part of AWS's code, or by the whole name of boto3's exception; before
+            those in ``_REMEDIES``.
         attempts: of a call, made by boto3 itself.
         connect_seconds, read_seconds: how long an attempt waits for a connection, and for an answer.
         connections: how many calls may be under way at once.
@@ -107,7 +109,7 @@ _REMEDIES = {
     "PartialCredentialsError": _NO_CREDENTIALS,
     "ProfileNotFound": "; correct AWS_PROFILE",
 }
-"""For every use: what to do, by a part of an error's code, or by the name of boto3's exception."""
+"""For every use; see ``AwsUse.remedies``."""
 
 SQS = AwsUse(
     service="sqs",
@@ -312,7 +314,7 @@ def translated(use: AwsUse[Any], target: str, remedies: Mapping[str, str] | None
     try:
         yield
     except (ClientError, BotoCoreError) as error:
-        if isinstance(error, ClientError) and error.response.get("Error", {}).get("Code", "") in use.answers:
+        if code_of(error) in use.answers:
             raise
         raise translation(use, error, target, remedies) from error
 
@@ -326,21 +328,27 @@ def translation(
         use: what was called.
         error: boto3's.
         target: the queue's URL, the table, or what else the call was about.
-        remedies: of this call, by a part of the error's code; before those of the use. ``{table}`` and ``{operation}``
-            are filled in.
+        remedies: of this call, as those of the use, and before them. ``{table}`` and ``{operation}`` are filled in.
 
     Returns:
         The error; permanent if there is a remedy, as trying again is none.
     """
-    operation, code, text = "", type(error).__name__, f"{use.title} cannot be reached: {error}"
+    operation, code, text = "", code_of(error), f"{use.title} cannot be reached: {error}"
     if isinstance(error, ClientError):
-        details = error.response.get("Error", {})
-        operation, code = error.operation_name, str(details.get("Code", ""))
+        operation = error.operation_name
         # One line of it: that of a wrong signature goes on with the whole request.
-        message = next(iter(str(details.get("Message") or "").splitlines()), "").rstrip(".")
+        message = next(iter(str(error.response.get("Error", {}).get("Message") or "").splitlines()), "").rstrip(".")
         text = f"{use.title} refused {operation} on {target}: {code}{message and f': {message}'}"
     elif not isinstance(error, BotoCoreError):
         text = f"{use.title} gave an answer that cannot be read: {error}"
-    table = (remedies or {}, use.remedies, _REMEDIES)
-    remedy = next((text for remedies_ in table for part, text in remedies_.items() if part in code), "")
+    rows = (row for table in (remedies or {}, use.remedies, _REMEDIES) for row in table.items())
+    # A part of AWS's code is enough, as services call the same thing differently; NotFound is no part of boto3's names.
+    remedy = next((text for name, text in rows if name == code or (operation and name in code)), "")
     return use.error(text + remedy.format(operation=operation, table=target), permanent=bool(remedy))
+
+
+def code_of(error: Exception) -> str:
+    """Return an error's code, as the service or boto3 calls it."""
+    if isinstance(error, ClientError):
+        return str(error.response.get("Error", {}).get("Code", ""))
+    return type(error).__name__

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+from botocore.exceptions import ClientError, ConfigNotFound, EndpointConnectionError, NoCredentialsError
 from botocore.validate import ParamValidationDecorator
 
 from support.aws.boto3_settings import without_a_configuration
@@ -110,8 +110,19 @@ def test_without_a_region_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, t
 def test_a_profile_that_does_not_exist_is_our_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     without_a_configuration(monkeypatch, tmp_path)
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(LedgerError, match=r"profile \(nobody\) could not be found; correct AWS_PROFILE"):
-        dynamodb_client()
+    for use in (DYNAMODB, SNS_PUBLISHER, EVENTBRIDGE_PUBLISHER):
+        text = r"profile \(nobody\) could not be found; correct AWS_PROFILE$"
+        with pytest.raises(use.error, match=text) as caught, translated(use, "there"):
+            make_client(use)
+        assert caught.value.permanent
+
+
+def test_a_remedy_for_what_aws_lacks_is_none_for_what_boto3_lacks() -> None:
+    """SNS calls a topic that there is not NotFound, and boto3 a missing file ConfigNotFound."""
+    text = r"config file \(here\) could not be found\.?$"
+    with pytest.raises(BrokerError, match=text) as caught, translated(SNS_PUBLISHER, "there"):
+        raise ConfigNotFound(path="here")
+    assert not caught.value.permanent
 
 
 def test_the_client_gives_up_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from enum import Enum
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from botocore.parsers import ResponseParserError
 
-__all__ = ["CALL_ERRORS", "Fault", "code_of", "fault_of", "is_counted", "is_final", "of_entry"]
+from txbox_aws.clients import code_of
+
+__all__ = ["CALL_ERRORS", "Fault", "fault_of", "is_counted", "is_final", "of_entry"]
 
 CALL_ERRORS = (BotoCoreError, ClientError, ResponseParserError)
 """What a call raises when it fails as a whole."""
@@ -43,13 +45,6 @@ def fault_of(error: Exception) -> Fault:
     if status == 413 or name in _ENTRIES:
         return Fault.ENTRY
     return Fault.DESTINATION
-
-
-def code_of(error: Exception) -> str:
-    """Return an error's code, as the service or boto3 calls it."""
-    if isinstance(error, ClientError):
-        return str(error.response.get("Error", {}).get("Code", ""))
-    return type(error).__name__
 
 
 def of_entry(code: str) -> Fault:

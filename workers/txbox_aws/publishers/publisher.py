@@ -16,10 +16,10 @@ from txbox.dead_letters.failures import describe
 from txbox.relay import OutboxMessage, PartlySent, Refused
 from txbox.threads import text_of
 from txbox.wire.destinations import region
-from txbox_aws.clients import PUBLISHER, AwsUse, RegionalClients, translation
+from txbox_aws.clients import PUBLISHER, AwsUse, RegionalClients, code_of, translation
 from txbox_aws.publishers.answers import PublishResult, refusal
 from txbox_aws.publishers.calls import Entry, PublishCall, calls
-from txbox_aws.publishers.faults import CALL_ERRORS, Fault, code_of, fault_of, is_final
+from txbox_aws.publishers.faults import CALL_ERRORS, Fault, fault_of, is_final
 
 __all__ = ["AwsPublisher"]
 
