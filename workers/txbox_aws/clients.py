@@ -67,6 +67,7 @@ class AwsUse(Generic[_Error]):
         connections: how many calls may be under way at once.
         checks_parameters: whether boto3 checks a call's parameters before it sends them.
         answers: codes of errors that are no trouble: they pass through as boto3's.
+        passing: parts of codes of errors that are not permanent in spite of a remedy.
     """
 
     service: str
@@ -79,6 +80,7 @@ class AwsUse(Generic[_Error]):
     connections: int = 10
     checks_parameters: bool = True
     answers: tuple[str, ...] = ()
+    passing: tuple[str, ...] = ("InvalidSignature", "RequestTimeTooSkewed", "RequestExpired")  # a clock may be set
 
 
 _NO_QUEUE = "; create the queue, or correct its URL, region or account"
@@ -183,6 +185,7 @@ DYNAMODB = AwsUse(
     read_seconds=5.0,
     connections=32,
     answers=("ConditionalCheckFailedException",),
+    passing=(),  # a lease does not outlast the time that a clock takes
 )
 
 
@@ -331,7 +334,7 @@ def translation(
         remedies: of this call, as those of the use, and before them. ``{table}`` and ``{operation}`` are filled in.
 
     Returns:
-        The error; permanent if there is a remedy, as trying again is none.
+        The error; permanent if there is a remedy, as trying again is none; but for what is in ``use.passing``.
     """
     operation, code, text = "", code_of(error), f"{use.title} cannot be reached: {error}"
     if isinstance(error, ClientError):
@@ -344,7 +347,8 @@ def translation(
     rows = (row for table in (remedies or {}, use.remedies, _REMEDIES) for row in table.items())
     # A part of AWS's code is enough, as services call the same thing differently; NotFound is no part of boto3's names.
     remedy = next((text for name, text in rows if name == code or (operation and name in code)), "")
-    return use.error(text + remedy.format(operation=operation, table=target), permanent=bool(remedy))
+    permanent = bool(remedy) and not any(part in code for part in use.passing)
+    return use.error(text + remedy.format(operation=operation, table=target), permanent=permanent)
 
 
 def code_of(error: Exception) -> str:

@@ -77,6 +77,17 @@ def test_what_passes_is_transient(code: str) -> None:
     assert not caught.value.permanent
 
 
+@pytest.mark.parametrize("code", ["InvalidSignatureException", "RequestTimeTooSkewed", "RequestExpired"])
+def test_a_clock_that_is_off_may_be_set_while_a_broker_is_tried_again(code: str) -> None:
+    for use in (SQS, SQS_PUBLISHER, SNS_PUBLISHER, EVENTBRIDGE_PUBLISHER, STEP_FUNCTIONS):
+        with pytest.raises(BrokerError, match="this machine's clock is off") as caught, translated(use, "there"):
+            raise refused(code)
+        assert not caught.value.permanent
+    with pytest.raises(LedgerError, match="this machine's clock is off") as ledger, translated(DYNAMODB, "letters"):
+        raise refused(code)
+    assert ledger.value.permanent
+
+
 def test_a_callers_own_remedy_comes_first() -> None:
     remedies = {"AccessDenied": "; grant all of {table}"}
     with pytest.raises(LedgerError, match=r"; grant all of letters$"), translated(DYNAMODB, "letters", remedies):
