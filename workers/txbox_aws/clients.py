@@ -48,6 +48,8 @@ __all__ = [
 WAIT_SECONDS = 10
 """Of long polling. Also about the longest that an idle worker takes to stop."""
 
+MESSAGE_CHARACTERS = 200
+"""Of what AWS says about an error."""
 
 _Error = TypeVar("_Error", BrokerError, LedgerError)
 
@@ -339,8 +341,7 @@ def translation(
     operation, code, text = "", code_of(error), f"{use.title} cannot be reached: {error}"
     if isinstance(error, ClientError):
         operation = error.operation_name
-        # One line of it: that of a wrong signature goes on with the whole request.
-        message = next(iter(str(error.response.get("Error", {}).get("Message") or "").splitlines()), "").rstrip(".")
+        message = _shortened(str(error.response.get("Error", {}).get("Message") or ""))
         text = f"{use.title} refused {operation} on {target}: {code}{message and f': {message}'}"
     elif not isinstance(error, BotoCoreError):
         text = f"{use.title} gave an answer that cannot be read: {error}"
@@ -351,8 +352,22 @@ def translation(
     return use.error(text + remedy.format(operation=operation, table=target), permanent=permanent)
 
 
+def _shortened(message: str) -> str:
+    """Return what AWS says in one line, without what is other in each answer: the text of an outage stays the same.
+
+    It is cut, as a remedy follows, and a status keeps 500 characters of both. A wrong signature's goes on with the
+    whole request.
+    """
+    line = _OTHER_EACH_TIME.sub("…", next(iter(message.splitlines()), ""))
+    return f"{line[:MESSAGE_CHARACTERS]}…" if len(line) > MESSAGE_CHARACTERS else line.rstrip(".")
+
+
 def code_of(error: Exception) -> str:
     """Return an error's code, as the service or boto3 calls it."""
     if isinstance(error, ClientError):
         return str(error.response.get("Error", {}).get("Code", ""))
     return type(error).__name__
+
+
+_OTHER_EACH_TIME = re.compile(r"\b\d{8}T\d{6}Z\b|(?<=Request ID: )[\w-]+")
+"""The times of a signature, and the ids of calls that a service has made to another one, such as SQS to KMS."""

@@ -11,6 +11,7 @@ from botocore.validate import ParamValidationDecorator
 
 from support.aws.boto3_settings import without_a_configuration
 from txbox import BrokerError, LedgerError
+from txbox.relay.reporter import OUTAGE_CHARACTERS
 from txbox_aws.clients import (
     DYNAMODB,
     EVENTBRIDGE_PUBLISHER,
@@ -178,6 +179,31 @@ def test_of_what_aws_says_one_line_is_kept() -> None:
         "SQS refused ReceiveMessage on there: SignatureDoesNotMatch: It does not match; "
     )
     assert "GET" not in str(caught.value)
+
+
+def test_a_long_message_of_aws_leaves_room_for_the_remedy() -> None:
+    said = {"Error": {"Code": "AccessDenied", "Message": "User: arn " + "x" * 600}}
+    with pytest.raises(BrokerError) as caught, translated(SQS_PUBLISHER, "https://sqs.eu-central-1.amazonaws.com/1/a"):
+        raise ClientError(said, "SendMessageBatch")  # type: ignore[arg-type]
+    assert str(caught.value).endswith("xxx…; grant sqs:SendMessage")
+    assert len(str(caught.value)) < OUTAGE_CHARACTERS
+
+
+def test_what_is_other_in_each_answer_is_left_out() -> None:
+    """A relay writes its row of the status whenever the text of an outage changes."""
+    for said, kept in (
+        (
+            "Signature expired: 20261122T210516Z is now earlier than 20261122T210517Z (20261122T211017Z - 5 min.)",
+            "Signature expired: … is now earlier than … (… - 5 min.)",
+        ),
+        (
+            "No. (Service: AWSKMS; Request ID: 5c0ffee5-1d; Proxy: null)",
+            "No. (Service: AWSKMS; Request ID: …; Proxy: null)",
+        ),
+    ):
+        with pytest.raises(BrokerError) as caught, translated(SQS, "there"):
+            raise ClientError({"Error": {"Code": "AccessDenied", "Message": said}}, "ReceiveMessage")
+        assert f"AccessDenied: {kept}; grant" in str(caught.value)
 
 
 def test_without_boto3_the_remedy_is_named() -> None:
