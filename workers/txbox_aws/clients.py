@@ -16,7 +16,8 @@ from txbox.errors import LedgerError
 try:
     import boto3
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+    from botocore.exceptions import ConnectionError as ConnectionFailed
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("boto3 is missing; install it: pip install 'txbox[aws]'", name=error.name) from error
 
@@ -101,7 +102,7 @@ _QUEUE_REMEDIES = {
 
 _REMEDIES = {
     "InvalidClientTokenId": _NO_KEY,
-    "UnrecognizedClient": _NO_KEY,
+    "UnrecognizedClient": "; the access key or the session token is not known: check AWS_ACCESS_KEY_ID",
     "MissingAuthenticationToken": _NO_CREDENTIALS,
     "ExpiredToken": "; the credentials have expired",
     "InvalidSignature": _SIGNATURE,
@@ -187,7 +188,7 @@ DYNAMODB = AwsUse(
     read_seconds=5.0,
     connections=32,
     answers=("ConditionalCheckFailedException",),
-    passing=(),  # a lease does not outlast the time that a clock takes
+    passing=(),  # a lease runs, and nothing waits for a clock
 )
 
 
@@ -338,7 +339,9 @@ def translation(
     Returns:
         The error; permanent if there is a remedy, as trying again is none; but for what is in ``use.passing``.
     """
-    operation, code, text = "", code_of(error), f"{use.title} cannot be reached: {error}"
+    operation, code = "", code_of(error)
+    verb = "reached" if isinstance(error, ConnectionFailed | HTTPClientError) else "used"
+    text = f"{use.title} cannot be {verb}: {str(error).rstrip('.')}"
     if isinstance(error, ClientError):
         operation = error.operation_name
         message = _shortened(str(error.response.get("Error", {}).get("Message") or ""))

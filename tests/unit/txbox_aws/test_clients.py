@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, ConfigNotFound, EndpointConnectionError, NoCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConfigNotFound,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
 from botocore.validate import ParamValidationDecorator
 
 from support.aws.boto3_settings import without_a_configuration
@@ -35,7 +42,7 @@ def refused(code: str) -> ClientError:
     [
         (DYNAMODB, "ResourceNotFoundException", "create the table there, or correct its name"),
         (DYNAMODB, "AccessDeniedException", "grant dynamodb:Operate on there"),
-        (DYNAMODB, "UnrecognizedClientException", "check AWS_ACCESS_KEY_ID"),
+        (DYNAMODB, "UnrecognizedClientException", "the access key or the session token is not known"),
         (DYNAMODB, "InvalidSignatureException", "this machine's clock is off"),
         (DYNAMODB, "ExpiredTokenException", "the credentials have expired"),
         (DYNAMODB, "ValidationException", "is not what it should be"),
@@ -106,16 +113,24 @@ def test_who_cannot_be_reached_may_be_later() -> None:
     assert not caught.value.permanent
 
 
-def test_without_credentials_the_remedy_is_named() -> None:
-    with pytest.raises(LedgerError, match="set AWS_ACCESS_KEY_ID") as caught, translated(DYNAMODB, "letters"):
-        raise NoCredentialsError
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (NoCredentialsError(), "Unable to locate credentials; set AWS_ACCESS_KEY_ID and "),
+        (PartialCredentialsError(provider="env", cred_var="x"), "Partial credentials found in env, missing: x; set "),
+    ],
+)
+def test_without_credentials_the_remedy_is_named(error: BotoCoreError, text: str) -> None:
+    with pytest.raises(LedgerError, match=f"^DynamoDB cannot be used: {text}") as caught, translated(DYNAMODB, "there"):
+        raise error
     assert caught.value.permanent
 
 
 def test_without_a_region_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     without_a_configuration(monkeypatch, tmp_path)
-    with pytest.raises(LedgerError, match="set AWS_DEFAULT_REGION") as caught:
+    with pytest.raises(LedgerError) as caught:
         dynamodb_client()
+    assert str(caught.value) == "DynamoDB cannot be used: You must specify a region; set AWS_DEFAULT_REGION"
     assert caught.value.permanent
 
 
