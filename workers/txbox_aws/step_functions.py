@@ -27,7 +27,6 @@ https://docs.aws.amazon.com/step-functions/latest/apireference/API_StartExecutio
 import hashlib
 import json
 import re
-import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -37,7 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from txbox import InvalidConfiguration, MalformedMessage, Message, MessageTooLarge, Mismatch, Outcome, TxboxError
 from txbox.message import valid_message_id
-from txbox_aws.clients import STEP_FUNCTIONS, stepfunctions_client, translated
+from txbox_aws.clients import STEP_FUNCTIONS, RegionalClients, stepfunctions_client, translated
 
 if TYPE_CHECKING:
     from types_boto3_stepfunctions import SFNClient
@@ -103,9 +102,7 @@ class Executions:
         self._name = found["name"]
         self._executions_arn = f"{found['account']}:execution:{self._name}"
         self._region = found["region"]
-        self._given = client
-        self._made: SFNClient | None = None
-        self._making = threading.Lock()
+        self._clients = RegionalClients(STEP_FUNCTIONS, client)
         self._is_standard = False
 
     def __repr__(self) -> str:
@@ -148,7 +145,7 @@ class Executions:
             )
         named = execution_name(message.id if name is None else name)
         with translated(STEP_FUNCTIONS, self.state_machine_arn):
-            client = self._client()
+            client: SFNClient = self._clients.of(self._region)
             self._see_that_it_is_standard(client)
             begun = time.monotonic()
             try:
@@ -169,17 +166,7 @@ class Executions:
 
     def close(self) -> None:
         """Close the client's connections, if it was made here."""
-        if self._made is not None:
-            self._made.close()
-            self._made = None
-
-    def _client(self) -> "SFNClient":
-        if self._given is not None:
-            return self._given
-        with self._making:
-            if self._made is None:
-                self._made = stepfunctions_client(self._region)
-            return self._made
+        self._clients.close()
 
     def _see_that_it_is_standard(self, client: "SFNClient") -> None:
         """Refuse a state machine that would start an execution for every delivery; its type never changes."""
