@@ -3,10 +3,11 @@
 The first two classes type the keyword arguments; the third one holds their defaults, and refuses what cannot work.
 """
 
+import inspect
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -21,6 +22,8 @@ from txbox.postgres.engines import adopt
 from txbox_workers.handlers import BatchHandler, Handler, SessionFactory, refuse_unfit
 
 __all__ = ["MAX_ATTEMPTS", "ProcessingOptions", "WorkerOptions"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MAX_ATTEMPTS = 10
 """With the default backoff, 4 to 9 minutes from a message's first failure to its dead letter."""
@@ -193,6 +196,41 @@ class ValidOptions:
         if seconds is None:
             return max(TRANSACTION_VISIBILITIES * (visibility_seconds or 0.0), TRANSACTION_SECONDS)
         return None if seconds == math.inf else seconds
+
+
+def valid_options(of: str, options_type: type, options: Mapping[str, Any]) -> ValidOptions:
+    """Validate keyword arguments.
+
+    Args:
+        of: what they are given to, for errors.
+        options_type: the class that types them.
+        options: the arguments.
+
+    Raises:
+        TypeError: there is no such option.
+        InvalidConfiguration: something cannot work.
+    """
+    for name in options:
+        if name not in options_type.__annotations__:
+            raise TypeError(f"{of}() got an unexpected keyword argument {name!r}")
+    return ValidOptions(of=of, **options)
+
+
+def lists_options(options_type: type) -> Callable[[_Function], _Function]:
+    """Have ``help`` and ``inspect.signature`` list a function's ``**options`` one by one, with their defaults."""
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        *own, _options = signature.parameters.values()
+        defaults = {each.name: each.default for each in fields(ValidOptions)}
+        listed = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+            for name, annotation in options_type.__annotations__.items()
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 TRANSACTION_VISIBILITIES = 4

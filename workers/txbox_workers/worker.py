@@ -34,7 +34,7 @@ from txbox.instrumentation.logs import log_event
 from txbox.service import Service
 from txbox.threads import log_failure, text_of
 from txbox_workers.delivery import Delivery, Settlement, Source
-from txbox_workers.options import ValidOptions, WorkerOptions
+from txbox_workers.options import WorkerOptions, lists_options, valid_options
 from txbox_workers.processing import DatabaseUnavailable, ProcessorContext, make_processor
 from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
 
@@ -57,6 +57,7 @@ class Worker(Service):
     ``stop`` finishes the transactions under way, and hands back to the source what was not begun.
     """
 
+    @lists_options(WorkerOptions)
     def __init__(self, source: Source, **options: Unpack[WorkerOptions]) -> None:
         """Put a worker together; nothing is connected before ``start`` or ``run``.
 
@@ -65,9 +66,10 @@ class Worker(Service):
             options: those of ``txbox_workers.options.WorkerOptions``.
 
         Raises:
+            TypeError: there is no such option.
             InvalidConfiguration: an option cannot work.
         """
-        valid = ValidOptions(of="Worker", **options)
+        valid = valid_options(type(self).__name__, WorkerOptions, options)
         limit = valid.limit_seconds(source.visibility_seconds)
         super().__init__()
         self.subscriber_id = valid.subscriber_id

@@ -1,17 +1,23 @@
 """Options that cannot work are refused when a worker is made; defaults; and the three lists of options agree."""
 
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
+from support.aws.queues import QUEUE
 from txbox import DeadLetters, Inbox, InvalidConfiguration, Message
 from txbox.leases import PostgresLedger
+from txbox_aws.lambda_ import sqs_handler
+from txbox_aws.sqs import SqsWorker
 from txbox_workers.memory import MemorySource
-from txbox_workers.options import ProcessingOptions, ValidOptions, WorkerOptions
+from txbox_workers.options import MAX_ATTEMPTS, ProcessingOptions, ValidOptions, WorkerOptions
 from txbox_workers.worker import Worker
 
 ENGINE = create_engine("postgresql+psycopg://nowhere")
@@ -91,10 +97,28 @@ def test_the_least_that_can_work_is_taken(options: dict[str, Any]) -> None:
     assert not Worker(MemorySource(), **BESIDE, **options).running
 
 
-def test_an_option_that_there_is_not_is_refused() -> None:
-    unknown: dict[str, Any] = {"thread": 2}
-    with pytest.raises(TypeError, match="'thread'"):
-        Worker(MemorySource(), ledger=LEDGER, handler=print, **unknown)
+@pytest.mark.parametrize(
+    ("make", "name", "unknown"),
+    [
+        (partial(Worker, MemorySource()), "Worker", ["thread", "of", "subscriber_id"]),
+        (partial(SqsWorker, QUEUE), "SqsWorker", ["thread", "of"]),
+        (sqs_handler, "sqs_handler", ["thread", "of", "threads", "backoff", "transaction_seconds"]),
+    ],
+)
+def test_an_option_that_there_is_not_is_refused(make: Callable[..., Any], name: str, unknown: list[str]) -> None:
+    for option in unknown:
+        with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '{option}'$"):
+            make(ledger=LEDGER, handler=print, **{option: None})
+
+
+@pytest.mark.parametrize(
+    ("made", "options"), [(Worker, WorkerOptions), (SqsWorker, WorkerOptions), (sqs_handler, ProcessingOptions)]
+)
+def test_help_lists_the_options_with_their_defaults(made: Callable[..., Any], options: type) -> None:
+    shown = inspect.signature(made).parameters
+    assert "options" not in shown
+    assert {name for name in shown if name in WorkerOptions.__annotations__} == set(options.__annotations__)
+    assert shown["max_attempts"].default == MAX_ATTEMPTS
 
 
 def test_each_typed_option_has_a_default_and_only_those() -> None:

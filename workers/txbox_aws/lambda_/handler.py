@@ -29,7 +29,7 @@ from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_.deadline import MARGIN_SECONDS, Deadline, seconds_left, timed, timed_batch
 from txbox_aws.lambda_.event_source import Batch, batch_item_failures, batches
 from txbox_workers.delivery import Settlement
-from txbox_workers.options import ProcessingOptions, ValidOptions
+from txbox_workers.options import ProcessingOptions, ValidOptions, lists_options, valid_options
 from txbox_workers.processing import DatabaseUnavailable, Processor, ProcessorContext, make_processor
 
 __all__ = ["sqs_handler"]
@@ -44,6 +44,7 @@ PartialBatchResponse = dict[str, list[dict[str, str]]]
 """As Lambda wants it: ``{"batchItemFailures": [{"itemIdentifier": …}]}``."""
 
 
+@lists_options(ProcessingOptions)
 def sqs_handler(
     *,
     identify: Identify = identify,
@@ -82,6 +83,7 @@ def sqs_handler(
         ``InvalidConfiguration`` if the event is not one of SQS.
 
     Raises:
+        TypeError: there is no such option.
         InvalidConfiguration: an argument cannot work.
     """
     if not margin_seconds >= 0:
@@ -93,7 +95,7 @@ def sqs_handler(
             f"sqs_handler.envelope must be one of {', '.join(Envelope)}, not {envelope!r}"
         ) from error
     deadline = Deadline(margin_seconds)
-    valid = ValidOptions(of="sqs_handler", **options)
+    valid = valid_options("sqs_handler", ProcessingOptions, options)
     if valid.handler is not None:
         valid = replace(valid, handler=timed(valid.handler, deadline))
     elif valid.batch_handler is not None:

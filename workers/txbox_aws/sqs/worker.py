@@ -7,7 +7,7 @@ from txbox_aws.clients import WAIT_SECONDS
 from txbox_aws.envelopes import Envelope
 from txbox_aws.sqs.queues import MAX_BATCH
 from txbox_aws.sqs.source import VISIBILITY_SECONDS, SqsSource
-from txbox_workers.options import WorkerOptions
+from txbox_workers.options import WorkerOptions, lists_options
 from txbox_workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class SqsWorker(Worker):
         worker.run()
     """
 
+    @lists_options(WorkerOptions)
     def __init__(
         self,
         queue_url: str,
@@ -55,6 +56,7 @@ class SqsWorker(Worker):
             options: those of ``txbox_workers.options.WorkerOptions``.
 
         Raises:
+            TypeError: there is no such option.
             InvalidConfiguration: an argument cannot work.
         """
         source = SqsSource(
