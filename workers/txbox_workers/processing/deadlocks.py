@@ -188,6 +188,8 @@ class ConflictRetries:
         self._engine = engine
         self._context = context
         self._contention = Contention(together=together)
+        # Not when it is needed: what failed then would be the handler's failure.
+        self._statements = ConflictStatements.load(inbox.schema, inbox.prefix)
 
     @property
     def way(self) -> Way:
@@ -237,12 +239,11 @@ class ConflictRetries:
         subscriber_id = self._inbox.subscriber_id
         way = report.way.name.lower()
         emit(self._context.hooks, Contended(subscriber_id, self._context.source_name, report.conflicts, way))
-        sql = ConflictStatements.load(self._inbox.schema, self._inbox.prefix)
         # Nothing rests on these figures; the handler's message goes on without them.
         with suppress(Exception), short_transaction(self._engine) as connection:
             for (code, relation), count in sorted(report.conflicts.items()):
                 counted = {"subscriber_id": subscriber_id, "sqlstate": code, "place": relation, "conflicts": count}
-                connection.exec_driver_sql(sql.count_conflicts, counted)
+                connection.exec_driver_sql(self._statements.count_conflicts, counted)
 
 
 TRANSACTION_RUNS = 6

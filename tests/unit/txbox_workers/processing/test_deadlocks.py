@@ -1,10 +1,21 @@
 """What a worker does about conflicts: another way when they cost too much, and back when it is time."""
 
+import threading
+
+import pytest
+from psycopg.errors import DeadlockDetected
+from sqlalchemy import create_engine
+
+from txbox import Inbox
+from txbox.instrumentation import Contended, Event
+from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import (
     HOLD_SECONDS,
     LONGEST_HOLD_SECONDS,
     REPORT_SECONDS,
     ConflictReport,
+    ConflictRetries,
+    ConflictStatements,
     Contention,
     Way,
 )
@@ -118,3 +129,26 @@ def test_the_last_conflicts_are_told_though_no_other_follows() -> None:
     reports = [story.commits(10.0) for _ in range(10)]
     (report,) = [report for report in reports if report]
     assert report.conflicts == {(DEADLOCK, "stock"): 1}
+
+
+def test_a_report_reads_no_file_in_the_midst_of_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails in it would be taken for a failure of the handler."""
+    events: list[Event] = []
+    context = ProcessorContext(
+        source_name="memory",
+        hooks=(events.append,),
+        wants_details=lambda: False,
+        stopping=threading.Event(),
+    )
+    engine = create_engine("postgresql+psycopg://127.0.0.1:1")
+    retries = ConflictRetries(Inbox("billing"), engine, context, together=True)
+    monkeypatch.setattr(ConflictStatements, "load", lambda *_: pytest.fail("read"))
+    runs = iter([DeadlockDetected("once"), None])
+
+    def transaction() -> str:
+        if (error := next(runs)) is not None:
+            raise error
+        return "done"
+
+    assert retries.run(1, transaction) == "done"
+    assert any(isinstance(event, Contended) for event in events)
