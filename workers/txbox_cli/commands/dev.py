@@ -44,8 +44,11 @@ def dev(
     worker`, `txbox relay` and `txbox status` find both, and so does boto3: a topic, a table or a state machine of yours
     is made with it. If this process is killed, or its terminal closed, both servers end with it.
     """
-    from txbox_aws.sqs import create_queue
+    # First, as the extra that it needs brings boto3 with it.
     from txbox_local.services import DevServices
+
+    # isort: split
+    from txbox_aws.sqs import create_queue
     from txbox_migrations import upgrade_database
 
     for name in queues or ():
