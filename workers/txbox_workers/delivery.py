@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from txbox import Message, Outcome
+from txbox import InvalidConfiguration, Message, Outcome
 from txbox.dead_letters.failures import History
 
 __all__ = ["Delivery", "Settlement", "Source"]
@@ -92,3 +92,14 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Give back connections."""
+
+
+def require_source(source: object, of: str) -> None:
+    """Raise ``InvalidConfiguration`` if something is not a source; ``of`` names the argument."""
+    if isinstance(source, type):
+        raise InvalidConfiguration(f"{of} must be a source, not the class {source.__name__}")
+    missing = sorted(name for name in vars(Source) if name[0] != "_" and not hasattr(source, name))
+    if missing:
+        raise InvalidConfiguration(
+            f"{of} must have all that a Source has; {type(source).__name__} lacks {', '.join(missing)}"
+        )

@@ -33,7 +33,7 @@ from txbox.instrumentation import (
 from txbox.instrumentation.logs import log_event
 from txbox.service import Service
 from txbox.threads import log_failure, text_of
-from txbox_workers.delivery import Delivery, Settlement, Source
+from txbox_workers.delivery import Delivery, Settlement, Source, require_source
 from txbox_workers.options import WorkerOptions, lists_options, valid_options
 from txbox_workers.processing import DatabaseUnavailable, ProcessorContext, make_processor
 from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
@@ -67,9 +67,11 @@ class Worker(Service):
 
         Raises:
             TypeError: there is no such option.
-            InvalidConfiguration: an option cannot work.
+            InvalidConfiguration: an option cannot work, or the source lacks a method.
         """
-        valid = valid_options(type(self).__name__, WorkerOptions, options)
+        of = type(self).__name__
+        require_source(source, f"{of}.source")
+        valid = valid_options(of, WorkerOptions, options)
         limit = valid.limit_seconds(source.visibility_seconds)
         super().__init__()
         self.subscriber_id = valid.subscriber_id

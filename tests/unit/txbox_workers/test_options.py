@@ -111,6 +111,30 @@ def test_an_option_that_there_is_not_is_refused(make: Callable[..., Any], name: 
             make(ledger=LEDGER, handler=print, **{option: None})
 
 
+class OlderSource:
+    """A source of the time when ``extend_visibility`` was ``extend``."""
+
+    name, visibility_seconds = "older", 30.0
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in {"open", "receive", "ack", "hand_back", "extend", "close"}:
+            raise AttributeError(name)
+        return print
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (OlderSource(), "^Worker.source must have all that a Source has; OlderSource lacks extend_visibility$"),
+        (MemorySource, "^Worker.source must be a source, not the class MemorySource$"),
+        ("https://queue", "str lacks ack, close, extend_visibility, hand_back, name, open, receive, visibility_second"),
+    ],
+)
+def test_a_source_that_lacks_something_is_refused_before_it_is_needed(source: Any, text: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=text):
+        Worker(source, ledger=LEDGER, handler=print)
+
+
 @pytest.mark.parametrize(
     ("made", "options"), [(Worker, WorkerOptions), (SqsWorker, WorkerOptions), (sqs_handler, ProcessingOptions)]
 )
