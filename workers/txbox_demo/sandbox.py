@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.schema import DropSchema
+from sqlalchemy.schema import CreateSchema, DropSchema
 
 from txbox.postgres.urls import database_engine, database_url
 from txbox_aws.sqs import create_queue, delete_queue, queue_backlog
@@ -48,9 +48,11 @@ class Sandbox:
         own_url = database_url(url).update_query_dict({"options": f"-csearch_path={schema}"})
         engine = database_engine(own_url)
         cleanup.callback(engine.dispose)
-        upgrade_database(engine, schema=schema)  # which creates the schema
+        with engine.begin() as connection:
+            connection.execute(CreateSchema(schema))
         if not keep:
             cleanup.callback(_drop_schema, engine, schema)
+        upgrade_database(engine, schema=schema)
         with engine.begin() as connection:
             connection.exec_driver_sql(f"{services.TABLES};{check.TABLES}")
         queue_urls: list[str] = []

@@ -15,6 +15,7 @@ from txbox_cli.app import run as run_here
 from txbox_demo import processes, sandbox, supervisor
 from txbox_demo.check import Report
 from txbox_demo.sandbox import Progress, Sandbox
+from txbox_migrations import upgrade_database
 
 if TYPE_CHECKING:
     from txbox_local import LocalAws
@@ -123,3 +124,17 @@ def test_a_run_that_stands_still_ends_and_says_where(run_quickly: RunQuickly, mo
     monkeypatch.setattr(Sandbox, "progress", lambda _, stage, killed: Progress(stage, 0, 50, billed=7, waiting=43))
     with pytest.raises(TxboxError, match=r"no progress for 0\.5 s: .*placed=50, billed=7, .*waiting=43"):
         run_quickly(50)
+
+
+def test_a_run_whose_tables_cannot_be_created_leaves_no_schema(
+    run_quickly: RunQuickly, left: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def upgrade_half(engine: Engine, *, schema: str) -> None:
+        upgrade_database(engine, schema=schema)
+        raise TxboxError(f"{schema} is not complete")
+
+    monkeypatch.setattr(sandbox, "upgrade_database", upgrade_half)
+    before = left()
+    with pytest.raises(TxboxError, match="is not complete"):
+        run_quickly(1)
+    assert left() == before
