@@ -20,7 +20,8 @@ from txbox_demo.check import ACCOUNTS, Report, check
 from txbox_demo.processes import N_DUPLICATES, Task
 from txbox_demo.purchases import TOTAL_PURCHASES, Purchase, read_purchases
 from txbox_demo.sandbox import OnProgress, Sandbox
-from txbox_demo.supervisor import Group, Supervisor, last_line
+from txbox_demo.supervisor import Group, Supervisor
+from txbox_local.errors import log_tail
 
 WORKERS_STRIDE, BEFORE_STRIDE = 10, 3  # one of ten purchases goes to the workers, too; one of three of these at once
 CHUNK_ROWS = 10_000  # small, so that the workers meet the load in many chunks
@@ -48,7 +49,8 @@ def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitSta
         if waiting and sandbox.count("bulk_load_chunk"):
             _publish(sandbox, waiting.pop())
         if status := load.poll():
-            raise TxboxError(f"the bulk load ended with status {status}: {last_line(directory / 'load.log')}")
+            why = log_tail(directory / "load.log", 1) or "its log is empty"
+            raise TxboxError(f"the bulk load ended with status {status}: {why}")
         return status == 0 and not waiting
 
     stage = "last act: Spark loads the whole file beside the workers"

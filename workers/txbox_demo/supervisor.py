@@ -14,17 +14,12 @@ from typing import Any
 from txbox import TxboxError
 from txbox_demo.processes import COUNTS, ROLES, Task, run_process
 from txbox_demo.sandbox import OnProgress, Progress, Sandbox
+from txbox_local.errors import log_tail
 
 STALL_SECONDS = 300.0  # without any progress: something is broken
 LOST_SECONDS = 6.0  # the same while nothing waits: what is missing is lost, and the check says what
 LOOK_SECONDS, LOOK_PAUSE = 0.1, 10  # between looks, which no signal can replace: at least; times what the last one took
 SPARE = 2.0  # lives are so much shorter than the kills ask for: no slot's work ends before its kills
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a log."""
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "its log is empty"
 
 
 @dataclass(slots=True)
@@ -100,7 +95,7 @@ class Supervisor:
                     continue
                 if process.exitcode != -signal.SIGKILL or not task.moment:
                     status = f"ended by itself with status {process.exitcode}"
-                    raise TxboxError(f"{process.name} {status}: {last_line(Path(task.log))}")
+                    raise TxboxError(f"{process.name} {status}: {log_tail(Path(task.log), 1) or 'its log is empty'}")
                 del group.running[slot]
                 group.killed[task.moment] += 1
             self._start(group, slot)

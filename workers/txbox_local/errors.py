@@ -69,10 +69,10 @@ _COMPLAINT = re.compile(r"(could not .*|(?<=FATAL:).*|(?<=PANIC:).*|(?<=ERROR:).
 """The first line of a log that names a cause; those after it are its consequences."""
 
 
-def log_tail(log: Path) -> str:
+def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
     """The last lines of `log`, or nothing when there is no log."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = log.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return ""
-    return "\n".join(lines[-LOG_TAIL_LINES:])
+    return "\n".join(text.rstrip().splitlines()[-lines:])
