@@ -36,6 +36,7 @@ ON CONFLICT (customer_id) DO UPDATE SET purchases = account.purchases + excluded
 def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitStack, on_progress: OnProgress) -> Report:
     """Load the whole file while workers process a part of it: in a sandbox of its own, as in ``run_demo``."""
     begun, purchases = time.monotonic(), list(read_purchases())
+    (directory := directory / "last-act").mkdir()  # both acts have a billing 1, and logs are named after processes
     chosen = purchases[::WORKERS_STRIDE]
     waiting = [[one for number, one in enumerate(chosen) if number % BEFORE_STRIDE]]
     supervisor = Supervisor([Group("relay", 1), Group("billing", 2)], task, sandbox, directory)
@@ -83,5 +84,6 @@ def _start_load(task: Task, purchases: Sequence[Purchase], directory: Path) -> s
     command += ["--message-id", "order_id", "--fields", FIELDS, "--apply", str(effect), f"--chunk-rows={CHUNK_ROWS}"]
     environment = {**os.environ, **task.environment, DATABASE_URL_VARIABLE: task.database_url}
     with (directory / "load.json").open("wb") as out, (directory / "load.log").open("wb") as log:
-        # A session of its own: Ctrl-C is for this program.
-        return subprocess.Popen(command, stdout=out, stderr=log, env=environment, start_new_session=True)
+        # A session of its own, and no stdin: what is typed is for this program.
+        empty = subprocess.DEVNULL
+        return subprocess.Popen(command, stdin=empty, stdout=out, stderr=log, env=environment, start_new_session=True)

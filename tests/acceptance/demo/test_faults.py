@@ -1,20 +1,26 @@
 """``txbox demo`` is seen to fail: it finds an effect that is lost or doubled, and ends when it cannot go on."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import Engine
 
 from support import broken_demo
 from support.broken_demo import ORDER, OTHER_ORDER, noted, take_place
+from support.waiting import wait_until
 from txbox import TxboxError
 from txbox_cli.app import run as run_here
-from txbox_demo import processes, sandbox, supervisor
+from txbox_demo import last_act, processes, sandbox, supervisor
 from txbox_demo.check import Report
+from txbox_demo.processes import Task
 from txbox_demo.sandbox import Progress, Sandbox
+from txbox_demo.supervisor import Supervisor
 from txbox_migrations import upgrade_database
 
 if TYPE_CHECKING:
@@ -138,3 +144,34 @@ def test_a_run_whose_tables_cannot_be_created_leaves_no_schema(
     with pytest.raises(TxboxError, match="is not complete"):
         run_quickly(1)
     assert left() == before
+
+
+def test_the_last_act_has_a_directory_of_its_own_and_its_load_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logs are named after processes, and both acts have a billing 1."""
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nread -r typed\necho "read: $typed."\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(last_act, "_publish", lambda *_: None)
+
+    def drive(its: Supervisor, *_: object) -> None:
+        answer = its._directory / "load.json"
+        wait_until(answer.read_text, "the load has answered")
+        raise TxboxError(f"{answer.relative_to(tmp_path)}: {answer.read_text()}")
+
+    monkeypatch.setattr(Supervisor, "drive", drive)
+    nothing: Any = None
+    task = Task(database_url="", queue_urls=("", ""), purchases=1, smtp_port=1, environment={}, seed=1)
+    reading, writing = os.pipe()
+    os.write(writing, b"what is typed\n")
+    terminal = os.dup(0)
+    os.dup2(reading, 0)
+    try:
+        with ExitStack() as cleanup, pytest.raises(TxboxError, match=r"^last-act/load\.json: read: \.$"):
+            last_act.run_last_act(nothing, task, tmp_path, cleanup, nothing)
+    finally:
+        os.dup2(terminal, 0)
+        for descriptor in (reading, writing, terminal):
+            os.close(descriptor)
