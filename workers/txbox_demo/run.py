@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from txbox import TxboxError
 from txbox_aws.sqs import sqs_client
 from txbox_demo.check import CHAIN, Report, check
 from txbox_demo.last_act import run_last_act
@@ -18,6 +19,7 @@ from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 from txbox_demo.supervisor import Group, Supervisor
 from txbox_local import LocalAws, LocalPostgres, LocalSmtp
 
+MAX_TMPDIR_BYTES = 70  # a socket's path has at most 103 (macOS) or 107 (Linux), of which multiprocessing adds 32
 REFUSED_MAIL_SHARE = 0.02  # by the server, before it has their text
 DELIVERIES_PER_MESSAGE = 1.3  # about: answers and acks get lost
 
@@ -50,6 +52,8 @@ class Plan:
 
 def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
     """Run the main job, or raise a TxboxError. What leads to a broker of its own stays in the environment."""
+    if len(os.fsencode(path := tempfile.gettempdir())) > MAX_TMPDIR_BYTES:
+        raise TxboxError(f"{path} is too long for the socket by which processes start: set TMPDIR to a shorter path")
     on_progress(Progress("starting servers"))
     with ExitStack() as cleanup:
         directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="txbox-demo-")))

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -144,6 +145,16 @@ def test_a_run_whose_tables_cannot_be_created_leaves_no_schema(
     with pytest.raises(TxboxError, match="is not complete"):
         run_quickly(1)
     assert left() == before
+
+
+def test_a_directory_too_deep_for_the_sockets_of_processes_has_a_remedy(
+    run_quickly: RunQuickly, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(TxboxError, match=f"^{deep} is too long .*: set TMPDIR to a shorter path$"):
+        run_quickly(1)
 
 
 def test_the_last_act_has_a_directory_of_its_own_and_its_load_no_terminal(
