@@ -32,7 +32,7 @@ SPARK_TESTS := tests/integration/txbox_spark tests/acceptance/spark
 CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/txbox_workers \
   $(wildcard tests/integration/test_*.py) tests/integration/txbox_aws/lambda_ tests/integration/txbox_aws/test_sqs_worker.py \
   tests/integration/txbox_cli/test_reports.py tests/integration/txbox_cli/test_outbox_commands.py \
-  tests/integration/txbox_spark/merging/test_merge.py tests/integration/txbox_spark/reading/test_types.py
+  tests/integration/txbox_spark/merging/test_chunk_merger.py tests/integration/txbox_spark/reading/test_types.py
 # What `make bench` measures, and its options.
 BENCH ?= consumer
 OLDEST := $(VENV)-oldest

@@ -20,7 +20,7 @@ from benchmarks.shared.program import Benchmark, Option, Run
 from benchmarks.shared.work import Rate, in_processes, ready, together, window
 from txbox import Inbox, Message, Outcome
 from txbox.instrumentation import Event, Retried
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import deadlocks
 from txbox_workers.processing.deadlocks import Contention
 from txbox_workers.worker import Worker

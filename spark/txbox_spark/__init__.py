@@ -13,7 +13,7 @@
 from txbox_spark.bulk_load import bulk_load
 from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import RunNotFound
-from txbox_spark.merging.effects import ApplyFailed
+from txbox_spark.merging.effect_runner import ApplyFailed
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.sources import EventSource, read_events, source_of
 from txbox_spark.reconcile import Reconciliation, reconcile

@@ -17,12 +17,12 @@ from txbox.postgres.engines import open_engine
 from txbox.postgres.transaction_guard import guard
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import load
-from txbox_spark.loading.progress import ProgressReporter
+from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.options import LoadOptions, ValidLoadOptions
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport, OnProgress
-from txbox_spark.runtime.lazy import DataFrame
+from txbox_spark.runtime.lazy_imports import DataFrame
 from txbox_spark.subscribers import warn_of_new_subscriber
 
 __all__ = ["bulk_load", "load_events"]

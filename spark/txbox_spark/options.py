@@ -11,8 +11,8 @@ from sqlalchemy import URL
 
 from txbox import Inbox, InvalidConfiguration
 from txbox.postgres.urls import database_url
-from txbox_spark.merging.effects import Apply
-from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS
+from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
+from txbox_spark.merging.effect_runner import Apply
 
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
 

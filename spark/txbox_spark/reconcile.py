@@ -25,13 +25,13 @@ from txbox.postgres.sql import quoted
 from txbox.postgres.transactions import check_table
 from txbox.postgres.urls import database_url
 from txbox.schema import tables
-from txbox_spark.loading.progress import ProgressReporter
+from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.reading.errors import explained
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.report import OnProgress
 from txbox_spark.runtime.jdbc import jdbc_options
 from txbox_spark.runtime.jobs import job_group, small_plans
-from txbox_spark.runtime.lazy import Column, DataFrame, SparkSession, sql
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, sql
 from txbox_spark.subscribers import warn_of_new_subscriber
 
 __all__ = ["NotArchived", "Reconciliation", "reconcile"]

@@ -40,7 +40,7 @@ from txbox_spark.loading.writer import WriterChoice
 from txbox_spark.options import AUTO, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
-from txbox_spark.runtime.lazy import DataFrame, spark_errors
+from txbox_spark.runtime.lazy_imports import DataFrame, spark_errors
 
 __all__ = ["BatchFailed", "OnBatch", "inbox_sink"]
 

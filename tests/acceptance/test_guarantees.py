@@ -13,7 +13,7 @@ from support.workers.memory_worker import at_work, messages, work_off
 from txbox import Inbox, Message
 from txbox.backoff import Backoff
 from txbox_aws.sqs import SqsWorker
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

@@ -21,7 +21,7 @@ from txbox.outbox import Outbox
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.watermarks import Advance, Watermarks
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
 

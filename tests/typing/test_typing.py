@@ -14,7 +14,7 @@ from txbox import DeadLetter, DeadLetters, Inbox, Message, Mismatch, Outcome, Re
 from txbox.leases import idempotent
 from txbox.instrumentation import Event, Settled
 from txbox.leases import Acquisition, Ledger, PostgresLedger
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
 inbox = Inbox("billing", schema=None, fingerprint=True, wait_seconds=0.5)
@@ -94,7 +94,7 @@ from sqlalchemy.orm import Session
 from txbox import Inbox, Message
 from txbox.leases import idempotent
 from txbox.leases import Ledger
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
 def wrong(engine: Engine, session: Session, inbox: Inbox, message: Message) -> None:

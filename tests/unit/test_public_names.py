@@ -94,7 +94,7 @@ PUBLIC = {
     "txbox_workers.delivery": ["Delivery", "Settlement", "Source"],
     "txbox_aws.envelopes": ["Envelope", "open_envelope"],
     "txbox_workers.visibility_heartbeat": ["VisibilityHeartbeat"],
-    "txbox_workers.memory": ["MemorySource"],
+    "txbox_workers.memory_source": ["MemorySource"],
     "txbox_workers.options": ["MAX_ATTEMPTS", "ProcessingOptions", "WorkerOptions"],
     "txbox_workers.worker": ["Worker"],
     "txbox_spark": [

@@ -100,7 +100,7 @@ step "[] import txbox, txbox_migrations, txbox_workers, txbox.testing" \
   imports "txbox, txbox_migrations, txbox_workers, txbox.testing"
 step "[] neither boto3, typer, rich, pydantic, moto nor pyspark is there" lacks boto3 typer rich pydantic moto pyspark
 step "[] txbox names the extra" remedy "pip install 'txbox\[cli\]'" "$bin/txbox" status
-step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory"
+step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory_source"
 discard
 
 step "[cli] installs" environment cli

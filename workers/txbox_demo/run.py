@@ -11,11 +11,11 @@ from pathlib import Path
 
 from txbox import TxboxError
 from txbox_aws.sqs import sqs_client
-from txbox_demo.check import CHAIN, Report, check
-from txbox_demo.last_act import run_last_act
+from txbox_demo.checker import CHAIN, Report, check
 from txbox_demo.processes import N_DUPLICATES, N_RECEIVED, N_ROLLED_BACK, N_SENT, Task
 from txbox_demo.purchases import read_purchases
 from txbox_demo.sandbox import OnProgress, Progress, Sandbox
+from txbox_demo.spark_stage import run_spark_stage
 from txbox_demo.supervisor import Group, Supervisor
 from txbox_local import LocalAws, LocalPostgres, LocalSmtp
 
@@ -35,7 +35,7 @@ class Plan:
     database_url: str | None = None  # without it, a Postgres is started
     own_broker: bool = True  # start one; otherwise boto3's own settings lead to SQS
     keep: bool = False
-    last_act: bool = False
+    spark_stage: bool = False
 
     def groups(self) -> list[Group]:
         """Return the processes of the chain: a third of the kills each for billing and for shop and relay together."""
@@ -83,10 +83,10 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
         figures = _figures(supervisor.groups, progress) | report.figures
         kills = {group.name: dict(group.killed) for group in supervisor.groups}
         report = replace(report, figures=figures, kills=kills, seconds=seconds, kept=kept)
-        if plan.last_act:
+        if plan.spark_stage:
             sandbox = Sandbox.open(url, client, cleanup, keep=plan.keep)
             task = replace(task, database_url=sandbox.url, queue_urls=(sandbox.queue_urls[0], ""))
-            report = replace(report, last_act=run_last_act(sandbox, task, directory, cleanup, on_progress))
+            report = replace(report, spark_stage=run_spark_stage(sandbox, task, directory, cleanup, on_progress))
         return report
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 
 from txbox.postgres.urls import database_engine, database_url
 from txbox_aws.sqs import create_queue, delete_queue, queue_backlog
-from txbox_demo import check, services
+from txbox_demo import checker, services
 from txbox_migrations import upgrade_database
 
 
@@ -54,7 +54,7 @@ class Sandbox:
             cleanup.callback(_drop_schema, engine, schema)
         upgrade_database(engine, schema=schema)
         with engine.begin() as connection:
-            connection.exec_driver_sql(f"{services.TABLES};{check.TABLES}")
+            connection.exec_driver_sql(f"{services.TABLES};{checker.TABLES}")
         queue_urls: list[str] = []
         for name in ("purchases", "notifications"):
             queue_urls.append(create_queue(f"{schema.replace('_', '-')}-{name}", client=client))

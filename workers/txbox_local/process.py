@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from txbox_local import keeper
+from txbox_local import process_keeper
 from txbox_local.errors import missing_extra
 
 try:
@@ -45,7 +45,7 @@ class KeptProcess:
         *,
         log: Path,
         stop_signal: signal.Signals,
-        stop_timeout_seconds: float = keeper.STOP_TIMEOUT_SECONDS,
+        stop_timeout_seconds: float = process_keeper.STOP_TIMEOUT_SECONDS,
         user: str | None = None,
         share_stdout: bool = False,
         remove: Path | None = None,
@@ -57,7 +57,7 @@ class KeptProcess:
         options += ["--share-stdout"] if share_stdout else []
         options += [f"--remove={remove}"] if remove is not None else []
         # By its path, isolated and without site-packages: it needs nothing of ours and must start at once.
-        self._command = [sys.executable, "-I", "-S", keeper.__file__, *options, "--", *command]
+        self._command = [sys.executable, "-I", "-S", process_keeper.__file__, *options, "--", *command]
         self._log = log
         self._environment = environment
         self._pass_fds = tuple(pass_fds)

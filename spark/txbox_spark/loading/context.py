@@ -9,16 +9,16 @@ from sqlalchemy import Engine
 
 from txbox import TxboxError
 from txbox_spark.loading.ledger import LoadLedger, Run
-from txbox_spark.loading.progress import ProgressReporter
+from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.loading.staging_table import StagingTables
-from txbox_spark.merging.merge import MergePlan
+from txbox_spark.merging.chunk_merger import MergePlan
 from txbox_spark.options import ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
-from txbox_spark.runtime.lazy import SparkSession, spark_errors
+from txbox_spark.runtime.lazy_imports import SparkSession, spark_errors
 
 __all__ = ["BulkLoadFailed", "LoadContext"]
 

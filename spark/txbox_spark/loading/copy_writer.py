@@ -29,12 +29,7 @@ from txbox.postgres.transactions import short_transaction
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import LoadLedger, Run, Totals
 from txbox_spark.loading.writer import RowCounts
-from txbox_spark.merging.chunk_ranges import chunk_range, partition_by_chunk
-from txbox_spark.merging.chunk_stream import ChunkStream, DistinctEvents
-from txbox_spark.merging.csv_lines import csv_lines
-from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
-from txbox_spark.merging.merge import (
+from txbox_spark.merging.chunk_merger import (
     ChunkCounts,
     MergePlan,
     MergeStatements,
@@ -42,9 +37,14 @@ from txbox_spark.merging.merge import (
     merge_chunk,
     settle_processed_chunk,
 )
+from txbox_spark.merging.chunk_ranges import chunk_range, partition_by_chunk
+from txbox_spark.merging.chunk_stream import ChunkStream, DistinctEvents
+from txbox_spark.merging.csv_lines import csv_lines
+from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
 from txbox_spark.merging.refused_event import refused_event
 from txbox_spark.reading.columns import MESSAGE_ID
-from txbox_spark.runtime.lazy import DataFrame, pyarrow
+from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow
 from txbox_spark.runtime.retries import retry_outages
 
 __all__ = ["COPY_BYTES", "CopyTask", "CopyWriter", "likely_repeated"]

@@ -28,14 +28,14 @@ from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.loading.staging_table import MAX_PARTITIONS
 from txbox_spark.loading.writer import RowCounts, StagingLost
+from txbox_spark.merging.chunk_merger import ChunkCounts, begin_chunk, merge_chunk
 from txbox_spark.merging.chunk_ranges import chunk_range
 from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.merging.merge import ChunkCounts, begin_chunk, merge_chunk
 from txbox_spark.merging.refused_event import EventRefused, search_refused_event
 from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
-from txbox_spark.runtime.lazy import spark_errors, sql
+from txbox_spark.runtime.lazy_imports import spark_errors, sql
 
 __all__ = ["BATCH_ROWS", "JdbcWriter"]
 

@@ -23,7 +23,7 @@ from txbox_spark.loading.context import BulkLoadFailed, LoadContext
 from txbox_spark.loading.copy_writer import CopyWriter
 from txbox_spark.loading.jdbc_writer import JdbcWriter
 from txbox_spark.loading.ledger import Run, heartbeat
-from txbox_spark.loading.resume import resume_run
+from txbox_spark.loading.run_resumer import resume_run
 from txbox_spark.loading.writer import StagingLost, Writer, WriterChoice, choose_writer
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk

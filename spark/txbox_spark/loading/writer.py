@@ -9,7 +9,7 @@ from txbox import TxboxError
 from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import COPY, JDBC
-from txbox_spark.runtime.lazy import SparkSession
+from txbox_spark.runtime.lazy_imports import SparkSession
 
 __all__ = ["RowCounts", "StagingLost", "Writer", "WriterChoice", "choose_writer"]
 

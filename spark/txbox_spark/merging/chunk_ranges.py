@@ -11,7 +11,7 @@ sampling: E. Cohen and H. Kaplan, "Summarizing Data using Bottom-k Sketches", PO
 from collections.abc import Collection, Sequence
 
 from txbox_spark.reading.columns import MESSAGE_ID
-from txbox_spark.runtime.lazy import Column, DataFrame, sql
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 __all__ = ["CHUNK", "chunk_bounds", "chunk_number", "chunk_range", "partition_by_chunk", "partition_keys"]
 

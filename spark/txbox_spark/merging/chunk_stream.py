@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from txbox_spark.merging.chunk_ranges import CHUNK
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
-from txbox_spark.runtime.lazy import compute, pyarrow
+from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
 __all__ = ["SHOWN_REJECTED", "ChunkStream", "DistinctEvents"]
 

@@ -7,7 +7,7 @@ microsecond, where Spark's own expressions take one. What a type looks like as t
 https://www.postgresql.org/docs/current/sql-copy.html
 """
 
-from txbox_spark.runtime.lazy import compute, pyarrow
+from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
 __all__ = ["csv_lines"]
 

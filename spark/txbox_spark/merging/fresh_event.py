@@ -35,7 +35,7 @@ def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range
     Args:
         columns: of the events.
         staged: the table that has them, quoted.
-        processed_in_range: from merge.sql.
+        processed_in_range: from chunk_merger.sql.
     """
     sent = _sent(columns)
     names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in sent)])

@@ -15,7 +15,7 @@ from txbox_spark.merging.fresh_event import copy_fresh, create_fresh
 from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.runtime.explanations import describe_postgres_error
-from txbox_spark.runtime.lazy import pyarrow, sql
+from txbox_spark.runtime.lazy_imports import pyarrow, sql
 
 __all__ = ["SEARCH_SECONDS", "EventRefused", "refused_event", "search_refused_event"]
 

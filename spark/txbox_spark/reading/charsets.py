@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from txbox_spark.runtime.lazy import Column, SparkSession, sql
+from txbox_spark.runtime.lazy_imports import Column, SparkSession, sql
 
 __all__ = ["EVERY_CHARSET", "REMEDY", "REPLACED", "Charset", "EncodingError", "charset_named"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from txbox import InvalidConfiguration
-from txbox_spark.runtime.lazy import Column, DataFrame, DataType, sql, types
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, types
 
 __all__ = [
     "AS_IT_WAS",

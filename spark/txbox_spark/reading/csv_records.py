@@ -6,7 +6,7 @@ Spark's reader drops commas from decimals, and rounds what does not fit. So deci
 from collections.abc import Collection, Mapping
 
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
-from txbox_spark.runtime.lazy import Column, DataFrame, StructType, sql, types
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, StructType, sql, types
 
 __all__ = ["as_text", "checked_records", "decimals_of"]
 

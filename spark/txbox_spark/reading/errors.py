@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from txbox import TxboxError
 from txbox_spark.reading.charsets import EncodingError
 from txbox_spark.runtime.explanations import describe_spark_error
-from txbox_spark.runtime.lazy import spark_errors
+from txbox_spark.runtime.lazy_imports import spark_errors
 
 __all__ = ["InvalidFields", "SourceError", "explained"]
 

@@ -15,7 +15,7 @@ from txbox_spark.reading.columns import (
     quoted,
     refuse_twins,
 )
-from txbox_spark.runtime.lazy import Column, DataFrame, sql, types
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql, types
 
 __all__ = ["MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
 

@@ -21,9 +21,9 @@ from txbox_spark.reading.encodings import (
     without_replaced,
 )
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.listing import CHOOSING_FILES, described, listing
+from txbox_spark.reading.file_listing import CHOOSING_FILES, described, listing
 from txbox_spark.runtime.jobs import changed_settings
-from txbox_spark.runtime.lazy import DataFrame, DataType, SparkSession, StructType, sql, types
+from txbox_spark.runtime.lazy_imports import DataFrame, DataType, SparkSession, StructType, sql, types
 
 __all__ = ["CORRUPT_OPTION", "CORRUPT_RECORD", "read"]
 

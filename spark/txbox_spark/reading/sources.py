@@ -31,9 +31,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from txbox_spark.reading.errors import InvalidFields, SourceError, explained
-from txbox_spark.reading.listing import described, files_in, listing, nothing_in, refuse_overlooked
+from txbox_spark.reading.file_listing import described, files_in, listing, nothing_in, refuse_overlooked
 from txbox_spark.reading.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
-from txbox_spark.runtime.lazy import DataFrame, SparkSession, StructType, sql, types
+from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, sql, types
 
 __all__ = ["FORMATS", "EventSource", "read_events", "source_of"]
 

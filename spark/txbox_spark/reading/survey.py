@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
-from txbox_spark.runtime.lazy import Column, sql
+from txbox_spark.runtime.lazy_imports import Column, sql
 
 __all__ = ["SAMPLE_IDS", "Survey", "content_digest", "survey"]
 

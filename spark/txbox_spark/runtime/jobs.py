@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from txbox_spark.runtime.jvm import cause_of_death
-from txbox_spark.runtime.lazy import SparkContext, SparkSession
+from txbox_spark.runtime.lazy_imports import SparkContext, SparkSession
 
 __all__ = ["changed_settings", "job_group", "small_plans"]
 

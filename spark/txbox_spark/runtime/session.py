@@ -16,7 +16,7 @@ from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.java import SparkSetupError, java_found
 from txbox_spark.runtime.jdbc import JDBC_DRIVER_CLASS
 from txbox_spark.runtime.jvm import MORE_MEMORY, OUT_OF_MEMORY, kill_after_exit
-from txbox_spark.runtime.lazy import SparkSession
+from txbox_spark.runtime.lazy_imports import SparkSession
 
 __all__ = ["JDBC_DRIVER", "quiet_pyspark", "require_jdbc_driver", "require_pyspark", "spark_session"]
 

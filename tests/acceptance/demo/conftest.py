@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from txbox_demo import supervisor
-from txbox_demo.check import Report
+from txbox_demo.checker import Report
 from txbox_demo.run import Plan, run_demo
 
 if TYPE_CHECKING:

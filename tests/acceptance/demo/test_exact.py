@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from support.broken_demo import patient_notification, take_place
 from support.program import Ended, Running
 from support.program import txbox as run_process
-from txbox_demo.check import Report
+from txbox_demo.checker import Report
 from txbox_demo.processes import COMMITTED, LEASED, MAILED, RECEIVED, ROLES
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def test_it_is_exact_as_people_run_it(on_its_own: None, tmp_path: Path) -> None:
     for role, (_, moments) in ROLES.items():
         for moment in moments:
             assert report["kills"][role].get(moment, 0) >= 1, (role, moment)
-    act, figures = report["last_act"], report["last_act"]["figures"]
+    act, figures = report["spark_stage"], report["spark_stage"]["figures"]
     assert (act["exact"], act["cents"]["difference"], act["cents"]["in the accounts"]) == (True, 0, 250_031_563)
     assert figures["read by Spark"] == 69_659
     # Both were first with some: a third was sent before the load, and a chunk merged before the rest was sent.

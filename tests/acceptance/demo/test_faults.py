@@ -17,8 +17,8 @@ from support.broken_demo import ORDER, OTHER_ORDER, noted, take_place
 from support.waiting import wait_until
 from txbox import TxboxError
 from txbox_cli.app import run as run_here
-from txbox_demo import last_act, processes, sandbox, supervisor
-from txbox_demo.check import Report
+from txbox_demo import processes, sandbox, spark_stage, supervisor
+from txbox_demo.checker import Report
 from txbox_demo.processes import Task
 from txbox_demo.sandbox import Progress, Sandbox
 from txbox_demo.supervisor import Supervisor
@@ -165,7 +165,7 @@ def test_the_last_act_has_a_directory_of_its_own_and_its_load_no_terminal(
     program.write_text('#!/bin/sh\nread -r typed\necho "read: $typed."\n')
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(last_act, "_publish", lambda *_: None)
+    monkeypatch.setattr(spark_stage, "_publish", lambda *_: None)
 
     def drive(its: Supervisor, *_: object) -> None:
         answer = its._directory / "load.json"
@@ -181,7 +181,7 @@ def test_the_last_act_has_a_directory_of_its_own_and_its_load_no_terminal(
     os.dup2(reading, 0)
     try:
         with ExitStack() as cleanup, pytest.raises(TxboxError, match=r"^last-act/load\.json: read: \.$"):
-            last_act.run_last_act(nothing, task, tmp_path, cleanup, nothing)
+            spark_stage.run_last_act(nothing, task, tmp_path, cleanup, nothing)
     finally:
         os.dup2(terminal, 0)
         for descriptor in (reading, writing, terminal):

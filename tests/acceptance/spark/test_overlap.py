@@ -23,7 +23,7 @@ from txbox import Message, Outcome
 from txbox.instrumentation import Event, Settled
 from txbox.postgres.sqlstates import is_retryable
 from txbox_spark import BulkLoadFailed, BulkLoadReport, bulk_load, read_events
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ import psutil
 import psycopg
 import pytest
 
-from txbox_local import keeper
+from txbox_local import process_keeper
 
 pytestmark = pytest.mark.chaos
 
@@ -97,7 +97,7 @@ signal.pause()  # an ignored signal does not end it
 
 @pytest.mark.parametrize("by_signal", [True, False])
 def test_a_server_that_ignores_its_stop_signal_is_killed(by_signal: bool) -> None:
-    command = [sys.executable, keeper.__file__, "--stop-timeout=0.2", "--share-stdout", "--"]
+    command = [sys.executable, process_keeper.__file__, "--stop-timeout=0.2", "--share-stdout", "--"]
     command += [sys.executable, "-c", STUBBORN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -113,6 +113,6 @@ def test_a_server_that_ignores_its_stop_signal_is_killed(by_signal: bool) -> Non
 
 
 def test_the_keeper_passes_on_the_exit_status() -> None:
-    command = [sys.executable, keeper.__file__, "--", sys.executable, "-c", "raise SystemExit(7)"]
+    command = [sys.executable, process_keeper.__file__, "--", sys.executable, "-c", "raise SystemExit(7)"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.wait(timeout=20) == 7

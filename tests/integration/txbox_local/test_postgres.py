@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from txbox_local import LocalPostgres, LocalServerError
-from txbox_local.keeper import STOP_TIMEOUT_SECONDS
 from txbox_local.postgres import local_postgres
 from txbox_local.postgres.installation import service_user
+from txbox_local.process_keeper import STOP_TIMEOUT_SECONDS
 
 
 def query(url: str, statement: str) -> object:

@@ -25,7 +25,7 @@ from support.workers.handlers import (
 )
 from support.workers.memory_worker import messages, work_off
 from txbox import Message, Outcome
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -22,7 +22,7 @@ from txbox.status import read_status
 from txbox_aws.lambda_ import sqs_handler
 from txbox_migrations import LATEST, downgrade_database, upgrade_database
 from txbox_spark.loading.ledger import LoadLedger
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -16,7 +16,7 @@ from txbox.leases import PostgresLedger
 from txbox.postgres.urls import database_engine, database_url
 from txbox.relay import Relay
 from txbox_migrations import MigrationError, upgrade_database
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 POISONS = ["SET default_transaction_read_only = on", "SET ROLE pg_monitor", "SET search_path = nowhere"]
 CONNECTIONS = 4

@@ -17,7 +17,7 @@ from support.workers.memory_worker import at_work, make, numbered
 from txbox import Inbox, Message, Outbox, Outcome, Outgoing
 from txbox.postgres.urls import database_engine, database_url
 from txbox.schema import tables
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
 MESSAGES = 300

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from support.workers.business import Business, once
 from support.workers.memory_worker import make, messages
 from txbox import Inbox, InvalidConfiguration, NotInTransaction, SchemaMissing
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -13,7 +13,7 @@ from support.workers.memory_worker import delivery, make, messages, numbered, pr
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import Retried, Settled, Stopped
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import deadlocks
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

@@ -13,7 +13,7 @@ from support.workers.business import Business, once
 from support.workers.memory_worker import at_work, make, messages, numbered, work_off
 from txbox import Outcome
 from txbox.instrumentation import Committed, Event, Received, Settled
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

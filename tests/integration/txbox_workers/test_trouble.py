@@ -15,8 +15,8 @@ from support.workers.memory_worker import at_work, delivery, make, messages, num
 from txbox import Message, Outcome
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Received
 from txbox_workers.delivery import Delivery
-from txbox_workers.memory import MemorySource
-from txbox_workers.processing.outages import DatabaseUnavailable
+from txbox_workers.memory_source import MemorySource
+from txbox_workers.processing.outage_errors import DatabaseUnavailable
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -25,7 +25,7 @@ from txbox.postgres import watchdog
 from txbox.postgres.engines import KEEPALIVES, adopt, open_engine
 from txbox.relay import Relay
 from txbox.schema import tables
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 SILENCE = 0.6
 BOUND = 15.0

@@ -10,7 +10,7 @@ from support.workers.business import apply
 from support.workers.memory_worker import AT_ONCE
 from txbox import DeadLetters, Inbox, Message
 from txbox.leases import Lease, PostgresLedger
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
 

@@ -11,7 +11,7 @@ from txbox import Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.service import Service
 from txbox_workers.delivery import Delivery
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
 AT_ONCE = Backoff(first_seconds=0.01, longest_seconds=0.02)

@@ -105,7 +105,7 @@ def test_a_module_that_lacks_the_name_says_which_workers_it_has(
     (tmp_path / "has_workers.py").write_text(
         "from sqlalchemy import create_engine\n"
         "from txbox import Inbox\n"
-        "from txbox_workers.memory import MemorySource\n"
+        "from txbox_workers.memory_source import MemorySource\n"
         "from txbox_workers.worker import Worker\n"
         "engine = create_engine('postgresql+psycopg://127.0.0.1:1/x')\n"
         "refunds, orders = [Worker(MemorySource(), inbox=Inbox('b'), engine=engine, handler=print) for _ in '12']\n"

@@ -14,7 +14,7 @@ from support.program import Ended
 from txbox import TxboxError
 from txbox_cli.commands import demo as command
 from txbox_demo import run as demo_run
-from txbox_demo.check import CHAIN, Report
+from txbox_demo.checker import CHAIN, Report
 from txbox_demo.run import Plan
 from txbox_demo.sandbox import Progress
 from txbox_spark.runtime import java as spark_java
@@ -125,12 +125,12 @@ def test_whatever_is_wrong_is_said_and_is_a_failure(
     assert (figures["exact"], figures["wrong"][what]) == (False, ["a", "b", "c", "d"])
 
 
-def test_a_last_act_that_is_wrong_is_a_failure(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_stage_that_is_wrong_is_a_failure(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
     act = replace(RIGHT, wrong={"accounts": ["00001"]}, figures={"read by Spark": (3, "writer")}, kills={})
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, last_act=act))
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, spark_stage=act))
     ended = txbox("demo", "--without-spark", "--purchases", "1")
     assert ended.status == 1
-    _, shown = ended.out.split("\nlast act: ")
+    _, shown = ended.out.split("\nfinal stage: ")
     assert "THE ACCOUNTS ARE WRONG; 1 s" in shown
     assert "WRONG: ACCOUNTS: 1, such as 00001" in shown
 
@@ -165,11 +165,11 @@ def test_mails_that_came_twice_where_it_cannot_be_known_are_said_and_are_no_fail
     ("missing", "said"),
     [
         ("java", "Spark needs a JDK 17 or newer, and there is no java"),
-        ("pyspark", "the last act needs pyspark: pip install 'txbox[spark]'"),
-        ("pyarrow", "the last act needs pyarrow: pip install 'txbox[spark]'"),
+        ("pyspark", "the final stage needs pyspark: pip install 'txbox[spark]'"),
+        ("pyarrow", "the final stage needs pyarrow: pip install 'txbox[spark]'"),
     ],
 )
-def test_what_the_last_act_lacks_is_said_before_the_work(
+def test_what_the_spark_stage_lacks_is_said_before_the_work(
     missing: str, said: str, txbox: Txbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if missing == "java":
@@ -182,9 +182,9 @@ def test_what_the_last_act_lacks_is_said_before_the_work(
     txbox("demo").failed_in_one_line(1, said, "--without-spark")
 
 
-def test_the_last_act_is_part_of_the_demo_unless_it_is_left_out(planned: Callable[..., Plan]) -> None:
-    assert planned().last_act
-    assert not planned("--without-spark").last_act
+def test_the_spark_stage_is_part_of_the_demo_unless_it_is_left_out(planned: Callable[..., Plan]) -> None:
+    assert planned().spark_stage
+    assert not planned("--without-spark").spark_stage
 
 
 def test_a_small_run_has_fewer_kills(planned: Callable[..., Plan]) -> None:

@@ -14,7 +14,7 @@ Txbox = Callable[..., Ended]
 MODULE = """
 from sqlalchemy import create_engine
 from txbox import Inbox
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
 engine = create_engine("postgresql+psycopg://u@127.0.0.1:1/x")

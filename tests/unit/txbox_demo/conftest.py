@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from txbox_demo import check, services
+from txbox_demo import checker, services
 from txbox_demo.processes import COUNTS, Task
 
 QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/purchases"
@@ -29,5 +29,5 @@ def make_task(tmp_path: Path) -> Callable[..., Task]:
 def tables(engine: Engine) -> Engine:
     """An engine on txbox's tables, those of the services and those of the check."""
     with engine.begin() as connection:
-        connection.exec_driver_sql(f"{services.TABLES};{check.TABLES}")
+        connection.exec_driver_sql(f"{services.TABLES};{checker.TABLES}")
     return engine

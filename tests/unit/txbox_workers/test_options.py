@@ -16,7 +16,7 @@ from txbox import DeadLetters, Inbox, InvalidConfiguration, Message
 from txbox.leases import PostgresLedger
 from txbox_aws.lambda_ import sqs_handler
 from txbox_aws.sqs import SqsWorker
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.options import MAX_ATTEMPTS, ProcessingOptions, ValidOptions, WorkerOptions
 from txbox_workers.worker import Worker
 

@@ -104,7 +104,7 @@ def bulk_load(
     db = database(url, schema, prefix)
     from txbox_spark import bulk_load as load
     from txbox_spark import read_events, source_of
-    from txbox_spark.merging.merge import EFFECTS_SECONDS, STALLED_SECONDS
+    from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
     from txbox_spark.options import CHUNK_ROWS, WRITERS
 
     if writer not in WRITERS:

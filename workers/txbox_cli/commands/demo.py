@@ -19,7 +19,7 @@ from txbox_cli.signals import terminated_as_interrupt
 from txbox_demo.purchases import TOTAL_PURCHASES
 
 if TYPE_CHECKING:
-    from txbox_demo.check import Report
+    from txbox_demo.checker import Report
     from txbox_demo.run import Plan
     from txbox_demo.sandbox import Progress as RunProgress
 
@@ -36,7 +36,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the random choices: what gets lost, and when processes die.")] = 1997,
     url: Annotated[str | None, typer.Option("--url", help="Your Postgres, in a schema of its own.")] = None,
     aws: Annotated[bool, typer.Option("--aws", help="Your AWS account's SQS, by boto3's own settings.")] = False,
-    without_spark: Annotated[bool, typer.Option("--without-spark", help="Leave out the last act.")] = False,
+    without_spark: Annotated[bool, typer.Option("--without-spark", help="Leave out the final stage.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave schema and queues behind, to look at them.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
 ) -> int:
@@ -45,7 +45,7 @@ def demo(
     A shop publishes each purchase to its outbox; relays send it to SQS; billing adds it to its customer's account and
     publishes that; and notification mails the customer, under a lease. Processes of all four are killed with SIGKILL
     again and again, answers and acks get lost, some orders are rolled back, and some mails refused. At the end every
-    account and every mail is compared with the file. In the last act Spark loads the whole file beside the workers.
+    account and every mail is compared with the file. In the final stage Spark loads the whole file beside the workers.
 
     Without --url, Postgres is started; without --aws or AWS_ENDPOINT_URL, SQS. Exit status 0 only if every customer is
     right to the cent, and was mailed every purchase, once wherever that can be known; what cannot be known is counted.
@@ -65,7 +65,7 @@ def demo(
         raise UsageError("--keep needs --url: the embedded database goes when the demo ends")
     kills = min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL) if kills is None else kills
     own_broker = not (aws or aws_endpoint())
-    plan = Plan(purchases, workers, kills, seed, url, own_broker, keep, last_act=not without_spark)
+    plan = Plan(purchases, workers, kills, seed, url, own_broker, keep, spark_stage=not without_spark)
     console = plain_console(stderr=True)
     with terminated_as_interrupt(), progress_bars(console) if console.is_terminal else nullcontext() as bars:
         report = run_demo(plan, _Shown(bars, plan))
@@ -90,9 +90,11 @@ def _require_spark() -> None:
         require_jdk()
         for name in ("pyspark", "pyarrow"):
             if find_spec(name) is None:
-                raise CommandFailed(f"the last act needs {name}: pip install 'txbox[spark]', or give --without-spark")
+                raise CommandFailed(
+                    f"the final stage needs {name}: pip install 'txbox[spark]', or give --without-spark"
+                )
     except SparkSetupError as error:
-        raise CommandFailed(f"{error}; or leave the last act out with --without-spark") from error
+        raise CommandFailed(f"{error}; or leave the final stage out with --without-spark") from error
 
 
 class _Shown:
@@ -138,6 +140,6 @@ def _print_report(console: Console, report: "Report") -> None:
         console.print(f"WRONG: {what.upper()}: {len(ids):,}, such as {', '.join(ids[:3])}")
     if report.kept:
         console.print(f"kept: {report.kept}")
-    if report.last_act:
-        console.print("\nlast act: Spark loads the whole file while workers process a part of it", style="bold")
-        _print_report(console, report.last_act)
+    if report.spark_stage:
+        console.print("\nfinal stage: Spark loads the whole file while workers process a part of it", style="bold")
+        _print_report(console, report.spark_stage)

@@ -7,14 +7,14 @@
                 └─ ledger_processor      each message under a lease; parking
                      └─ handler_transactions    a redelivery is recognised here: record, then the handler
                           ├─ deadlocks              conflicts: run again, and avoided when there are many
-                          └─ guarded_transaction    begin, hand out, commit; only the worker commits
+                          └─ guarded_transactions   begin, hand out, commit; only the worker commits
 """
 
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.inbox_processor import InboxProcessor
 from txbox_workers.processing.ledger_processor import LedgerProcessor
-from txbox_workers.processing.outages import DatabaseUnavailable
+from txbox_workers.processing.outage_errors import DatabaseUnavailable
 from txbox_workers.processing.processor import Processor
 
 __all__ = ["DatabaseUnavailable", "Processor", "ProcessorContext", "make_processor"]

@@ -23,8 +23,8 @@ from txbox_workers.handlers import Handler, HandlerWithLease
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import ConflictRetries, Way
-from txbox_workers.processing.guarded_transaction import GuardedTransactions, finish
-from txbox_workers.processing.outages import DatabaseUnavailable, connecting, recording
+from txbox_workers.processing.guarded_transactions import GuardedTransactions, finish
+from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording
 
 __all__ = ["HandlerTransactions", "Parked", "Sorted"]
 

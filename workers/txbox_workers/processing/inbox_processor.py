@@ -47,8 +47,8 @@ from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import Stopping, Way
 from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
-from txbox_workers.processing.outages import DatabaseUnavailable, bookkeeping, connecting
-from txbox_workers.processing.parking import Parking
+from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, connecting
+from txbox_workers.processing.parker import Parker
 from txbox_workers.processing.processor import Processor, in_flight
 from txbox_workers.processing.transaction_limits import limited
 
@@ -67,7 +67,7 @@ class InboxProcessor(Processor):
         self._transactions = HandlerTransactions(options, context)
         tables: dict[str, Any] = {"schema": inbox.schema, "prefix": inbox.prefix}
         self._failures = Failures(self._engine, subscriber_id, wait_seconds=inbox.wait_seconds, **tables)
-        self._parking = Parking(DeadLetters(self._engine, **tables), subscriber_id, context.source_name, inbox)
+        self._parker = Parker(DeadLetters(self._engine, **tables), subscriber_id, context.source_name, inbox)
         self._singly = options.transactions == "message"
         self._max_attempts = options.max_attempts
         self._backoff = options.backoff or Backoff()
@@ -80,7 +80,7 @@ class InboxProcessor(Processor):
         self._transactions.check()
         with connecting(), self._engine.connect() as connection:
             self._failures.check(connection)
-        self._parking.check()
+        self._parker.check()
 
     def check_recording(self) -> None:
         """See that a message could be recorded."""
@@ -107,7 +107,7 @@ class InboxProcessor(Processor):
         settlements = []
         for delivery in deliveries:
             if delivery.message.id in found.mismatched:
-                settlements.append(self._parking.park_mismatch(delivery))
+                settlements.append(self._parker.park_mismatch(delivery))
             elif delivery.message.id in found.first:
                 settlements.append(Settlement(delivery, Outcome.PROCESSED))
             elif delivery.message.id in found.parked:
@@ -140,7 +140,7 @@ class InboxProcessor(Processor):
         except Parked:
             return Settlement(delivery, Outcome.DEAD)
         except Mismatch as error:
-            return self._parking.park_mismatch(delivery, error)
+            return self._parker.park_mismatch(delivery, error)
         except (DatabaseUnavailable, KeyboardInterrupt) as error:
             with suppress(Exception):  # if it cannot be done now, then once the database can be used again
                 self._take_back(attempt)
@@ -216,7 +216,7 @@ class InboxProcessor(Processor):
         # A process that still runs it has not crashed: it is not waited for, as the message would be parked as soon as
         # that one has failed.
         wait = NO_WAIT_SECONDS if crashed else None
-        settlement = self._parking.park(delivery, reason, attempt.error_before or NO_OUTCOME, had, wait_seconds=wait)
+        settlement = self._parker.park(delivery, reason, attempt.error_before or NO_OUTCOME, had, wait_seconds=wait)
         if settlement.outcome is Outcome.IN_FLIGHT:
             self._take_back(attempt)
         return settlement
@@ -236,7 +236,7 @@ class InboxProcessor(Processor):
         reason = Reason.MALFORMED if isinstance(error, MalformedMessage) or delivery.problem else Reason.FAILED
         last = self._max_attempts is not None and failed.attempts >= self._max_attempts
         if last or (reason is Reason.MALFORMED and self._max_attempts is not None):
-            return self._parking.park(delivery, reason, describe(error), failed, error)
+            return self._parker.park(delivery, reason, describe(error), failed, error)
         return Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(failed.attempts))
 
 

@@ -57,8 +57,8 @@ from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import Stopping
 from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
-from txbox_workers.processing.outages import DatabaseUnavailable, unavailable
-from txbox_workers.processing.parking import Parking
+from txbox_workers.processing.outage_errors import DatabaseUnavailable, unavailable
+from txbox_workers.processing.parker import Parker
 from txbox_workers.processing.processor import Processor, in_flight
 from txbox_workers.processing.transaction_limits import limited
 
@@ -88,12 +88,12 @@ class LedgerProcessor(Processor):
         self._transactions = None if inbox is None else HandlerTransactions(options, context)
         if inbox is not None and options.engine is not None:
             letters = DeadLetters(options.engine, schema=inbox.schema, prefix=inbox.prefix)
-        self._parking = None
+        self._parker = None
         if letters is not None:
             letters = letters.on(limited(letters.engine, context.limit))
-            self._parking = Parking(letters, options.subscriber_id, context.source_name, inbox)
+            self._parker = Parker(letters, options.subscriber_id, context.source_name, inbox)
         self._fingerprint = options.fingerprint
-        self._max_attempts = options.max_attempts if self._parking is not None else None
+        self._max_attempts = options.max_attempts if self._parker is not None else None
         self._backoff = options.backoff or Backoff()
 
     def check(self) -> None:
@@ -101,8 +101,8 @@ class LedgerProcessor(Processor):
         self._ledger.check()
         if self._transactions is not None:
             self._transactions.check()
-        if self._parking is not None:
-            self._parking.check()
+        if self._parker is not None:
+            self._parker.check()
 
     def check_recording(self) -> None:
         """See that a lease could be acquired, and a message recorded."""
@@ -167,12 +167,12 @@ class LedgerProcessor(Processor):
         delivery = attempt.delivery
         attempt.begun = True
         try:
-            if self._parking is not None and (lease.attempt > 1 or delivery.receive_count > 1):
+            if self._parker is not None and (lease.attempt > 1 or delivery.receive_count > 1):
                 attempt.of_all = lease.attempt
-                if self._parking.waits(delivery, lease.attempt):
+                if self._parker.waits(delivery, lease.attempt):
                     raise Parked
                 if lease.attempt > 1:  # a letter that was redriven begins anew
-                    lease.attempt -= min(self._parking.attempts_before(delivery), lease.attempt - 1)
+                    lease.attempt -= min(self._parker.attempts_before(delivery), lease.attempt - 1)
             if self._max_attempts is not None and lease.attempt > self._max_attempts:
                 raise _Spent
             if delivery.problem is not None:
@@ -207,8 +207,8 @@ class LedgerProcessor(Processor):
             case Parked():
                 attempt.settlement = Settlement(delivery, Outcome.DEAD)
                 return Release(AttemptEnd.FAILED)  # it goes on counting: see the module
-            case Mismatch() if self._parking is not None and not lease.begun:
-                attempt.settlement = self._parking.park_mismatch(delivery, error)
+            case Mismatch() if self._parker is not None and not lease.begun:
+                attempt.settlement = self._parker.park_mismatch(delivery, error)
                 return Release(AttemptEnd.NOT_MADE)
         if release.ended is AttemptEnd.NOT_COUNTED:
             # A database that the handler itself has connected to: there is nothing to wait for with the next message.
@@ -218,7 +218,7 @@ class LedgerProcessor(Processor):
             release = Release(AttemptEnd.UNKNOWN)  # the handler was done; its transaction was not to be committed
         malformed = isinstance(error, MalformedMessage) or error is delivery.problem
         last = self._max_attempts is not None and (malformed or lease.attempt >= self._max_attempts)
-        if self._parking is None or not last:
+        if self._parker is None or not last:
             attempt.settlement = Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(lease.attempt))
             return release
         try:
@@ -231,11 +231,11 @@ class LedgerProcessor(Processor):
         if isinstance(error, _Spent):
             reason = Reason.CRASHED if lease.unknown_attempts else Reason.FAILED
             had = Failed(lease.attempt - 1, ())
-            attempt.settlement = self._parking.park(delivery, reason, NO_OUTCOME, had, lease_attempts=attempt.of_all)
+            attempt.settlement = self._parker.park(delivery, reason, NO_OUTCOME, had, lease_attempts=attempt.of_all)
             return Release(AttemptEnd.FAILED)
         reason = Reason.MALFORMED if malformed else Reason.FAILED
         had = Failed(lease.attempt, ())
-        attempt.settlement = self._parking.park(delivery, reason, describe(error), had, error, attempt.of_all)
+        attempt.settlement = self._parker.park(delivery, reason, describe(error), had, error, attempt.of_all)
         return release
 
     def _settle_ledger_error(self, delivery: Delivery, error: BaseException, begun: bool) -> Settlement:
@@ -245,8 +245,8 @@ class LedgerProcessor(Processor):
                 return in_flight(delivery, error, longest_seconds=error.seconds)
             case LeaseLost():
                 return Settlement(delivery, Outcome.IN_FLIGHT, error)
-            case Mismatch() if self._parking is not None:
-                return self._parking.park_mismatch(delivery, error)
+            case Mismatch() if self._parker is not None:
+                return self._parker.park_mismatch(delivery, error)
             case Mismatch():
                 return Settlement(delivery, Outcome.FAILED, error, self._backoff.seconds(delivery.receive_count))
             case LedgerError() | SchemaMissing():

@@ -14,7 +14,7 @@ from txbox import Outcome
 from txbox.backoff import Backoff
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.processing.context import ProcessorContext
-from txbox_workers.processing.outages import bookkeeping
+from txbox_workers.processing.outage_errors import bookkeeping
 
 __all__ = ["Processor", "in_flight"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, Engine, event
 
-from txbox_workers.processing.outages import bookkeeping
+from txbox_workers.processing.outage_errors import bookkeeping
 
 __all__ = ["TimeLimit", "limit_statement", "limited", "unlimited"]
 

@@ -248,7 +248,7 @@ def test_a_handler_publishes_in_its_own_transaction(engine: Engine) -> None:
     """Consume, process, produce: one commit. What a handler published before it failed is not sent."""
     from txbox import Inbox
     from txbox.backoff import Backoff
-    from txbox_workers.memory import MemorySource
+    from txbox_workers.memory_source import MemorySource
     from txbox_workers.worker import Worker
 
     failed = threading.Event()

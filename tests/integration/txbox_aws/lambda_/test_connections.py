@@ -163,7 +163,9 @@ def test_an_unforeseen_error_does_not_undo_outcomes(
         return recorded(self, *arguments)
 
     monkeypatch.setattr(Inbox, "record", breaks)
-    monkeypatch.setattr("txbox_workers.processing.outages.is_retryable", lambda error: isinstance(error, MemoryError))
+    monkeypatch.setattr(
+        "txbox_workers.processing.outage_errors.is_retryable", lambda error: isinstance(error, MemoryError)
+    )
     monkeypatch.setattr("txbox_workers.processing.inbox_processor.InboxProcessor._failed", breaks)
     assert handle(of("abcd"), Context(30)) == failing("cd")
     assert "2 deliveries come again, because of an unforeseen error" in caplog.text

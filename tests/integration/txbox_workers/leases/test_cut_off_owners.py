@@ -13,7 +13,7 @@ from support.workers.memory_worker import at_work, messages
 from txbox import DeadLetters, Inbox, Message
 from txbox.instrumentation import DatabaseLost
 from txbox.leases import Lease, PostgresLedger
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -13,7 +13,7 @@ from support.workers.ledger_worker import beside, expire, noting
 from support.workers.memory_worker import delivery, process
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.leases import Lease, LeaseState, PostgresLedger
-from txbox_workers.processing.outages import DatabaseUnavailable
+from txbox_workers.processing.outage_errors import DatabaseUnavailable
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

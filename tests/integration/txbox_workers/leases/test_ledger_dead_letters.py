@@ -14,7 +14,7 @@ from txbox.dead_letters.failures import NO_OUTCOME
 from txbox.leases import Lease, PostgresLedger
 from txbox.message import fingerprint
 from txbox_workers.delivery import Delivery
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -13,8 +13,8 @@ from support.workers.memory_worker import AT_ONCE, at_work, delivery, messages, 
 from txbox import DeadLetters, Inbox, InFlight, LeaseLost, LedgerError, Message, Outcome, SchemaMissing, idempotent
 from txbox.instrumentation import Event
 from txbox.leases import Lease, PostgresLedger
-from txbox_workers.memory import MemorySource
-from txbox_workers.processing.outages import DatabaseUnavailable
+from txbox_workers.memory_source import MemorySource
+from txbox_workers.processing.outage_errors import DatabaseUnavailable
 from txbox_workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

@@ -17,7 +17,7 @@ from txbox import Message, Outcome
 from txbox.instrumentation import Committed, Event, HeartbeatFailed, Settled
 from txbox.leases import Lease, LeaseState, PostgresLedger
 from txbox_aws.sqs import SqsWorker
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient

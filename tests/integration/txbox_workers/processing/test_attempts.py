@@ -17,9 +17,9 @@ from txbox.backoff import Backoff
 from txbox.dead_letters.failures import NO_OUTCOME
 from txbox.schema import tables
 from txbox_workers.handlers import Handler
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import processor
-from txbox_workers.processing.outages import DatabaseUnavailable
+from txbox_workers.processing.outage_errors import DatabaseUnavailable
 from txbox_workers.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

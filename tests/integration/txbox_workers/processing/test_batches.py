@@ -11,7 +11,7 @@ from support.txbox.events import Kept
 from support.workers.business import Business, apply, once
 from support.workers.memory_worker import messages, numbered, work_off
 from txbox import DeadLetters, Inbox, Message, Outcome
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

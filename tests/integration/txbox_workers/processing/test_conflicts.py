@@ -14,8 +14,8 @@ from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.instrumentation import Contended, Retried
 from txbox.status import read_status
-from txbox_workers.memory import MemorySource
-from txbox_workers.processing import deadlocks, guarded_transaction
+from txbox_workers.memory_source import MemorySource
+from txbox_workers.processing import deadlocks, guarded_transactions
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -187,8 +187,8 @@ def test_workers_that_meet_in_every_batch_take_turns_and_come_to_exact_totals(
 def test_a_turn_that_does_not_come_in_time_is_not_waited_for(
     engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_transaction, "TURN_SECONDS", 0.1)
-    transactions = guarded_transaction.GuardedTransactions(engine)
+    monkeypatch.setattr(guarded_transactions, "TURN_SECONDS", 0.1)
+    transactions = guarded_transactions.GuardedTransactions(engine)
     with transactions.open(turn=-7) as first:
         first.execute(ADD, {"account": 1, "amount": 1})
         with transactions.open(turn=-7) as second:
@@ -198,7 +198,7 @@ def test_a_turn_that_does_not_come_in_time_is_not_waited_for(
 
 
 def test_transactions_in_turn_come_one_after_the_other(engine: Engine, business: Business) -> None:
-    transactions = guarded_transaction.GuardedTransactions(engine)
+    transactions = guarded_transactions.GuardedTransactions(engine)
     inside, most = 0, 0
     lock = threading.Lock()
 

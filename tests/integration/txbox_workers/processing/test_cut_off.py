@@ -18,9 +18,9 @@ from txbox.dead_letters.failures import NO_OUTCOME
 from txbox.instrumentation import DatabaseLost
 from txbox_workers import worker as worker_module
 from txbox_workers.handlers import Handler
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import inbox_processor
-from txbox_workers.processing.outages import DatabaseUnavailable
+from txbox_workers.processing.outage_errors import DatabaseUnavailable
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

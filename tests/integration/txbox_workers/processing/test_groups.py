@@ -7,7 +7,7 @@ from support.workers.business import Business
 from support.workers.handlers import failing_first
 from support.workers.memory_worker import delivery, make, process
 from txbox import Inbox, Outcome
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

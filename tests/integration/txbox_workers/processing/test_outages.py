@@ -26,7 +26,7 @@ from txbox.schema import tables
 from txbox_aws.sqs import SqsWorker
 from txbox_local import LocalAws, LocalPostgres
 from txbox_workers import worker as worker_module
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from support.workers.handlers import failing_always
 from support.workers.memory_worker import at_work, delivery, make, messages, process
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, InFlight, LetterNotFound, Message, Outcome, Reason
 from txbox_workers.delivery import Delivery
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import inbox_processor
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

@@ -13,7 +13,7 @@ from support.workers.business import ADD, Business, apply, once
 from support.workers.memory_worker import at_work, make, messages, work_off
 from txbox import Message, TransactionTimedOut
 from txbox.instrumentation import Settled
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 from txbox_workers.options import TRANSACTION_SECONDS, TRANSACTION_VISIBILITIES
 from txbox_workers.processing import transaction_limits
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 from txbox import DeadLetter, DeadLetters, Inbox, InFlight, Mismatch, Outcome, Reason
 from txbox.dead_letters.failures import Failed
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.processing.outages import bookkeeping, connecting
+from txbox_workers.processing.outage_errors import bookkeeping, connecting
 from txbox_workers.processing.processor import in_flight
 
-__all__ = ["Parking"]
+__all__ = ["Parker"]
 
 
-class Parking:
+class Parker:
     """Keeps what has failed for the last time, whole."""
 
     def __init__(self, letters: DeadLetters, subscriber_id: str, source_name: str, inbox: Inbox | None) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from txbox_spark.reading.errors import SourceError, explained
-from txbox_spark.runtime.lazy import DataFrame, SparkSession
+from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession
 
 __all__ = ["CHOOSING_FILES", "described", "files_in", "listing", "nothing_in", "refuse_overlooked"]
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from support.txbox.leases import acquired_in_time
 from txbox.leases import Lease, PostgresLedger
-from txbox_demo.check import ACCOUNTS, CHAIN, Report, check
+from txbox_demo.checker import ACCOUNTS, CHAIN, Report, check
 from txbox_demo.purchases import Purchase
 from txbox_local import AcceptedMail
 
@@ -252,10 +252,10 @@ def test_the_accounts_alone_can_be_checked(chain: Engine) -> None:
     assert (wrong(report), report.figures) == ({"accounts": ["2"]}, {})
 
 
-def test_a_run_is_exact_only_if_its_last_act_is() -> None:
+def test_a_run_is_exact_only_if_its_spark_stage_is() -> None:
     right = Report({"accounts": []}, {"orders": (1, "committed")}, {"difference": 0})
-    assert replace(right, last_act=right).exact
-    report = replace(right, last_act=replace(right, wrong={"accounts": ["1"]}))
+    assert replace(right, spark_stage=right).exact
+    report = replace(right, spark_stage=replace(right, wrong={"accounts": ["1"]}))
     assert not report.exact
-    assert report.as_dict()["last_act"]["wrong"] == {"accounts": ["1"]}
+    assert report.as_dict()["spark_stage"]["wrong"] == {"accounts": ["1"]}
     assert report.as_dict()["figures"] == {"orders": 1}

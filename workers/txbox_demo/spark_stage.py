@@ -1,4 +1,4 @@
-"""The last act: Spark loads the whole file while the workers are still busy with a part of it.
+"""The final stage: Spark loads the whole file while the workers are still busy with a part of it.
 
 They share one inbox: it does not matter which comes first. A third of the workers' purchases, which are from all over
 the file, are published before the load has merged its first chunk. No mails are sent: a load catches up on the past.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from txbox import Outbox, Outgoing, TxboxError
 from txbox.postgres.urls import DATABASE_URL_VARIABLE
-from txbox_demo.check import ACCOUNTS, Report, check
+from txbox_demo.checker import ACCOUNTS, Report, check
 from txbox_demo.processes import N_DUPLICATES, Task
 from txbox_demo.purchases import TOTAL_PURCHASES, Purchase, read_purchases
 from txbox_demo.sandbox import OnProgress, Sandbox
@@ -33,7 +33,9 @@ ON CONFLICT (customer_id) DO UPDATE SET purchases = account.purchases + excluded
   cds = account.cds + excluded.cds, cents = account.cents + excluded.cents"""
 
 
-def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitStack, on_progress: OnProgress) -> Report:
+def run_spark_stage(
+    sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitStack, on_progress: OnProgress
+) -> Report:
     """Load the whole file while workers process a part of it: in a sandbox of its own, as in ``run_demo``."""
     begun, purchases = time.monotonic(), list(read_purchases())
     (directory := directory / "last-act").mkdir()  # both acts have a billing 1, and logs are named after processes
@@ -54,7 +56,7 @@ def run_last_act(sandbox: Sandbox, task: Task, directory: Path, cleanup: ExitSta
             raise TxboxError(f"the bulk load ended with status {status}: {why}")
         return status == 0 and not waiting
 
-    stage = "last act: Spark loads the whole file beside the workers"
+    stage = "final stage: Spark loads the whole file beside the workers"
     supervisor.drive(stage, on_progress, is_ending, lambda now: now.billed >= TOTAL_PURCHASES)
     report, recorded = check(sandbox.engine, purchases, (), ACCOUNTS), sandbox.count("processed_message")
     loaded = json.loads((directory / "load.json").read_text())

@@ -12,7 +12,7 @@ from txbox.postgres.commit_guard import begin_guarded, commit_guarded, is_refuse
 from txbox.postgres.engines import discard_if_poisoned, refuse_other_encodings, stop_preparing
 from txbox.postgres.sqlstates import TIMED_OUT, is_foreign_statement, sqlstate
 from txbox.postgres.transaction_guard import guard, left_in_use, protect, refuse_aborted
-from txbox_workers.processing.outages import DatabaseUnavailable, bookkeeping, unavailable, without_values
+from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, unavailable, without_values
 from txbox_workers.processing.transaction_limits import TimeLimit, limit_statement, unlimited
 
 __all__ = ["GuardedTransactions", "finish"]

@@ -46,7 +46,7 @@ from txbox.backoff import Backoff
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox.status.blocked_loads import run_lock
-from txbox_spark.merging.effects import Apply, ApplyFailed, apply_effects
+from txbox_spark.merging.effect_runner import Apply, ApplyFailed, apply_effects
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, insert_fresh
 from txbox_spark.reading.columns import EventColumn
 
@@ -83,8 +83,8 @@ HOLDER_POLL_SECONDS = 10.0
 """How often it checks whether that is still the same one."""
 
 
-class MergeStatements(SqlFile, file="merge.sql", constants={"fresh_event": FRESH_EVENT}):
-    """The statements of merge.sql, for the tables of one schema, under one prefix."""
+class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event": FRESH_EVENT}):
+    """The statements of chunk_merger.sql, for the tables of one schema, under one prefix."""
 
     prepare_session: str
     bound_wait: str

@@ -4,7 +4,7 @@
    ids. Then the bounds of the chunks that the ledger has are still right.
 2. A chunk that has a row in ``bulk_load_chunk`` is merged: the row commits with the chunk's effects. The writers leave
    it out (``LoadContext.merged_chunks``), and do not even read it.
-3. A chunk without a row is merged from its beginning, for nothing of it is committed. ``merging.merge.begin_chunk``
+3. A chunk without a row is merged from its beginning, for nothing of it is committed. ``chunk_merger.begin_chunk``
    claims it: of two attempts at one chunk, one merges it, and the other finds it done.
 
 The same holds for the next attempt of the same call (``loader``) and for a task that Spark runs twice.

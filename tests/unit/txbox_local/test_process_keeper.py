@@ -2,17 +2,17 @@ import signal
 
 import pytest
 
-from txbox_local import keeper
+from txbox_local import process_keeper
 
 
 def test_what_follows_the_dashes_is_the_program() -> None:
-    options = keeper.parse(["--stop-signal", "SIGINT", "--user", "nobody", "--", "postgres", "-D", "--user"])
-    assert options == keeper.KeeperOptions(
+    options = process_keeper.parse(["--stop-signal", "SIGINT", "--user", "nobody", "--", "postgres", "-D", "--user"])
+    assert options == process_keeper.KeeperOptions(
         command=["postgres", "-D", "--user"], stop_signal=signal.SIGINT, user="nobody"
     )
 
 
 def test_an_unknown_signal_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        keeper.parse(["--stop-signal", "SIGNOTHING", "--", "true"])
+        process_keeper.parse(["--stop-signal", "SIGNOTHING", "--", "true"])
     assert "SIGNOTHING" in capsys.readouterr().err

@@ -18,9 +18,9 @@ from txbox import StatementLeftOpen, TransactionAborted, TransactionEnded
 from txbox.postgres.sqlstates import sqlstate
 from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
-from txbox_spark.merging.effects import Apply, ApplyFailed
+from txbox_spark.merging.chunk_merger import MERGE_ATTEMPTS, ChunkCounts, MergePlan, begin_chunk, merge_chunk
+from txbox_spark.merging.effect_runner import Apply, ApplyFailed
 from txbox_spark.merging.fresh_event import create_fresh
-from txbox_spark.merging.merge import MERGE_ATTEMPTS, ChunkCounts, MergePlan, begin_chunk, merge_chunk
 from txbox_spark.reading.columns import EventColumn
 
 RUN = "0123456789ab"

@@ -12,7 +12,7 @@ The keeper runs in a session of its own, so that Ctrl-C in a terminal reaches on
 writes ``pid NUMBER`` to standard output once the server's process exists. It imports the standard library only
 and is run as a file, so that it starts in a few hundredths of a second.
 
-Usage: keeper.py [--stop-signal SIGINT] [--stop-timeout SECONDS] [--user NAME] [--share-stdout]
+Usage: process_keeper.py [--stop-signal SIGINT] [--stop-timeout SECONDS] [--user NAME] [--share-stdout]
                  [--remove DIRECTORY] -- PROGRAM ARGUMENT...
 """
 
@@ -50,7 +50,7 @@ class KeeperOptions:
 
 def parse(arguments: Sequence[str]) -> KeeperOptions:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="keeper", description="Run a program; end it when standard input ends.")
+    parser = argparse.ArgumentParser(prog="process_keeper", description="Run a program until standard input ends.")
     parser.add_argument("--stop-signal", default="SIGTERM", choices=[one.name for one in signal.Signals])
     parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_SECONDS, help="seconds until SIGKILL")
     parser.add_argument("--user", help="the system user to run the program as")

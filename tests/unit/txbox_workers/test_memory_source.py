@@ -5,7 +5,7 @@ import time
 
 from txbox import Message, Outcome
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.memory import MemorySource
+from txbox_workers.memory_source import MemorySource
 
 
 def messages(count: int) -> list[Message]:

@@ -90,18 +90,18 @@ class Report:
     kills: dict[str, dict[str, int]] = field(default_factory=dict)  # of processes, by role and moment
     seconds: float = 0.0  # from the first order to the last ack
     kept: str = ""  # schema and queues that were left behind
-    last_act: "Report | None" = None  # of Spark
+    spark_stage: "Report | None" = None  # of Spark
 
     @property
     def exact(self) -> bool:
         """Whether each purchase was billed once, to the cent, and mailed once wherever that can be known."""
-        return not any(self.wrong.values()) and (self.last_act is None or self.last_act.exact)
+        return not any(self.wrong.values()) and (self.spark_stage is None or self.spark_stage.exact)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures as plain values; no URL, because one may hold a password."""
         figures = {name: figure for name, (figure, _) in self.figures.items()}
-        last_act = self.last_act and self.last_act.as_dict()
-        return {"exact": self.exact, **asdict(self), "figures": figures, "last_act": last_act}
+        spark_stage = self.spark_stage and self.spark_stage.as_dict()
+        return {"exact": self.exact, **asdict(self), "figures": figures, "spark_stage": spark_stage}
 
 
 def check(

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.report import JobProgress, OnProgress
-from txbox_spark.runtime.lazy import SparkSession
+from txbox_spark.runtime.lazy_imports import SparkSession
 from txbox_spark.runtime.periodic import every
 
 __all__ = ["POLL_SECONDS", "ProgressReporter"]
