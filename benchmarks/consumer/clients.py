@@ -1,4 +1,4 @@
-"""The same consumer twice in Python: a bare loop with a session, as a careful person writes it, and our worker.
+"""The same consumer twice in Python: a bare loop with a session, written with care, and our worker.
 
 Each measurement runs in processes of its own. Both call the same handlers, which use the driver's own cursor.
 """

@@ -1,4 +1,4 @@
-"""The consumer's transactions in pgbench's language: the limit that the worker is held against.
+"""The consumer's transactions in pgbench's language: the limit that the worker is compared with.
 
 Every client counts its own messages with ``n``. A message's number ``k`` is ``n``, except that every twentieth repeats
 an earlier one; its id follows from ``k`` and the client.

@@ -22,7 +22,7 @@ from txbox import Inbox, Message, Outcome
 from txbox.instrumentation import Event, Retried
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import deadlocks
-from txbox_workers.processing.deadlocks import Contention
+from txbox_workers.processing.deadlocks import ModeSelector
 from txbox_workers.worker import Worker
 
 LEAST_OF_BEST = 0.8
@@ -48,8 +48,8 @@ round.
 """
 
 
-class Fixed(Contention):
-    """Learns nothing."""
+class Fixed(ModeSelector):
+    """Keeps the first mode."""
 
     def conflicted(self, *_: object) -> None:
         """Stay as it is."""
@@ -58,7 +58,7 @@ class Fixed(Contention):
 def work(number: int, url: str, setting: str, seconds: float) -> tuple[Rate, int]:
     """Work in this process; return the rate, and how many deadlocks there were."""
     if setting != ADAPTS:
-        deadlocks.Contention = Fixed  # type: ignore[misc]
+        deadlocks.ModeSelector = Fixed  # type: ignore[misc]
     engine, counts = create_engine(url, pool_size=8), Counter[str]()
 
     def count(event: Event) -> None:

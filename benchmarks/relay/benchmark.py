@@ -18,10 +18,10 @@ RATE = 1_000
 """Messages a second at which the latency is measured."""
 
 IDLE_AFTER_SECONDS = 15.0
-"""So long after its start a relay with nothing to do has come to rest, and the server has counted all of its start."""
+"""So long after its start a relay with nothing to do is idle, and the server has counted all of its start."""
 
 ENDS = 3
-"""So many windows at either end are compared, by their medians: one is at the mercy of a checkpoint."""
+"""So many windows at either end are compared, by their medians: a checkpoint may slow a single one down."""
 
 SCRIPTS = {
     "pgbench update": {"publish": False, "order": False},
@@ -118,7 +118,7 @@ class Measuring:
         samples = {f"{name}, p99": p99, f"{name}, median": median}
         return samples if claim else {**samples, BESIDE: Sample(produced.per_second)}
 
-    def paced_alone(self) -> Sample:
+    def fixed_rate_alone(self) -> Sample:
         """The same producers, alone."""
         self.outbox.reset()
         return Sample(produce(self.run.url, self.sizes["seconds"], notify=False, rate=RATE)[0].per_second)
@@ -191,7 +191,11 @@ def tables(run: Run) -> list[Table]:
         Table("a backlog that is sent nowhere", [*drain(1), *drain(2)]),
         Table("against what producers write", capacity, plotted=False),
         Table("from commit to receipt at 1,000/s", latency),
-        Table("the producers of those", [Row(ALONE, this.paced_alone), Row(BESIDE, None, ALONE, 0.9)], plotted=False),
+        Table(
+            "the producers of those",
+            [Row(ALONE, this.fixed_rate_alone), Row(BESIDE, None, ALONE, 0.9)],
+            plotted=False,
+        ),
         Table("a relay's health", health, plotted=False),
     ]
 

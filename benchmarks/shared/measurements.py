@@ -20,7 +20,7 @@ VERSIONS = ("txbox", "sqlalchemy", "psycopg", "pyspark")
 
 
 class WrongResult(Exception):
-    """A measurement left something else in the database than it did: its figure is worth nothing."""
+    """A measurement left something else in the database than it did: its figure is not valid."""
 
 
 @dataclass(frozen=True)

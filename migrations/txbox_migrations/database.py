@@ -78,12 +78,12 @@ def downgrade_database(
 
 
 def migration_sql(*, since: int = 0, to: int = LATEST, schema: str | None = None, prefix: str = "") -> str:
-    """Write what ``upgrade_database`` or ``downgrade_database`` would run, for somebody else to run.
+    """Write what ``upgrade_database`` or ``downgrade_database`` would run, for a person to run.
 
     Args:
         since: the version the tables will be at when the script runs; 0: no tables.
         to: the version to reach: an upgrade when above ``since``, a downgrade when below.
-        schema: the schema of the tables; None: the search path of whoever runs the script.
+        schema: the schema of the tables; None: the search path in which the script is run.
         prefix: the prefix of every name.
 
     Returns:

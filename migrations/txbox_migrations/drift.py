@@ -212,7 +212,7 @@ def _compare(table: str, expected: Mapping[Part, Properties], found: Mapping[Par
 
 
 def _can_refuse_rows(part: Part, properties: Properties) -> bool:
-    """Whether an addition can make an INSERT of ours fail, which knows nothing of it."""
+    """Whether an addition can make an INSERT of ours fail, which does not name it."""
     kind, _ = part
     if kind == "column":
         fills_itself = any(properties[key] != NONE for key in ("default", "identity", "generated"))

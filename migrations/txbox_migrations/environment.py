@@ -54,7 +54,7 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
         The version before and after.
 
     Raises:
-        MigrationError: the tables are managed by somebody else, or were made by a newer release.
+        MigrationError: another alembic history manages the tables, or they were made by a newer release.
         InvalidConfiguration: the database is not UTF-8.
     """
     refuse_other_encodings(connection)
@@ -83,7 +83,7 @@ def run_offline(*, schema: str | None, prefix: str) -> None:
     """Write the SQL of the pending alembic command instead of running it; needs no database.
 
     Args:
-        schema: the schema of the tables, created if it does not exist; None: the search path of whoever runs it.
+        schema: the schema of the tables, created if it does not exist; None: the search path in which the SQL is run.
         prefix: the prefix of every name.
     """
     context.configure(
@@ -109,7 +109,7 @@ def _recorded_version(migration: MigrationContext) -> int:
 
 
 def _require_ours(recorded: int, connection: Connection, schema: str | None, prefix: str) -> None:
-    """Refuse to touch tables whose version and our version table disagree: somebody else moves them."""
+    """Refuse to touch tables whose version and our version table disagree: another alembic history manages them."""
     version_table = f"{prefix}{VERSION_TABLE}"
     if not recorded:
         inspector = sa.inspect(connection)

@@ -36,7 +36,7 @@ def upgrade(
         since: the version the tables are at; None: read it from the database. Needed with ``--sql``.
 
     Raises:
-        MigrationError: no such version, or the version in the database cannot be told.
+        MigrationError: no such version, or the version in the database cannot be determined.
         InvalidConfiguration: the database is not UTF-8.
     """
     operations = Operations(op.get_context())
@@ -63,7 +63,7 @@ def downgrade(
         since: the version the tables are at; None: read it from the database. Needed with ``--sql``.
 
     Raises:
-        MigrationError: no such version, or the version in the database cannot be told.
+        MigrationError: no such version, or the version in the database cannot be determined.
     """
     operations = Operations(op.get_context())
     require_version("to", to)

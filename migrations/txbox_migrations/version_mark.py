@@ -1,7 +1,7 @@
 """The mark that says which version the tables are at: a comment on the inbox's primary key.
 
 It lies on the constraint and not on the table because autogenerate compares table comments with the metadata, and
-would propose to drop it; and because a table's comment belongs to whoever documents the database.
+would propose to drop it; and because a table's comment is for the database's own documentation.
 """
 
 import re
@@ -32,7 +32,7 @@ _READ_MARK: Final = sa.text("""
 
 
 def current_version(connection: Connection, *, schema: str | None = None, prefix: str = "") -> int:
-    """Tell which version the tables in a database are at.
+    """Return the version of the tables in a database.
 
     Args:
         connection: any connection to the database; one query runs on it.

@@ -159,7 +159,7 @@ def test_a_relay_that_is_stopped_and_goes_on_hours_later_does_no_harm(
 ) -> None:
     """SIGSTOP stands for a machine that is suspended: the server takes its claim away, another relay sends on."""
     publish(engine, 0, 300)
-    stopped = start(pause=0.3, batch_size=30, senders=1, patience_seconds=1)
+    stopped = start(pause=0.3, batch_size=30, senders=1, publish_timeout_seconds=1)
     wait_until(lambda: relay_process.arrived(broker), "its first messages", timeout=60)
     stopped.send_signal(signal.SIGSTOP)
     other = start()

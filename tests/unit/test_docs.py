@@ -47,7 +47,7 @@ PAGES = sorted(
 EVERY_MEASUREMENT = (
     Settled("billing", "queue", "m-1", "d-1", Outcome.PROCESSED, acked=False, attempts=1),
     Committed("billing", "queue", 1, 0, 0.1),
-    Contended("billing", "queue", {("40P01", "stock"): 1}, "alone"),
+    Contended("billing", "queue", {("40P01", "stock"): 1}, "per_message"),
     Retried("billing", "queue", "40001", 1, 1),
     HeartbeatFailed("billing", "queue", "m-1", "refused"),
     Relayed("billing", "queue", 1, 1, 1, 0.1),

@@ -68,8 +68,8 @@ def open_envelope(
         identify: chooses the id.
 
     Returns:
-        The delivery. One that cannot be read has its ``problem`` set, and the broker's id: it goes the way of a
-        failed message, it is not dropped.
+        The delivery. One that cannot be read has its ``problem`` set, and the broker's id: it is processed as a failed
+        message, and not dropped.
     """
     system = record.get("Attributes") or {}
     attributes = record.get("MessageAttributes") or {}
@@ -89,7 +89,7 @@ def open_envelope(
             message = replace(raw, body=decoded(text, encoding))
         message = _unmarked(_unwrapped(message, envelope))
         message = replace(message, id=valid_message_id(identify(message)))
-    except Exception as error:  # noqa: BLE001 - identify is the host's code; the message must not vanish with it
+    except Exception as error:  # noqa: BLE001 - identify is the host's code; the message must not be lost if it fails
         message, problem = raw, error if isinstance(error, TxboxError) else _unidentified(error)
     return Delivery(
         message=message,
@@ -178,7 +178,7 @@ def _with(message: Message, body: bytes, headers: Mapping[str, Any]) -> Message:
 
 
 def _unmarked(message: Message) -> Message:
-    """Return a message without the header that was there for its journey only."""
+    """Return a message without the header that only says how its body was encoded for sending."""
     if HEADER_BODY_ENCODING not in message.headers:
         return message
     headers = {name: value for name, value in message.headers.items() if name != HEADER_BODY_ENCODING}

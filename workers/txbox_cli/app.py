@@ -147,9 +147,9 @@ class _Complaint(Protocol):
 
 
 def _with_help(error: _Complaint) -> str:
-    said = mask(" ".join(error.format_message().split()))
+    message = mask(" ".join(error.format_message().split()))
     context = getattr(error, "ctx", None)
-    return said if context is None else f"{said.rstrip('.')} (see `{context.command_path} --help`)"
+    return message if context is None else f"{message.rstrip('.')} (see `{context.command_path} --help`)"
 
 
 def _fail(line: str, status: int) -> int:

@@ -53,7 +53,7 @@ def load(target: str, fits: Callable[[object], bool], *, such_as: str) -> Import
     """
     module, name = find(target, such_as=such_as)
     found = getattr(module, name, None)
-    fitting = tuple(sorted(known for known, value in vars(module).items() if known[:1] != "_" and fits(value)))
+    fitting = tuple(sorted(each for each, value in vars(module).items() if each[:1] != "_" and fits(value)))
     if found is None:
         hint = f"; it has {', '.join(fitting)}" if fitting else ""
         raise UsageError(f"module {module.__name__} has no {name}{hint}")

@@ -37,7 +37,7 @@ SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
 PREFIX_VARIABLE = "TXBOX_TABLE_PREFIX"
 
 LONGEST_SPAN = timedelta(days=365_000)
-"""Ago, it is before anything that a calendar knows; Postgres has no times much earlier."""
+"""The longest span that may be given; so long ago, Postgres has no times much earlier."""
 
 UrlOption = Annotated[
     str | None,
@@ -72,10 +72,10 @@ class Database:
         try:
             yield engine
         except (SchemaMissing, DBAPIError) as error:
-            said = explain(error)
-            if not self.options or CREATE_TABLES not in said:
+            message = explain(error)
+            if not self.options or CREATE_TABLES not in message:
                 raise
-            raise CommandFailed(said.replace(CREATE_TABLES, f"{CREATE_TABLES[:-1]} {self.options}`")) from error
+            raise CommandFailed(message.replace(CREATE_TABLES, f"{CREATE_TABLES[:-1]} {self.options}`")) from error
         finally:
             engine.dispose()
 

@@ -1,6 +1,6 @@
 """The check: what is in the tables and in the mail server at the end, compared with the file, in a few statements.
 
-It rests on nothing that txbox reports. A trigger notes the leases that had run out when the next one was given: only
+It uses nothing that txbox reports. A trigger notes the leases that had run out when the next one was given: only
 these may lead to a second mail (see ``txbox_demo.services``).
 """
 
@@ -47,7 +47,7 @@ CHAIN = ACCOUNTS | {
     "mails missing": "SELECT order_id FROM purchase EXCEPT SELECT order_id FROM mail",
     "mails wrong": """
 SELECT order_id, customer_id, cents FROM mail EXCEPT SELECT order_id, customer_id, cents FROM purchase""",
-    # A second mail is excused if the lease of the first had run out, and the ledger told the next owner so:
+    # A second mail is no error if the lease of the first had run out, and the ledger reported that to the next owner:
     #
     #   worker A   acquire ── mail, 250 ── killed, or its lease is lost
     #   worker B                              the lease runs out ── acquire: unknown attempts ── mail ── complete
@@ -82,7 +82,7 @@ _REMARKS = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run has come to."""
+    """The result of a run."""
 
     wrong: dict[str, list[str]]  # by what it is: the ids; all empty if all is well
     figures: dict[str, tuple[int, str]]  # what was counted, each with a remark

@@ -25,7 +25,7 @@ from txbox_demo.purchases import read_purchases
 from txbox_demo.services import bill, place_order, send_mail
 
 DECLINED_SHARE = 0.05  # of all orders: rolled back, because the card is declined, and placed anew
-LOST_ANSWER_SHARE = 0.12  # of all messages that the broker has taken: the relay does not hear so, and sends them again
+LOST_ANSWER_SHARE = 0.12  # of all messages that the broker has taken: the relay gets no answer, and sends them again
 LOST_ACK_SHARE = 0.18  # of all acks: confirmed by the broker, and not carried out
 # Short: a demo need not wait for what a killed process held, or for a server that takes the next mail.
 VISIBILITY_SECONDS, LEASE_SECONDS, BACKOFF = 2, 3.0, Backoff(first_seconds=0.5, longest_seconds=2.0)
@@ -126,8 +126,8 @@ class LossyPublisher:
         self.task.counts[N_SENT] += len(messages)
         refused = list(self.publisher.send(messages))
         self.task.may_die(SENT, len(messages))
-        known = {refusal.message.id for refusal in refused}
-        lost = [one for one in messages if one.id not in known and _happens(LOST_ANSWER_SHARE)]
+        refused_ids = {refusal.message.id for refusal in refused}
+        lost = [one for one in messages if one.id not in refused_ids and _happens(LOST_ANSWER_SHARE)]
         return refused + [Refused(message, "the answer was lost") for message in lost]
 
 

@@ -38,7 +38,7 @@ def run_spark_stage(
 ) -> Report:
     """Load the whole file while workers process a part of it: in a sandbox of its own, as in ``run_demo``."""
     begun, purchases = time.monotonic(), list(read_purchases())
-    (directory := directory / "last-act").mkdir()  # both acts have a billing 1, and logs are named after processes
+    (directory := directory / "final-stage").mkdir()  # both stages have a billing 1, and logs are named after processes
     chosen = purchases[::WORKERS_STRIDE]
     waiting = [[one for number, one in enumerate(chosen) if number % BEFORE_STRIDE]]
     supervisor = Supervisor([Group("relay", 1), Group("billing", 2)], task, sandbox, directory)

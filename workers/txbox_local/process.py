@@ -34,7 +34,7 @@ class KeptProcess:
         stop_timeout_seconds: how long it may take to end before it is killed, in seconds.
         user: the system user to run it as; the caller must be root.
         share_stdout: whether it reports on its standard output, for ``read_line``.
-        remove: a directory that the keeper removes once the server was told to stop.
+        remove: a directory that the keeper removes once the server was sent its stop signal.
         environment: its environment; by default this program's.
         pass_fds: descriptors that the keeper holds open for as long as it runs.
     """
@@ -142,7 +142,7 @@ class KeptProcess:
         self._keeper = self._server = self.pid = None
 
     def _end_orphan(self) -> None:
-        # A keeper that was killed has not waited for its server, nor, outside Linux, told it anything.
+        # A keeper that was killed has not waited for its server, nor, outside Linux, sent it a signal.
         if self._server is None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str]) -> KeeperOptions:
     parser.add_argument("--stop-timeout", type=float, default=STOP_TIMEOUT_SECONDS, help="seconds until SIGKILL")
     parser.add_argument("--user", help="the system user to run the program as")
     parser.add_argument("--share-stdout", action="store_true", help="let the program write to standard output")
-    parser.add_argument("--remove", help="a directory to remove once the program was told to stop")
+    parser.add_argument("--remove", help="a directory to remove once the program was sent its stop signal")
     parser.add_argument("command", nargs="+", help="the program and its arguments, after --")
     parsed = parser.parse_args(arguments)
     return KeeperOptions(

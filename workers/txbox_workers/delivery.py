@@ -87,7 +87,7 @@ class Source(Protocol):
         """Extend the visibility of deliveries: so many seconds from now on.
 
         Returns:
-            For each receipt that was refused for good: why. Where another try may help, raise.
+            For each receipt that was refused finally: why. Where another try may help, raise.
         """
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class SessionFactory(Protocol):
 
 
 def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
-    """Refuse what cannot be called as it will be, or would be taken for done before it has run.
+    """Refuse what cannot be called as it will be, or would return before it has run.
 
     Args:
         handler: what was given.
@@ -59,7 +59,7 @@ def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
         raise InvalidConfiguration(f"{name} must be a function, not {type(handler).__name__}")
     if any(kind(part) for part in (handler, getattr(handler, "__call__", None)) for kind in _UNFINISHED):  # noqa: B004
         raise InvalidConfiguration(
-            f"{name} must be a plain function: a coroutine function or a generator would be taken for done before it "
+            f"{name} must be a plain function: a coroutine function or a generator would return before it "
             "has run; call asyncio.run(…) in a plain function"
         )
     try:

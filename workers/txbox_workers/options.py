@@ -187,7 +187,7 @@ class ValidOptions:
             raise InvalidConfiguration(f"{self.of}{otherwise}")
 
     def limit_seconds(self, visibility_seconds: float | None) -> float | None:
-        """Return how long a transaction may take; None: as long as it likes.
+        """Return how long a transaction may take; None: no limit.
 
         Args:
             visibility_seconds: of the source.

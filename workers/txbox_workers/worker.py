@@ -45,7 +45,7 @@ OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 
 KEEP_SECONDS = 900.0
 """How long a delivery is kept whose attempt was counted, while it cannot be saved how that has ended. A worker that is
-cut off for longer hands it back all the same, for others to go on with it."""
+cut off for longer hands it back all the same, for other workers to process."""
 
 ACK_AFTER_SECONDS = 1.0
 """A batch that is processed one by one is settled with the broker at least this often."""
@@ -78,7 +78,7 @@ class Worker(Service):
         self.source = source
         self._threads_wanted = valid.threads
         self._hooks: tuple[Hook, ...] = (log_event, *valid.hooks)
-        self._heard = bool(valid.hooks)
+        self._has_hooks = bool(valid.hooks)
         self._processor = make_processor(
             valid,
             ProcessorContext(
@@ -237,7 +237,7 @@ class Worker(Service):
             yield
         except BrokerError as error:
             _log.warning("%s could not %s: %s", self.subscriber_id, what, text_of(error))
-        except BaseException:  # noqa: BLE001 - a source is replaceable code, and must not take the thread with it
+        except BaseException:  # noqa: BLE001 - a source is replaceable code, and must not end the thread
             log_failure("%s could not %s: an unexpected error", self.subscriber_id, what)
 
     def _await_database(self, trouble: BaseException, kept: Sequence[Settlement]) -> None:
@@ -273,8 +273,8 @@ class Worker(Service):
         emit(self._hooks, kind(self.subscriber_id, self.source.name, **attributes))
 
     def _wants_details(self) -> bool:
-        """Whether the events of messages that went well are heard; making them costs 2 to 3 us a message."""
-        return self._heard or _log.isEnabledFor(logging.DEBUG)
+        """Whether a hook or the log takes the events of messages that succeed; each costs 2 to 3 us to make."""
+        return self._has_hooks or _log.isEnabledFor(logging.DEBUG)
 
     def _heartbeat_failed(self, delivery: Delivery, why: str) -> None:
         self._emit(HeartbeatFailed, message_id=delivery.message.id, why=why)

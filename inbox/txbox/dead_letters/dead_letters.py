@@ -52,7 +52,7 @@ class DeadLetterStatements(SqlFile, file="dead_letters.sql"):
     mark_parked: str
     find_recorded: str
     unmark_parked: str
-    call_mismatch: str
+    mark_others_mismatch: str
     waits_parked: str
     lease_attempts: str
     letters: str
@@ -132,7 +132,9 @@ class DeadLetters:
                 raise InFlight(letter.subscriber_id, [letter.message_id])
             kept, parked_as = row
             if kept is not None and bytes(kept) != digest:
-                connection.exec_driver_sql(self._statements.call_mismatch, {**key, "dead_letter_id": parked_as or 0})
+                connection.exec_driver_sql(
+                    self._statements.mark_others_mismatch, {**key, "dead_letter_id": parked_as or 0}
+                )
             elif parked_as != number:
                 raise _OtherOutcome(parked_as)
         self._forget_failures(connection, letter)
@@ -271,7 +273,9 @@ class DeadLetters:
         key = key_of(letter)
         connection.exec_driver_sql(self._statements.unmark_parked, key)
         if beside_others:
-            connection.exec_driver_sql(self._statements.call_mismatch, {**key, "dead_letter_id": letter.dead_letter_id})
+            connection.exec_driver_sql(
+                self._statements.mark_others_mismatch, {**key, "dead_letter_id": letter.dead_letter_id}
+            )
         # Its attempts count from 0 again, even if copies of it have failed meanwhile.
         self._forget_failures(connection, letter)
 

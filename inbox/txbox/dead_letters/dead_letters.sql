@@ -20,7 +20,7 @@ DO UPDATE SET error = excluded.error
 RETURNING dead_letter_id
 
 -- name: mark_parked
--- Have the inbox know that a message is parked. It waits for a transaction that processes the message.
+-- Record in the inbox that a message is parked. It waits for a transaction that processes the message.
 -- parameters: subscriber_id text, message_id text, fingerprint bytea, dead_letter_id bigint
 -- returns: nothing; the count of rows is 0 if the inbox has the message
 INSERT INTO {{processed_message}} (subscriber_id, message_id, fingerprint, dead_letter_id)
@@ -28,22 +28,22 @@ VALUES (%(subscriber_id)s, %(message_id)s, %(fingerprint)s, %(dead_letter_id)s)
 ON CONFLICT DO NOTHING
 
 -- name: find_recorded
--- What the inbox knows of a message.
+-- Read the row of a message in the inbox.
 -- parameters: subscriber_id text, message_id text
 -- returns: fingerprint, dead_letter_id (null if it is not parked)
 SELECT fingerprint, dead_letter_id FROM {{processed_message}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
 
 -- name: unmark_parked
--- Have the inbox know no more that a message is parked, as it is sent through again.
+-- Delete the row in the inbox that says a message is parked, as it is sent through again.
 -- parameters: subscriber_id text, message_id text
 -- returns: nothing
 DELETE FROM {{processed_message}}
 WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s AND dead_letter_id IS NOT NULL
 
--- name: call_mismatch
--- Say of a message's other letters that another body of it goes on.
--- parameters: subscriber_id text, message_id text, dead_letter_id bigint (the one that goes on)
+-- name: mark_others_mismatch
+-- Mark the other letters of a message as mismatches, as another body of it is processed.
+-- parameters: subscriber_id text, message_id text, dead_letter_id bigint (of the body that is processed)
 -- returns: nothing
 UPDATE {{dead_letter}} SET reason = 'mismatch'
 WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s AND dead_letter_id <> %(dead_letter_id)s
@@ -103,7 +103,7 @@ WHERE dead_letter_id = ANY(ARRAY(
 ORDER BY dead_letter_id FOR UPDATE
 
 -- name: mark_redriven
--- Say that a dead letter was sent through again.
+-- Mark a dead letter as sent through again.
 -- parameters: dead_letter_id bigint
 -- returns: nothing
 UPDATE {{dead_letter}} SET redriven_at = now() WHERE dead_letter_id = %(dead_letter_id)s

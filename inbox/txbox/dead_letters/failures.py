@@ -3,7 +3,7 @@
 An attempt counts if the handler has failed, or if the process died in it. To see the second, the attempt of a message
 that was delivered before is counted before it is made. The process that makes it then records its outcome, or takes
 it back because it was none (the connection was lost, or the message was in flight). An attempt that stays without an
-outcome is one whose process ended, or lost the database for good::
+outcome is one whose process ended, or lost the database and never recorded it::
 
     begin_attempt ─┬─ fail ──────── counts: what the handler has raised
                    ├─ take_back ─── counts no more; before that, nothing may decide on the message by what is counted

@@ -145,7 +145,10 @@ def update_once(
     # array_position takes a null among the ids; NOT id = ANY(ids) would be null.
     duplicate: ColumnElement[bool] = func.array_position(row.memory, identifier).is_not(None)
     ids = func.array_prepend(identifier, row.memory, type_=ARRAY(Text))[1 : _kept(entity)]
-    return row.update(connection_or_session, values, ids, ~duplicate, case((duplicate, true())).label("known")) is None
+    return (
+        row.update(connection_or_session, values, ids, ~duplicate, case((duplicate, true())).label("is_duplicate"))
+        is None
+    )
 
 
 def update_if_newer(

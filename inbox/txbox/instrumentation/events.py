@@ -88,12 +88,12 @@ class Contended(Event):
     Attributes:
         conflicts: how many since the last event, by SQLSTATE (40P01: deadlock, 40001: serialization failure) and by the
             relation where they met, where the server names it.
-        way: how transactions are run now: ``together`` (batches), ``alone`` (one for each message) or ``in_turn`` (one
-            after the other, with all workers of the subscriber that do so).
+        mode: how transactions are run now: ``batch``, ``per_message`` (one for each message) or ``serial`` (one after
+            the other, with all workers of the subscriber in this mode).
     """
 
     conflicts: Mapping[tuple[str, str], int]
-    way: str
+    mode: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def log_event(event: Event) -> None:
                     event.message_id,
                 )
         case Contended():
-            log.warning(_CONTENDED, name, _conflicts(event.conflicts), _WAYS.get(event.way, event.way))
+            log.warning(_CONTENDED, name, _conflicts(event.conflicts), _MODES.get(event.mode, event.mode))
         case Retried():
             log.info("%s retries %d messages after %s, run %d", name, event.messages, event.sqlstate, event.attempt)
         case Relayed():
@@ -113,8 +113,8 @@ def _attempts(counted: Sequence[Mapping[str, Any]]) -> str:
 def _conflicts(conflicts: Mapping[tuple[str, str], int]) -> str:
     """Return what happened how often, and on what: ``3 deadlocks on stock``."""
     return ", ".join(
-        f"{count:,} {CONFLICTS.get(code, code)}{'' if count == 1 else 's'}" + (f" on {place}" if place else "")
-        for (code, place), count in sorted(conflicts.items())
+        f"{count:,} {CONFLICTS.get(code, code)}{'' if count == 1 else 's'}" + (f" on {relation}" if relation else "")
+        for (code, relation), count in sorted(conflicts.items())
     )
 
 
@@ -123,10 +123,10 @@ _CONTENDED = (
     "%s. Have handlers lock rows in one order"
 )
 
-_WAYS = {
-    "together": "in batches, as before",
-    "alone": "in a transaction each, for now",
-    "in_turn": "by one transaction at a time, for now",
+_MODES = {
+    "batch": "in batches, as before",
+    "per_message": "in a transaction each, for now",
+    "serial": "by one transaction at a time, for now",
 }
 
 

@@ -37,8 +37,8 @@ floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
 -- fragment: new_fence
 -- A fence is the server's timeline, and below it 44 bits of the database's clock in milliseconds (until the year 2527;
 -- above them is room for 2**19 timelines); and always more than the row's own. So a promoted server gives out no fence
--- that the old one gave out, though it may never have heard of it; a sequence would repeat what was lost. The clock is
--- for rows that were deleted, and for servers that do not tell their timeline.
+-- that the old one gave out, even one that was not replicated; a sequence would repeat what was lost. The clock is
+-- for rows that were deleted, and for servers that do not show their timeline.
 ({{timeline}} << 44) + {{milliseconds}}
 
 -- fragment: newest_fence

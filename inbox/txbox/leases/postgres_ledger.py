@@ -38,8 +38,8 @@ from txbox.leases.lease import (
 from txbox.leases.server_clock import TOLERANCE_SECONDS, ServerClock
 from txbox.leases.statements import LeaseStatements
 from txbox.message import valid_message_id, valid_subscriber_id
-from txbox.postgres.engines import adopt, refuse_other_encodings, with_sound_connection
-from txbox.postgres.sqlstates import PREPARED_REMEDY, is_foreign_statement, is_outage, is_retryable, sqlstate
+from txbox.postgres.engines import adopt, refuse_other_encodings, retry_on_new_connections
+from txbox.postgres.sqlstates import PREPARED_REMEDY, is_lost_prepared_statement, is_outage, is_retryable, sqlstate
 from txbox.postgres.transactions import missing_schema
 from txbox.postgres.watchdog import bounded
 from txbox.retries import retry
@@ -47,7 +47,7 @@ from txbox.retries import retry
 __all__ = ["PostgresLedger"]
 
 SILENT_PART = 1 / 6
-"""Of a lease's length: how long the database may be silent before it is asked, and how long to the question. A renewal
+"""Of a lease's length: how long the database may be silent before it is asked, and how long after that. A renewal
 that one silent connection holds up is tried again on others while the lease lasts.
 """
 
@@ -110,7 +110,7 @@ class PostgresLedger:
 
         def ask() -> None:
             with self._translated():
-                with_sound_connection(self._engine, begin)
+                retry_on_new_connections(self._engine, begin)
 
         self._with_or_without_timeline(ask)
 
@@ -210,8 +210,8 @@ class PostgresLedger:
         step = self._clock.observe(microseconds / 1_000_000, sent=asked_at, received=elapsed(), hold_seconds=seconds)
         if step > 0:
             _log.warning(
-                "%s: the database's clock went forward by %.0f s (or this machine stood still): leases run out early; "
-                "for %.1f s, none is taken over here that is not over by the clock before",
+                "%s: the database's clock went forward by %.0f s (or this machine was suspended): leases run out "
+                "early; for %.1f s, none is taken over here that is not over by the clock before",
                 self._subscriber_id,
                 step,
                 seconds,
@@ -266,7 +266,7 @@ class PostgresLedger:
             return is_retryable(error) or (lost and failures == 1)
 
         with self._translated():
-            work = partial(with_sound_connection, self._engine, run)
+            work = partial(retry_on_new_connections, self._engine, run)
             return retry(work, again=again, backoff=STATEMENT_BACKOFF, runs=STATEMENT_RUNS)
 
     @contextmanager
@@ -294,7 +294,7 @@ def _record(row: Any) -> LeaseRecord:
 def _text(error: SQLAlchemyError) -> str:
     """Return the error's own text, without the statement and its values."""
     text = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
-    return f"{text}; {PREPARED_REMEDY}" if is_foreign_statement(error) else text
+    return f"{text}; {PREPARED_REMEDY}" if is_lost_prepared_statement(error) else text
 
 
 _log = logging.getLogger("txbox.leases")

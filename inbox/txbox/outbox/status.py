@@ -73,8 +73,8 @@ class DestinationStatus:
         most_attempts: how often the one that was refused most often was.
         error: why it was refused the last time.
         dead_letters: messages that were parked, and wait for a person.
-        away: why relays cannot send there at all, as one of them reports it; None if none does, or nothing waits.
-        away_relays: how many of the relays at work report so.
+        unreachable: why relays cannot send there, as one of them reports it; None if none does, or nothing waits.
+        unreachable_relays: how many of the relays at work report so.
     """
 
     destination: str
@@ -86,8 +86,8 @@ class DestinationStatus:
     most_attempts: int = 0
     error: str | None = None
     dead_letters: int = 0
-    away: str | None = None
-    away_relays: int = 0
+    unreachable: str | None = None
+    unreachable_relays: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def _with_outages(
 
     def with_outage(one: DestinationStatus) -> DestinationStatus:
         outages = [relay.outages[one.destination] for relay in relays if one.destination in relay.outages]
-        return replace(one, away=outages[0], away_relays=len(outages)) if outages and _waits(one) else one
+        return replace(one, unreachable=outages[0], unreachable_relays=len(outages)) if outages and _waits(one) else one
 
     relays = [relay for relay in relays if not relay.stale]
     return tuple(with_outage(one) for one in destinations)

@@ -3,8 +3,8 @@
 -- fragment: looked_at
 m.destination, m.due_at, m.held, m.attempts, left(m.error, 500) AS error, m.published_at
 
--- A message is refused, or behind one that was; or not yet due; or else to be sent now. A relay that is at work takes a
--- delayed message's time away when it has come, so the age of one is known only while no relay has seen it.
+-- A message is refused, or behind one that was; or not yet due; or else to be sent now. A relay that is at work removes
+-- a delayed message's time when it has come, so due_at is there only until a relay has seen it.
 -- fragment: counted
 kinds AS (
   SELECT destination, attempts, held OR attempts > 0 AS failed,
@@ -22,7 +22,7 @@ SELECT destination, count(*) FILTER (WHERE NOT failed AND NOT delayed) AS waitin
   max(attempts) AS most_attempts, (SELECT error FROM worst WHERE worst.destination = kinds.destination) AS error
 FROM kinds GROUP BY destination ORDER BY destination
 
--- A session ends with its process at once, wherever that was killed; a standby knows nothing of it.
+-- A session ends at once when its process is killed; a standby does not show the sessions of its primary.
 -- fragment: stale
 (
     seen_at < now() - %(stale_after)s::interval
@@ -78,7 +78,7 @@ SELECT CASE WHEN pg_stat_get_live_tuples(oid) > 0 THEN pg_stat_get_live_tuples(o
 FROM pg_class WHERE oid = %(name)s::regclass
 
 -- name: relays
--- The relays that have not signed off; a stale one has no session, or has not reported for so long. After one report,
+-- The relays whose rows are not deleted; a stale one has no session, or has not reported for so long. After one report,
 -- there is no rate.
 -- parameters: stale_after interval
 -- returns: relay_id, host, pid, sent, failed, sent_per_second, started_at, seen_seconds_ago, outages, stale

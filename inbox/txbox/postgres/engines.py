@@ -32,12 +32,12 @@ __all__ = [
     "CONNECT_SECONDS",
     "KEEPALIVES",
     "adopt",
-    "discard_if_poisoned",
+    "discard_if_session_broken",
     "note_server",
     "open_engine",
     "refuse_other_encodings",
+    "retry_on_new_connections",
     "stop_preparing",
-    "with_sound_connection",
 ]
 
 T = TypeVar("T")
@@ -90,10 +90,10 @@ def adopt(engine: Engine) -> Engine:
     return engine
 
 
-def discard_if_poisoned(connection: Connection, error: BaseException) -> bool:
-    """Keep a connection from going back to its pool, if a statement of ours has failed by the state of its session.
+def discard_if_session_broken(connection: Connection, error: BaseException) -> bool:
+    """Discard a connection, if a statement of ours has failed because of the state of its session.
 
-    Returns whether another connection may do better: this one, of an adopted engine, is discarded, and was not new.
+    Returns whether another connection may succeed: this one, of an adopted engine, is discarded, and was not new.
     """
     if connection.closed or connection.invalidated or not is_of_the_session(error):
         return False
@@ -102,8 +102,8 @@ def discard_if_poisoned(connection: Connection, error: BaseException) -> bool:
     return was_used
 
 
-def with_sound_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
-    """Run statements of ours that may be run again, over one connection after the other until a new one has failed.
+def retry_on_new_connections(engine: Engine, work: Callable[[Connection], T]) -> T:
+    """Run statements that may be run again: after an error of a session, on the next connection, until a new one fails.
 
     ``work`` is given each connection, and commits or rolls back by itself; what it returns is returned.
     """
@@ -112,7 +112,7 @@ def with_sound_connection(engine: Engine, work: Callable[[Connection], T]) -> T:
             try:
                 return work(connection)
             except Exception as error:
-                if not discard_if_poisoned(connection, error):
+                if not discard_if_session_broken(connection, error):
                     raise
 
 

@@ -1,14 +1,14 @@
 -- What Postgres is asked about itself.
 
 -- name: backend_pid
--- The process id of the server that answers; behind a pooler not the one that the connection was told.
+-- The process id of the server that answers; behind a pooler not the one reported when the connection was made.
 -- parameters: none
 -- returns: pid
 SELECT pg_backend_pid()
 
 -- name: sessions_at_work
--- Which of these server processes are at work for their clients. One that has been waiting for its client's next word
--- for so many seconds is not, nor is one that has ended.
+-- Which of these server processes are at work for their clients. One that has been waiting for its client's next
+-- message for so many seconds is not, nor is one that has ended.
 -- parameters: pids int[], seconds double precision
 -- returns: pid
 SELECT pid FROM pg_stat_activity

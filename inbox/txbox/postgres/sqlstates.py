@@ -19,7 +19,7 @@ __all__ = [
     "UNDEFINED_TABLE",
     "UNIQUE_VIOLATION",
     "conflict_relation",
-    "is_foreign_statement",
+    "is_lost_prepared_statement",
     "is_of_the_session",
     "is_outage",
     "is_retryable",
@@ -70,8 +70,8 @@ def conflict_relation(error: BaseException) -> str:
     return found["name"] if found else ""
 
 
-def is_foreign_statement(error: BaseException) -> bool:
-    """Whether a statement that psycopg has prepared was not found, or another one in its place.
+def is_lost_prepared_statement(error: BaseException) -> bool:
+    """Whether a statement that psycopg has prepared was not found, or its name was that of another one.
 
     It means that a pooler has changed the server; see ``PREPARED_REMEDY``.
     """
@@ -105,7 +105,7 @@ def is_outage(error: BaseException) -> bool:
         return True
     if code is None:
         return isinstance(error, OperationalError)
-    return code.startswith("08") or code in _OUTAGES or is_foreign_statement(error)
+    return code.startswith("08") or code in _OUTAGES or is_lost_prepared_statement(error)
 
 
 _RELATION = re.compile(r'in relation "(?P<name>(?:[^"]|"")+)"')

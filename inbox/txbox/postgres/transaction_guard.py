@@ -22,7 +22,7 @@ __all__ = ["ends_transaction", "guard", "left_in_use", "protect", "refuse_aborte
 def guard(engine: Engine) -> Engine:
     """Return a copy of an engine, with the same pool, whose connections can be protected.
 
-    A copy, because the host's other connections must not hear our event listeners.
+    A copy, because the host's other connections must not call our event listeners.
     """
     guarded = engine.execution_options()
     event.listen(guarded, "commit", _refuse_foreign_commit)

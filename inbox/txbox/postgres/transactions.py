@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import InvalidConfiguration, NotInTransaction, SchemaMissing
-from txbox.postgres.engines import discard_if_poisoned
+from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.sql import quoted, read_nothing
 from txbox.postgres.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 
@@ -59,7 +59,7 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
             with connection.begin():
                 yield connection
         except Exception as error:
-            discard_if_poisoned(connection, error)
+            discard_if_session_broken(connection, error)
             raise
 
 

@@ -125,7 +125,7 @@ class _Wait:
         return _POOLED in self.driver.__dict__
 
     def unknown_seconds(self, *, pooler_answered: bool) -> float:
-        """How long it goes on without an answer of the server; a bounded one may be tried again.
+        """How long it waits without an answer of the server; a bounded wait may be tried again.
 
         ``pooler_answered``: a pooler had a server free for the question, so no wait is for a free server.
         """

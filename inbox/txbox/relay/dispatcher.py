@@ -30,7 +30,7 @@ MAX_CALL_SIZE = 100_000
 """More than any batch has."""
 
 MAX_GROWTH = 4
-"""So many times as many as before, at most: one quick call proves little."""
+"""So many times as many as before, at most: one quick call is too small a sample."""
 
 T = TypeVar("T")
 
@@ -60,11 +60,11 @@ class Dispatcher:
     """Hands messages to the publishers of their kinds. Thread-safe."""
 
     def __init__(
-        self, publishers: Mapping[str, Publisher], patience_seconds: float, *, stopping: Callable[[], bool]
+        self, publishers: Mapping[str, Publisher], publish_timeout_seconds: float, *, stopping: Callable[[], bool]
     ) -> None:
         """Take the publishers by the kind of destination, and how long one call of them may take."""
         self._publishers = publishers
-        self._patience_seconds = patience_seconds
+        self._publish_timeout_seconds = publish_timeout_seconds
         self._stopping = stopping
         self._calls: dict[int, PublisherCall] = {}
         # One for each destination: one that hangs must not make the calls of the others small.
@@ -77,11 +77,11 @@ class Dispatcher:
 
     def overdue_calls(self) -> list[PublisherCall]:
         """Return the calls that have taken too long, and have not returned."""
-        latest = time.monotonic() - self._patience_seconds
+        latest = time.monotonic() - self._publish_timeout_seconds
         return [call for call in list(self._calls.values()) if call.began < latest]
 
     def dispatch(self, rows: Sequence[Row], *, check_claim: Callable[[], object]) -> DispatchResult:
-        """Send the messages of one destination, until one call finds the broker away or the relay stops.
+        """Send the messages of one destination, until one call cannot reach the broker or the relay stops.
 
         ``check_claim`` raises if the claim on them was lost; that passes through.
         """
@@ -90,13 +90,13 @@ class Dispatcher:
             return result
         destination = rows[0].message.destination
         if (size := self._call_sizes.get(destination)) is None:
-            size = self._call_sizes[destination] = CallSize(self._patience_seconds / CLAIM_CHECKS)
+            size = self._call_sizes[destination] = CallSize(self._publish_timeout_seconds / CLAIM_CHECKS)
         order = KeyOrder((row.ordered, row) for row in rows)
         checked_at = time.monotonic()
         for left in order:
             while left and result.outage is None and not self._stopping():
                 # A claim that was lost meanwhile is another relay's: what comes next may be sent already, and more.
-                if time.monotonic() - checked_at > self._patience_seconds / CLAIM_CHECKS:
+                if time.monotonic() - checked_at > self._publish_timeout_seconds / CLAIM_CHECKS:
                     check_claim()
                     checked_at = time.monotonic()
                 count = size.value
@@ -219,7 +219,7 @@ class KeyOrder(Generic[T]):
 
 
 class CallSize:
-    """How many messages the next call of a publisher may have, learned from how long calls take. Thread-safe."""
+    """How many messages the next call of a publisher may have, computed from how long calls take. Thread-safe."""
 
     def __init__(self, seconds: float) -> None:
         """Begin small; a call should take ``seconds`` at most."""

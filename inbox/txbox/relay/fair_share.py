@@ -3,15 +3,15 @@
 A sender is a thread and a connection, and a publisher that hangs keeps it until it gives up. So destinations differ
 by their health, which is how they answered last:
 
-======  =======================================================  ============================================
-quick   it answers within ``SLOW_SECONDS``                       ``senders`` of them together
-slow    it answers, later                                        together at most ``most - senders``, and each
-new     it has not been tried                                    of these two kinds leaves the other a quarter
-away    it could not be sent to                                  (new and away count as one kind)
-======  =======================================================  ============================================
+===========  ==================================================  ============================================
+quick        it answers within ``SLOW_SECONDS``                  ``senders`` of them together
+slow         it answers, later                                   together at most ``most - senders``, and each
+new          it has not been tried                               of these two kinds leaves the other a quarter
+unreachable  it could not be sent to                             (new and unreachable count as one kind)
+===========  ==================================================  ============================================
 
-A destination that is new or away has one sender at a time. A call that takes longer than ``SLOW_SECONDS`` makes its
-destination a slow one at once: its sender counts as one of the slow, another is started in its place, and the
+A destination that is new or unreachable has one sender at a time. A call that takes longer than ``SLOW_SECONDS`` makes
+its destination a slow one at once: its sender counts as one of the slow, another is started in its place, and the
 destination has no further one until it answers. There are never more senders than ``most``.
 """
 
@@ -34,7 +34,7 @@ class Health(IntEnum):
     QUICK = 0
     SLOW = 1
     NEW = 2
-    AWAY = 3
+    UNREACHABLE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class FairShare:
         """Start without any destination: ``senders`` for those that answer quickly, ``most`` in all."""
         self.senders = senders
         self.most = most
-        # Where there are no more than the usual ones, the slow, new and away may have half of them.
+        # Where there are no more than the usual ones, the slow, new and unreachable may have half of them.
         self._max_others = max(most - senders, senders // 2, 1)
         self._reserved = self._max_others // 4
         self._health: Recent[int, Health] = Recent()
@@ -65,9 +65,9 @@ class FairShare:
         """Remember that a destination has answered, and how long its slowest call took."""
         self._health[destination] = Health.SLOW if seconds > SLOW_SECONDS else Health.QUICK
 
-    def away(self, destination: int) -> None:
+    def mark_unreachable(self, destination: int) -> None:
         """Remember that a destination could not be sent to."""
-        self._health[destination] = Health.AWAY
+        self._health[destination] = Health.UNREACHABLE
 
     def health(self, destination: int) -> Health:
         """Return how a destination answered last."""

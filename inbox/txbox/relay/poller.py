@@ -118,14 +118,14 @@ class Poller:
                 self._stopping.wait(pause)
         try:
             with short_transaction(self._engine) as connection:
-                self._reporter.sign_off(connection)
-        except Exception as error:  # noqa: BLE001 - only the report of the status rests on it
+                self._reporter.delete_row(connection)
+        except Exception as error:  # noqa: BLE001 - only the report of the status needs it
             _log.debug("the row of this relay in outbox_relay could not be deleted: %s", error)
 
     def _poll(self, finder: "MessageFinder") -> None:
         now, generation = time.monotonic(), self._scheduler.generation
         found = finder.find(everything=self._scheduler.needs_everything)
-        # A held key is due again and again while its destination is away: that is no reason to be awake.
+        # A held key is due again and again while its destination is unreachable: that is no reason to poll often.
         if found.fresh or found.woken:
             self._awake_until = now + AWAKE_SECONDS
         if found or found.everything:

@@ -76,8 +76,8 @@ class Publisher(Protocol):
 
         No two of them have the same key and destination, so they may be sent in any order, and at once.
 
-        It has to return within the relay's ``patience_seconds``, or what was sent is sent again. One that is slow is
-        given fewer messages the next time; one that hangs keeps a sender of the relay for good.
+        It has to return within the relay's ``publish_timeout_seconds``, or what was sent is sent again. A slow one is
+        given fewer messages the next time; one that hangs keeps a sender of the relay until it returns.
 
         Args:
             messages: at least one, all for destinations of this kind.

@@ -70,7 +70,7 @@ LONGEST_KEEP_SENT = timedelta(days=36_500)
 MOST_SENDERS = 8
 """For each of the usual senders, with those that are started for destinations that hang."""
 
-PATIENCE_SECONDS = 60.0
+PUBLISH_TIMEOUT_SECONDS = 60.0
 """How long a publisher's call may take, before another relay may send its messages."""
 
 
@@ -95,7 +95,7 @@ class Relay(Service):
         max_attempts: int | None = MAX_ATTEMPTS,
         backoff: Backoff | None = None,
         keep_sent: timedelta | None = None,
-        patience_seconds: float = PATIENCE_SECONDS,
+        publish_timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS,
         listen: bool = True,
         hooks: Iterable[Hook] = (),
     ) -> None:
@@ -117,8 +117,9 @@ class Relay(Service):
             max_attempts: refusals after which a message is parked as a dead letter; None: never.
             backoff: the delay before a refused message is sent again, by attempt.
             keep_sent: keep what was sent for so long, in the table outbox_sent; None: not at all.
-            patience_seconds: how long one call of a publisher may take. After it, the server ends the
-                transaction of a relay that was stopped or cut off, and another relay sends its messages.
+            publish_timeout_seconds: how long one call of a publisher may take. It is not interrupted after that, but it
+                is reported; and the server ends the transaction of a relay that waits, was stopped or is cut off, so
+                that another relay may send its messages.
             listen: let a NOTIFY wake an idle relay. A relay behind a pooler in transaction mode finds out by itself
                 that it cannot.
             hooks: get every event; see ``txbox.instrumentation``.
@@ -139,8 +140,10 @@ class Relay(Service):
             raise InvalidConfiguration(
                 f"Relay.keep_sent must be more than 0 and at most {LONGEST_KEEP_SENT.days:,} days, not {keep_sent!r}"
             )
-        if patience_seconds < 1:
-            raise InvalidConfiguration(f"Relay.patience_seconds must be at least 1, not {patience_seconds!r}")
+        if publish_timeout_seconds < 1:
+            raise InvalidConfiguration(
+                f"Relay.publish_timeout_seconds must be at least 1, not {publish_timeout_seconds!r}"
+            )
         if not publishers:
             raise InvalidConfiguration("Relay.publishers must have at least one publisher")
         super().__init__()
@@ -154,8 +157,8 @@ class Relay(Service):
         self._keep_sent = keep_sent
         self._listen = listen
         self._letters = DeadLetters(engine, schema=schema, prefix=prefix)
-        self._patience_seconds = patience_seconds
-        self._dispatcher = Dispatcher(publishers, patience_seconds, stopping=self._stopping.is_set)
+        self._publish_timeout_seconds = publish_timeout_seconds
+        self._dispatcher = Dispatcher(publishers, publish_timeout_seconds, stopping=self._stopping.is_set)
         self._sender = Sender(
             engine,
             self._statements,
@@ -166,7 +169,7 @@ class Relay(Service):
             max_attempts=max_attempts,
             backoff=backoff or Backoff(),
             keep_sent=keep_sent is not None,
-            patience_seconds=patience_seconds,
+            publish_timeout_seconds=publish_timeout_seconds,
         )
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._batch_size = batch_size
@@ -281,12 +284,17 @@ class Relay(Service):
     def _report_overdue_calls(self) -> None:
         """Report publishers that do not return: each keeps a thread from sending anything else."""
         for call in self._dispatcher.overdue_calls():
-            self._reporter.lost(call.destination, f"its publisher has not returned for {self._patience_seconds:g} s")
+            self._reporter.lost(
+                call.destination, f"its publisher has not returned for {self._publish_timeout_seconds:g} s"
+            )
             if not call.reported:
                 call.reported = True
                 self._emit(
                     PublisherOverdue(
-                        RELAY_SUBSCRIBER, call.destination, messages=call.messages, seconds=self._patience_seconds
+                        RELAY_SUBSCRIBER,
+                        call.destination,
+                        messages=call.messages,
+                        seconds=self._publish_timeout_seconds,
                     )
                 )
 

@@ -1,6 +1,6 @@
 -- The relay: finds, claims, reads and settles the messages of the outbox, and reports that it is at work.
 
--- A crash of the server undoes commits that did not wait for the disk, and a relay that goes by what it found before
+-- A crash of the server undoes commits that did not wait for the disk, and a relay that relies on what it found before
 -- would go wrong. Its postmaster may survive the crash; its statistics do not.
 -- fragment: server
 extract(epoch FROM pg_postmaster_start_time())::text || ' '
@@ -44,7 +44,7 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Finding
 --
--- What is new since the last poll is known by transactions, not by positions. A position is drawn when a row is
+-- What is new since the last poll is found by transactions, not by positions. A position is drawn when a row is
 -- inserted and is seen when its transaction commits, and these are two different orders:
 --
 --   A   inserts 1 ───────────────────────────── commits
@@ -59,7 +59,7 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_
 -- snapshot keeps all of that from being removed.
 
 -- Infinity, which publish refuses but which can be written by hand, cannot be subtracted from a moment before
---   PostgreSQL 17.
+-- PostgreSQL 17.
 -- fragment: found
 SELECT pg_current_snapshot()::text AS snapshot,
   {{server}} AS server,
@@ -125,7 +125,7 @@ WITH lanes AS MATERIALIZED (
 
 -- name: find_all
 -- Find everything. It jumps from lane to lane by the primary key, so it takes the same time with a thousand messages as
--- with sixteen million; a lane whose messages all wait is found in vain.
+-- with sixteen million; a lane whose messages all wait is found, too.
 -- parameters: also_due boolean
 -- returns: as find_burst
 WITH RECURSIVE lanes AS (
@@ -139,7 +139,7 @@ WITH RECURSIVE lanes AS (
 
 -- name: wake_due
 -- Put messages whose time has come behind the others, as if they were published now. They are inserted anew, sorted, so
--- that they are given their positions in the order of their times; and one relay does it at a time, lest another one's
+-- that they are given their positions in the order of their times; and one relay does it at a time, so that another one's do not
 -- come in between.
 -- parameters: limit bigint
 -- returns: nothing; the row count says how many
@@ -178,14 +178,13 @@ WHERE m.lane = orphans.lane AND m.position = orphans.position
 -- Claiming and reading
 --
 -- The settings of a sender's transaction are local to it, so that a pooler may stand between. If a crash of the server
--- undoes that messages were deleted which were sent, they are sent once more: that need not wait for the disk. Where
---   one
+-- undoes that messages were deleted which were sent, they are sent once more: that need not wait for the disk. Where one
 -- was refused, wait_for_disk comes before the rest. No time-out of the host's may end a transaction that waits for a
--- broker; ours does, when its relay stands still.
+-- broker; ours does, when its relay is suspended or cut off.
 
 -- fragment: claimed
 set_config('synchronous_commit', 'off', true),
-  set_config('idle_in_transaction_session_timeout', %(patience_milliseconds)s, true),
+  set_config('idle_in_transaction_session_timeout', %(idle_timeout_milliseconds)s, true),
   {{plan_settings}},
   {{server}} AS server, current_setting('transaction_read_only') = 'on' AS read_only, ARRAY(
   SELECT lane FROM unnest(%(lanes)s::bigint[]) AS lane
@@ -195,13 +194,13 @@ set_config('synchronous_commit', 'off', true),
 -- name: claim
 -- Claim those of these lanes that no other relay works on, to the end of the transaction, however it ends. It waits for
 -- no lock, writes nothing, and holds no snapshot while messages are sent.
--- parameters: patience_milliseconds text (after which the server ends an idle transaction), lanes bigint[]
+-- parameters: idle_timeout_milliseconds text (after which the server ends an idle transaction), lanes bigint[]
 -- returns: settings; and last: which run of which server answers, whether the transaction is read-only, the lanes
 SELECT {{claimed}}
 
 -- name: claim_timed
 -- The same for PostgreSQL 17 and later, which can limit the time of a transaction.
--- parameters: patience_milliseconds text, lanes bigint[]
+-- parameters: idle_timeout_milliseconds text, lanes bigint[]
 -- returns: as claim
 SELECT set_config('transaction_timeout', '0', true), {{claimed}}
 
@@ -349,10 +348,10 @@ RETURNING m.lane
 -- Reporting
 
 -- name: report
--- Report that a relay is at work. Behind a pooler, the server process that the connection was told is not the one that
--- answers, and is not kept.
+-- Report that a relay is at work. The process id that the server reported when the connection was made is kept only if
+-- that process answers: behind a pooler, it is another one.
 -- parameters: relay_id text, host text, pid int, sent bigint, failed bigint, sent_per_second double precision, outages
---   text (JSON), backend_pid int (as the connection was told)
+--   text (JSON), backend_pid int (as reported when the connection was made)
 -- returns: nothing
 INSERT INTO {{outbox_relay}} AS reported (relay_id, host, pid, sent, failed, sent_per_second, outages, backend_pid)
 VALUES (
@@ -363,8 +362,8 @@ ON CONFLICT (relay_id) DO UPDATE
 SET sent = excluded.sent, failed = excluded.failed, sent_per_second = excluded.sent_per_second,
   outages = excluded.outages, backend_pid = excluded.backend_pid, seen_at = now()
 
--- name: sign_off
--- Delete the row of a relay that has ended, and of those that ended without a word a day ago.
+-- name: delete_row
+-- Delete the row of a relay that ends, and rows of relays that have not reported for a day.
 -- parameters: relay_id text
 -- returns: nothing
 DELETE FROM {{outbox_relay}} WHERE relay_id = %(relay_id)s OR seen_at < now() - interval '1 day'

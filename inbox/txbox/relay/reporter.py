@@ -83,9 +83,9 @@ class RelayReporter:
             self._purge_at = now + (PURGE_SECONDS if purged == PURGE_ROWS else REPORT_SECONDS)
         connection.commit()
 
-    def sign_off(self, connection: Connection) -> None:
-        """Remove the relay's row, and rows of relays that have died."""
-        connection.exec_driver_sql(self._statements.sign_off, {"relay_id": self._relay_id})
+    def delete_row(self, connection: Connection) -> None:
+        """Delete the relay's row, and rows of relays that have died."""
+        connection.exec_driver_sql(self._statements.delete_row, {"relay_id": self._relay_id})
 
     def _has_changes(self, now: float) -> bool:
         return self._changes != self._changes_reported and now >= self._reported_at + SOON_SECONDS

@@ -30,7 +30,7 @@ class Scheduler:
     """Takes in what the poller finds, and gives claims to senders, which bring back the results. Thread-safe.
 
     It remembers answers of one run of one server. That memory ends with any of the relay's connections, for a crash of
-    the server may have undone what it rests on: after ``forget`` no claim is given out, and nothing of older claims is
+    the server may have undone what it describes: after ``forget`` no claim is given out, and nothing of older claims is
     taken back, until the poller has read the whole outbox::
 
         m1 is refused: held ── crash: m1 waits as before ─────────────── m1, m2 are sent in order
@@ -137,7 +137,7 @@ class Scheduler:
             was_away = bool(result.settlement.sent) and self._outages.pop(claim.destination, 0) > 0
             pause = 0.0
             if result.outage is not None:
-                self._share.away(claim.destination)
+                self._share.mark_unreachable(claim.destination)
                 pause = self._pause(claim)
             elif result.destination is not None:
                 self._share.answered(claim.destination, result.slowest_seconds)

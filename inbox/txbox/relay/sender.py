@@ -68,7 +68,7 @@ class RelayStatements(SqlFile, file="relay.sql"):
     hold_messages: str
     release_keys: str
     report: str
-    sign_off: str
+    delete_row: str
     purge_sent: str
 
 
@@ -100,7 +100,7 @@ class Sender:
         max_attempts: int | None,
         backoff: Backoff,
         keep_sent: bool,
-        patience_seconds: float,
+        publish_timeout_seconds: float,
     ) -> None:
         """Take the arguments of ``Relay``."""
         self._engine = engine
@@ -112,7 +112,7 @@ class Sender:
         self._max_attempts = max_attempts
         self._backoff = backoff
         self._keep_sent = keep_sent
-        self._patience_seconds = patience_seconds
+        self._publish_timeout_seconds = publish_timeout_seconds
 
     def send(self, claim: Claim) -> ClaimResult:
         """Send the messages of these lanes, as many as one batch takes.
@@ -145,8 +145,8 @@ class Sender:
     def _claim(self, connection: Connection, cursor: Any, claim: Claim) -> set[int]:
         timed = (connection.dialect.server_version_info or ()) >= TIMED_SINCE
         statement = self._statements.claim_timed if timed else self._statements.claim
-        patience = str(round(self._patience_seconds * 1000))
-        cursor.execute(statement, {"patience_milliseconds": patience, "lanes": sorted(claim.lanes)})
+        idle_timeout = str(round(self._publish_timeout_seconds * 1000))
+        cursor.execute(statement, {"idle_timeout_milliseconds": idle_timeout, "lanes": sorted(claim.lanes)})
         *_, server, read_only, lanes = cursor.fetchone()
         if read_only:
             # What is sent could not be settled. Another connection may lead to another server.

@@ -51,7 +51,7 @@ class HandlerConflict:
     Attributes:
         subscriber_id: whose handlers.
         sqlstate: 40P01 is a deadlock, 40001 a serialization failure.
-        place: the relation, as the server has named it; empty if it has not.
+        relation: the relation, as the server has named it; empty if it has not.
         conflicts: how many since ``first_at``; those of the last minute may be missing.
         first_at: since when they are counted, by the database's clock.
         last_at: when they were counted last.
@@ -59,7 +59,7 @@ class HandlerConflict:
 
     subscriber_id: str
     sqlstate: str
-    place: str
+    relation: str
     conflicts: int
     first_at: datetime
     last_at: datetime

@@ -22,10 +22,10 @@ GROUP BY subscriber_id ORDER BY subscriber_id
 -- name: conflicts
 -- Deadlocks and serialization failures of handlers, the latest first.
 -- parameters: most int
--- returns: subscriber_id, sqlstate, place, conflicts, first_at, last_at
-SELECT subscriber_id, sqlstate, place, conflicts, {{microseconds(first_at)}} AS first_at,
+-- returns: subscriber_id, sqlstate, relation, conflicts, first_at, last_at
+SELECT subscriber_id, sqlstate, place AS relation, conflicts, {{microseconds(first_at)}} AS first_at,
   {{microseconds(last_at)}} AS last_at
-FROM {{handler_conflict}} AS known ORDER BY known.last_at DESC, subscriber_id, sqlstate, place LIMIT %(most)s
+FROM {{handler_conflict}} AS conflict ORDER BY conflict.last_at DESC, subscriber_id, sqlstate, place LIMIT %(most)s
 
 -- name: letter_counts
 -- Dead letters that wait for a person.

@@ -33,7 +33,7 @@ def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
             f"run {run.run_id} has begun to load {run.source}, and this is not the same (other files, changed files, "
             "or another message id); begin a new run: what has been applied is not applied again"
         )
-    # Of a finished run too, and whatever the name of the source: other events would be taken for these.
+    # Of a finished run too, and whatever the name of the source: other events would be reported as loaded.
     with context.stage("survey", run):
         rows, content = content_digest(context.events, count_rejected=count_rejected)
     if content != run.content:

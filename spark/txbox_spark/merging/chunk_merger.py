@@ -362,7 +362,7 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
                 state = f" ({holder.state})" if holder.state else ""
                 raise EffectsHeld(
                     f"another chunk of {plan.subscriber_id} has applied its events for {waited:.0f} s, in the server "
-                    f"process {holder.pid}{state}; if it stands still, end it: "
+                    f"process {holder.pid}{state}; if it is stuck, end it: "
                     f"SELECT pg_terminate_backend({holder.pid})"
                 ) from None
         else:

@@ -5,7 +5,7 @@
 
 -- name: prepare_session
 -- Settings of the transaction, and the lock by which its run is found in pg_locks. A statement of a bulk load may take
--- long, and so may all of them; a transaction that stands still is ended, and so is a statement whose client is gone.
+-- long, and so may all of them; a transaction that is idle is ended, and so is a statement whose client is gone.
 -- parameters: work_mem text, stalled text (longest idleness, and longest wait for a lock), run_lock bigint
 -- returns: the settings
 SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')

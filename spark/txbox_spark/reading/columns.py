@@ -25,7 +25,7 @@ __all__ = [
     "dates_as_text",
     "event_columns",
     "quoted",
-    "refuse_twins",
+    "refuse_duplicate_columns",
 ]
 
 CORRUPT_RECORD = "_corrupt_record"
@@ -38,7 +38,7 @@ MESSAGE_ID = "message_id"
 """The column that holds an event's id."""
 
 MAX_NAME_BYTES = 63
-"""What Postgres keeps of a name; a longer one would be cut without a word."""
+"""What Postgres keeps of a name; a longer one would be truncated silently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def event_columns(frame: DataFrame, declared: Mapping[str, str], path: str) -> t
     return tuple(sent)
 
 
-def refuse_twins(frame: DataFrame) -> None:
+def refuse_duplicate_columns(frame: DataFrame) -> None:
     """Raise ``InvalidConfiguration`` if two columns have one name; Spark ignores case unless a setting forbids it."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     first_names: dict[str, str] = {}
@@ -242,7 +242,7 @@ def _as_json(value: Column) -> Column:
 
 
 def _array_literal(name: str, element: DataType, value: Column) -> Column:
-    """Return an array as Postgres writes it: elements in quotes, so that none is taken for NULL or a brace.
+    """Return an array as Postgres writes it: elements in quotes, so that none is read as NULL or a brace.
 
     https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
     """

@@ -1,4 +1,4 @@
-"""Records of CSV that Spark takes for good although a value in them would be changed.
+"""Records of CSV that Spark accepts although it changes a value in them.
 
 Spark's reader drops commas from decimals, and rounds what does not fit. So decimals are read as text, and made here.
 """
@@ -24,7 +24,7 @@ def as_text(columns: StructType, names: Collection[str]) -> StructType:
 
 
 def checked_records(frame: DataFrame, decimals: Mapping[str, "types.DecimalType"]) -> DataFrame:
-    """Make decimals of texts, and mark records of CSV as malformed that Spark takes for good.
+    """Make decimals of texts, and mark records of CSV as malformed in which Spark would change a value.
 
     A record is malformed too if a text does not fit its decimal, and if the last field ends with CR: Spark finds out
     from the first line of a file how lines end, and if the others end with CR LF, the CR would be part of the event.

@@ -1,13 +1,13 @@
 r"""Text of files: bytes that are not in the files' encoding are reported, and never replaced.
 
 Java puts U+FFFD in place of bytes that it cannot decode, and so do Spark's readers: two ids become one. Afterwards that
-cannot be told from a U+FFFD that was in the file. So the lines are checked as bytes first, in one pass. Files in which
+looks the same as a U+FFFD that was in the file. So the lines are checked as bytes first, in one pass. Files in which
 every line is UTF-8 are read by Spark's readers as usual. For others the readers are kept from decoding:
 
 - CSV is read as ISO-8859-1, in which every byte is a character, and each field is decoded by itself.
 - JSON is read as lines of bytes, and only those that can be decoded are parsed.
 
-In an encoding other than UTF-8, U+FFFD cannot be told from bytes that are not in it, so both are refused.
+In an encoding other than UTF-8, U+FFFD looks the same as bytes that are not in it, so both are refused.
 
 JSON has another way to write what is not text: an escape such as ``\ud800``, one half of a surrogate pair without the
 other half. Java puts "?" for it. So such escapes are looked for in the lines, too.

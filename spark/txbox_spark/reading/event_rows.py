@@ -13,7 +13,7 @@ from txbox_spark.reading.columns import (
     SentColumn,
     event_columns,
     quoted,
-    refuse_twins,
+    refuse_duplicate_columns,
 )
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql, types
 
@@ -57,7 +57,7 @@ def prepare(frame: DataFrame, message_id: str, column_types: Mapping[str, str] |
     declared = dict(column_types or {})
     malformed = CORRUPT_RECORD in frame.columns
     source = frame.drop(CORRUPT_RECORD) if malformed else frame
-    refuse_twins(source)
+    refuse_duplicate_columns(source)
     identity, plain = _identity(source, message_id)
     if plain in declared:
         plain = None  # it arrives as text, and as what is declared beside it

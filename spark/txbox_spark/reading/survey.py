@@ -44,7 +44,7 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
 
     # An observation, since a count of its own would be another pass. It is exact where, as here, the pass ends in one
     # stage: then Spark counts each task once, however often it was run. (It cannot watch a write over JDBC, which runs
-    # its plan where no observation is heard.)
+    # its plan where no observation is reported.)
     observation = Observation()
     metrics = _content_metrics()
     if count_rejected:

@@ -17,7 +17,7 @@ GRACE_SECONDS = 3.0
 """How long a JVM may take to end by itself after the process that has started it."""
 
 OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
-"""Has a JVM end that runs out of memory; otherwise it goes on without the thread that found none."""
+"""Has a JVM end that runs out of memory; otherwise only the thread that found none ends, and the JVM runs on."""
 
 MORE_MEMORY = "give it more: spark.driver.memory=4g (--conf, or settings of spark_session), or load fewer files at once"
 

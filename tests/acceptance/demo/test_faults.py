@@ -157,10 +157,10 @@ def test_a_directory_too_deep_for_the_sockets_of_processes_has_a_remedy(
         run_quickly(1)
 
 
-def test_the_last_act_has_a_directory_of_its_own_and_its_load_no_terminal(
+def test_the_final_stage_has_a_directory_of_its_own_and_its_load_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logs are named after processes, and both acts have a billing 1."""
+    """Logs are named after processes, and both stages have a billing 1."""
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\nread -r typed\necho "read: $typed."\n')
     program.chmod(0o700)
@@ -180,8 +180,8 @@ def test_the_last_act_has_a_directory_of_its_own_and_its_load_no_terminal(
     terminal = os.dup(0)
     os.dup2(reading, 0)
     try:
-        with ExitStack() as cleanup, pytest.raises(TxboxError, match=r"^last-act/load\.json: read: \.$"):
-            spark_stage.run_last_act(nothing, task, tmp_path, cleanup, nothing)
+        with ExitStack() as cleanup, pytest.raises(TxboxError, match=r"^final-stage/load\.json: read: \.$"):
+            spark_stage.run_spark_stage(nothing, task, tmp_path, cleanup, nothing)
     finally:
         os.dup2(terminal, 0)
         for descriptor in (reading, writing, terminal):

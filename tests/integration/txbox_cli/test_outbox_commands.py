@@ -119,14 +119,14 @@ def test_status_says_why_a_destination_gets_nothing(txbox: Txbox, engine: Engine
     )
     publish(engine, Outgoing("own:a", "1"))
     out = txbox("status").out
-    assert [line for line in out.splitlines() if line.startswith("away")] == [
-        "away: own:a: no such queue\\n at x://u:***@h/q (1 of 2 relays)"
+    assert [line for line in out.splitlines() if line.startswith("unreachable")] == [
+        "unreachable: own:a: no such queue\\n at x://u:***@h/q (1 of 2 relays)"
     ]
     as_json = txbox("status", "--json").out
     assert PASSWORD not in out + as_json
     found = json.loads(as_json)["outbox"]
     (line,) = found["destinations"]
-    assert (line["away"], line["away_relays"]) == ("no such queue\n at x://u:***@h/q", 1)
+    assert (line["unreachable"], line["unreachable_relays"]) == ("no such queue\n at x://u:***@h/q", 1)
     assert found["relays"][0]["outages"]["own:b"] == "nothing waits there"
 
 

@@ -83,7 +83,7 @@ def test_status_names_conflicts_and_where_they_were(txbox: Txbox, engine: Engine
         "conflicts: billing had 3 serialization failures",
     ]
     (first, _) = json.loads(txbox("status", "--json").out)["conflicts"]
-    assert (first["place"], first["conflicts"]) == ("stock", 1200)
+    assert (first["relation"], first["conflicts"]) == ("stock", 1200)
 
 
 def test_status_shows_leases_where_there_are_some(txbox: Txbox, engine: Engine) -> None:

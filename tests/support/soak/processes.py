@@ -202,5 +202,5 @@ def _relay(setting: Setting, journal: Journal) -> bool:
         batch_size=50,
         max_attempts=None,
         backoff=RELAY_BACKOFF,
-        patience_seconds=3,
+        publish_timeout_seconds=3,
     ).run(started=_say_at_work)

@@ -93,8 +93,8 @@ class LeaseItems:
 
     def _call(self, method: str, request: dict[str, Any], part: str, asked_at: float | None = None) -> ItemResponse:
         client: Any = self._client()
-        # By asked_at the request was made, and not when it is sent: so the response tells whether what was reckoned by
-        # it was right, even if another thread has learned better in between.
+        # By asked_at the request was made, and not when it is sent: so the response shows whether what was computed
+        # from it was right, even if another thread has found better bounds in between.
         sent = elapsed() if asked_at is None else asked_at
         accepted = True
         try:

@@ -6,12 +6,12 @@ Needs ``pip install 'txbox[aws]'``. ::
     ledger = DynamoDBLedger("mailing", table="message_lease")
 
 **Whose clock.** DynamoDB has no expression for the time, so an item says when its lease runs out in the *store's* time,
-as DynamoDB tells it in the ``Date`` header of every answer (see ``txbox_aws.dynamodb.store_clock``). A client's wall
+as DynamoDB gives it in the ``Date`` header of every answer (see ``txbox_aws.dynamodb.store_clock``). A client's wall
 clock decides no lease, no fence and no time of removal. (AWS itself refuses signatures that are some minutes off; that
 is an error with a remedy.) A new lease ends so much later than what the time may be *at most*; it is taken over when
 the time is at *least* that, and ``SKEW_SECONDS`` more, for DynamoDB's hosts need not all have the same time::
 
-    asked for     ├──────── seconds ────────┤                      the owner itself takes it for no longer than this
+    asked for     ├──────── seconds ────────┤                      the owner itself counts on no more than this
     in the item   ├─── up to 1 s + round trip ──┤                  expires_at = latest() + seconds
     taken over                              ├── up to 3 s + round trips ──┤    expires_at <= earliest() - SKEW_SECONDS
 
@@ -19,9 +19,9 @@ So for others a lease lasts up to about 3 seconds longer than it was asked for, 
 narrowed the bounds; never shorter. Assumed is that the hosts' clocks are within ``SKEW_SECONDS``, and that nothing
 between here and DynamoDB makes up a ``Date`` or caches answers.
 
-A machine that was suspended, so that even the clock that measures intervals stood still, would write leases that are
-already over. Their answer shows that, and the lease is written anew before anybody relies on it. What that clock cannot
-know is how long a lease still lasts that was given out before.
+A machine that was suspended, so that even the clock that measures intervals stopped, would write leases that are
+already over. Their answer shows that, and the lease is written anew before it is used. What that clock cannot
+measure is how long a lease still lasts that was given out before.
 
 **Answers that are lost.** boto3 repeats a call that was not answered, and DynamoDB may have carried it out. So each
 acquisition leaves a mark of its own, and one that is refused looks whose mark is there::

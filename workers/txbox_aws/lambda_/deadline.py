@@ -76,7 +76,7 @@ class Deadline(threading.local):
         return None if self._last_begin_at is None else self._last_begin_at - elapsed()
 
     def has_run(self, seconds: float) -> None:
-        """Learn how long a handler has taken, so that the next one is not begun in vain."""
+        """Note how long a handler has taken, so that the next one is begun only if there is time for it."""
         self._has_run = True
         self._expected_seconds = max(seconds, self._expected_seconds * FORGETTING)
 
@@ -104,7 +104,7 @@ def seconds_left(context: Any) -> float | None:
 
 
 def timed(handler: Handler, deadline: Deadline) -> Handler:
-    """Return a handler that tells the deadline how long it has taken."""
+    """Return a handler that reports to the deadline how long it has taken."""
 
     @functools.wraps(handler)
     def run(*arguments: Any, **options: Any) -> object:
@@ -118,7 +118,7 @@ def timed(handler: Handler, deadline: Deadline) -> Handler:
 
 
 def timed_batch(handler: BatchHandler, deadline: Deadline) -> BatchHandler:
-    """Return a handler of batches that tells the deadline how long it has taken for each message."""
+    """Return a handler of batches that reports to the deadline how long it has taken for each message."""
 
     @functools.wraps(handler)
     def run(session: Any, messages: Sequence[Message], **options: Any) -> object:

@@ -199,11 +199,13 @@ class _Function:
     def _raise_or_log(self, trouble: Exception, settled: Mapping[str, Settlement], failed: int) -> None:
         """Raise if nothing has an outcome: Lambda's metrics count it, and the whole event comes again."""
         who = self._options.subscriber_id
-        known = isinstance(trouble, DatabaseUnavailable)
+        database_failed = isinstance(trouble, DatabaseUnavailable)
         if settled:
-            why = "the database or the ledger could not be used any more" if known else "of an unforeseen error"
+            why = (
+                "the database or the ledger could not be used any more" if database_failed else "of an unforeseen error"
+            )
             _log.error("%s: %d deliveries come again, because %s", who, failed, why, exc_info=trouble)
-        elif known:
+        elif database_failed:
             raise TxboxError(
                 f"{who}: the database or the ledger cannot be used; all {failed} messages of the event come again: "
                 f"{trouble}"

@@ -61,7 +61,7 @@ class PublishCall:
 def calls(entries: Iterable[Entry], max_bytes: int, max_entries: int = MAX_ENTRIES) -> list[PublishCall]:
     """Cut entries into calls, each for one destination, and for each in the order in which they came.
 
-    The destinations take turns: one that does not answer is known as such before it has taken every place.
+    The destinations take turns: one that does not answer is noticed before it has taken all threads.
 
     Args:
         entries: what is to be sent.

@@ -43,7 +43,7 @@ class AwsPublisher(ABC):
     Each entry of each answer is looked at:
 
     - what is confirmed is sent, and nothing else is;
-    - a message that the service refuses is refused; what only the message itself can cause, for good;
+    - a message that the service refuses is refused; what only the message itself can cause, finally;
     - a call that is refused because of one of its entries is made again entry by entry, to refuse only the guilty;
     - after an outage (throttled, 5xx, no answer, a connection lost) and when a destination refuses whatever it is sent
       (it does not exist, access is denied), no message is to blame. Calls to that destination that wait for their turn

@@ -171,7 +171,7 @@ def redrive(
 
 @contextmanager
 def _sender(queue_url: str | None) -> Iterator[Callable[[DeadLetter], None]]:
-    """Lend a way to send letters to their own queues, or to this one; making a client takes longer than sending."""
+    """Give a function that sends letters to their own queues, or to this one; it makes one client for each queue."""
     clients: dict[str, SQSClient] = {}
 
     def send(letter: DeadLetter) -> None:

@@ -74,7 +74,7 @@ def demo(
     console = plain_console()
     _print_report(console, report)
     if not report.exact:
-        console.print("\nNOT EXACT: what is wrong is said above, in capitals", style="bold")
+        console.print("\nNOT EXACT: what is wrong is listed above, in capitals", style="bold")
         return 1
     killed = sum(sum(moments.values()) for moments in report.kills.values())
     console.print(f"\nEXACT: nothing was lost, and nothing was applied twice; processes killed: {killed}", style="bold")

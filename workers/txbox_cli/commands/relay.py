@@ -7,7 +7,7 @@ import typer
 
 from txbox.relay import Publisher, Relay
 from txbox.relay.poller import IDLE_SECONDS
-from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PATIENCE_SECONDS
+from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PUBLISH_TIMEOUT_SECONDS
 from txbox.service import STOP_SECONDS
 from txbox_cli import importer
 from txbox_cli.errors import CommandFailed, UsageError
@@ -55,11 +55,11 @@ def relay(
         str | None,
         typer.Option(metavar="SPAN", help="Keep what was sent for so long: 12h, 7d. Without it, it is forgotten."),
     ] = None,
-    patience_seconds: Annotated[
+    publish_timeout_seconds: Annotated[
         float | None,
         typer.Option(
-            help=f"How long one call of a publisher may take; {PATIENCE_SECONDS:g} by default. Of a relay that says "
-            "nothing for longer, others send the messages.",
+            help=f"How long one call of a publisher may take; {PUBLISH_TIMEOUT_SECONDS:g} by default. After that, "
+            "other relays may send its messages.",
             min=1,
         ),
     ] = None,
@@ -95,14 +95,14 @@ def relay(
         "--batch-size": batch_size,
         "--max-attempts": max_attempts,
         "--keep-sent": keep_sent,
-        "--patience-seconds": patience_seconds,
+        "--publish-timeout-seconds": publish_timeout_seconds,
         "--no-listen": no_listen or None,
     }
     span = None if keep_sent is None else read_span("--keep-sent", keep_sent)
     found = None if target is None else _load(target)
     if isinstance(found, Relay):
-        if unheard := [option for option, value in given.items() if value is not None]:
-            raise UsageError(f"{target} is a relay, which has its own settings; leave out {', '.join(unheard)}")
+        if refused := [option for option, value in given.items() if value is not None]:
+            raise UsageError(f"{target} is a relay, which has its own settings; leave out {', '.join(refused)}")
         _run(found, stop_seconds, f"{target} is at work")
         return
     db = database(url, schema, prefix)
@@ -121,7 +121,7 @@ def relay(
             batch_size=batch_size or BATCH_SIZE,
             max_attempts=MAX_ATTEMPTS if max_attempts is None else max_attempts or None,
             keep_sent=span,
-            patience_seconds=patience_seconds or PATIENCE_SECONDS,
+            publish_timeout_seconds=publish_timeout_seconds or PUBLISH_TIMEOUT_SECONDS,
             listen=not no_listen,
         )
         _run(made, stop_seconds, _sends(publishers, db, keep_sent))

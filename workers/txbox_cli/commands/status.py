@@ -93,9 +93,9 @@ def status(
 
 def _conflict(conflict: HandlerConflict) -> str:
     had = counted(conflict.conflicts, CONFLICTS.get(conflict.sqlstate, conflict.sqlstate))
-    place = f" on {conflict.place}" if conflict.place else ""
+    relation = f" on {conflict.relation}" if conflict.relation else ""
     return (
-        f"conflicts: {conflict.subscriber_id} had {had}{place} "
+        f"conflicts: {conflict.subscriber_id} had {had}{relation} "
         f"since {conflict.first_at:%Y-%m-%d %H:%M:%S}, the last at {conflict.last_at:%Y-%m-%d %H:%M:%S}"
     )
 
@@ -131,8 +131,8 @@ def _print_outbox(outbox: OutboxStatus, *, every: bool) -> None:
         print_table(of_destinations, [_destination(line) for line in outbox.destinations])
     alive = [relay for relay in outbox.relays if not relay.stale]
     for line in outbox.destinations:
-        if line.away is not None:
-            typer.echo(printable(mask(_away(line, len(alive)))))
+        if line.unreachable is not None:
+            typer.echo(printable(mask(_unreachable(line, len(alive)))))
     if shown := outbox.relays if every else alive:
         of_relays = ("relay", "sent", "refused", "per second", "seen")
         print_table(of_relays, [_relay(line) for line in shown])
@@ -159,9 +159,9 @@ def _destination(line: DestinationStatus) -> tuple[str, ...]:
     )
 
 
-def _away(line: DestinationStatus, relays: int) -> str:
-    some = f" ({line.away_relays} of {relays} relays)" if line.away_relays < relays else ""
-    return f"away: {line.destination}: {line.away}{some}"
+def _unreachable(line: DestinationStatus, relays: int) -> str:
+    some = f" ({line.unreachable_relays} of {relays} relays)" if line.unreachable_relays < relays else ""
+    return f"unreachable: {line.destination}: {line.unreachable}{some}"
 
 
 def _gone(relays: list[RelayStatus]) -> str:
@@ -174,9 +174,9 @@ def _gone(relays: list[RelayStatus]) -> str:
 
 
 def _mask_errors(outbox: dict[str, Any]) -> None:
-    """Hide passwords in what brokers and relays have said; the names of destinations stay as they are."""
+    """Hide passwords in the errors of brokers and relays; the names of destinations stay as they are."""
     for line in outbox["destinations"]:
-        line |= {name: line[name] and mask(line[name]) for name in ("error", "away")}
+        line |= {name: line[name] and mask(line[name]) for name in ("error", "unreachable")}
     for relay in outbox["relays"]:
         relay["outages"] = {destination: mask(error) for destination, error in relay["outages"].items()}
 
@@ -198,8 +198,8 @@ def _summary(outbox: OutboxStatus) -> str:
     if not outbox.in_time:
         parts.append("not every destination was looked at: that took too long")
     alive = [relay for relay in outbox.relays if not relay.stale]
-    known = any(relay.sent_per_second is not None for relay in alive)
-    rate = _rate(outbox.sent_per_second if known else None)
+    has_rate = any(relay.sent_per_second is not None for relay in alive)
+    rate = _rate(outbox.sent_per_second if has_rate else None)
     parts.append(f"{counted(len(alive), 'relay')}, {rate} sent per second" if alive else "no relay is at work")
     if outbox.removed_rows >= _MANY_ROWS and (outbox.snapshot_holders or not outbox.in_time):
         parts.append(f"about {outbox.removed_rows:,} rows that were sent are not cleaned up")
@@ -212,12 +212,12 @@ def _summary(outbox: OutboxStatus) -> str:
 
 def _blocks(holder: SnapshotHolder) -> str:
     who = holder.kind if holder.pid is None else f"{holder.kind} {holder.pid}"
-    known = [holder.name and repr(holder.name), holder.owner and f"of {holder.owner}", holder.state]
-    details = ", ".join(detail for detail in known if detail)
+    details = [holder.name and repr(holder.name), holder.owner and f"of {holder.owner}", holder.state]
+    text = ", ".join(detail for detail in details if detail)
     since = "" if holder.seconds is None else f" for {_span(holder.seconds)}"
     remedy = _REMEDIES[holder.kind].format(pid=holder.pid)
     return (
-        f"blocks: {who}{f' ({details})' if details else ''} has kept Postgres from cleaning up{since}, behind "
+        f"blocks: {who}{f' ({text})' if text else ''} has kept Postgres from cleaning up{since}, behind "
         f"{holder.transactions:,} transactions" + (f": {holder.query}" if holder.query else "") + f"; {remedy}"
     )
 

@@ -118,7 +118,7 @@ class ServerDirectory:
         pid = self._postmaster_pid()
         if pid is None:
             return
-        # Without a keeper and an owner it was told to stop, but its end was not waited for.
+        # Without a keeper and an owner, a signal to stop was sent, but its end was not waited for.
         orphan = predecessor is not None and (predecessor == os.getpid() or not process_exists(predecessor))
         deadline = time.monotonic() + (PREDECESSOR_TIMEOUT_SECONDS if orphan else 0)
         while works_in(pid, "postgres", self.data):

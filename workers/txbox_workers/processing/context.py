@@ -27,7 +27,7 @@ class ProcessorContext:
     Attributes:
         source_name: where deliveries come from, for events and dead letters.
         hooks: called with every event.
-        wants_details: whether the events of messages that went well are heard.
+        wants_details: whether a hook or the log takes the events of messages that succeed.
         stopping: says when nothing more is to be begun.
         cut_short: within a batch, begin no more handlers once this is set: what was not begun is taken out of the
             inbox again, and the rest commits. None: batches are always finished.

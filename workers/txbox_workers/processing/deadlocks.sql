@@ -2,9 +2,9 @@
 
 -- name: count_conflicts
 -- Count transactions that were rolled back because of others.
--- parameters: subscriber_id text, sqlstate text, place text (the relation), conflicts bigint
+-- parameters: subscriber_id text, sqlstate text, relation text, conflicts bigint
 -- returns: nothing
 INSERT INTO {{handler_conflict}} AS counted (subscriber_id, sqlstate, place, conflicts)
-VALUES (%(subscriber_id)s, %(sqlstate)s, %(place)s, %(conflicts)s)
+VALUES (%(subscriber_id)s, %(sqlstate)s, %(relation)s, %(conflicts)s)
 ON CONFLICT (subscriber_id, sqlstate, place) DO UPDATE
 SET conflicts = counted.conflicts + excluded.conflicts, last_at = now()

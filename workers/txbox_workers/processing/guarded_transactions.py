@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
 from txbox.postgres.commit_guard import begin_guarded, commit_guarded, is_refused_commit, remove_guard
-from txbox.postgres.engines import discard_if_poisoned, refuse_other_encodings, stop_preparing
-from txbox.postgres.sqlstates import TIMED_OUT, is_foreign_statement, sqlstate
+from txbox.postgres.engines import discard_if_session_broken, refuse_other_encodings, stop_preparing
+from txbox.postgres.sqlstates import TIMED_OUT, is_lost_prepared_statement, sqlstate
 from txbox.postgres.transaction_guard import guard, left_in_use, protect, refuse_aborted
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, unavailable, without_values
 from txbox_workers.processing.transaction_limits import TimeLimit, limit_statement, unlimited
@@ -64,13 +64,13 @@ class GuardedTransactions:
                     commit_guarded(connection)
                 transaction.commit()  # for SQLAlchemy; the driver has nothing left to commit
             except BaseException as error:
-                foreign = is_foreign_statement(error)
+                lost_statement = is_lost_prepared_statement(error)
                 if left_in_use(connection):
                     connection.invalidate()  # the server rolls back
                     raise
-                broken = _is_broken(connection) or not _rolled_back(connection) or foreign
+                broken = _is_broken(connection) or not _rolled_back(connection) or lost_statement
                 ended = isinstance(error, TransactionEnded) or is_refused_commit(error)
-                if foreign:
+                if lost_statement:
                     stop_preparing(connection)
                 elif (broken or ended) and not connection.closed:
                     connection.invalidate()  # it may be in any state, as in autocommit
@@ -78,13 +78,13 @@ class GuardedTransactions:
                     # By the worker's own statement: what a handler is refused is the handler's failure. The other
                     # connections of the pool are likely to be as this one: each is closed at its next checkout. A pool
                     # that is disposed of would leave those open that are checked out now.
-                    if discard_if_poisoned(connection, error):
+                    if discard_if_session_broken(connection, error):
                         self._engine.pool._invalidate(None, error)  # type: ignore[arg-type] # noqa: SLF001 - no other way
                     raise
                 if sqlstate(error) in TIMED_OUT:
                     raise TransactionTimedOut from without_values(error)
                 if broken:
-                    raise unavailable(error, before_handler=foreign) from without_values(error)
+                    raise unavailable(error, before_handler=lost_statement) from without_values(error)
                 if ended and not isinstance(error, TransactionEnded):
                     raise TransactionEnded from without_values(error)
                 raise

@@ -16,17 +16,17 @@ from txbox.inbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, emit
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
-from txbox.postgres.engines import with_sound_connection
+from txbox.postgres.engines import retry_on_new_connections
 from txbox.postgres.transaction_guard import left_in_use
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import Handler, HandlerWithLease
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
-from txbox_workers.processing.deadlocks import ConflictRetries, Way
+from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
 from txbox_workers.processing.guarded_transactions import GuardedTransactions, finish
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording
 
-__all__ = ["HandlerTransactions", "Parked", "Sorted"]
+__all__ = ["BatchResult", "HandlerTransactions", "Parked"]
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Parked(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
+class BatchResult:
     """What became of a batch that was committed.
 
     Attributes:
@@ -70,15 +70,15 @@ class HandlerTransactions:
         self._context = context
         self._closed = threading.local()
         self._conflicts = ConflictRetries(
-            inbox, engine, context, together=options.transactions == "batch" and options.ledger is None
+            inbox, engine, context, batches=options.transactions == "batch" and options.ledger is None
         )
         tables = f"{inbox.schema or ''}.{inbox.prefix} {inbox.subscriber_id}"
         self._turn = int.from_bytes(hashlib.sha256(tables.encode()).digest()[:8], signed=True)
 
     @property
-    def way(self) -> Way:
+    def mode(self) -> TransactionMode:
         """How transactions are run now, by what conflicts there were."""
-        return self._conflicts.way
+        return self._conflicts.mode
 
     def check(self) -> None:
         """See that the inbox can be used.
@@ -93,9 +93,9 @@ class HandlerTransactions:
     def check_recording(self) -> None:
         """See that a message could be recorded, by recording one and rolling back.
 
-        Reading is not enough after trouble: a server that is read-only, full or short of a permission can be read, and
-        a worker that took that for recovery would take deliveries and hand them back, over and over. A connection that
-        fails may be to blame alone: it is discarded, and another one asked, until a new one has failed.
+        Reading is not enough after an outage: a server that is read-only, full or lacks a permission can be read, and a
+        worker that goes by that would take deliveries and hand them back, over and over. If only the session of a
+        pooled connection is broken, it is discarded, and others are tried until a new one has failed.
 
         Raises:
             DatabaseUnavailable, SchemaMissing: it could not.
@@ -106,9 +106,9 @@ class HandlerTransactions:
             connection.rollback()
 
         with connecting(), recording():
-            with_sound_connection(self._engine, record)
+            retry_on_new_connections(self._engine, record)
 
-    def run_batch(self, deliveries: Sequence[Delivery]) -> Sorted:
+    def run_batch(self, deliveries: Sequence[Delivery]) -> BatchResult:
         """Process deliveries in one transaction.
 
         Raises:
@@ -143,7 +143,7 @@ class HandlerTransactions:
                 raise TransactionEnded from error
             raise
 
-    def _batch(self, deliveries: Sequence[Delivery]) -> Sorted:
+    def _batch(self, deliveries: Sequence[Delivery]) -> BatchResult:
         begun = time.monotonic()
         with self._open() as connection:
             with recording():
@@ -156,7 +156,7 @@ class HandlerTransactions:
         mismatched = recorded.mismatched | parked.mismatched
         duplicates = len(deliveries) - len(first) - len(mismatched) - len(parked.same)
         self._emit_committed(len(first) - len(left), duplicates, begun)
-        return Sorted(recorded.first - left, mismatched, parked.same, left)
+        return BatchResult(recorded.first - left, mismatched, parked.same, left)
 
     def _find_parked(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> ParkedIds:
         """Return which of the duplicates are parked; while all are first, no statement runs."""
@@ -213,7 +213,7 @@ class HandlerTransactions:
         return []
 
     def _open(self) -> AbstractContextManager[Connection]:
-        return self._transactions.open(self._turn if self.way is Way.IN_TURN else None)
+        return self._transactions.open(self._turn if self.mode is TransactionMode.SERIAL else None)
 
     def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
         if self._context.wants_details():

@@ -26,8 +26,8 @@ delivery is kept (``Processor.has_unsaved``), for no other worker to decide by t
     A  count ── handler: loses its connection ── keeps the delivery … takes back ── hands it back
     B                                                                                    count ── handler
 
-The receive count alone is not enough: other messages that were delivered beside a deadly one have the same count, and
-so have those that were handed back. What a first delivery came to when its process has ended is not recorded, so it
+The receive count alone is not enough: other messages that were delivered beside one that ends the process have the
+same count, and so have those that were handed back. If the process ends in a first delivery, that is not recorded, and
 does not count.
 """
 
@@ -45,7 +45,7 @@ from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
-from txbox_workers.processing.deadlocks import Stopping, Way
+from txbox_workers.processing.deadlocks import Stopping, TransactionMode
 from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, connecting
 from txbox_workers.processing.parker import Parker
@@ -93,7 +93,7 @@ class InboxProcessor(Processor):
     def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
         """Process a batch in one transaction; None if it has to be processed singly instead."""
         if (
-            self._transactions.way is Way.ALONE
+            self._transactions.mode is TransactionMode.PER_MESSAGE
             or self._singly
             or any(self._suspect(delivery) or delivery.problem for delivery in deliveries)
         ):

@@ -1,4 +1,4 @@
-"""Outages: trouble that is the database's, and no message's fault."""
+"""Outages: errors of the database, which no message has caused."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from txbox.postgres.sqlstates import (
     PREPARED_REMEDY,
     UNDEFINED_COLUMN,
     UNDEFINED_TABLE,
-    is_foreign_statement,
+    is_lost_prepared_statement,
     is_outage,
     is_retryable,
     sqlstate,
@@ -24,7 +24,7 @@ class DatabaseUnavailable(Exception):
     """The database cannot be worked with now, or did not answer a commit; it is no message's fault.
 
     Attributes:
-        before_handler: the trouble came before any handler was run, so no handler can have made it.
+        before_handler: the error came before any handler was run, so no handler can have caused it.
     """
 
     def __init__(self, message: str, *, before_handler: bool = False) -> None:
@@ -80,7 +80,7 @@ def _ours(error: BaseException, *, before_handler: bool) -> DatabaseUnavailable:
 
 def unavailable(error: BaseException, *, before_handler: bool = False) -> DatabaseUnavailable:
     """Say what has failed, without the values of the statement: they are the content of messages."""
-    remedy = f"; {PREPARED_REMEDY}" if is_foreign_statement(error) else ""
+    remedy = f"; {PREPARED_REMEDY}" if is_lost_prepared_statement(error) else ""
     return DatabaseUnavailable(f"{describe(error)}{remedy}", before_handler=before_handler)
 
 

@@ -1,4 +1,4 @@
-"""Limits of transactions: a worker that stands still, or is gone without a word, keeps its locks for so long only.
+"""Limits of transactions: how long a worker keeps its locks that is suspended, or ends without closing its connection.
 
 A process that is stopped (SIGSTOP, a frozen sandbox of Lambda, a suspended machine) leaves its connection open, and the
 server waits for it. Its transaction keeps its locks, those on the inbox's rows first of all, which every redelivery
@@ -20,7 +20,7 @@ from txbox_workers.processing.outage_errors import bookkeeping
 __all__ = ["TimeLimit", "limit_statement", "limited", "unlimited"]
 
 TimeLimit = Callable[[], float | None]
-"""Says how many seconds a transaction that begins now may take; None: as long as it likes."""
+"""Says how many seconds a transaction that begins now may take; None: no limit."""
 
 
 def unlimited() -> float | None:
@@ -31,7 +31,7 @@ def unlimited() -> float | None:
 def limited(engine: Engine, limit: TimeLimit) -> Engine:
     """Return a copy of an engine, with the same pool, whose transactions are limited: one round trip for each.
 
-    A copy, because the host's other connections must not hear our event listener.
+    A copy, because the host's other connections must not call our event listener.
     """
     copy = engine.execution_options()
 

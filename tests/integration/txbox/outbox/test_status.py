@@ -146,11 +146,13 @@ def test_a_relay_says_where_it_cannot_send_until_it_can(engine: Engine, start_re
     start_relay(RecordingPublisher(refuse), listen=False)
     wait_until(lambda: read_outbox_status(engine).relays, "the relay's first report")
     publish(engine, Outgoing("own:a", "1"), Outgoing("other:b", "1"))
-    a = wait_until(lambda: (one := read_outbox_status(engine).destinations)[-1].away and one[0].away and one)
-    assert [(line.destination, line.away_relays) for line in a] == [("other:b", 1), ("own:a", 1)]
-    assert a[0].away is not None
-    assert a[0].away.startswith("the relay has no publisher for 'other'")
-    assert a[1].away == "no such queue"
+    a = wait_until(
+        lambda: (one := read_outbox_status(engine).destinations)[-1].unreachable and one[0].unreachable and one
+    )
+    assert [(line.destination, line.unreachable_relays) for line in a] == [("other:b", 1), ("own:a", 1)]
+    assert a[0].unreachable is not None
+    assert a[0].unreachable.startswith("the relay has no publisher for 'other'")
+    assert a[1].unreachable == "no such queue"
     cured = True
     wait_until(lambda: list(read_outbox_status(engine).relays[0].outages) == ["other:b"], "it was reached again")
 

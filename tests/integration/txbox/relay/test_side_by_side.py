@@ -69,7 +69,7 @@ def test_a_relay_that_stands_still_loses_its_messages_to_another_and_sends_no_mo
     stuck = RecordingPublisher(after=lambda: len(stuck.calls) > 1 or freed.wait(30))
     other = RecordingPublisher()
     publish(engine, *[Outgoing(OWN, str(number), key="a") for number in range(5)])
-    start_relay(stuck, patience_seconds=1, senders=1)
+    start_relay(stuck, publish_timeout_seconds=1, senders=1)
     wait_until(lambda: stuck.calls, "the first message in its hands")
     start_relay(other)
     other.wait_for(5)

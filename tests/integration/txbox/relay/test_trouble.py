@@ -90,7 +90,7 @@ def test_a_refusal_is_settled_durably_whatever_the_default_is(engine: Engine) ->
         options = f"{engine.url.query['options']} -csynchronous_commit={default}"
         made = create_engine(engine.url.update_query_dict({"options": options}))
         with made.connect() as connection:
-            connection.exec_driver_sql(sql.claim, {"patience_milliseconds": "1000", "lanes": [7]})
+            connection.exec_driver_sql(sql.claim, {"idle_timeout_milliseconds": "1000", "lanes": [7]})
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "off"
             connection.exec_driver_sql(sql.wait_for_disk)
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == settled
@@ -185,13 +185,13 @@ def held(engine: Engine) -> int:
 # --- publishers ------------------------------------------------------------------------------------------------------
 
 
-def test_a_publisher_that_is_slower_than_the_patience_is_given_less_at_a_time(
+def test_a_publisher_that_is_slower_than_its_timeout_is_given_less_at_a_time(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
-    # A broker that takes 30 ms for each: 50 of them outlast the patience.
+    # A broker that takes 30 ms for each: 50 of them take longer than the timeout.
     broker = RecordingPublisher(before=lambda messages: time.sleep(0.03 * len(messages)))
     publish(engine, *[Outgoing(OWN, str(number)) for number in range(100)])
-    start_relay(broker, patience_seconds=1, senders=2)
+    start_relay(broker, publish_timeout_seconds=1, senders=2)
     wait_until(lambda: left() == [], "an empty outbox", timeout=60)
     times = Counter(message.id for message in broker.received)
     assert len(times) == 100
@@ -208,7 +208,7 @@ def test_a_publisher_that_does_not_return_is_told_of(
     broker = RecordingPublisher(after=lambda: len(broker.calls) > 1 or freed.wait(30))
     heard: list[Event] = []
     publish(engine, Outgoing(OWN, "one"))
-    start_relay(broker, patience_seconds=1, senders=1, hooks=[heard.append])
+    start_relay(broker, publish_timeout_seconds=1, senders=1, hooks=[heard.append])
     wait_until(lambda: said() == {OWN: "its publisher has not returned for 1 s"}, "the status says why nothing is sent")
     freed.set()
     broker.wait_for(2)  # its claim was lost

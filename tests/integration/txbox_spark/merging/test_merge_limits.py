@@ -1,4 +1,4 @@
-"""How long a chunk that stands still keeps others waiting: on real connections and without Spark."""
+"""How long a chunk that is stuck keeps others waiting: on real connections and without Spark."""
 
 import threading
 from collections.abc import Callable, Iterator

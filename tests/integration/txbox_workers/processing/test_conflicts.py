@@ -153,7 +153,7 @@ def test_a_deadlock_between_two_handlers_is_retried(
     assert said.levelname == "WARNING"
     assert "1 deadlock on account" in said.getMessage()
     (conflict,) = read_status(engine).conflicts
-    assert (conflict.subscriber_id, conflict.sqlstate, conflict.place, conflict.conflicts) == (
+    assert (conflict.subscriber_id, conflict.sqlstate, conflict.relation, conflict.conflicts) == (
         "billing",
         "40P01",
         "account",

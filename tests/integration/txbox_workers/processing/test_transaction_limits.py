@@ -1,4 +1,4 @@
-"""The bound on a handler's transaction: a worker that stands still in its handler keeps its locks for so long only."""
+"""The bound on a handler's transaction: a worker that is suspended in its handler keeps its locks for so long only."""
 
 import math
 import threading

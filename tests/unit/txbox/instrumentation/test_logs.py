@@ -20,7 +20,7 @@ LINES: list[tuple[events.Event, int, str]] = [
     (events.Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2")), logging.DEBUG, "billing received 2 messages"),
     (events.Committed(*WHO, 3, 1, 0.25), logging.DEBUG, "billing committed 3 messages, 1 duplicates, in 0.250 s"),
     (
-        events.Contended(*WHO, {("40P01", "stock"): 3, ("40001", ""): 1}, "in_turn"),
+        events.Contended(*WHO, {("40P01", "stock"): 3, ("40001", ""): 1}, "serial"),
         logging.WARNING,
         (
             "billing has conflicts with other transactions: 1 serialization failure, 3 deadlocks on stock since the "

@@ -16,7 +16,7 @@ def share() -> FairShare:
     share = FairShare(SENDERS, MOST)
     share.answered(1, 0.01)
     share.answered(2, SLOW_SECONDS * 2)
-    share.away(3)
+    share.mark_unreachable(3)
     return share
 
 
@@ -32,7 +32,7 @@ def test_those_in_doubt_have_one_each_and_come_last(share: FairShare) -> None:
     share.count([])
     ranks = [share.rank(destination, alone=False) for destination in (1, 2, 9, 3)]
     assert ranks == [0, 1, 2, 3]
-    share.count([ClaimInProgress(9, Health.NEW), ClaimInProgress(3, Health.AWAY)])
+    share.count([ClaimInProgress(9, Health.NEW), ClaimInProgress(3, Health.UNREACHABLE)])
     assert share.rank(9, alone=False) is None
     assert share.rank(3, alone=False) is None
     assert share.rank(10, alone=False) == Health.NEW
@@ -46,12 +46,12 @@ def test_one_whose_call_hangs_has_no_more_and_its_sender_is_not_missed(share: Fa
 
 
 def test_a_slow_one_leaves_room_for_those_that_are_away_and_they_for_it(share: FairShare) -> None:
-    share.count([ClaimInProgress(number, Health.AWAY) for number in range(10, 19)])
+    share.count([ClaimInProgress(number, Health.UNREACHABLE) for number in range(10, 19)])
     assert share.rank(3, alone=False) is None
     assert share.rank(2, alone=False) == Health.SLOW
     share.count([ClaimInProgress(number, Health.SLOW) for number in range(10, 19)])
     assert share.rank(2, alone=False) is None
-    assert share.rank(3, alone=False) == Health.AWAY
+    assert share.rank(3, alone=False) == Health.UNREACHABLE
 
 
 @pytest.mark.parametrize(("senders", "most"), [(1, 1), (1, 8), (2, 2), (4, 4), (4, 5), (4, 16), (4, 32)])
@@ -69,7 +69,9 @@ def test_whatever_happens_there_is_room_for_one_that_answers_and_an_end_to_the_o
             under_way.append(ClaimInProgress(destination, health, hangs=health is not Health.QUICK))
         elif under_way and chance.random() < 0.2:
             ended = under_way.pop(chance.randrange(len(under_way)))
-            chance.choice([share.away, lambda number: share.answered(number, SLOW_SECONDS * 2)])(ended.destination)
+            chance.choice([share.mark_unreachable, lambda number: share.answered(number, SLOW_SECONDS * 2)])(
+                ended.destination
+            )
         share.count(under_way)
         assert len(under_way) <= max(most - senders, senders // 2, 1)
         assert senders == most == 1 or share.rank(0, alone=False) == 0

@@ -24,7 +24,7 @@ OWN = {"own": FunctionPublisher(print)}
         {"keep_sent": timedelta(0)},
         {"keep_sent": timedelta(days=99_999_999)},
         {"keep_sent": 7},
-        {"patience_seconds": 0.5},
+        {"publish_timeout_seconds": 0.5},
         {"publishers": {}},
     ],
     ids=repr,

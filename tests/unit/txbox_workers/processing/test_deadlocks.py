@@ -1,4 +1,4 @@
-"""What a worker does about conflicts: another way when they cost too much, and back when it is time."""
+"""What a worker does about conflicts: another mode when they cost too much, and back when it is time."""
 
 import threading
 
@@ -16,8 +16,8 @@ from txbox_workers.processing.deadlocks import (
     ConflictReport,
     ConflictRetries,
     ConflictStatements,
-    Contention,
-    Way,
+    ModeSelector,
+    TransactionMode,
 )
 
 DEADLOCK = "40P01"
@@ -26,21 +26,21 @@ DEADLOCK = "40P01"
 class Story:
     """A worker of one thread, for a clock that only it moves."""
 
-    def __init__(self, *, together: bool = True) -> None:
+    def __init__(self, *, batches: bool = True) -> None:
         self.now = 1_000.0
-        self.contention = Contention(together=together, clock=lambda: self.now)
+        self.selector = ModeSelector(batches=batches, clock=lambda: self.now)
 
     def commits(self, seconds: float, *, messages: int = 1) -> ConflictReport | None:
         self.now += seconds
-        return self.contention.committed(messages, seconds)
+        return self.selector.committed(messages, seconds)
 
-    def meets(self, seconds: float = 1.0, way: Way | None = None) -> ConflictReport | None:
+    def meets(self, seconds: float = 1.0, mode: TransactionMode | None = None) -> ConflictReport | None:
         self.now += seconds
-        return self.contention.conflicted(self.way if way is None else way, DEADLOCK, "stock", seconds)
+        return self.selector.conflicted(self.mode if mode is None else mode, DEADLOCK, "stock", seconds)
 
     @property
-    def way(self) -> Way:
-        return self.contention.way
+    def mode(self) -> TransactionMode:
+        return self.selector.mode
 
 
 def test_conflicts_that_cost_little_change_nothing() -> None:
@@ -49,40 +49,40 @@ def test_conflicts_that_cost_little_change_nothing() -> None:
         for _ in range(15):
             story.commits(1.0)
         story.meets()
-        assert story.way is Way.TOGETHER
+        assert story.mode is TransactionMode.BATCH
 
 
-def test_what_costs_too_much_goes_another_way_step_by_step() -> None:
+def test_what_costs_too_much_changes_the_mode_step_by_step() -> None:
     story = Story()
     story.meets()
-    assert story.way is Way.ALONE
-    story.meets(way=Way.TOGETHER)
-    assert story.way is Way.ALONE, "it had begun before"
+    assert story.mode is TransactionMode.PER_MESSAGE
+    story.meets(mode=TransactionMode.BATCH)
+    assert story.mode is TransactionMode.PER_MESSAGE, "it had begun before"
     story.meets()
-    assert story.way is Way.IN_TURN
+    assert story.mode is TransactionMode.SERIAL
     story.meets()
-    assert story.way is Way.IN_TURN, "there is no other"
+    assert story.mode is TransactionMode.SERIAL, "there is no other"
 
 
-def test_a_worker_without_batches_begins_alone() -> None:
-    story = Story(together=False)
-    assert story.way is Way.ALONE
+def test_a_worker_without_batches_begins_per_message() -> None:
+    story = Story(batches=False)
+    assert story.mode is TransactionMode.PER_MESSAGE
     story.meets()
-    assert story.way is Way.IN_TURN
+    assert story.mode is TransactionMode.SERIAL
 
 
-def test_the_old_way_is_tried_again_after_twice_as_long_each_time_it_fails() -> None:
+def test_the_old_mode_is_tried_again_after_twice_as_long_each_time_it_fails() -> None:
     story = Story()
     story.meets()
     held = []
     for _ in range(8):
         begun = story.now
-        while story.way is Way.ALONE:
+        while story.mode is TransactionMode.PER_MESSAGE:
             story.commits(0.5)
         held.append(story.now - begun)
         story.commits(0.5)
         story.meets()
-        assert story.way is Way.ALONE
+        assert story.mode is TransactionMode.PER_MESSAGE
     assert held == [min(HOLD_SECONDS * 2**trial, LONGEST_HOLD_SECONDS) for trial in range(8)]
 
 
@@ -90,12 +90,12 @@ def test_when_the_conflicts_are_over_everything_is_as_before() -> None:
     story = Story()
     story.meets()
     story.meets()
-    assert story.way is Way.IN_TURN
+    assert story.mode is TransactionMode.SERIAL
     seen = []
     for _ in range(200):
         story.commits(0.5)
-        seen.append(story.way)
-    assert list(dict.fromkeys(seen)) == [Way.IN_TURN, Way.ALONE, Way.TOGETHER]
+        seen.append(story.mode)
+    assert list(dict.fromkeys(seen)) == [TransactionMode.SERIAL, TransactionMode.PER_MESSAGE, TransactionMode.BATCH]
 
 
 def test_turns_that_are_slower_than_conflicts_are_given_up() -> None:
@@ -105,15 +105,15 @@ def test_turns_that_are_slower_than_conflicts_are_given_up() -> None:
     for _ in range(5):
         story.commits(1.0, messages=20)
     story.meets()
-    assert story.way is Way.IN_TURN
+    assert story.mode is TransactionMode.SERIAL
     for _ in range(4):
         story.commits(1.0, messages=2)
-    assert story.way is Way.ALONE
+    assert story.mode is TransactionMode.PER_MESSAGE
 
 
 def test_people_are_told_at_once_and_then_once_a_minute() -> None:
     story = Story()
-    assert story.meets() == ConflictReport({(DEADLOCK, "stock"): 1}, Way.ALONE)
+    assert story.meets() == ConflictReport({(DEADLOCK, "stock"): 1}, TransactionMode.PER_MESSAGE)
     told = []
     begun = story.now
     while story.now - begun < 2 * REPORT_SECONDS:
@@ -141,7 +141,7 @@ def test_a_report_reads_no_file_in_the_midst_of_a_conflict(monkeypatch: pytest.M
         stopping=threading.Event(),
     )
     engine = create_engine("postgresql+psycopg://127.0.0.1:1")
-    retries = ConflictRetries(Inbox("billing"), engine, context, together=True)
+    retries = ConflictRetries(Inbox("billing"), engine, context, batches=True)
     monkeypatch.setattr(ConflictStatements, "load", lambda *_: pytest.fail("read"))
     runs = iter([DeadlockDetected("once"), None])
 
