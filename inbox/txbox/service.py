@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from types import FrameType
 
 from txbox.errors import InvalidConfiguration
-from txbox.threads import go_on
+from txbox.thread_loop import run_until_return
 
 __all__ = ["STOP_SECONDS", "Service", "StopSignals"]
 
@@ -142,7 +142,11 @@ class Service(ABC):
 
     def _thread(self, name: str, work: Callable[[], object]) -> threading.Thread:
         return threading.Thread(
-            target=go_on, args=(work,), kwargs={"name": name, "wait": self._stopping.wait}, name=name, daemon=True
+            target=run_until_return,
+            args=(work,),
+            kwargs={"name": name, "wait": self._stopping.wait},
+            name=name,
+            daemon=True,
         )
 
     def _is_alive(self) -> bool:

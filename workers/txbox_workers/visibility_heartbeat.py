@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from txbox.threads import go_on, text_of
+from txbox.error_logging import text_of
+from txbox.thread_loop import run_until_return
 from txbox_workers.delivery import Delivery, Source
 
 __all__ = ["VisibilityHeartbeat"]
@@ -48,7 +49,7 @@ class VisibilityHeartbeat:
             return  # of a start that failed half way
         self._stopping = False
         self._thread = threading.Thread(
-            target=go_on,
+            target=run_until_return,
             args=(self._run,),
             kwargs={"name": "the heartbeat", "wait": self._stopped_within},
             name="txbox-heartbeat",

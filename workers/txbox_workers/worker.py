@@ -17,6 +17,7 @@ from typing import Unpack
 
 from txbox import BrokerError, Outcome, TxboxError
 from txbox.backoff import Backoff
+from txbox.error_logging import log_failure, text_of
 from txbox.instrumentation import (
     BrokerLost,
     BrokerRestored,
@@ -32,7 +33,6 @@ from txbox.instrumentation import (
 )
 from txbox.instrumentation.logs import log_event
 from txbox.service import Service
-from txbox.threads import log_failure, text_of
 from txbox_workers.delivery import Delivery, Settlement, Source, require_source
 from txbox_workers.options import WorkerOptions, lists_options, valid_options
 from txbox_workers.processing import DatabaseUnavailable, ProcessorContext, make_processor

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from txbox.error_logging import log_failure
 from txbox.outcome import Outcome
-from txbox.threads import log_failure
 
 __all__ = [
     "BrokerLost",

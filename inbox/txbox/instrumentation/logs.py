@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from txbox.error_logging import text_of
 from txbox.instrumentation.events import (
     BrokerLost,
     BrokerRestored,
@@ -23,7 +24,6 @@ from txbox.instrumentation.events import (
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outcome import Outcome
 from txbox.postgres.sqlstates import CONFLICTS
-from txbox.threads import text_of
 
 __all__ = ["log_event"]
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from txbox.error_logging import log_failure, text_of
 from txbox.errors import LeaseLost
 from txbox.leases.lease import Lease, elapsed
 from txbox.leases.ledger import Ledger
-from txbox.threads import go_on, log_failure, text_of
+from txbox.thread_loop import run_until_return
 
 __all__ = ["LeaseRenewer"]
 
@@ -108,7 +109,7 @@ class _Schedule:
             self._renewals.add(renewal)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
-                    target=go_on,
+                    target=run_until_return,
                     args=(self._run,),
                     kwargs={"name": "the renewer of leases", "wait": time.sleep},
                     name="txbox-leases",

@@ -30,8 +30,8 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from txbox.error_logging import log_failure
 from txbox.postgres.server import SERVER
-from txbox.threads import log_failure
 
 __all__ = ["ANSWER_SECONDS", "WATCHDOG_SECONDS", "bound", "bounded", "note_pooler", "watch"]
 

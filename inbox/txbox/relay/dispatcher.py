@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 
 from txbox.bounded_memory import Recent
 from txbox.dead_letters.failures import describe
+from txbox.error_logging import text_of
 from txbox.errors import BrokerError, NotSendable
 from txbox.relay.publisher import OutboxMessage, PartlySent, Publisher, Refused
 from txbox.relay.settlement import Row
-from txbox.threads import text_of
 from txbox.wire.destinations import scheme
 
 __all__ = ["CallSize", "DispatchResult", "Dispatcher", "KeyOrder", "PublisherCall"]

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from txbox.dead_letters.failures import describe
+from txbox.error_logging import text_of
 from txbox.errors import BrokerError
-from txbox.threads import text_of
 
 __all__ = ["FunctionPublisher", "OutboxMessage", "PartlySent", "Publisher", "Refused"]
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from txbox.threads import go_on
+from txbox.thread_loop import run_until_return
 
 __all__ = ["every"]
 
@@ -28,7 +28,7 @@ def every(seconds: float, work: Callable[[], object], *, name: str, at_end: bool
             work()
 
     thread = threading.Thread(
-        target=go_on, args=(run,), kwargs={"name": name, "wait": ended.wait}, name=name, daemon=True
+        target=run_until_return, args=(run,), kwargs={"name": name, "wait": ended.wait}, name=name, daemon=True
     )
     thread.start()
     try:

@@ -1,14 +1,14 @@
-"""Threads that must not end before their time, and errors that cannot be told of."""
+"""Threads that must not end before their time."""
 
 import logging
 
 import pytest
 
-from txbox.threads import go_on, log_failure
+from txbox.thread_loop import run_until_return
 
 
 class Unprintable(Exception):
-    """An error that cannot be told of."""
+    """An error without a text."""
 
     def __str__(self) -> str:
         raise ValueError("no text for you")
@@ -27,7 +27,7 @@ def test_whatever_is_raised_the_work_goes_on_until_it_returns(caplog: pytest.Log
         return False
 
     with caplog.at_level(logging.ERROR):
-        go_on(work, name="the work", wait=wait)
+        run_until_return(work, name="the work", wait=wait)
     assert len(pauses) == 4
     assert all(0.05 <= pause <= 1.0 for pause in pauses)
     assert "the work raised an unexpected error, and runs again: one" in caplog.messages
@@ -45,24 +45,12 @@ def test_a_log_that_raises_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) 
         if errors:
             raise errors.pop()
 
-    go_on(work, name="the work", wait=lambda _: False)
+    run_until_return(work, name="the work", wait=lambda _: False)
     assert not errors
 
 
-def test_a_log_that_raises_goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise SystemExit(1)
-
-    for name in ("exception", "error"):
-        monkeypatch.setattr(logging.getLogger("txbox.threads"), name, broken)
-    try:
-        raise Unprintable
-    except Unprintable:
-        log_failure("it failed")
-
-
-def test_it_ends_when_it_is_told_to() -> None:
+def test_it_ends_when_it_is_stopped() -> None:
     def work() -> None:
         raise ValueError("again and again")
 
-    go_on(work, name="the work", wait=lambda _: True)
+    run_until_return(work, name="the work", wait=lambda _: True)
