@@ -1,1 +1,1 @@
-"""What the rooms share of Postgres: engines, transactions and their guards, SQLSTATEs, how SQL is put together."""
+"""What the subpackages share of Postgres: engines, transactions and their guards, SQLSTATEs, how SQL is put together."""
