@@ -203,12 +203,12 @@ def execution_name(message_id: str) -> str:
 
 
 def same_json(one: str, other: str) -> bool:
-    """Tell whether two texts are the same JSON value: order of keys, blanks and ways to write a number do not count."""
+    """Return whether two texts are the same JSON value, whatever the order of keys, blanks and spelling of numbers."""
     return one == other or _parsed(one) == _parsed(other)
 
 
 def was_there_before(started: datetime, date: str | None, call_seconds: float) -> bool:
-    """Tell whether an execution was there before the call that was answered with it.
+    """Return whether an execution was there before the call that was answered with it.
 
     ::
 

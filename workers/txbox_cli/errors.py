@@ -24,7 +24,7 @@ class CommandFailed(TxboxError):
 
 
 class Interrupted(TxboxError):
-    """The command was asked to end, and says how to go on: exit status 130."""
+    """The command was asked to end, and says how to continue: exit status 130."""
 
 
 def explain(error: BaseException) -> str:

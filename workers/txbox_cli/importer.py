@@ -118,7 +118,7 @@ def _import(module_name: str) -> ModuleType:
 
 
 def _required_parameters(found: object) -> tuple[str, ...]:
-    """Return what has to be given when this is called; a function that makes something wants nothing."""
+    """Return what has to be given when this is called; a function that makes something takes nothing."""
     if not callable(found):
         return ()
     try:

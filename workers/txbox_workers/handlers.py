@@ -50,7 +50,7 @@ def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
         handler: what was given.
         name: of the argument that it was given as, for errors.
         wanted: how it is called, such as ``session, message``.
-        ledger: whether there is a ledger, and so a lease for who names it.
+        ledger: whether there is a ledger, and so a lease for a handler that names it.
 
     Raises:
         InvalidConfiguration: it does not fit.

@@ -134,7 +134,7 @@ class Worker(Service):
                 failures = self._poll_once(failures)
             except BaseException:  # noqa: BLE001 - a polling thread that ends silently is the worst outcome
                 failures += 1
-                log_failure("%s: polling raised an unexpected error, and goes on", self.subscriber_id)
+                log_failure("%s: polling raised an unexpected error, and continues", self.subscriber_id)
                 self._stopping.wait(OUTAGE_BACKOFF.seconds(failures))
 
     def _poll_once(self, failures: int) -> int:
@@ -176,7 +176,7 @@ class Worker(Service):
                     waiting, settled_at = [], time.monotonic()
         except DatabaseUnavailable as error:
             trouble = error
-        except BaseException as error:  # noqa: BLE001 - hand back, say so, and go on
+        except BaseException as error:  # noqa: BLE001 - hand back, log it, and continue
             log_failure("%s: processing raised an unexpected error; its deliveries are handed back", self.subscriber_id)
             trouble = error
         kept = self._hand_back(

@@ -51,7 +51,7 @@ class Recorded:
     """The result of recording a batch. An id in neither set is a duplicate, or parked.
 
     Attributes:
-        first: ids recorded now, for the first time: go on with these.
+        first: ids recorded now, for the first time: process these.
         mismatched: ids processed before with another body: never run these.
     """
 
@@ -129,7 +129,7 @@ class Inbox:
             body: its payload; needed if the inbox keeps fingerprints, otherwise ignored.
 
         Returns:
-            True: the first time, go on. False: its effects have committed before, or it is parked as a dead letter.
+            True: the first time, process it. False: its effects have committed before, or it is a dead letter.
             Either way, ack it.
 
         Raises:

@@ -2,7 +2,7 @@
 --
 -- record_one and record_many do three things in an order that the data flow forces:
 --
---   bound     remembers the transaction's lock_timeout and sets ours;
+--   bound     keeps the transaction's lock_timeout and sets ours;
 --   recorded  needs a row of bound, so it inserts under our timeout. Against a row of a transaction that has not ended,
 --             ON CONFLICT waits for that transaction: this is the wait that is bounded;
 --   SELECT    needs the count of recorded, so it puts the old lock_timeout back last, whatever was inserted.

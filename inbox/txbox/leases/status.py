@@ -1,4 +1,4 @@
-"""The state of the leases in a Postgres: who is at work, who died, what has failed and waits."""
+"""The state of the leases in a Postgres: how many are in flight, have run out, or have failed."""
 
 from dataclasses import dataclass
 

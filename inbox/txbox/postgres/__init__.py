@@ -1,1 +1,1 @@
-"""What the subpackages share of Postgres: engines, transactions and their guards, SQLSTATEs, how SQL is put together."""
+"""What all use of Postgres: engines, transactions and their guards, SQLSTATEs, how SQL is put together."""

@@ -159,7 +159,7 @@ SELECT lane, message_id, destination, key, headers, body, NULL, published_at, at
 FROM woken ORDER BY woken.due_at, woken.position
 
 -- name: repair_held_keys
--- Have held keys go on whose failed message was deleted by hand.
+-- Make held keys due whose failed message was deleted by hand.
 -- parameters: none
 -- returns: nothing
 WITH orphans AS MATERIALIZED (

@@ -3,7 +3,7 @@
 ::
 
     BEGIN
-      claim     try-lock each lane, for this transaction; another relay that wants it passes on
+      claim     try-lock each lane, for this transaction; another relay that tries it leaves it out
       read      what is in the lanes, in a statement of its own: the locks are older than its snapshot, so what the
                 last owner of a lane has settled is seen as settled
                 ···· here the messages go to the broker; the transaction holds no snapshot and has no number ····
@@ -225,7 +225,7 @@ class Sender:
         if settlement.sent:
             cursor.execute(sql.keep_messages if self._keep_sent else sql.delete_messages, _places(settlement.sent))
         if settlement.dead or settlement.again or settlement.behind:
-            # Before the rest of its key goes on, the end of a message, or its place before the others, is on the disk.
+            # Before the rest of its key is sent, the end of a message, or its place before them, is on the disk.
             cursor.execute(sql.wait_for_disk)
         if settlement.dead:
             for row, refusal in settlement.dead:

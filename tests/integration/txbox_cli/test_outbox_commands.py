@@ -312,7 +312,7 @@ def test_a_replay_that_is_stopped_says_how_far_it_came_and_goes_on(
 
     monkeypatch.setattr(SentMessages, "replay", stopped)
     txbox("outbox", "replay", "--yes").failed_in_one_line(
-        130, "interrupted; 1,000 messages are in the outbox again; go on with --after 1000 and the same filters"
+        130, "interrupted; 1,000 messages are in the outbox again; continue with --after 1000 and the same filters"
     )
     monkeypatch.setattr(SentMessages, "replay", replay)
     ended = txbox("outbox", "replay", "--yes", "--after", "1000", "--json")

@@ -35,7 +35,7 @@ class Fault(Enum):
 
 
 def fault_of(error: Exception) -> Fault:
-    """Tell whose fault it is that a whole call failed; see ``CALL_ERRORS``."""
+    """Return whose fault it is that a whole call failed; see ``CALL_ERRORS``."""
     if not isinstance(error, ClientError):
         return Fault.ENTRY if isinstance(error, ParamValidationError) else Fault.BROKER
     name = _plain(code_of(error))
@@ -48,7 +48,7 @@ def fault_of(error: Exception) -> Fault:
 
 
 def of_entry(code: str) -> Fault:
-    """Tell whose fault it is that one entry was refused.
+    """Return whose fault it is that one entry was refused.
 
     Args:
         code: of the entry.

@@ -112,7 +112,7 @@ def replay(
     since: SinceOption = None,
     until: UntilOption = None,
     after: Annotated[
-        int, typer.Option(metavar="POSITION", help="Only messages behind this position: goes on where one stopped.")
+        int, typer.Option(metavar="POSITION", help="Only messages behind this position: continues where one stopped.")
     ] = -1,
     yes: Annotated[bool, typer.Option("--yes", help="Do it. Without it, they are only counted.")] = False,
     as_json: JsonOption = False,
@@ -128,7 +128,7 @@ def replay(
     left.
 
     They go in chunks of one transaction, in the order in which they were published, behind what their keys have now.
-    Ctrl-C and SIGTERM end it after a chunk: exit status 130, and a line that says how to go on.
+    Ctrl-C and SIGTERM end it after a chunk: exit status 130, and a line that says how to continue.
     """
     which = _filter(destination, key, message_id, since, until, after)
     db = database(url, schema, prefix)
@@ -172,7 +172,7 @@ def _replay(kept: SentMessages, chunks: list[ReplayChunk], which: SentFilter, *,
 
 
 def _so_far(done: int, position: int) -> str:
-    return f"{_again(done)}; go on with --after {position} and the same filters"
+    return f"{_again(done)}; continue with --after {position} and the same filters"
 
 
 def _again(done: int) -> str:

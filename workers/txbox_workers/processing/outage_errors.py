@@ -48,7 +48,7 @@ def bookkeeping(*, before_handler: bool = True) -> Iterator[None]:
     """Around our own short transactions: whatever fails there is no message's fault."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - it goes on, under another name
+    except Exception as error:  # noqa: BLE001 - it is raised again, as another error
         raise _ours(error, before_handler=before_handler) from without_values(error)
 
 
