@@ -1,1 +1,1 @@
-"""Programs around the inbox: workers, the command line, the demo."""
+"""Workers: they take messages from a source, and process each once through an inbox or a ledger."""

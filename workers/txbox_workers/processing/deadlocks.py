@@ -84,7 +84,7 @@ class ModeSelector:
         self._since = self._added_at = clock()
         self._busy = self._lost = 0.0
         self._messages = 0
-        self._rate_per_message = 0.0
+        self._per_message_rate = 0.0
         self._on_trial = False
         self._hold_seconds = HOLD_SECONDS
         self._conflicts: Counter[tuple[str, str]] = Counter()
@@ -111,7 +111,7 @@ class ModeSelector:
         if (
             self._mode is TransactionMode.SERIAL
             and seconds >= MEASURED_SECONDS
-            and self._messages / seconds < self._rate_per_message
+            and self._messages / seconds < self._per_message_rate
         ):
             self._step(-1, trial=False)
             self._hold_seconds = min(self._hold_seconds * 2, LONGEST_HOLD_SECONDS)
@@ -144,7 +144,7 @@ class ModeSelector:
                 if self._on_trial:
                     self._hold_seconds = min(self._hold_seconds * 2, LONGEST_HOLD_SECONDS)
                 if self._mode is TransactionMode.PER_MESSAGE:
-                    self._rate_per_message = self._messages / max(self._clock() - self._since, MEASURED_SECONDS)
+                    self._per_message_rate = self._messages / max(self._clock() - self._since, MEASURED_SECONDS)
                 self._step(1, trial=False)
             return self._report()
 

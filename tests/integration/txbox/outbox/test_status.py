@@ -87,7 +87,7 @@ def test_what_is_refused_and_what_waits_behind_it_is_retrying(engine: Engine, st
     )
 
 
-def test_relays_report_themselves_until_they_sign_off(engine: Engine, start_relay: StartRelay) -> None:
+def test_relays_report_themselves_until_they_end(engine: Engine, start_relay: StartRelay) -> None:
     relay = start_relay(RecordingPublisher(), keep_sent=timedelta(hours=1), listen=False)
     (line,) = wait_until(lambda: read_outbox_status(engine).relays, "the relay's first report")
     assert relay.stop()

@@ -12,7 +12,7 @@ SENDERS, MOST = 4, 16
 
 @pytest.fixture
 def share() -> FairShare:
-    """Destination 1 is quick, 2 slow, 3 away; others are new."""
+    """Destination 1 is quick, 2 slow, 3 unreachable; others are new."""
     share = FairShare(SENDERS, MOST)
     share.answered(1, 0.01)
     share.answered(2, SLOW_SECONDS * 2)
@@ -56,7 +56,7 @@ def test_a_slow_one_leaves_room_for_those_that_are_away_and_they_for_it(share: F
 
 @pytest.mark.parametrize(("senders", "most"), [(1, 1), (1, 8), (2, 2), (4, 4), (4, 5), (4, 16), (4, 32)])
 def test_whatever_happens_there_is_room_for_one_that_answers_and_an_end_to_the_others(senders: int, most: int) -> None:
-    """Destinations hang, answer slowly, are away; destination 0 always answers."""
+    """Destinations hang, answer slowly, are unreachable; destination 0 always answers."""
     chance = random.Random(senders * 100 + most)
     share = FairShare(senders, most)
     share.answered(0, 0.0)
