@@ -323,7 +323,7 @@ def test_a_replay_that_is_stopped_says_how_far_it_came_and_goes_on(
 def test_a_replay_that_fails_says_how_far_it_came(txbox: Txbox, kept: Engine) -> None:
     change(kept, "UPDATE outbox_sent SET destination = 'nowhere' WHERE position = 1700")
     ended = txbox("outbox", "replay", "--yes")
-    ended.failed_in_one_line(1, "nowhere' is not a destination", "1,000 messages are in the outbox again; continue with")
+    ended.failed_in_one_line(1, "nowhere' is not a destination", "1,000 messages are in the outbox again; continue")
     txbox("outbox", "replay", "--yes", "--after", "1699").failed_in_one_line(1, "nowhere' is not a destination")
     assert len(outbox_rows(kept)) == 1000
 
