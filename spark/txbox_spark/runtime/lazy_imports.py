@@ -30,7 +30,13 @@ class _Module:
     def __init__(self, name: str) -> None:
         self._name = name
 
+    def __reduce__(self) -> tuple[type["_Module"], tuple[str]]:
+        # By its name: what cloudpickle sends to executors may hold a module.
+        return _Module, (self._name,)
+
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle ask for them of an object that has no name yet
+            raise AttributeError(name)
         value = getattr(import_module(self._name), name)
         setattr(self, name, value)
         return value

@@ -1,0 +1,40 @@
+"""Modules that are imported at their first use are sent to executors, copied and inspected as others are."""
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+from txbox_spark.runtime import lazy
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize(
+    "again",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda module: pickle.loads(pickle.dumps(module)),
+        lambda module: cloudpickle.loads(cloudpickle.dumps(module)),
+    ],
+    ids=["copy", "deepcopy", "pickle", "cloudpickle"],
+)
+def test_a_module_is_copied_and_pickled_by_its_name(again: Callable[[Any], Any], used: bool) -> None:
+    module = lazy._Module("json.decoder")
+    if used:
+        assert module.JSONDecoder
+    found = again(module)
+    assert vars(found) == {"_name": "json.decoder"}
+    assert found.JSONDecoder is module.JSONDecoder
+
+
+def test_looking_for_a_special_method_imports_nothing() -> None:
+    module = lazy._Module("txbox_spark.no_such_module")
+    assert not hasattr(module, "__wrapped__")
+    assert inspect.unwrap(module) is module
+    with pytest.raises(ModuleNotFoundError):
+        assert module.anything
