@@ -58,7 +58,7 @@ def bulk_load(
         SchemaMissing: txbox's tables do not exist.
         SparkSetupError: writer jdbc, and Spark has no JDBC driver.
     """
-    valid = ValidLoadOptions(of="bulk_load", **options)
+    valid = ValidLoadOptions.given_to("bulk_load", options)
     return load_events(events, valid, valid.writer, source, resume, on_progress)
 
 

@@ -5,7 +5,7 @@ The first class types the keyword arguments; the second one holds their defaults
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Required, TypedDict
+from typing import Required, Self, TypedDict
 
 from sqlalchemy import URL
 
@@ -98,6 +98,22 @@ class ValidLoadOptions:
     effects_seconds: float = EFFECTS_SECONDS
     force: bool = False
     database: URL = field(init=False)
+
+    @classmethod
+    def given_to(cls, function: str, options: LoadOptions) -> Self:
+        """Return the options that a function is called with.
+
+        Raises:
+            TypeError: one is unknown, or a required one is missing; the message names the function.
+            InvalidConfiguration: something cannot work.
+        """
+        for name in options:
+            if name not in LoadOptions.__annotations__:
+                raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        if missing := LoadOptions.__required_keys__ - options.keys():
+            names = ", ".join(name for name in LoadOptions.__annotations__ if name in missing)
+            raise TypeError(f"{function}() missing required keyword arguments: {names}")
+        return cls(of=function, **options)
 
     def __post_init__(self) -> None:
         Inbox(self.subscriber_id)  # refuses a name that cannot be kept

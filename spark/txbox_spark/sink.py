@@ -105,7 +105,7 @@ def inbox_sink(*, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions
     Raises:
         InvalidConfiguration: an argument cannot work.
     """
-    valid = ValidLoadOptions(of="inbox_sink", **options)
+    valid = ValidLoadOptions.given_to("inbox_sink", options)
     logging.getLogger("py4j.clientserver").addFilter(_is_not_interruption)
     ledger = LoadLedger(open_engine(valid.database, poolclass=NullPool), valid.schema, valid.prefix)
     unnamed = str(uuid.uuid4())

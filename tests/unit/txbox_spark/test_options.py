@@ -50,6 +50,24 @@ def test_a_database_or_a_subscriber_that_cannot_be_is_refused(
         call(caller, **wrong)
 
 
+@pytest.mark.parametrize("caller", [bulk_load, inbox_sink])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, r"missing required keyword arguments: url, subscriber_id, message_id, apply"),
+        ({"url": "x", "message_id": "id", "apply": "x"}, r"missing required keyword arguments: subscriber_id"),
+        ({"chunk_row": 1}, "got an unexpected keyword argument 'chunk_row'"),
+        ({"of": "x"}, "got an unexpected keyword argument 'of'"),
+        ({"database": "x"}, "got an unexpected keyword argument 'database'"),
+    ],
+)
+def test_an_option_that_is_missing_or_unknown_is_refused_with_the_callers_name(
+    caller: Callable[..., object], arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"^{caller.__name__}\(\) {said}$"):
+        caller(*([None] if caller is bulk_load else []), **arguments)
+
+
 def test_each_typed_option_is_one_of_the_options_and_only_those() -> None:
     there = {field.name for field in fields(ValidLoadOptions) if field.init} - {"of"}
     assert there == set(LoadOptions.__annotations__)
