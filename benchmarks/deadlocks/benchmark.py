@@ -106,8 +106,16 @@ def tables(run: Run) -> list[Table]:
         rates[setting] = together([rate for rate, _ in results]).per_second
         return Sample(rates[setting], {"deadlocks": sum(found for _, found in results)})
 
+    def best_of_round() -> Sample:
+        for row in fixed:
+            if row.key not in rates:  # --only has left it out
+                measured(row.key)
+        best = max(rates[row.key] for row in fixed)
+        rates.clear()
+        return Sample(best)
+
     fixed = [Row(setting, partial(measured, setting), BEST) for setting in SETTINGS if setting != ADAPTS]
-    best = Row(BEST, lambda: Sample(max(rates[row.key] for row in fixed)))
+    best = Row(BEST, best_of_round)
     adapts = Row(ADAPTS, partial(measured, ADAPTS), BEST, LEAST_OF_BEST, ours=True)
     return [Table("handlers that run into deadlocks", [*fixed, best, adapts])]
 
