@@ -21,7 +21,7 @@ from sqlalchemy import URL, Connection, NullPool
 
 from txbox import Inbox, InvalidConfiguration
 from txbox.postgres.engines import open_engine
-from txbox.postgres.sql import quoted
+from txbox.postgres.sql import quoted, unescaped
 from txbox.postgres.transactions import check_table
 from txbox.postgres.urls import database_url
 from txbox.schema import tables
@@ -206,7 +206,7 @@ def _inbox(
     """Return a subscriber's inbox, to be read by several tasks."""
     options = jdbc_options(database)
     inbox = tables(schema, prefix).processed_message
-    inbox_name = quoted(inbox).replace("%%", "%")
+    inbox_name = unescaped(quoted(inbox))
     engine = open_engine(database, poolclass=NullPool)
     with engine.connect() as connection:
         check_table(connection, inbox)

@@ -7,7 +7,17 @@ from typing import Any
 from sqlalchemy import RowMapping, Table
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
-__all__ = ["literal", "microseconds", "moment", "quote", "quoted", "read_nothing", "text_array", "with_moments"]
+__all__ = [
+    "literal",
+    "microseconds",
+    "moment",
+    "quote",
+    "quoted",
+    "read_nothing",
+    "text_array",
+    "unescaped",
+    "with_moments",
+]
 
 
 def text_array(values: Sequence[str]) -> str | Sequence[str]:
@@ -63,6 +73,11 @@ def quote(name: str) -> str:
 def quoted(table: Table) -> str:
     """Return the table's name, quoted as Postgres and psycopg's placeholders need it."""
     return str(_PREPARER.format_table(table))
+
+
+def unescaped(name: str) -> str:
+    """Return what ``quote`` or ``quoted`` made without the escapes for placeholders: for messages, and to be bound."""
+    return name.replace("%%", "%")
 
 
 _PREPARER = psycopg_dialect().identifier_preparer  # type: ignore[no-untyped-call]

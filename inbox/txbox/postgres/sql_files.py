@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Self, cast
 
 from sqlalchemy import Table
 
-from txbox.postgres.sql import literal, microseconds, quoted
+from txbox.postgres.sql import literal, microseconds, quoted, unescaped
 from txbox.schema import Tables, tables
 
 __all__ = ["SqlFile", "parse"]
@@ -68,7 +68,7 @@ class SqlFile:
 
     def name_of(self, table: str) -> str:
         """Return a table's name, quoted and with its schema: for messages, and to look it up in the catalogue."""
-        return quoted(getattr(self.tables, table)).replace("%%", "%")
+        return unescaped(quoted(getattr(self.tables, table)))
 
 
 def parse(text: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import InvalidConfiguration, NotInTransaction, SchemaMissing
 from txbox.postgres.engines import discard_if_session_broken
-from txbox.postgres.sql import quoted, read_nothing
+from txbox.postgres.sql import quoted, read_nothing, unescaped
 from txbox.postgres.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 
 __all__ = [
@@ -85,7 +85,7 @@ def check_table(connection: Connection, table: Table) -> None:
     try:
         connection.exec_driver_sql(read_nothing(table))
     except DBAPIError as error:
-        if (missing := missing_schema(error, quoted(table).replace("%%", "%"))) is not None:
+        if (missing := missing_schema(error, unescaped(quoted(table)))) is not None:
             raise missing from error
         raise
 

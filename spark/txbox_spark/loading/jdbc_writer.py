@@ -21,6 +21,7 @@ from sqlalchemy.pool import NullPool
 
 from txbox import TxboxError
 from txbox.postgres.engines import open_engine
+from txbox.postgres.sql import unescaped
 from txbox.postgres.sqlstates import UNDEFINED_TABLE, sqlstate
 from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
@@ -118,7 +119,7 @@ def _stage(context: LoadContext, run: Run) -> str:
             .option("logServerErrorDetail", "false")
             .option("batchsize", BATCH_ROWS)
             .option("numPartitions", context.parallelism)
-            .option("dbtable", staging.full_name(name).replace("%%", "%"))
+            .option("dbtable", unescaped(staging.full_name(name)))
             .mode("append")
             .save()
         )

@@ -18,11 +18,13 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox import InvalidConfiguration
+from txbox.postgres.server import SERVER
+from txbox.postgres.sql import quote, unescaped
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.loading.ledger import Run
-from txbox_spark.merging.fresh_event import literal, quote, staged_columns
+from txbox_spark.merging.fresh_event import quote_text, staged_columns
 from txbox_spark.reading.columns import MAX_NAME_BYTES, EventColumn
 from txbox_spark.runtime.retries import retry_outages
 
@@ -46,7 +48,6 @@ class StagingStatements(SqlFile, file="staging_table.sql"):
     abandoned: str
     partitions: str
     describe: str
-    bound_wait: str
 
 
 class StagingTables:
@@ -124,11 +125,11 @@ class StagingTables:
         """
         try:
             name = self.full_name(table)
-            partitions = self._names(self._sql.partitions, staging_table=name.replace("%%", "%"))
+            partitions = self._names(self._sql.partitions, staging_table=unescaped(name))
             names = [*(one.replace("%", "%%") for one in partitions), name]
             for first in range(0, len(names), TABLES_PER_TRANSACTION):
                 with short_transaction(self._engine) as connection:
-                    connection.exec_driver_sql(self._sql.bound_wait, {"lock_timeout": f"{DROP_SECONDS}s"})
+                    connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{DROP_SECONDS}s"})
                     some = ", ".join(names[first : first + TABLES_PER_TRANSACTION])
                     connection.exec_driver_sql(f"DROP TABLE IF EXISTS {some}")
         except DBAPIError as error:
@@ -145,7 +146,7 @@ class StagingTables:
     @retry_outages
     def _describe(self, table: str) -> tuple[Any, ...] | None:
         """Return a staging table's comment, and whether it has partitions."""
-        values = {"staging_table": self.full_name(table).replace("%%", "%")}
+        values = {"staging_table": unescaped(self.full_name(table))}
         with short_transaction(self._engine) as connection:
             found = connection.exec_driver_sql(self._sql.describe, values).one_or_none()
         return None if found is None else tuple(found)
@@ -163,11 +164,11 @@ def creation(
         bounds: between the chunks.
         comment: by which to recognize the columns.
     """
-    ends = ["MINVALUE", *(literal(bound) for bound in bounds), "MAXVALUE"]
+    ends = ["MINVALUE", *(quote_text(bound) for bound in bounds), "MAXVALUE"]
     table = f"{schema}.{quote(name)}"
     return (
         f"CREATE TABLE {table} ({staged_columns(columns)}) PARTITION BY RANGE (message_id)",
-        f"COMMENT ON TABLE {table} IS {literal(comment)}",
+        f"COMMENT ON TABLE {table} IS {quote_text(comment)}",
         *(
             f"CREATE UNLOGGED TABLE {schema}.{quote(f'{name}_{chunk}')} PARTITION OF {table} "
             f"FOR VALUES FROM ({first}) TO ({beyond}) WITH (autovacuum_enabled = false)"

@@ -39,9 +39,3 @@ SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = %(staging_tab
 -- parameters: staging_table text (quoted, with its schema)
 -- returns: comment, has_partitions; no row if there is no such table
 SELECT obj_description(oid, 'pg_class'), relkind = 'p' FROM pg_class WHERE oid = to_regclass(%(staging_table)s)
-
--- name: bound_wait
--- Wait for locks no longer than this, in this transaction.
--- parameters: lock_timeout text
--- returns: the setting
-SELECT set_config('lock_timeout', %(lock_timeout)s, true)

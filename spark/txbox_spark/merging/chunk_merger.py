@@ -43,6 +43,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox import TxboxError
 from txbox.backoff import Backoff
+from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox.status.blocked_loads import run_lock
@@ -87,7 +88,6 @@ class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event"
     """The statements of chunk_merger.sql, for the tables of one schema, under one prefix."""
 
     prepare_session: str
-    bound_wait: str
     claim_chunk: str
     settle_chunk: str
     find_processed: str
@@ -347,9 +347,9 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
     while True:
         savepoint = connection.begin_nested()
         try:
-            _bound_wait(connection, plan, f"{max(1, round(poll_seconds * 1000))}ms")
+            _bound_wait(connection, f"{max(1, round(poll_seconds * 1000))}ms")
             _, role, path, seen = connection.exec_driver_sql(sql.lock_effects, which).one()
-            _bound_wait(connection, plan, plan.stalled)
+            _bound_wait(connection, plan.stalled)
         except DBAPIError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
@@ -370,8 +370,8 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
             return role, path, bool(seen)
 
 
-def _bound_wait(connection: Connection, plan: MergePlan, lock_timeout: str) -> None:
-    connection.exec_driver_sql(plan.sql.bound_wait, {"lock_timeout": lock_timeout})
+def _bound_wait(connection: Connection, lock_timeout: str) -> None:
+    connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": lock_timeout})
 
 
 _log = logging.getLogger("txbox.spark")

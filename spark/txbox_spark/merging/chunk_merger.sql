@@ -21,12 +21,6 @@ SELECT set_config('lock_timeout', %(stalled)s, true)
 UNION ALL
 SELECT pg_advisory_xact_lock_shared(%(run_lock)s)::text
 
--- name: bound_wait
--- Wait for locks no longer than this, in this transaction.
--- parameters: lock_timeout text
--- returns: the setting
-SELECT set_config('lock_timeout', %(lock_timeout)s, true)
-
 -- name: claim_chunk
 -- Claim a chunk. It waits for a transaction that has claimed the same chunk and has not ended: of two attempts, one
 -- merges, and the other finds it merged.

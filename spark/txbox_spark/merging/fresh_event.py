@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from psycopg import sql as psycopg_sql
-from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
+from txbox.postgres.sql import quote, unescaped
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
 
-__all__ = ["FRESH_EVENT", "copy_fresh", "create_fresh", "insert_fresh", "literal", "quote", "staged_columns"]
+__all__ = ["FRESH_EVENT", "copy_fresh", "create_fresh", "insert_fresh", "quote_text", "staged_columns"]
 
 FRESH_EVENT = "pg_temp.fresh_event"
 """The events of a chunk that are first: what the caller's statements apply, by its name alone."""
@@ -26,7 +26,7 @@ def copy_fresh(columns: Sequence[EventColumn]) -> str:
     Arrow's texts are UTF-8, whatever encoding the session has.
     """
     names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in _sent(columns))])
-    return f"COPY {FRESH_EVENT} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')".replace("%%", "%")
+    return f"COPY {FRESH_EVENT} ({unescaped(names)}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
 
 
 def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range: str) -> str:
@@ -51,12 +51,7 @@ def staged_columns(columns: Sequence[EventColumn]) -> str:
     return ", ".join([_ID, *(f"{one.staged_as} {one.postgres_type}" for one in _sent(columns))])
 
 
-def quote(name: str) -> str:
-    """Return a name, quoted as Postgres and psycopg's placeholders need it."""
-    return str(_PREPARER.quote_identifier(name))
-
-
-def literal(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return a text, quoted as Postgres and psycopg's placeholders need it."""
     return psycopg_sql.Literal(text).as_string(None).replace("%", "%%")
 
@@ -67,4 +62,3 @@ def _sent(columns: Sequence[EventColumn]) -> list[EventColumn]:
 
 
 _ID = f'{MESSAGE_ID} text COLLATE "C" NOT NULL'
-_PREPARER = psycopg_dialect().identifier_preparer  # type: ignore[no-untyped-call]

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 from psycopg import sql
 
+from txbox.postgres.sql import quote
 from txbox_spark.loading.ledger import LedgerStatements
 from txbox_spark.loading.staging_table import creation
 from txbox_spark.merging.effect_runner import in_one_statement
-from txbox_spark.merging.fresh_event import quote
 
 
 @pytest.mark.parametrize(
