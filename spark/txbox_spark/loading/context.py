@@ -59,6 +59,7 @@ class LoadContext:
         reporter: reports the progress.
         seconds: how long each stage took.
         merged: chunks that were merged when the ledger was last read.
+        sample: ids of a run that begins, until its first attempt; of a resumed one, none.
         ledger: of bulk loads.
         staging: the staging tables.
     """
@@ -73,6 +74,7 @@ class LoadContext:
     reporter: ProgressReporter
     seconds: dict[str, float] = field(default_factory=dict)
     merged: int = 0
+    sample: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = self.options.schema, self.options.prefix

@@ -59,9 +59,8 @@ class CopyWriter:
     max_chunks: ClassVar[int] = 4_096  # the bounds of the chunks are part of Spark's plan
     survey_counts_rejected: ClassVar[bool] = False
 
-    def __init__(self, context: LoadContext, sample: Sequence[str] = ()) -> None:
+    def __init__(self, context: LoadContext) -> None:
         self._context = context
-        self._sample = sample
 
     def write(self, run: Run) -> list[FailedChunk]:
         """Merge every chunk that is not merged yet; return those that failed."""
@@ -69,7 +68,7 @@ class CopyWriter:
         slots = context.spark.sparkContext.defaultParallelism
         tasks = context.parallelism if context.parallelism < slots else None
         task = CopyTask(context.options.database.render_as_string(hide_password=False), context.plan(run), run.bounds)
-        sample, self._sample = self._sample, ()  # at the first attempt only
+        sample, context.sample = context.sample, ()  # at the first attempt only
         repeated: tuple[int, ...] = ()
         if sample:
             repeated = likely_repeated(context.engine, task.plan.sql, context.options.subscriber_id, sample, run.bounds)

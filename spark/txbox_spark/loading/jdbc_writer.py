@@ -9,7 +9,7 @@ Postgres empties staging tables when it recovers from a crash; then the events a
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
@@ -56,7 +56,7 @@ class JdbcWriter:
     max_chunks: ClassVar[int] = MAX_PARTITIONS
     survey_counts_rejected: ClassVar[bool] = True
 
-    def __init__(self, context: LoadContext, _sample: Sequence[str] = ()) -> None:
+    def __init__(self, context: LoadContext) -> None:
         self._context = context
 
     def write(self, run: Run) -> list[FailedChunk]:

@@ -11,7 +11,6 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -52,41 +51,41 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
         writer_name: "copy", "jdbc" or ``AUTO``.
         resume: the run to resume; None: begin one.
     """
-    sample: Sequence[str] = ()
     if resume is None:
         choice = WriterChoice(writer_name, "asked for")
         if writer_name == AUTO:
             choice = choose_writer(context.spark, context.options.database)
-        writer_class = _writer_class(context, choice.writer)
-        run, sample = _begin_run(context, choice.writer, writer_class)
+        writer = _writer(context, choice.writer)
+        run = _begin_run(context, choice.writer, writer)
     else:
         run = context.ledger.read(resume)
         if writer_name not in (AUTO, run.writer):
             raise InvalidConfiguration(f"run {resume} was begun with writer {run.writer}; resume it with that one")
         choice = WriterChoice(run.writer, f"run {run.run_id} was begun with it")
-        writer_class = _writer_class(context, choice.writer)
-        run = resume_run(context, run, count_rejected=writer_class.survey_counts_rejected)
+        writer = _writer(context, choice.writer)
+        run = resume_run(context, run, count_rejected=writer.survey_counts_rejected)
     if not run.finished:
-        run = _finish_run(context, writer_class(context, sample), run)
+        run = _finish_run(context, writer, run)
     return _report(context, run, choice)
 
 
-def _writer_class(context: LoadContext, name: str) -> type[CopyWriter] | type[JdbcWriter]:
+def _writer(context: LoadContext, name: str) -> Writer:
     if name == COPY:
-        return CopyWriter
+        return CopyWriter(context)
     require_jdbc_driver(context.spark)
-    return JdbcWriter
+    return JdbcWriter(context)
 
 
-def _begin_run(context: LoadContext, writer_name: str, writer: type[Writer]) -> tuple[Run, tuple[str, ...]]:
-    """Survey the source, cut it into chunks, and begin a run; return it, and a sample of the ids."""
+def _begin_run(context: LoadContext, writer_name: str, writer: Writer) -> Run:
+    """Survey the source, cut it into chunks, and begin a run."""
     with context.stage("survey", None):
         found = survey(context.events, count_rejected=writer.survey_counts_rejected)
     chunks = max(1, math.ceil(found.rows / context.options.chunk_rows))
     # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
     even = math.ceil(chunks / context.parallelism) * context.parallelism
     chunks = min(even, max(chunks, found.rows // MIN_CHUNK_ROWS), writer.max_chunks)
-    run = context.ledger.begin(
+    context.sample = found.sample
+    return context.ledger.begin(
         subscriber_id=context.options.subscriber_id,
         source=context.source,
         digest=context.digest,
@@ -94,7 +93,6 @@ def _begin_run(context: LoadContext, writer_name: str, writer: type[Writer]) -> 
         bounds=chunk_bounds(found.sample, chunks),
         found=found,
     )
-    return run, found.sample
 
 
 def _finish_run(context: LoadContext, writer: Writer, run: Run) -> Run:
