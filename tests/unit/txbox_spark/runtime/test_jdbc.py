@@ -105,7 +105,7 @@ def test_the_database_is_encoded_and_is_the_users_if_none_is_named() -> None:
         ("postgresql://alice@db/shop?connect_timeout=soon", "connect_timeout=soon"),
         ("postgresql://alice@db/shop?sslmode=require&sslmode=disable", "sslmode more than once"),
         ("postgresql://alice@/shop?host=one,two&port=1,2,3", "cannot be used"),
-        ("mysql://alice@db/shop", "kind mysql"),
+        ("mysql://alice@db/shop", "mysql:// cannot be used"),
     ],
 )
 def test_what_jdbc_cannot_reach_is_refused(url: str, why: str) -> None:
