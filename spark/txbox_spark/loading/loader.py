@@ -26,7 +26,7 @@ from txbox_spark.loading.run_resumer import resume_run
 from txbox_spark.loading.writer import StagingLost, Writer, WriterChoice, choose_writer
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.options import AUTO, COPY
+from txbox_spark.options import AUTO, COPY, JDBC
 from txbox_spark.reading.survey import survey
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
@@ -55,6 +55,8 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
         choice = WriterChoice(writer_name, "asked for")
         if writer_name == AUTO:
             choice = choose_writer(context.spark, context.options.database)
+        if choice.writer == JDBC:
+            require_jdbc_driver(context.spark)
         writer = _writer(context, choice.writer)
         run = _begin_run(context, choice.writer, writer)
     else:
@@ -70,10 +72,7 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
 
 
 def _writer(context: LoadContext, name: str) -> Writer:
-    if name == COPY:
-        return CopyWriter(context)
-    require_jdbc_driver(context.spark)
-    return JdbcWriter(context)
+    return CopyWriter(context) if name == COPY else JdbcWriter(context)
 
 
 def _begin_run(context: LoadContext, writer_name: str, writer: Writer) -> Run:

@@ -13,7 +13,9 @@ The same holds for the next attempt of the same call (``loader``) and for a task
 from txbox import InvalidConfiguration
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import Run
+from txbox_spark.options import JDBC
 from txbox_spark.reading.survey import content_digest
+from txbox_spark.runtime.session import require_jdbc_driver
 
 __all__ = ["resume_run"]
 
@@ -23,6 +25,7 @@ def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
 
     Raises:
         InvalidConfiguration: the subscriber, the source or the ids are not the same.
+        SparkSetupError: the events are the same, and Spark lacks the JDBC driver that the run's writer needs.
     """
     if run.subscriber_id != context.options.subscriber_id:
         raise InvalidConfiguration(
@@ -42,4 +45,6 @@ def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
             "message ids; resume it with the same events, or begin a new run: what has been applied is not applied "
             "again"
         )
+    if run.writer == JDBC:
+        require_jdbc_driver(context.spark)
     return run if run.finished else context.ledger.begin_attempt(run.run_id)

@@ -22,7 +22,8 @@ from support.spark.bulk_loads import (
 )
 from txbox import InvalidConfiguration
 from txbox.schema import tables
-from txbox_spark import EventSource, RunNotFound
+from txbox_spark import EventSource, RunNotFound, SparkSetupError
+from txbox_spark.runtime import session
 
 
 @pytest.mark.parametrize("writer", COPY_FIRST)
@@ -205,6 +206,21 @@ def test_a_run_is_resumed_with_its_own_events_alone(
         report = load(frame(spark, events[::-1]).repartition(5), schema_url, writer, resume=run, source=files)
         assert (report.run_id, report.attempts, report.applied) == (run, 2, 20)
         books.require_applied(events)
+
+
+def test_a_missing_driver_hides_no_other_refusal_and_is_no_attempt(
+    spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = purchases(20)
+    run = failed(frame(spark, events), schema_url, "jdbc", "division by zero", apply="SELECT 1 / 0").run_id
+    monkeypatch.setattr(session, "JDBC_DRIVER_CLASS", "org.postgresql.NoDriver")
+    with pytest.raises(InvalidConfiguration, match="have other message ids"):
+        load(frame(spark, events[1:]), schema_url, "jdbc", resume=run)
+    with pytest.raises(InvalidConfiguration, match="is of subscriber billing, not shipping"):
+        load(frame(spark, events), schema_url, "jdbc", resume=run, subscriber_id="shipping")
+    with pytest.raises(SparkSetupError, match="and it is too late to add it"):
+        load(frame(spark, events), schema_url, "jdbc", resume=run)
+    assert books.ledger(run)["attempts"] == 1
 
 
 @pytest.fixture
