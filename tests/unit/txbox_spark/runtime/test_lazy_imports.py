@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from txbox_spark.runtime import lazy
+from txbox_spark.runtime import lazy_imports
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -24,7 +24,7 @@ from txbox_spark.runtime import lazy
     ids=["copy", "deepcopy", "pickle", "cloudpickle"],
 )
 def test_a_module_is_copied_and_pickled_by_its_name(again: Callable[[Any], Any], used: bool) -> None:
-    module = lazy._Module("json.decoder")
+    module = lazy_imports._Module("json.decoder")
     if used:
         assert module.JSONDecoder
     found = again(module)
@@ -33,7 +33,7 @@ def test_a_module_is_copied_and_pickled_by_its_name(again: Callable[[Any], Any],
 
 
 def test_looking_for_a_special_method_imports_nothing() -> None:
-    module = lazy._Module("txbox_spark.no_such_module")
+    module = lazy_imports._Module("txbox_spark.no_such_module")
     assert not hasattr(module, "__wrapped__")
     assert inspect.unwrap(module) is module
     with pytest.raises(ModuleNotFoundError):
