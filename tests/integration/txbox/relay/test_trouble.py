@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy.event import listen
 
 from integration.txbox.conftest import StartRelay
 from support.postgres.statements import run
@@ -323,6 +325,28 @@ def test_nothing_is_sent_that_could_not_be_settled(fresh_engine: Engine, start_r
         )
     broker.wait_for(2, timeout=60)
     relay.stop()
+
+
+def test_a_sender_that_is_led_to_a_read_only_server_sends_nothing(engine: Engine, start_relay: StartRelay) -> None:
+    """As a pooler may lead it there, while the relay's other connections are as they were."""
+    misled = threading.Event()
+    misled.set()
+
+    def lead(connection: Any, _record: object, _proxy: object) -> None:
+        read_only = misled.is_set() and re.fullmatch(r"txbox-relay-\d+", threading.current_thread().name)
+        connection.execute(f"SET default_transaction_read_only = {'on' if read_only else 'off'}")
+        connection.commit()
+
+    listen(engine, "checkout", lead)
+    broker, heard = RecordingPublisher(), list[Event]()
+    start_relay(broker, engine=engine, hooks=[heard.append])
+    publish(engine, Outgoing(OWN, "one"))
+    wait_until(
+        lambda: any("read-only" in str(lost.error) for lost in heard if isinstance(lost, DatabaseLost)), "a refusal"
+    )
+    assert broker.received == []
+    misled.clear()
+    broker.wait_for(1)
 
 
 @pytest.fixture
