@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox.leases.server_clock import TOLERANCE_SECONDS, ServerClock
+from txbox.leases.server_clock import DRIFT, TOLERANCE_SECONDS, ServerClock
 
 HOUR = 3600.0
 LEASE = 30.0
@@ -21,6 +21,14 @@ def test_a_clock_that_goes_as_ours_was_not_set() -> None:
     for at in (0.0, 1.0, 5_000.0, 90_000.0):
         assert observed(clock, 1_000_000 + at, at) == 0
         assert clock.latest(at) == pytest.approx(1_000_000 + at, abs=TOLERANCE_SECONDS + 0.1)
+
+
+@pytest.mark.parametrize("rate", [0.9995, 1.0005])
+def test_a_clock_that_is_being_adjusted_was_not_set(rate: float) -> None:
+    clock = ServerClock()
+    observed(clock, 1_000.0, 0.0)
+    assert clock.latest(90_000.0) == pytest.approx(1_000 + 90_000 * (1 + DRIFT), abs=TOLERANCE_SECONDS + 0.1)
+    assert observed(clock, 1_000 + 90_000 * rate, 90_000.0) == 0
 
 
 @pytest.mark.parametrize("server", [100.0, 108.0, 118.0])
