@@ -123,14 +123,15 @@ def test_alone(books: Books, merge: Callable[..., "Future[int | None]"]) -> None
 def test_a_live_worker_is_faster_with_some(
     engine: Engine, books: Books, merge: Callable[..., "Future[int | None]"]
 ) -> None:
-    """They are not there when the chunk looks, and are there when it records."""
+    """They are not there when the chunk looks, and are there when it records; nor when it looks again."""
     books.record(["e0"])
-    with live(engine) as worker:
+    with live(engine) as worker, live(engine) as slower:
         record(worker, "e3")
-        record(worker, "e7")
+        record(slower, "e7")
         merging = merge()
-        wait_until(waiting(books, "INSERT INTO processed_message"), "the chunk waits for the worker")
-        worker.commit()
+        for each in (worker, slower):
+            wait_until(waiting(books, "INSERT INTO processed_message"), "the chunk waits for the worker")
+            each.commit()
         assert merging.result(20) == len(EVENTS) - 3
     require_merged(books, but=("e0", "e3", "e7"))
 
