@@ -12,7 +12,7 @@ CONSTRAINTS := -c constraints.txt
 SOURCES := inbox workers spark migrations
 CHECKED := $(SOURCES) tests benchmarks examples
 # Three processes for two cores, as tests wait more than they compute. What tests/support/side_by_side.py puts into a group stays in
-# one process and begins first: Spark's tests keep a process busy to nearly the end. The rest come in the order of
+# one process and begins first: Spark's tests keep two processes busy for half of the time. The rest come in the order of
 # `testpaths`, fast ones first. TESTS=-n0 has one process run them all.
 SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 # The image of the container suite alone; the environment's TXBOX_TEST_POSTGRES_IMAGE speaks to every suite.

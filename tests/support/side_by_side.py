@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 GROUPS = {
-    "tests/integration/txbox_spark/": "spark",  # one JVM is enough: it needs a gigabyte, and seconds to start
+    # Two JVMs are enough: each needs a gigabyte, and seconds to start.
+    "tests/integration/txbox_spark/loading/": "spark loading",
+    "tests/integration/txbox_spark/": "spark",
     "tests/acceptance/spark/": "spark",
     "tests/acceptance/demo/": "demo",  # they look for what other demos have left on their servers
 }

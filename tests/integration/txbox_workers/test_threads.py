@@ -63,7 +63,7 @@ def test_a_hook_that_raises_anything_does_not_end_the_polling_thread_and_takes_n
 
 def test_a_source_that_breaks_in_every_call_does_not_end_the_worker(engine: Engine, business: Business) -> None:
     class Breaking(MemorySource):
-        left: ClassVar = {"receive": 2, "ack": 2, "hand_back": 2}
+        left: ClassVar[dict[str, int]] = {}
 
         def __getattribute__(self, name: str) -> Any:
             left = object.__getattribute__(self, "left")
@@ -80,7 +80,9 @@ def test_a_source_that_breaks_in_every_call_does_not_end_the_worker(engine: Engi
 
     source = Breaking(messages("a", "b"))
     kept = Kept()
-    with at_work(make(source, engine, hooks=[kept])):
+    worker = make(source, engine, hooks=[kept])
+    source.left.update(receive=2, ack=2, hand_back=2)
+    with at_work(worker):
         for _ in range(2):
             wait_until(lambda: source._taken and source._taken.keys() <= {e.delivery_id for e in kept.of(Settled)})
             source.requeue()

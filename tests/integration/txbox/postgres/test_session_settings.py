@@ -76,7 +76,7 @@ def test_inbox_ledger_and_dead_letters_work(unusual: Engine) -> None:
     failures.fail("m2", ValueError("no"))
     assert failures.fail("m2", ValueError("no")).attempts == 2
     with unusual.begin() as connection:
-        counted = {"subscriber_id": "billing", "sqlstate": "40P01", "place": "stock", "conflicts": 1}
+        counted = {"subscriber_id": "billing", "sqlstate": "40P01", "relation": "stock", "conflicts": 1}
         connection.exec_driver_sql(ConflictStatements.load().count_conflicts, counted)
     letters = DeadLetters(unusual)
     number = letters.park(DeadLetter("billing", "m3", Reason.FAILED, "error", 1, "queue", bytes(range(256))))
