@@ -63,10 +63,7 @@ class Sandbox:
         return cls(schema, own_url.render_as_string(hide_password=False), engine, client, tuple(queue_urls))
 
     def progress(self, stage: str, killed: int) -> Progress:
-        """Read how far the chain is: what has happened before what waits, and that in the order of the chain.
-
-        So all notifications are published when all is billed, and the next place already has what has left one.
-        """
+        """Read what has happened, then what waits, in the order of the chain: what has left one is in the next."""
         placed = self.count("purchase_order")
         billed = self.count("processed_message WHERE subscriber_id = 'billing' AND dead_letter_id IS NULL")
         notified = self.count("message_lease WHERE subscriber_id = 'notification' AND completed_at IS NOT NULL")

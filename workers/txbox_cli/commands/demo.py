@@ -90,9 +90,7 @@ def _require_spark() -> None:
         require_jdk()
         for name in ("pyspark", "pyarrow"):
             if find_spec(name) is None:
-                raise CommandFailed(
-                    f"the final stage needs {name}: pip install 'txbox[spark]', or give --without-spark"
-                )
+                raise CommandFailed(f"the final stage needs {name}: pip install 'txbox[spark]', or --without-spark")
     except SparkSetupError as error:
         raise CommandFailed(f"{error}; or leave the final stage out with --without-spark") from error
 
