@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from txbox_demo.spark_stage import run_spark_stage
 from txbox_demo.supervisor import Group, Supervisor
 from txbox_local import LocalAws, LocalPostgres, LocalSmtp
 
-MAX_TMPDIR_BYTES = 70  # a socket's path has at most 103 (macOS) or 107 (Linux), of which multiprocessing adds 32
+MAX_TMPDIR_BYTES = (103 if sys.platform == "darwin" else 107) - 32  # of a socket's path, less what multiprocessing adds
 REFUSED_MAIL_SHARE = 0.02  # by the server, before it has their text
 DELIVERIES_PER_MESSAGE = 1.3  # about: answers and acks get lost
 
