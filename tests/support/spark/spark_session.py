@@ -12,9 +12,6 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-QUICK_TO_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that runs many small things once: the better compiler and collector cost more than they save."""
-
 # pyspark may leave it to the garbage collector to close a socket that it has read rows from: seen with 4.0.
 UNCLOSED = r"ignore:unclosed <socket\.socket .*127\.0\.0\.1:ResourceWarning"
 
@@ -26,11 +23,7 @@ def spark(note_server: Callable[[str], None]) -> Iterator[SparkSession]:
 
     from txbox_spark import spark_session
 
-    session = spark_session(
-        "txbox-tests",
-        master="local[2]",
-        settings={"spark.sql.shuffle.partitions": "2", "spark.driver.extraJavaOptions": QUICK_TO_START},
-    )
+    session = spark_session("txbox-tests", master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
     note_server(f"Spark used: {session.version} (pyspark {pyspark.__version__})")
     yield session
     session.stop()
