@@ -12,8 +12,8 @@ CONSTRAINTS := -c constraints.txt
 SOURCES := inbox workers spark migrations
 CHECKED := $(SOURCES) tests benchmarks examples
 # Three processes for two cores, as tests wait more than they compute. What tests/support/side_by_side.py puts into a group stays in
-# one process and begins first: Spark's tests keep two processes busy for half of the time, so `make test`
-# has a fourth. The rest come in the order of `testpaths`, fast ones first. TESTS=-n0 has one process run them all.
+# one process and begins first: Spark's tests keep two processes busy for half of the time. The rest come in the order of
+# `testpaths`, fast ones first. TESTS=-n0 has one process run them all.
 SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 # The image of the container suite alone; the environment's TXBOX_TEST_POSTGRES_IMAGE speaks to every suite.
 CONTAINER_IMAGE ?= $(TXBOX_TEST_POSTGRES_IMAGE)
@@ -87,7 +87,7 @@ demo: $(VENV)/.demo-ready ## Run the main job: shop, relays, billing, notificati
 
 .PHONY: test
 test: $(VENV)/.dev-ready ## Run the tests that must always pass (under 10 minutes)
-	@$(BIN)/pytest $(SIDE_BY_SIDE) -n 4 -m 'not slow and not containers and not chaos' $(TESTS)
+	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers and not chaos' $(TESTS)
 
 .PHONY: chaos
 chaos: $(VENV)/.dev-ready ## Run the campaigns in which processes are killed and stopped, and clocks are wrong
