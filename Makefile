@@ -90,7 +90,7 @@ test: $(VENV)/.dev-ready ## Run the tests that must always pass (under 10 minute
 	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not containers and not chaos' $(TESTS)
 
 .PHONY: chaos
-chaos: $(VENV)/.dev-ready ## Run the campaigns in which processes are killed and stopped, and clocks are wrong
+chaos: $(VENV)/.dev-ready ## Run the tests in which processes are killed and stopped, answers are lost, and clocks are wrong
 	@$(BIN)/pytest $(SIDE_BY_SIDE) -m 'chaos and not slow' $(TESTS)
 
 .PHONY: test-all
@@ -99,7 +99,7 @@ test-all: $(VENV)/.dev-ready ## Run every test, the slow campaigns too
 
 .PHONY: test-pages
 test-pages: $(VENV)/.dev-ready ## Run everything that the README, the documentation and the examples show
-	@$(BIN)/pytest -m 'not containers' tests/acceptance/test_readme.py tests/acceptance/test_examples.py $(TESTS)
+	@$(BIN)/pytest -m 'not containers' tests/acceptance/test_readme.py $(wildcard tests/acceptance/test_*example*.py) $(TESTS)
 
 .PHONY: test-spark
 test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outages, a cluster, speculation
@@ -111,7 +111,7 @@ test-oldest: $(OLDEST_READY) ## Run migration and integration tests with the old
 
 .PHONY: test-containers
 test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)
-	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest -m 'not slow and not chaos' $(CONTAINER_TESTS) $(TESTS)
+	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not chaos' $(CONTAINER_TESTS) $(TESTS)
 
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Check style, formatting and the arrows between packages

@@ -23,6 +23,8 @@ from txbox_local import LocalAws
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
+pytestmark = pytest.mark.slow  # `make test-pages` runs them, as does CI
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SERVICE = EXAMPLES / "billing_service"
 
@@ -187,8 +189,7 @@ def query(environment: dict[str, str], sql: str) -> list[str]:
         engine.dispose()
 
 
-@pytest.mark.slow  # servers of their own, and a JVM for each command of the bulk load; `make test-pages` runs them
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600)  # servers of their own, and a JVM for each command of the bulk load
 @pytest.mark.parametrize("name", ["bulk_load", "order_service"])
 def test_what_the_readme_of_an_example_shows_works(name: str, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / name, tmp_path, dirs_exist_ok=True)

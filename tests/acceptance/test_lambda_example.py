@@ -21,6 +21,8 @@ from support.documents import blocks
 from txbox_local import LocalAws
 from txbox_workers.options import MAX_ATTEMPTS
 
+pytestmark = pytest.mark.slow  # `make test-pages` runs them, as does CI
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lambda_billing"
 TEMPLATE = EXAMPLE / "template.yaml"
 

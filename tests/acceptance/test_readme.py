@@ -20,10 +20,10 @@ from txbox_local import LocalAws
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
+pytestmark = pytest.mark.slow  # `make test-pages` runs them, as does CI
+
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(page for page in (REPOSITORY / "docs").glob("*.md") if blocks(page))
-SLOW = ("bulk-loads", "getting-started", "migrations", "monitoring", "operating", "outbox", "relays")
-"""Pages that take long, with a Spark or a handful of programs; `make test-pages` runs them, as does CI."""
 STARTS_FROM_NOTHING = ("migrations",)
 """Pages that create txbox's tables themselves."""
 
@@ -67,10 +67,7 @@ def terminals(
 
 
 @pytest.mark.timeout(600)  # the page on bulk loads starts a JVM for each of its commands
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else []) for page in PAGES],
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_page_shows_works(
     page: Path, page_engine: Engine, queue: str, sqs: "SQSClient", terminals: Terminals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +159,6 @@ def test_every_file_that_internals_names_exists() -> None:
     assert {name for name in named if not (REPOSITORY / name).is_file()} == set()
 
 
-@pytest.mark.slow  # `make docs` builds it as well
 def test_the_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],

@@ -17,6 +17,8 @@ from txbox.outbox import Outbox
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
+pytestmark = pytest.mark.chaos
+
 Txbox = Callable[..., Ended]
 
 MODULE = """

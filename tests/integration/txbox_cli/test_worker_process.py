@@ -18,6 +18,8 @@ from txbox_aws.sqs import queue_backlog
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
+pytestmark = pytest.mark.chaos
+
 Txbox = Callable[..., Ended]
 
 MODULE = """

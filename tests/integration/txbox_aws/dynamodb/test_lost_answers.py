@@ -16,6 +16,8 @@ from txbox_aws.dynamodb import DynamoDBLedger
 from txbox_aws.dynamodb.values import typed
 from txbox_local import LocalAws
 
+pytestmark = pytest.mark.chaos
+
 ACQUIRE = b"if_not_exists(#fence"
 RENEW = b'"SET #expires_at = :expires_at, #asked_at'
 COMPLETE = b"SET #completed_at"
