@@ -152,13 +152,6 @@ def test_the_readmes_example_adds_each_purchase_once(
         assert connection.execute(text("SELECT count(*) FROM processed_message")).scalar_one() == 5
 
 
-def test_every_file_that_internals_names_exists() -> None:
-    text = (REPOSITORY / "docs" / "internals.md").read_text()
-    named = set(re.findall(r"`((?:inbox|workers|spark)/[\w/]+\.\w+)`", text))
-    assert len(named) > 20
-    assert {name for name in named if not (REPOSITORY / name).is_file()} == set()
-
-
 def test_the_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],

@@ -183,6 +183,13 @@ def test_every_table_is_documented(table: str) -> None:
     assert table in rows(page("migrations.md"))
 
 
+def test_every_file_that_internals_names_exists() -> None:
+    text = (REPOSITORY / "docs" / "internals.md").read_text()
+    named = set(re.findall(r"`((?:inbox|workers|spark)/[\w/]+\.\w+)`", text))
+    assert len(named) > 20
+    assert {name for name in named if not (REPOSITORY / name).is_file()} == set()
+
+
 def test_the_make_targets_that_are_named_are_all_that_there_are() -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):.*## ", (REPOSITORY / "Makefile").read_text(), re.M))
     in_readme = set(re.findall(r"\bmake ([a-z][a-z-]*)\b", "\n".join(blocks_of_text(REPOSITORY / "README.md"))))

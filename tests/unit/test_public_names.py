@@ -2,12 +2,18 @@
 
 import importlib
 import importlib.metadata
+import importlib.util
+import re
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 import txbox
+
+REPOSITORY = Path(__file__).parents[2]
 
 PUBLIC = {
     "txbox": [
@@ -128,6 +134,70 @@ PUBLIC = {
         "redrive_to_queue",
         "sqs_client",
     ],
+    "txbox_aws.dynamodb.ledger": [
+        "DynamoDBLedger",
+        "MAX_RESULT_BYTES",
+        "RETENTION_SECONDS",
+        "TABLE",
+        "create_lease_table",
+    ],
+    "txbox_aws.dynamodb.entity": ["HIGHEST", "IDS", "update_if_newer", "update_once"],
+    "txbox.instrumentation.prometheus": ["PrometheusHook"],
+    "txbox.instrumentation.opentelemetry": ["OpenTelemetryHook"],
+    "txbox.status": [
+        "BlockedLoad",
+        "EXACT_UP_TO_ROWS",
+        "HandlerConflict",
+        "Status",
+        "SubscriberStatus",
+        "find_blocked_loads",
+        "read_status",
+    ],
+    "txbox.leases.status": ["LeaseStatus", "LedgerStatus", "read_lease_status"],
+    "txbox.outbox.status": [
+        "COUNTED_MESSAGES",
+        "DestinationStatus",
+        "OutboxStatus",
+        "RelayStatus",
+        "read_outbox_status",
+        "relays_at_work",
+    ],
+    "txbox.outbox.snapshot_holders": ["SnapshotHolder", "find_snapshot_holders", "sees_all_sessions", "without_values"],
+    "txbox.outbox.sent_messages": ["CHUNK_MESSAGES", "ReplayChunk", "SentFilter", "SentMessage", "SentMessages"],
+    "txbox.schema": ["TABLE_NAMES", "Tables", "is_staging", "tables"],
+    "txbox.postgres.sqlstates": [
+        "CONFLICTS",
+        "DEADLOCK_DETECTED",
+        "LOCK_NOT_AVAILABLE",
+        "PREPARED_REMEDY",
+        "SERIALIZATION_FAILURE",
+        "TIMED_OUT",
+        "UNDEFINED_COLUMN",
+        "UNDEFINED_TABLE",
+        "UNIQUE_VIOLATION",
+        "conflict_relation",
+        "is_lost_prepared_statement",
+        "is_of_the_session",
+        "is_outage",
+        "is_retryable",
+        "sqlstate",
+    ],
+    "txbox_migrations": [
+        "Difference",
+        "LATEST",
+        "MigrationError",
+        "Severity",
+        "VERSION_TABLE",
+        "VersionChange",
+        "current_version",
+        "downgrade",
+        "downgrade_database",
+        "find_drift",
+        "include_object",
+        "migration_sql",
+        "upgrade",
+        "upgrade_database",
+    ],
 }
 
 
@@ -136,6 +206,25 @@ def test_a_module_offers_these_names_and_no_others(name: str) -> None:
     module = importlib.import_module(name)
     assert sorted(module.__all__) == PUBLIC[name]
     assert [public for public in module.__all__ if not hasattr(module, public)] == []
+
+
+def test_every_module_of_the_reference_is_pinned() -> None:
+    documented = re.findall(r"^::: ([\w.]+)", (REPOSITORY / "docs" / "reference.md").read_text(), re.M)
+    assert len(documented) > 20
+    modules = {re.sub(r"\.[A-Z]\w*$", "", name) for name in documented}
+    modules = {name if importlib.util.find_spec(name) else name.rpartition(".")[0] for name in modules}
+    assert modules - PUBLIC.keys() == set()
+
+
+def test_no_folder_of_the_source_has_more_than_a_dozen_files() -> None:
+    sources = ("inbox", "workers", "spark", "migrations")
+    files = [
+        file for source in sources for suffix in ("py", "sql") for file in (REPOSITORY / source).rglob(f"*.{suffix}")
+    ]
+    assert len(files) > 200
+    assert {
+        str(folder): number for folder, number in Counter(file.parent for file in files).items() if number > 12
+    } == {}
 
 
 def test_the_library_imports_nothing_that_a_service_did_not_ask_for() -> None:
