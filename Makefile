@@ -129,8 +129,12 @@ types: $(VENV)/.dev-ready ## Check types strictly
 	@$(BIN)/mypy
 
 .PHONY: bench
-bench: $(VENV)/.dev-ready ## Measure consumer, record, relay, ledger, deadlocks or bulk_load against limits (BENCH='relay --full')
+bench: $(VENV)/.dev-ready ## Measure consumer, record, relay, ledger, deadlocks, bulk_load, audit or retention against limits (BENCH='relay --full')
 	@$(BIN)/python -m benchmarks $(BENCH)
+
+.PHONY: bench-retention
+bench-retention: $(VENV)/.dev-ready ## Measure what forgetting costs, at 10 and 50 million rows (about half an hour)
+	@$(BIN)/python -m benchmarks retention --full
 
 .PHONY: figures
 figures: $(VENV)/.dev-ready ## Draw the plots of the documentation from the results beside them

@@ -5,6 +5,7 @@ record      what one ``Inbox.record`` costs the client
 relay       what publishing costs, how fast a relay is, how soon a message arrives
 ledger      leases against a plain conditional UPDATE
 deadlocks   workers whose handlers run into deadlocks against fixed settings
+audit       an audit of a million messages, with faults planted, all of which it has to name
 bulk_load   Spark and the inbox against raw COPY and the same merge by psql
 
 ``shared`` holds what they have in common. The ratios mean something; the absolute figures are those of one machine on

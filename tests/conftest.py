@@ -27,7 +27,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropSchema
 
 from support.postgres.tcp_proxy import TcpProxy
 from support.waiting import wait_until
-from txbox.schema import tables
+from txbox.schema import CreateEarlier, tables
 from txbox_local import LocalAws, LocalPostgres
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def _table_statements() -> str:
     for table in tables().metadata.sorted_tables:
         statements.append(str(CreateTable(table).compile(dialect=dialect)))
         statements += [str(CreateIndex(index).compile(dialect=dialect)) for index in table.indexes]
-    return ";".join(statements)
+    earlier = CreateEarlier(tables().processed_earlier, tables().processed_message)
+    return ";".join([*statements, str(earlier.compile(dialect=dialect))])
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@
     ├── InvalidMessageId     an id that the inbox cannot keep
     ├── InFlight             another transaction, or the owner of a lease, is at this message right now
     ├── Mismatch             the same message id came with another body
+    ├── Expired              a message that is too old to judge whether it was processed
     ├── LeaseLost            a lease ran out, and another owner has taken it over
     ├── EffectUnknown        raised by a handler: the effect may have happened
     ├── LedgerError          a ledger's store could not be reached, or refused
@@ -23,6 +24,8 @@
     ├── RightsMissing        this user may not do with a table what it has to
     ├── InvalidConfiguration an argument or a setting that cannot work
     ├── LetterNotFound       no dead letter of that number waits
+    ├── OperationNotFound    no redrive or discard of that number is on record
+    ├── OutOfOrder           a dead letter before this one has to be redriven first
     └── BrokerError          the broker could not be reached, or refused
 
 The packages around it have ``MigrationError``, ``LocalServerError``, and Spark's ``SparkSetupError``, ``SourceError``,
@@ -32,13 +35,15 @@ Errors of the database itself (a lost connection, a serialization failure, a vio
 pass through as SQLAlchemy raises them. ``txbox.postgres.sqlstates`` has those to retry.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 __all__ = [
     "BrokerError",
     "EffectUnknown",
     "EntityMissing",
+    "Expired",
     "InFlight",
     "InvalidConfiguration",
     "InvalidMessageId",
@@ -50,6 +55,8 @@ __all__ = [
     "Mismatch",
     "NotInTransaction",
     "NotSendable",
+    "OperationNotFound",
+    "OutOfOrder",
     "ResultNotStored",
     "RightsMissing",
     "SchemaMissing",
@@ -139,6 +146,35 @@ class Mismatch(TxboxError):
         super().__init__(
             f"subscriber {subscriber_id} has already processed {', '.join(self.message_ids[:5])} with another body; "
             "two different messages share one id: repair the producer, or choose another id with identify"
+        )
+
+
+class Expired(TxboxError):
+    """Messages were sent before the horizon of ``subscriber_id``: whether they were processed is forgotten.
+
+    They are not recorded. Roll back, park them, and let a person decide.
+
+    Attributes:
+        subscriber_id: whose horizon.
+        sent_at: when each message was sent, by id; None: unknown, and the policy is to park such messages.
+        message_ids: their ids, sorted.
+        horizon: before this time the subscriber has forgotten what it has processed.
+    """
+
+    def __init__(
+        self, subscriber_id: str, sent_at: Mapping[str, datetime | None], horizon: datetime | None = None
+    ) -> None:
+        self.subscriber_id = subscriber_id
+        self.sent_at = dict(sent_at)
+        self.message_ids = tuple(sorted(sent_at))
+        self.horizon = horizon
+        times = {id_: f"sent at {at:%Y-%m-%d %H:%M:%S%z}" if at else "age unknown" for id_, at in sent_at.items()}
+        told = ", ".join(f"{message_id} ({times[message_id]})" for message_id in self.message_ids[:5])
+        before = f" ({horizon:%Y-%m-%d %H:%M:%S%z})" if horizon else ""
+        super().__init__(
+            f"subscriber {subscriber_id} cannot tell any more whether it has processed {told}: what it processed "
+            f"before its horizon{before} is forgotten. It was not run: check what became of it, then redrive it as "
+            "expired, or discard it"
         )
 
 
@@ -290,11 +326,35 @@ class InvalidConfiguration(TxboxError):
 
 
 class LetterNotFound(TxboxError):
-    """No dead letter of the number ``dead_letter_id`` waits."""
+    """No dead letter of the number ``dead_letter_id`` waits.
 
-    def __init__(self, dead_letter_id: int, why: str = "does not exist") -> None:
+    ``processed``: because its message was processed after it was parked.
+    """
+
+    def __init__(self, dead_letter_id: int, why: str = "does not exist", *, processed: bool = False) -> None:
         self.dead_letter_id = dead_letter_id
+        self.processed = processed
         super().__init__(f"dead letter {dead_letter_id} {why}; see `txbox dead-letters list`")
+
+
+class OperationNotFound(TxboxError):
+    """No redrive or discard of the number ``operation_id`` is on record."""
+
+    def __init__(self, operation_id: int) -> None:
+        self.operation_id = operation_id
+        super().__init__(f"operation {operation_id} does not exist; see `txbox dead-letters operations`")
+
+
+class OutOfOrder(TxboxError):
+    """The dead letter ``before`` holds the key of the dead letter ``dead_letter_id``, and waits, too."""
+
+    def __init__(self, dead_letter_id: int, before: int, order_key: str | None) -> None:
+        self.dead_letter_id = dead_letter_id
+        self.before = before
+        super().__init__(
+            f"dead letter {dead_letter_id} waits behind {before} of its key {order_key!r}; redrive or discard {before} "
+            "first"
+        )
 
 
 class BrokerError(TxboxError):

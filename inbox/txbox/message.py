@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
@@ -15,16 +17,20 @@ __all__ = [
     "HEADER_CLOUDEVENTS_SOURCE",
     "HEADER_DEDUPLICATION_ID",
     "HEADER_EVENTBRIDGE_ID",
+    "HEADER_EVENTBRIDGE_KEY",
     "HEADER_FIRST_DELIVERY_ID",
     "HEADER_GROUP_ID",
+    "HEADER_KEY",
     "HEADER_MESSAGE_ID",
     "HEADER_SNS_MESSAGE_ID",
     "MAX_MESSAGE_ID_BYTES",
-    "MAX_SUBSCRIBER_BYTES",
     "Identify",
     "Message",
+    "earliest",
     "fingerprint",
     "identify",
+    "time_from",
+    "time_of_id",
     "valid_message_id",
     "valid_subscriber_id",
     "valid_text",
@@ -40,6 +46,10 @@ HEADER_DEDUPLICATION_ID = "sqs-deduplication-id"
 HEADER_GROUP_ID = "sqs-group-id"
 HEADER_FIRST_DELIVERY_ID = "first-delivery-id"
 """The broker's id of a message before it was redriven, for want of a better one."""
+HEADER_KEY = "key"
+"""Messages of one key keep their order, if their producer says so where there are no FIFO groups."""
+HEADER_EVENTBRIDGE_KEY = "eventbridge-key"
+"""The key under which an outbox has published a message that came over EventBridge."""
 
 MAX_MESSAGE_ID_BYTES = 1_000
 """In UTF-8. A B-tree entry of Postgres holds 2,704 bytes, and the subscriber's name is in it too."""
@@ -56,12 +66,15 @@ class Message:
         body: the payload, as it came out of its envelopes.
         headers: what travelled beside the payload; names in lower case.
         source: where it was received from, such as a queue's URL.
+        sent_at: since when it has existed at the latest: the earliest time that came with it, in UTC; None: unknown. It
+            is for judging a message's age only. Who does so counts the time in the id, too: ``time_of_id``.
     """
 
     id: str
     body: bytes
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     source: str = ""
+    sent_at: datetime | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:
@@ -113,6 +126,64 @@ def identify(message: Message) -> str:
 
 
 _URI_CHARACTERS = "".join(chr(code) for code in range(0x21, 0x7F))
+
+
+def time_of_id(message_id: str) -> datetime | None:
+    """Return when an id was made, in UTC, if it is a UUID of version 7 (RFC 9562, section 5.7); None for all others.
+
+    In either case of letters, with hyphens or without, and as a URN. A time before 2015 is not taken for one.
+    """
+    # Two comparisons rule out nearly all other ids before the expression runs: each message pays for them.
+    if not (isinstance(message_id, str) and len(message_id) in _UUID_LENGTHS):
+        return None
+    found = _UUID_7.fullmatch(message_id)
+    return None if found is None else _plausible(int(found[1] + found[3], 16) / 1_000)
+
+
+def time_from(written: object) -> datetime | None:
+    """Return a time that a broker or a producer has written; None if it cannot be read, which is no error.
+
+    Args:
+        written: milliseconds since 1970, as SQS writes them, or a time with its offset as in RFC 3339.
+    """
+    if isinstance(written, int):
+        written = str(written)
+    if not isinstance(written, str) or len(written) > _LONGEST_TIME:
+        return None
+    try:
+        if written.isascii() and written.isdigit():
+            return _plausible(int(written) / 1_000)
+        # RFC 3339 allows any number of digits after the second, and a second 60; Python allows neither.
+        moment = datetime.fromisoformat(_LEAP_SECOND.sub(r"\g<1>59", _FINER_DIGITS.sub(r"\1", written.strip().upper())))
+        return None if moment.tzinfo is None else _plausible(moment.timestamp())
+    except (ValueError, OverflowError):
+        return None
+
+
+def earliest(*times: datetime | None) -> datetime | None:
+    """Return the earliest of the times that are known; None if none is."""
+    return min((time for time in times if time is not None), default=None)
+
+
+def _plausible(seconds: float) -> datetime | None:
+    """Return a time, unless it is none of a message's: too early, or too late for a ``datetime``."""
+    return _EPOCH + timedelta(seconds=seconds) if _EARLIEST_SECONDS <= seconds < _LATEST_SECONDS else None
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EARLIEST_SECONDS = datetime(2015, 1, 1, tzinfo=UTC).timestamp()
+_LATEST_SECONDS = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+"""No upper bound that means anything: a time in the future is never the earliest, and never behind a horizon."""
+
+_UUID_LENGTHS = frozenset((32, 36, 45))
+_UUID_7 = re.compile(
+    "(?:urn:uuid:)?([0-9a-f]{8})(?P<hyphen>-?)([0-9a-f]{4})(?P=hyphen)7[0-9a-f]{3}(?P=hyphen)[89ab][0-9a-f]{3}(?P=hyphen)"
+    "[0-9a-f]{12}",
+    re.IGNORECASE | re.ASCII,
+)
+_LONGEST_TIME = 64
+_FINER_DIGITS = re.compile(r"(\.\d{6})\d+")
+_LEAP_SECOND = re.compile(r"(T\d\d:\d\d:)60")
 
 
 def valid_message_id(message_id: str) -> str:

@@ -8,7 +8,7 @@ __all__ = ["Outcome"]
 class Outcome(StrEnum):
     """What became of one delivery of a message.
 
-    A delivery is acked after PROCESSED, DUPLICATE, DEAD and MISMATCH, and handed back to the broker after
+    A delivery is acked after PROCESSED, DUPLICATE, DEAD, MISMATCH and EXPIRED, and handed back to the broker after
     IN_FLIGHT and FAILED.
     """
 
@@ -24,6 +24,8 @@ class Outcome(StrEnum):
     """It failed for the last time, and is parked as a dead letter."""
     MISMATCH = "mismatch"
     """Its id had come with another body; the handler did not run, and the message is parked."""
+    EXPIRED = "expired"
+    """It is too old to judge whether it was processed; the handler did not run, and the message is parked."""
 
     @property
     def acked(self) -> bool:

@@ -5,9 +5,14 @@ contract: Spark jobs, reports and people's own SQL read them.
 
 A bulk load of writer jdbc also has staging tables. They come and go with it, beside these tables, and are not part of
 the metadata; ``is_staging()`` recognises their names.
+
+A rotating inbox (``txbox db rotate-inbox``) is the same table in partitions, its generations, which are not part of
+the metadata either; ``is_generation()`` recognises their names. The view ``processed_earlier`` has the ids of all
+generations but the current one, so the statements are the same in both forms.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -17,6 +22,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     DateTime,
     Float,
     Identity,
@@ -27,33 +33,37 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    column,
+    event,
     func,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import ExecutableDDLElement, SchemaItem
+from sqlalchemy.sql.compiler import DDLCompiler
 
-__all__ = ["TABLE_NAMES", "Tables", "is_staging", "tables"]
+__all__ = [
+    "TABLE_NAMES",
+    "VIEW_NAME",
+    "CreateEarlier",
+    "DropEarlier",
+    "Tables",
+    "is_generation",
+    "is_staging",
+    "tables",
+]
 
-TABLE_NAMES = (
-    "processed_message",
-    "message_failure",
-    "dead_letter",
-    "bulk_load",
-    "bulk_load_chunk",
-    "outbox_message",
-    "outbox_sent",
-    "outbox_relay",
-    "message_lease",
-    "aggregate_watermark",
-    "handler_conflict",
-)
-"""Every table of txbox, without prefix."""
+VIEW_NAME: Final = "processed_earlier"
+"""The only view of txbox, without prefix."""
 
 BYTEWISE = Text(collation="C")
 """Ids are compared byte by byte: fastest, and the same order as Python's for sorted inserts."""
 
 # The run, the attempt, and for a partition the chunk.
 _STAGING_NAME: Final = re.compile(r"bulk_load_staging_[0-9a-f]{12}_[0-9]+(?:_[0-9]+)?")
+
+_GENERATION_NAME: Final = re.compile(r"processed_message_g[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,14 @@ class Tables:
     message_lease: Table
     aggregate_watermark: Table
     handler_conflict: Table
+    inbox_horizon: Table
+    inbox_generation: Table
+    maintenance: Table
+    dead_letter_operation: Table
+    dead_letter_selection: Table
+    worker_report: Table
+    paused: Table
+    processed_earlier: Table
 
 
 @lru_cache(maxsize=64)
@@ -83,20 +101,15 @@ def tables(schema: str | None = None, prefix: str = "") -> Tables:
         prefix: put before every table, index and constraint name.
     """
     metadata = MetaData(schema=schema)
-    return Tables(
-        metadata=metadata,
-        processed_message=_processed_message(metadata, prefix),
-        message_failure=_message_failure(metadata, prefix),
-        dead_letter=_dead_letter(metadata, prefix),
-        bulk_load=_bulk_load(metadata, prefix),
-        bulk_load_chunk=_bulk_load_chunk(metadata, prefix),
-        outbox_message=_outbox_message(metadata, prefix),
-        outbox_sent=_outbox_sent(metadata, prefix),
-        outbox_relay=_outbox_relay(metadata, prefix),
-        message_lease=_message_lease(metadata, prefix),
-        aggregate_watermark=_aggregate_watermark(metadata, prefix),
-        handler_conflict=_handler_conflict(metadata, prefix),
-    )
+    made = {name: _made(f"{prefix}{name}", metadata, prefix, items()) for name, items in _DECLARED.items()}
+    return Tables(metadata, processed_earlier=_processed_earlier(made["processed_message"], prefix), **made)
+
+
+def _made(name: str, metadata: MetaData, prefix: str, items: list[SchemaItem]) -> Table:
+    for item in items:
+        if isinstance(item, CheckConstraint | Index):
+            item.name = f"{prefix}{item.name}"
+    return Table(name, metadata, *items)
 
 
 def is_staging(name: str, prefix: str = "") -> bool:
@@ -104,60 +117,99 @@ def is_staging(name: str, prefix: str = "") -> bool:
     return name.startswith(prefix) and _STAGING_NAME.fullmatch(name, len(prefix)) is not None
 
 
-def _processed_message(metadata: MetaData, prefix: str) -> Table:
+def is_generation(name: str, prefix: str = "") -> bool:
+    """Return whether a table's name, without schema, is that of a generation of a rotating inbox."""
+    return name.startswith(prefix) and _GENERATION_NAME.fullmatch(name, len(prefix)) is not None
+
+
+class CreateEarlier(ExecutableDDLElement):
+    """Create the view ``processed_earlier`` of an inbox that is one table: empty, and known to be so when planned."""
+
+    def __init__(self, view: Table, inbox: Table) -> None:
+        self.view, self.inbox = view, inbox
+
+
+class DropEarlier(ExecutableDDLElement):
+    """Drop the view ``processed_earlier``."""
+
+    def __init__(self, view: Table) -> None:
+        self.view = view
+
+
+@compiles(CreateEarlier)
+def _create_earlier(create: CreateEarlier, compiler: DDLCompiler, **_: Any) -> str:
+    named = compiler.preparer.format_table
+    names = named(create.view), named(create.inbox)
+    return "CREATE VIEW {} AS SELECT subscriber_id, message_id FROM {} WHERE false".format(*names)  # noqa: S608 - quoted
+
+
+@compiles(DropEarlier)
+def _drop_earlier(drop: DropEarlier, compiler: DDLCompiler, **_: Any) -> str:
+    return f"DROP VIEW IF EXISTS {compiler.preparer.format_table(drop.view)}"
+
+
+def _processed_earlier(inbox: Table, prefix: str) -> Table:
+    """The ids of the older generations. It comes and goes with the inbox, and is no table of the metadata."""
+    view = Table(
+        f"{prefix}{VIEW_NAME}",
+        MetaData(schema=inbox.schema),
+        Column("subscriber_id", BYTEWISE),
+        Column("message_id", BYTEWISE),
+    )
+    event.listen(inbox, "after_create", CreateEarlier(view, inbox))
+    event.listen(inbox, "before_drop", DropEarlier(view))
+    return view
+
+
+_Declaration = Callable[[], list[SchemaItem]]
+
+_DECLARED: Final[dict[str, _Declaration]] = {}
+
+
+def _table(declaration: _Declaration) -> _Declaration:
+    """Have ``tables()`` make a table of the columns, constraints and indexes that the function returns."""
+    _DECLARED[declaration.__name__.removeprefix("_")] = declaration
+    return declaration
+
+
+@_table
+def _processed_message() -> list[SchemaItem]:
     """The inbox: what each subscriber has already processed, or has parked. Insert-only while all goes well."""
-    return Table(
-        f"{prefix}processed_message",
-        metadata,
-        Column("subscriber_id", BYTEWISE, primary_key=True),
-        Column("message_id", BYTEWISE, primary_key=True),
+    return [
+        _id("subscriber_id"),
+        _id("message_id"),
         _now("processed_at"),
         Column("fingerprint", LargeBinary, comment="SHA-256 of the body; null where none was asked for"),
         Column("dead_letter_id", BigInteger, comment="the letter that it is parked as; null: it is processed"),
-    )
+    ]
 
 
-def _message_failure(metadata: MetaData, prefix: str) -> Table:
+@_table
+def _message_failure() -> list[SchemaItem]:
     """Messages that have failed and will be tried again, with the number of attempts so far.
 
     Written in transactions of its own, so that rolling the handler back does not roll the count back.
     """
-    return Table(
-        f"{prefix}message_failure",
-        metadata,
-        Column("subscriber_id", BYTEWISE, primary_key=True),
-        Column("message_id", BYTEWISE, primary_key=True),
+    return [
+        _id("subscriber_id"),
+        _id("message_id"),
         Column("attempts", Integer, nullable=False),
         Column("error", Text, nullable=False),
         _now("first_failed_at"),
         _now("last_failed_at"),
-        _list("history", "the last attempts that counted, newest first: when, at which delivery, and why"),
-        CheckConstraint("attempts > 0", name=f"{prefix}message_failure_attempts_check"),
-    )
+        _json("history", "the last attempts that counted, newest first: when, at which delivery, and why", "[]"),
+        CheckConstraint("attempts > 0", name="message_failure_attempts_check"),
+    ]
 
 
-def _handler_conflict(metadata: MetaData, prefix: str) -> Table:
-    """How often handlers' transactions were rolled back because of others, and where they met.
-
-    Written once a minute at most by each worker that has had such conflicts, and never while there are none.
-    """
-    return Table(
-        f"{prefix}handler_conflict",
-        metadata,
-        Column("subscriber_id", BYTEWISE, primary_key=True),
-        Column("sqlstate", Text, primary_key=True),
-        Column("place", Text, primary_key=True, comment="the relation, as the server named it; empty if it did not"),
-        Column("conflicts", BigInteger, nullable=False),
-        _now("first_at"),
-        _now("last_at"),
-    )
-
-
-def _dead_letter(metadata: MetaData, prefix: str) -> Table:
+@_table
+def _dead_letter() -> list[SchemaItem]:
     """Messages parked after their last attempt, whole: everything needed to send them through again."""
-    table = Table(
-        f"{prefix}dead_letter",
-        metadata,
+    not_discarded = column("discarded_at", DateTime).is_(None)
+    waiting = and_(column("redriven_at", DateTime).is_(None), not_discarded)
+    has_place = column("order_position", BigInteger).is_not(None)
+    line = ("subscriber_id", "order_key", "order_position")
+    return [
         Column("dead_letter_id", BigInteger, Identity(always=True), primary_key=True),
         Column("subscriber_id", BYTEWISE, nullable=False),
         Column("message_id", BYTEWISE, nullable=False),
@@ -170,45 +222,40 @@ def _dead_letter(metadata: MetaData, prefix: str) -> Table:
         Column("headers", JSONB, nullable=False),
         Column("envelope", JSONB, nullable=False, comment="what the broker needs to send it again"),
         _now("parked_at"),
-        Column("redriven_at", DateTime(timezone=True)),
-        _list("history", "the last attempts that counted, oldest first: when, at which delivery, and why"),
+        _time("redriven_at"),
+        _json("history", "the last attempts that counted, oldest first: when, at which delivery, and why", "[]"),
         Column("lease_attempts", Integer, comment="of the message in its ledger when it was parked"),
+        Column("order_key", BYTEWISE, comment="the FIFO group, or the key, whose order the letter keeps"),
+        Column("order_position", BigInteger, comment="its place among the letters of its key; null: it holds nothing"),
+        Column("redriven_by", Text, comment="who sent it through again; for people"),
+        _time("discarded_at", "when a person gave it up"),
+        Column("discarded_by", Text, comment="who did; for people"),
+        Column("note", Text, comment="why"),
         CheckConstraint(
-            "reason IN ('failed', 'mismatch', 'malformed', 'crashed')",
-            name=f"{prefix}dead_letter_reason_check",
+            "reason IN ('failed', 'mismatch', 'malformed', 'crashed', 'expired', 'behind')",
+            name="dead_letter_reason_check",
         ),
-    )
-    # A worker may die between parking and ack; the redelivery then parks the letter again, and finds it here.
-    Index(
-        f"{prefix}dead_letter_parked_once",
-        table.c.subscriber_id,
-        table.c.message_id,
-        table.c.body_hash,
-        unique=True,
-        postgresql_where=table.c.redriven_at.is_(None),
-    )
-    return table
+        # A worker may die between parking and ack; the redelivery then parks the letter again, and finds it here.
+        _index("dead_letter_parked_once", "subscriber_id", "message_id", "body_hash", where=waiting, unique=True),
+        _index("dead_letter_by_message", "subscriber_id", "message_id"),
+        _index("dead_letter_in_order", *line, where=and_(has_place, not_discarded)),
+        # Which of them wait: a redrive asks it for each letter, while those before it are on their way.
+        _index("dead_letter_in_line", *line, where=and_(has_place, waiting)),
+    ]
 
 
-def _bulk_load(metadata: MetaData, prefix: str) -> Table:
+@_table
+def _bulk_load() -> list[SchemaItem]:
     """One bulk load: what it loads and how far it is."""
-    return Table(
-        f"{prefix}bulk_load",
-        metadata,
-        Column("run_id", BYTEWISE, primary_key=True),
+    return [
+        _id("run_id"),
         Column("subscriber_id", BYTEWISE, nullable=False),
         Column("source", Text, nullable=False, comment="what is loaded, in words"),
         Column("digest", LargeBinary, nullable=False, comment="SHA-256 of what a resumed run must find again"),
         Column("writer", Text, nullable=False),
         Column("chunks", Integer, nullable=False),
         Column("bounds", JSONB, nullable=False, comment="the first message id of each chunk but the first"),
-        Column(
-            "attempts",
-            Integer,
-            nullable=False,
-            server_default=text("1"),
-            comment="how often it was begun; names the staging table",
-        ),
+        _number("attempts", "how often it was begun; names the staging table", default=1),
         Column("staging_table", Text, comment="the complete staging table, of writer jdbc"),
         Column("rows_read", BigInteger),
         Column("rows_rejected", BigInteger),
@@ -216,22 +263,21 @@ def _bulk_load(metadata: MetaData, prefix: str) -> Table:
         Column("error", Text, comment="why the last attempt ended"),
         _now("started_at"),
         _now("heartbeat_at"),
-        Column("finished_at", DateTime(timezone=True)),
+        _time("finished_at"),
         Column("content", LargeBinary, comment="digest of the message ids that a resumed run must find again"),
-        CheckConstraint("writer IN ('copy', 'jdbc')", name=f"{prefix}bulk_load_writer_check"),
-        CheckConstraint("chunks > 0", name=f"{prefix}bulk_load_chunks_check"),
-    )
+        CheckConstraint("writer IN ('copy', 'jdbc')", name="bulk_load_writer_check"),
+        CheckConstraint("chunks > 0", name="bulk_load_chunks_check"),
+    ]
 
 
-def _bulk_load_chunk(metadata: MetaData, prefix: str) -> Table:
+@_table
+def _bulk_load_chunk() -> list[SchemaItem]:
     """The chunks that are done: a row is there if, and only if, the chunk's transaction has committed.
 
     No foreign key leads to bulk_load: alembic would propose it anew to hosts whose metadata names the default schema.
     """
-    return Table(
-        f"{prefix}bulk_load_chunk",
-        metadata,
-        Column("run_id", BYTEWISE, primary_key=True),
+    return [
+        _id("run_id"),
         Column("chunk", Integer, primary_key=True, autoincrement=False),
         _count("rows_read"),
         _count("rows_rejected"),
@@ -240,17 +286,21 @@ def _bulk_load_chunk(metadata: MetaData, prefix: str) -> Table:
         _count("applied"),
         Column("rejected_sample", JSONB),
         _now("merged_at"),
-    )
+        _count("expired", "events behind the horizon: not applied, and not parked"),
+    ]
 
 
-def _outbox_message(metadata: MetaData, prefix: str) -> Table:
+@_table
+def _outbox_message() -> list[SchemaItem]:
     """The outbox: what this service still has to send. Published by insert, gone by delete once it was sent.
 
     Most rows are inserted, read once and deleted; the columns from ``due_at`` on are for the others.
     """
-    table = Table(
-        f"{prefix}outbox_message",
-        metadata,
+    due_at, held = column("due_at", DateTime), column("held", Boolean)
+    at_once = due_at.is_(None)
+    # The failed message of a held key has a time; those behind it have infinity, and there may be a million of them.
+    failed = and_(held, due_at < text("'infinity'::timestamptz"))
+    return [
         Column("lane", BigInteger, primary_key=True, autoincrement=False, comment="made from destination and key"),
         Column("position", BigInteger, Identity(always=True), primary_key=True),
         Column(
@@ -266,34 +316,29 @@ def _outbox_message(metadata: MetaData, prefix: str) -> Table:
         Column("headers", JSONB, nullable=False),
         Column("body", LargeBinary, nullable=False),
         _now("published_at"),
-        Column("due_at", DateTime(timezone=True), comment="not before; null: at once"),
-        Column("attempts", Integer, nullable=False, server_default=text("0")),
+        _time("due_at", "not before; null: at once"),
+        _number("attempts"),
         Column("held", Boolean, nullable=False, server_default=text("false"), comment="its key has a failed message"),
         Column("error", Text, comment="of the last attempt"),
         # They are parts of indexes: here, or of the dead letter that a message may become.
         CheckConstraint(
             "octet_length(message_id) <= 1000 AND octet_length(destination) <= 1024 AND octet_length(key) <= 1024",
-            name=f"{prefix}outbox_message_names_check",
+            name="outbox_message_names_check",
         ),
-    )
-    at_once = table.c.due_at.is_(None)
-    # What is new since a relay's last look: by who wrote it, not by its position, for transactions commit out of order.
-    Index(f"{prefix}outbox_message_by_transaction", table.c.transaction_id, postgresql_where=at_once)
-    # The rest is empty while all goes well: messages that are delayed or to be sent again, and keys that are held.
-    Index(f"{prefix}outbox_message_due", table.c.due_at, postgresql_where=and_(~at_once, ~table.c.held))
-    # The failed message of a held key has a time; those behind it have infinity, and there may be a million of them.
-    failed = and_(table.c.held, table.c.due_at < text("'infinity'::timestamptz"))
-    Index(f"{prefix}outbox_message_heads", table.c.lane, table.c.due_at, postgresql_where=failed)
-    Index(f"{prefix}outbox_message_held", table.c.lane, table.c.key, table.c.position, postgresql_where=table.c.held)
-    return table
+        # New since a relay's last look: by who wrote it, not by its position, for transactions commit out of order.
+        _index("outbox_message_by_transaction", "transaction_id", where=at_once),
+        # The rest is empty while all goes well: messages that are delayed or to be sent again, and keys that are held.
+        _index("outbox_message_due", "due_at", where=and_(~at_once, ~held)),
+        _index("outbox_message_heads", "lane", "due_at", where=failed),
+        _index("outbox_message_held", "lane", "key", "position", where=held),
+    ]
 
 
-def _outbox_sent(metadata: MetaData, prefix: str) -> Table:
+@_table
+def _outbox_sent() -> list[SchemaItem]:
     """What was sent, where a relay is asked to keep it: for audits, and to send it again."""
-    table = Table(
-        f"{prefix}outbox_sent",
-        metadata,
-        Column("message_id", BYTEWISE, primary_key=True),
+    return [
+        _id("message_id"),
         Column("position", BigInteger, primary_key=True, autoincrement=False),
         Column("destination", Text, nullable=False),
         Column("key", Text),
@@ -301,17 +346,15 @@ def _outbox_sent(metadata: MetaData, prefix: str) -> Table:
         Column("body", LargeBinary, nullable=False),
         Column("published_at", DateTime(timezone=True), nullable=False),
         _now("sent_at"),
-    )
-    Index(f"{prefix}outbox_sent_at", table.c.sent_at)
-    return table
+        _index("outbox_sent_at", "sent_at"),
+    ]
 
 
-def _outbox_relay(metadata: MetaData, prefix: str) -> Table:
+@_table
+def _outbox_relay() -> list[SchemaItem]:
     """The relays that are at work, by their own reports. Only the report of the status reads it."""
-    return Table(
-        f"{prefix}outbox_relay",
-        metadata,
-        Column("relay_id", BYTEWISE, primary_key=True),
+    return [
+        _id("relay_id"),
         Column("host", Text, nullable=False),
         Column("pid", Integer, nullable=False, comment="of the process, on its host"),
         _count("sent"),
@@ -319,24 +362,20 @@ def _outbox_relay(metadata: MetaData, prefix: str) -> Table:
         Column("sent_per_second", Float, nullable=False, server_default=text("0")),
         _now("started_at"),
         _now("seen_at"),
-        Column(
-            "outages",
-            JSONB,
-            nullable=False,
-            server_default=text("'{}'::jsonb"),
-            comment="destinations that it cannot send to, and why",
-        ),
+        _json("outages", "destinations that it cannot send to, and why"),
         Column("backend_pid", Integer, comment="the server process of its session; null behind a pooler"),
-    )
+        Column("version", Text, comment="of txbox"),
+        Column("state", Text, comment="working, paused or drained"),
+        _json("destinations", "where it has sent to, the last ones, and how many messages"),
+    ]
 
 
-def _message_lease(metadata: MetaData, prefix: str) -> Table:
+@_table
+def _message_lease() -> list[SchemaItem]:
     """The leases of messages whose effects no transaction covers: who works on them, and which are completed."""
-    return Table(
-        f"{prefix}message_lease",
-        metadata,
-        Column("subscriber_id", BYTEWISE, primary_key=True),
-        Column("message_id", BYTEWISE, primary_key=True),
+    return [
+        _id("subscriber_id"),
+        _id("message_id"),
         Column("fence", BigInteger, nullable=False, comment="grows with every acquisition"),
         Column("attempts", Integer, nullable=False, comment="acquisitions"),
         _number("failures", "attempts that were released: known to have failed"),
@@ -344,40 +383,169 @@ def _message_lease(metadata: MetaData, prefix: str) -> Table:
         Column("owner", Text, nullable=False, comment="of the last attempt: its host and process; for people"),
         Column("fingerprint", LargeBinary, comment="SHA-256 of the payload; null where none was asked for"),
         Column("acquired_at", DateTime(timezone=True), nullable=False),
-        Column("expires_at", DateTime(timezone=True), comment="of the lease; null: nobody has it"),
+        _time("expires_at", "of the lease; null: nobody has it"),
         Column("lease_seconds", Float, comment="how long the lease was asked for, or renewed"),
-        Column("completed_at", DateTime(timezone=True)),
+        _time("completed_at"),
         Column("result", LargeBinary, comment="what the handler returned, as it was encoded"),
-        CheckConstraint("failures >= 0 AND failures <= attempts", name=f"{prefix}message_lease_attempts_check"),
-        CheckConstraint("expires_at IS NULL OR completed_at IS NULL", name=f"{prefix}message_lease_state_check"),
-    )
+        CheckConstraint("failures >= 0 AND failures <= attempts", name="message_lease_attempts_check"),
+        CheckConstraint("expires_at IS NULL OR completed_at IS NULL", name="message_lease_state_check"),
+    ]
 
 
-def _aggregate_watermark(metadata: MetaData, prefix: str) -> Table:
+@_table
+def _aggregate_watermark() -> list[SchemaItem]:
     """The watermarks: the highest sequence that each subscriber has seen of each aggregate."""
-    return Table(
-        f"{prefix}aggregate_watermark",
-        metadata,
-        Column("subscriber_id", BYTEWISE, primary_key=True),
-        Column("aggregate_type", BYTEWISE, primary_key=True),
-        Column("aggregate_id", BYTEWISE, primary_key=True),
+    return [
+        _id("subscriber_id"),
+        _id("aggregate_type"),
+        _id("aggregate_id"),
         Column("sequence", BigInteger, nullable=False),
         Column("sequence_before", BigInteger, comment="before the last advance; null: there was none"),
         _now("advanced_at"),
-    )
+    ]
 
 
-def _list(name: str, comment: str) -> Column[Any]:
-    return Column(name, JSONB, nullable=False, server_default=text("'[]'::jsonb"), comment=comment)
+@_table
+def _handler_conflict() -> list[SchemaItem]:
+    """How often handlers' transactions were rolled back because of others, and where they met.
+
+    Written once a minute at most by each worker that has had such conflicts, and never while there are none.
+    """
+    return [
+        _id("subscriber_id"),
+        Column("sqlstate", Text, primary_key=True),
+        Column("relation", Text, primary_key=True, comment="the relation, as the server named it; empty if it did not"),
+        Column("conflicts", BigInteger, nullable=False),
+        _now("first_at"),
+        _now("last_at"),
+    ]
 
 
-def _number(name: str, comment: str) -> Column[Any]:
-    return Column(name, Integer, nullable=False, server_default=text("0"), comment=comment)
+@_table
+def _inbox_horizon() -> list[SchemaItem]:
+    """The horizon of each subscriber that forgets; it only moves forward, and before anything is deleted."""
+    comment = "messages that were sent before it are not run any more"
+    return [
+        _id("subscriber_id"),
+        Column("horizon", DateTime(timezone=True), nullable=False, comment=comment),
+        _now("moved_at"),
+    ]
+
+
+@_table
+def _inbox_generation() -> list[SchemaItem]:
+    """The generations of a rotating inbox; empty where the inbox is one table."""
+    return [
+        Column("generation", Integer, primary_key=True, autoincrement=False),
+        _now("opened_at"),
+        _time("closed_at", "nothing was recorded in it since; null: it takes what is recorded"),
+    ]
+
+
+@_table
+def _maintenance() -> list[SchemaItem]:
+    """What maintainers have done, a row for each task, and which of them may work."""
+    return [
+        _id("task"),
+        Column("owner", Text, comment="the maintainer that works on it, or did so last; for people"),
+        _time("expires_at", "until when no other maintainer may work"),
+        _time("started_at"),
+        _time("finished_at"),
+        _count("removed", "rows, in all"),
+        _json("detail"),
+    ]
+
+
+@_table
+def _dead_letter_operation() -> list[SchemaItem]:
+    """Redrives and discards of many letters: who asked for what."""
+    return [
+        Column("operation_id", BigInteger, Identity(always=True), primary_key=True),
+        Column("kind", Text, nullable=False),
+        Column("filter", JSONB, nullable=False, comment="by which the letters were selected"),
+        _json("options"),
+        Column("note", Text),
+        Column("requested_by", Text, nullable=False),
+        _now("requested_at"),
+        _time("finished_at"),
+        CheckConstraint("kind IN ('redrive', 'discard')", name="dead_letter_operation_check"),
+    ]
+
+
+@_table
+def _dead_letter_selection() -> list[SchemaItem]:
+    """The letters that an operation has selected, and what became of each."""
+    return [
+        Column("operation_id", BigInteger, primary_key=True, autoincrement=False),
+        Column("dead_letter_id", BigInteger, primary_key=True, autoincrement=False),
+        Column("outcome", Text, comment="null: not done yet"),
+        Column("error", Text),
+        _time("done_at"),
+    ]
+
+
+@_table
+def _worker_report() -> list[SchemaItem]:
+    """The workers that are at work, by their own reports."""
+    return [
+        _id("worker_id"),
+        Column("subscriber_id", BYTEWISE, nullable=False),
+        Column("source", Text, nullable=False),
+        Column("source_retention_seconds", Float, comment="how long the source keeps a message"),
+        Column("host", Text, nullable=False),
+        Column("pid", Integer, nullable=False, comment="of the process, on its host"),
+        Column("version", Text, nullable=False, comment="of txbox"),
+        Column("state", Text, nullable=False, comment="working, paused or drained"),
+        _json("outcomes", "messages by outcome"),
+        _json("per_second", "messages by outcome, between its last two reports"),
+        _count("deadlocks"),
+        _count("retries"),
+        _now("started_at"),
+        _now("seen_at"),
+        _time("last_batch_at"),
+    ]
+
+
+@_table
+def _paused() -> list[SchemaItem]:
+    """The subscribers and destinations that are paused. Empty while nothing is."""
+    return [
+        _id("kind"),
+        _id("name"),
+        Column("paused_by", Text, nullable=False),
+        Column("note", Text),
+        _now("paused_at"),
+        CheckConstraint("kind IN ('subscriber', 'destination')", name="paused_kind_check"),
+    ]
+
+
+def _id(name: str) -> Column[Any]:
+    return Column(name, BYTEWISE, primary_key=True)
+
+
+def _json(name: str, comment: str | None = None, default: str = "{}") -> Column[Any]:
+    return Column(name, JSONB, nullable=False, server_default=text(f"'{default}'::jsonb"), comment=comment)
+
+
+def _number(name: str, comment: str | None = None, default: int = 0) -> Column[Any]:
+    return Column(name, Integer, nullable=False, server_default=text(str(default)), comment=comment)
 
 
 def _count(name: str, comment: str | None = None) -> Column[Any]:
     return Column(name, BigInteger, nullable=False, server_default=text("0"), comment=comment)
 
 
+def _time(name: str, comment: str | None = None) -> Column[Any]:
+    return Column(name, DateTime(timezone=True), comment=comment)
+
+
 def _now(name: str) -> Column[Any]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
+
+
+def _index(name: str, *columns: str, where: ColumnElement[bool] | None = None, unique: bool = False) -> Index:
+    return Index(name, *columns, unique=unique, postgresql_where=where)
+
+
+TABLE_NAMES: Final = tuple(_DECLARED)
+"""Every table of txbox, without prefix."""

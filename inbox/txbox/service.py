@@ -1,6 +1,8 @@
 """A service: threads that work until a call or a signal stops them. Workers and relays are services."""
 
+import contextvars
 import logging
+import math
 import queue
 import signal
 import threading
@@ -17,6 +19,9 @@ __all__ = ["STOP_SECONDS", "Service", "StopSignals"]
 
 STOP_SECONDS = 30.0
 """How long a stop waits for what was begun: what Kubernetes grants by default."""
+
+STOP_CHECK_SECONDS = 0.1
+"""Between looks, during a start, at whether it is told to stop."""
 
 
 class StopSignals:
@@ -61,6 +66,7 @@ class Service(ABC):
         self._wake: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
+        self._starter: threading.Thread | None = None
 
     @property
     def running(self) -> bool:
@@ -104,10 +110,10 @@ class Service(ABC):
         """Start, work until SIGTERM or SIGINT (or ``stop`` from another thread), then finish what was begun.
 
         Signals are handled when this is the main thread; a second signal ends the process at once. Raises as ``start``,
-        and returns as ``stop``.
+        and returns as ``stop``; also False if it was told to stop while it starts, and has not started in time.
 
         Args:
-            timeout: seconds that finishing may take.
+            timeout: seconds that finishing, or a start that is to end, may take.
             started: called once it is at work, after what it works with was found to be usable.
         """
         with ExitStack() as signals:
@@ -115,7 +121,11 @@ class Service(ABC):
                 # Before signals are ours, so that one which comes during the start is not forgotten.
                 self._make_ready()
                 signals.enter_context(StopSignals(self._wake))
-                self._start()
+                if not self._has_started(timeout):
+                    _log.warning(
+                        "told to stop while starting, which has not ended within %g s: stopped waiting", timeout
+                    )
+                    return False
             if started is not None:
                 started()
             number = self._wake.get()
@@ -124,15 +134,44 @@ class Service(ABC):
             return self.stop(timeout)
 
     def _make_ready(self) -> None:
-        if self._is_alive():
+        if self._is_alive() or (self._starter is not None and self._starter.is_alive()):
             raise InvalidConfiguration(f"this {type(self).__name__} is running already; make another one")
         self._stopping.clear()
         self._wake = queue.SimpleQueue()
+
+    def _has_started(self, timeout: float) -> bool:
+        """Start in a thread, as a broker, a database or a lock may keep the start waiting, and a signal ends no wait.
+
+        Returns False if it was told to stop, and is still starting ``timeout`` seconds later. Raises what the start
+        raises.
+        """
+        raised: list[BaseException] = []
+
+        def start() -> None:
+            try:
+                self._start()
+            except BaseException as error:  # noqa: BLE001 - it is raised again, by the thread that waits for it
+                raised.append(error)
+
+        context = contextvars.copy_context()
+        self._starter = starter = threading.Thread(target=context.run, args=(start,), name="txbox-start", daemon=True)
+        starter.start()
+        deadline = math.inf
+        while starter.is_alive() and time.monotonic() < deadline:
+            starter.join(STOP_CHECK_SECONDS)
+            if math.isinf(deadline) and not self._wake.empty():
+                deadline = time.monotonic() + timeout
+                self._call_off()
+        if raised:
+            raise raised[0]
+        return not starter.is_alive()
 
     def _start(self) -> None:
         self._threads = [self._thread(name, work) for name, work in self._prepare().items()]
         for thread in tuple(self._threads):  # one that works already may add others
             thread.start()
+        if self._stopping.is_set():
+            self._call_off()  # of what has been made since it was told to stop
 
     def _add(self, name: str, work: Callable[[], object]) -> None:
         """Start one more thread; it does the same as others, and ends when it stops."""

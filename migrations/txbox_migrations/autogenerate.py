@@ -4,7 +4,7 @@ from alembic import context
 from alembic.runtime.environment import IncludeObjectFn, NameFilterType
 from sqlalchemy.schema import SchemaItem, Table
 
-from txbox.schema import TABLE_NAMES, is_staging
+from txbox.schema import TABLE_NAMES, VIEW_NAME, is_generation, is_staging
 from txbox_migrations.environment import VERSION_TABLE
 
 __all__ = ["include_object"]
@@ -13,8 +13,8 @@ __all__ = ["include_object"]
 def include_object(schema: str | None = None, prefix: str = "", also: IncludeObjectFn | None = None) -> IncludeObjectFn:
     """Make the filter for ``context.configure(include_object=…)`` in a host's env.py.
 
-    With it autogenerate neither drops nor alters our tables, ``txbox_version`` and the staging tables of bulk loads
-    included.
+    With it autogenerate neither drops nor alters our tables, ``txbox_version``, the staging tables of bulk loads and
+    the generations of a rotating inbox included.
 
     Args:
         schema: the schema of our tables; None: the connection's default one.
@@ -24,13 +24,15 @@ def include_object(schema: str | None = None, prefix: str = "", also: IncludeObj
     Returns:
         The filter.
     """
-    ours = {f"{prefix}{name}" for name in (*TABLE_NAMES, VERSION_TABLE)}
+    ours = {f"{prefix}{name}" for name in (*TABLE_NAMES, VIEW_NAME, VERSION_TABLE)}
 
     def include(
         item: SchemaItem, name: str | None, type_: NameFilterType, reflected: bool, compare_to: SchemaItem | None
     ) -> bool:
         table = item if isinstance(item, Table) else getattr(item, "table", None)
-        is_ours = table is not None and (table.name in ours or is_staging(table.name, prefix))
+        is_ours = table is not None and any(
+            (table.name in ours, is_staging(table.name, prefix), is_generation(table.name, prefix))
+        )
         if table is not None and is_ours and _same_schema(table.schema, schema):
             return False
         return also is None or also(item, name, type_, reflected, compare_to)
@@ -42,6 +44,9 @@ def _same_schema(found: str | None, wanted: str | None) -> bool:
     """Compare two schemas, either of which may name the connection's default one or leave it out."""
     try:
         default = context.get_context().dialect.default_schema_name
-    except NameError:  # alembic's way to say that no env.py is running, as under compare_metadata()
+    except (
+        NameError,
+        AttributeError,
+    ):  # no env.py is running, as under compare_metadata(): none did, or one did before
         default = None
     return (found or default) == (wanted or default)

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from txbox.postgres.engines import refuse_other_encodings
 from txbox.postgres.transactions import refuse_autocommit
-from txbox.schema import TABLE_NAMES, tables
+from txbox.schema import TABLE_NAMES, VIEW_NAME, is_generation, tables
 
 __all__ = ["Difference", "Severity", "find_drift"]
 
@@ -122,7 +122,30 @@ _DESCRIBE_INDEXES: Final = sa.text("""
     ORDER BY x.relname
 """)
 
+_FIND_GENERATIONS: Final = sa.text("""
+    SELECT t.relname, t.oid, pg_catalog.pg_get_expr(t.relpartbound, t.oid) AS bound
+    FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS t ON t.oid = i.inhrelid
+    WHERE i.inhparent = :oid ORDER BY t.relname
+""")
+
+_IS_PARTITIONED: Final = sa.text("SELECT relkind = 'p' FROM pg_catalog.pg_class WHERE oid = :oid")
+
+# The view's condition, as Postgres writes it, of a view that has our columns and reads our inbox and nothing else.
+_DESCRIBE_VIEW: Final = sa.text("""
+    SELECT pg_catalog.pg_get_viewdef(v.oid) AS definition,
+           EXISTS (SELECT FROM pg_catalog.pg_rewrite AS r JOIN pg_catalog.pg_depend AS d ON d.objid = r.oid
+                   WHERE r.ev_class = v.oid AND d.classid = CAST('pg_rewrite' AS regclass) AND d.refobjid = :inbox)
+             AS reads_inbox
+    FROM pg_catalog.pg_class AS v
+    WHERE v.relname = :name AND v.relkind = 'v'
+      AND v.relnamespace = (SELECT relnamespace FROM pg_catalog.pg_class WHERE oid = :inbox)
+""")
 _QUOTED_NAME: Final = r'(?:"(?:[^"]|"")+"|[^\s".]+)'
+_OF_TABLE: Final = rf"(?:{_QUOTED_NAME}\.)?"  # Postgres before 16 writes the table's name with each column
+_VIEW_CONDITION: Final = re.compile(
+    rf"^ SELECT {_OF_TABLE}subscriber_id,\s+{_OF_TABLE}message_id\s+FROM \S.*\s+WHERE \(?{_OF_TABLE}(.*?)\)?;$",
+    re.DOTALL,
+)
 _INDEX_HEAD: Final = re.compile(
     rf"CREATE (?:UNIQUE )?INDEX {_QUOTED_NAME} ON (?:ONLY )?(?:{_QUOTED_NAME}\.)?{_QUOTED_NAME} "
 )
@@ -132,8 +155,9 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
     """Compare our tables in a database with the metadata of this release.
 
     Tables, columns (type, nullability, collation, default, identity), primary keys, CHECK constraints and indexes
-    with their uniqueness and predicates are compared; comments and the order of columns are not. Additions are
-    differences too: harmless ones (a nullable column, an index that is not unique) have ``Severity.EXTRA``.
+    with their uniqueness and predicates are compared, and of a rotating inbox its generations and their view; comments
+    and the order of columns are not. Additions are differences too: harmless ones (a nullable column, an index that is
+    not unique) have ``Severity.EXTRA``.
 
     Args:
         connection: a connection that is not in autocommit mode. In a transaction a savepoint is used; otherwise a
@@ -158,7 +182,12 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
         tables("pg_temp", prefix).metadata.create_all(connection, checkfirst=False)
         model = _find_tables(connection, _FIND_TEMPORARY_TABLES, {"names": names})
         differences: list[Difference] = []
+        inbox = f"{prefix}processed_message"
+        if inbox in live:
+            differences += _compare_inbox(connection, inbox, prefix, model[inbox], live[inbox])
         for name in names:
+            if name == inbox and inbox in live:
+                continue
             if name in live:
                 differences += _compare(name, _describe(connection, model[name]), _describe(connection, live[name]))
             else:
@@ -166,6 +195,35 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
         return differences
     finally:
         transaction.rollback()
+
+
+def _compare_inbox(connection: Connection, name: str, prefix: str, model: int, live: int) -> Iterator[Difference]:
+    """Compare the inbox in either form: one table, or a rotating one with its generations; and the view of ids."""
+    expected = _describe(connection, model)
+    condition = "false"
+    if not connection.execute(_IS_PARTITIONED, {"oid": live}).scalar_one():
+        yield from _compare(name, expected, _describe(connection, live))
+    else:
+        key = expected.pop(("constraint", f"{name}_pkey"))
+        found = _describe(connection, live)
+        current = found.get(("column", "generation"), {}).get("default", NONE)
+        column = {"type": "integer", "nullability": "NOT NULL", "collation": NONE, "identity": NONE, "generated": NONE}
+        yield from _compare(name, {**expected, ("column", "generation"): {**column, "default": current}}, found)
+        generations = connection.execute(_FIND_GENERATIONS, {"oid": live}).all()
+        for part in generations:
+            of_part = {**expected, ("column", "generation"): column, ("constraint", f"{part.relname}_pkey"): key}
+            yield from _compare(part.relname, of_part, _describe(connection, part.oid))
+            number = part.relname.removeprefix(f"{name}_g")
+            if not is_generation(part.relname, prefix) or part.bound != f"FOR VALUES IN ({number})":
+                yield Difference(name, f"generation {part.relname}", "FOR VALUES IN its number", part.bound)
+        if f"{name}_g{current}" not in {part.relname for part in generations}:
+            yield Difference(name, f"generation {current}", "a generation for what is recorded", None)
+        condition = f"generation < {current}"
+    view = connection.execute(_DESCRIBE_VIEW, {"name": f"{prefix}{VIEW_NAME}", "inbox": live}).one_or_none()
+    if view is None or not view.reads_inbox:
+        yield Difference(f"{prefix}{VIEW_NAME}", "the view", f"a view of {name}", None)
+    elif (match := _VIEW_CONDITION.match(view.definition)) is None or match[1] != condition:
+        yield Difference(f"{prefix}{VIEW_NAME}", "its condition", condition, match[1] if match else view.definition)
 
 
 def _find_tables(connection: Connection, statement: sa.TextClause, parameters: Mapping[str, object]) -> dict[str, int]:

@@ -4,13 +4,14 @@ from typing import Protocol
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, inspect
 
 from txbox.postgres.engines import refuse_other_encodings
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST, STEPS
 from txbox_migrations.version_mark import current_version, require_version, write_version
 
-__all__ = ["HasMigrationContext", "downgrade", "upgrade"]
+__all__ = ["downgrade", "upgrade"]
 
 
 class HasMigrationContext(Protocol):
@@ -63,11 +64,15 @@ def downgrade(
         since: the version the tables are at; None: read it from the database. Needed with ``--sql``.
 
     Raises:
-        MigrationError: no such version, or the version in the database cannot be determined.
+        MigrationError: no such version, or the version in the database cannot be determined; or the inbox is rotating,
+            which the version to reach does not know.
     """
     operations = Operations(op.get_context())
     require_version("to", to)
-    for version in range(_since(operations, schema, prefix, since), to, -1):
+    since = _since(operations, schema, prefix, since)
+    if to < _ROTATING_SINCE <= since and not operations.get_context().as_sql:
+        _refuse_rotating(operations.get_bind(), schema, prefix)
+    for version in range(since, to, -1):
         STEPS[version - 1].downgrade(operations, schema, prefix)
         if version > 1:
             write_version(operations, version - 1, schema=schema, prefix=prefix)
@@ -84,3 +89,16 @@ def _since(op: Operations, schema: str | None, prefix: str, since: int | None) -
             "pass since=N, the version they will be at when the script runs (0: no tables)"
         )
     return current_version(context.connection, schema=schema, prefix=prefix)
+
+
+_ROTATING_SINCE = 7
+"""The first version that knows a rotating inbox."""
+
+
+def _refuse_rotating(connection: Connection, schema: str | None, prefix: str) -> None:
+    inbox = f"{prefix}processed_message"
+    if "generation" in {column["name"] for column in inspect(connection).get_columns(inbox, schema=schema)}:
+        raise MigrationError(
+            f"{inbox} is rotating, and versions below {_ROTATING_SINCE} do not know that; turn it back into one table "
+            "first: txbox db rotate-inbox --back"
+        )

@@ -1,16 +1,17 @@
 """The mark that says which version the tables are at: a comment on the inbox's primary key.
 
 It lies on the constraint and not on the table because autogenerate compares table comments with the metadata, and
-would propose to drop it; and because a table's comment is for the database's own documentation.
+would propose to drop it; and because a table's comment is for the database's own documentation. An inbox that rotates
+has no primary key of its own: there the mark lies on the column ``generation``.
 """
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from alembic.operations import Operations
 from sqlalchemy.engine import Connection
-from sqlalchemy.schema import SetConstraintComment
+from sqlalchemy.schema import SetColumnComment, SetConstraintComment
 
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
@@ -21,10 +22,13 @@ _MARK: Final = re.compile(r"txbox schema (\d+)")
 
 # A null schema means what it means to an unqualified name: the first match on the search path.
 _READ_MARK: Final = sa.text("""
-    SELECT n.nspname AS schema, pg_catalog.obj_description(k.oid, 'pg_constraint') AS mark
+    SELECT n.nspname AS schema, t.relkind = 'p' AS rotates,
+           CASE WHEN t.relkind = 'p' THEN pg_catalog.col_description(t.oid, a.attnum)
+                ELSE pg_catalog.obj_description(k.oid, 'pg_constraint') END AS mark
     FROM pg_catalog.pg_class AS t
     JOIN pg_catalog.pg_namespace AS n ON n.oid = t.relnamespace
     LEFT JOIN pg_catalog.pg_constraint AS k ON k.conrelid = t.oid AND k.contype = 'p'
+    LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.oid AND a.attname = 'generation'
     WHERE t.relname = :table AND t.relkind IN ('r', 'p')
       AND CASE WHEN CAST(:schema AS text) IS NULL THEN pg_catalog.pg_table_is_visible(t.oid)
                ELSE n.nspname = CAST(:schema AS text) END
@@ -46,7 +50,7 @@ def current_version(connection: Connection, *, schema: str | None = None, prefix
         MigrationError: the inbox has no mark, or the mark of a release newer than this one.
     """
     table = f"{prefix}processed_message"
-    found = connection.execute(_READ_MARK, {"table": table, "schema": schema}).one_or_none()
+    found = _find(connection, schema, prefix)
     if found is None:
         return 0
     mark = _MARK.fullmatch(found.mark or "")
@@ -65,7 +69,12 @@ def current_version(connection: Connection, *, schema: str | None = None, prefix
 
 
 def write_version(op: Operations, version: int, *, schema: str | None, prefix: str) -> None:
-    """Mark the inbox as being at a version, 1 or higher."""
+    """Mark the inbox as being at a version, 1 or higher. A script for a person to run is for one that is one table."""
+    if not op.get_context().as_sql and (found := _find(op.get_bind(), schema, prefix)) is not None and found.rotates:
+        column = sa.Column("generation", sa.Integer, comment=f"txbox schema {version}")
+        sa.Table(f"{prefix}processed_message", sa.MetaData(), column, schema=schema)
+        op.execute(SetColumnComment(column))
+        return
     key = sa.PrimaryKeyConstraint(
         "subscriber_id", "message_id", name=op.f(f"{prefix}processed_message_pkey"), comment=f"txbox schema {version}"
     )
@@ -78,6 +87,11 @@ def write_version(op: Operations, version: int, *, schema: str | None, prefix: s
         schema=schema,
     )
     op.execute(SetConstraintComment(key))
+
+
+def _find(connection: Connection, schema: str | None, prefix: str) -> sa.Row[Any] | None:
+    where = {"table": f"{prefix}processed_message", "schema": schema}
+    return connection.execute(_READ_MARK, where).one_or_none()
 
 
 def require_version(argument: str, version: int, *, lowest: int = 0) -> None:

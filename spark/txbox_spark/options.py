@@ -52,6 +52,11 @@ class LoadOptions(TypedDict, total=False):
         effects_seconds: how long a chunk waits for one and the same other chunk of the subscriber to apply its events,
             before the load fails; 3,600 by default.
         force: take SQL that does not name ``fresh_event``.
+        sent_at: the column that has when an event was sent, a timestamp with time zone; what was sent before the
+            subscriber's horizon is counted as expired, and not applied. None, the default: no column has. Times in ids
+            that are UUIDs of version 7 count in any case.
+        apply_expired: apply such events, too. Those that were processed before the horizon are applied once more, so
+            say it only of events that were not.
     """
 
     url: Required[str | URL]
@@ -68,6 +73,8 @@ class LoadOptions(TypedDict, total=False):
     stalled_seconds: float
     effects_seconds: float
     force: bool
+    sent_at: str | None
+    apply_expired: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +104,8 @@ class ValidLoadOptions:
     stalled_seconds: float = STALLED_SECONDS
     effects_seconds: float = EFFECTS_SECONDS
     force: bool = False
+    sent_at: str | None = None
+    apply_expired: bool = False
     database: URL = field(init=False)
 
     @classmethod

@@ -20,6 +20,7 @@ from psycopg.sql import Literal
 from sqlalchemy import URL, Connection, NullPool
 
 from txbox import Inbox, InvalidConfiguration
+from txbox.audit.sides import AuditStatements
 from txbox.postgres.engines import open_engine
 from txbox.postgres.sql import quoted, unescaped
 from txbox.postgres.transactions import check_table
@@ -69,7 +70,8 @@ class Reconciliation:
         duplicate_in_archive: rows of the archive whose id another row has, one of each id not counted.
         processed: ids in the inbox of this subscriber.
         never_processed: ids of the archive that were not processed, with those that are parked.
-        parked: those of them that wait as dead letters.
+        parked, expired, discarded: of them, what is in the inbox all the same, as an audit says it: what waits as a
+            dead letter, what came too late to be run and waits, and what was given up by a person.
         never_processed_sample: the first of them.
         not_archived: ids of the inbox that are not in the archive.
         not_archived_sample: the first of them, with the time of their processing.
@@ -82,6 +84,8 @@ class Reconciliation:
     processed: int
     never_processed: int
     parked: int
+    expired: int
+    discarded: int
     never_processed_sample: tuple[str, ...]
     not_archived: int
     not_archived_sample: tuple[NotArchived, ...]
@@ -157,8 +161,8 @@ def _compare(
     # All rejected rows have the id null, so they are one group, and it meets nothing in the join.
     archive = identified.groupBy(sql.col("message_id").alias(_ARCHIVED)).agg(sql.count(sql.lit(1)).alias(_ROWS))
     joined = archive.join(inbox, sql.col(_ARCHIVED) == sql.col(_PROCESSED), "full_outer").persist()
-    parked = sql.coalesce(sql.col(_PARKED), sql.lit(False))
-    archived, processed = sql.col(_ARCHIVED).isNotNull(), sql.col(_PROCESSED).isNotNull() & ~parked
+    state = sql.coalesce(sql.col(_STATE), sql.lit(""))
+    archived, processed = sql.col(_ARCHIVED).isNotNull(), state == sql.lit("processed")
     never_processed = joined.where(archived & ~processed).select(_ARCHIVED)
     not_archived = joined.where(processed & ~archived).select(sql.col(_PROCESSED).alias("message_id"), _PROCESSED_AT)
     try:
@@ -168,7 +172,7 @@ def _compare(
             _sum_where(archived, sql.col(_ROWS) - 1).alias("duplicate_in_archive"),
             _sum_where(processed).alias("processed"),
             _sum_where(archived & ~processed).alias("never_processed"),
-            _sum_where(archived & parked).alias("parked"),
+            *(_sum_where(archived & (state == sql.lit(name))).alias(name) for name in _OTHER_STATES),
             _sum_where(processed & ~archived).alias("not_archived"),
         ).collect()[0]
         never_sample = never_processed.orderBy(_ARCHIVED).limit(sample).collect()
@@ -209,18 +213,20 @@ def _inbox(
     inbox_name = unescaped(quoted(inbox))
     engine = open_engine(database, poolclass=NullPool)
     with engine.connect() as connection:
-        check_table(connection, inbox)
+        for one in (inbox, tables(schema, prefix).dead_letter):
+            check_table(connection, one)
         bounds = _bounds(connection, inbox_name, subscriber_id, partitions)
     warn_of_new_subscriber(engine, schema, prefix, subscriber_id)
     # Spark's JDBC takes SQL as text and binds nothing.
+    state = unescaped(AuditStatements.load(schema, prefix).state)
     table = (
-        f"(SELECT message_id, processed_at, dead_letter_id IS NOT NULL AS {_PARKED} "  # noqa: S608 - quoted
-        f"FROM {inbox_name} WHERE subscriber_id = {_literal(subscriber_id)}) AS inbox"
+        f"(SELECT message_id, processed_at, {state} AS {_STATE} "  # noqa: S608 - quoted
+        f"FROM {inbox_name} AS entry WHERE subscriber_id = {_literal(subscriber_id)}) AS inbox"
     )
     reader = {**options, "fetchsize": str(FETCHED_ROWS)}
     with explained("cannot read the inbox over JDBC"):
         frame = spark.read.jdbc(reader.pop("url"), table, predicates=id_ranges(bounds), properties=reader)
-    return frame.selectExpr(f"message_id AS {_PROCESSED}", _PROCESSED_AT, _PARKED)
+    return frame.selectExpr(f"message_id AS {_PROCESSED}", _PROCESSED_AT, _STATE)
 
 
 def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: int | None) -> list[str]:
@@ -277,5 +283,6 @@ _ARCHIVED = "archived_id"
 _ROWS = "archived_rows"
 _PROCESSED = "processed_id"
 _PROCESSED_AT = "processed_at"
-_PARKED = "parked"
+_STATE = "state"
+_OTHER_STATES = ("parked", "expired", "discarded")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

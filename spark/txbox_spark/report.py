@@ -11,8 +11,8 @@ __all__ = ["BulkLoadReport", "JobProgress", "OnProgress"]
 class BulkLoadReport:
     """The result of a bulk load over all its attempts; each row of the source is counted once.
 
-    ``read`` is the sum of ``rejected``, ``duplicate_in_source``, ``already_processed``, ``parked`` and
-    ``applied``.
+    ``read`` is the sum of ``rejected``, ``duplicate_in_source``, ``already_processed``, ``parked``,
+    ``expired`` and ``applied``.
 
     Attributes:
         run_id: of the ledger.
@@ -30,6 +30,8 @@ class BulkLoadReport:
         applied: events that were first, and whose effect is committed.
         seconds: how long this attempt took, by stage.
         parked: events that wait as dead letters, and are processed when they are redriven.
+        expired: events that were sent before the subscriber's horizon: whether they were processed is forgotten, and
+            they were not applied.
     """
 
     run_id: str
@@ -47,6 +49,7 @@ class BulkLoadReport:
     applied: int
     seconds: Mapping[str, float] = field(default_factory=dict)
     parked: int = 0
+    expired: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""

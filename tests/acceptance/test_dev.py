@@ -14,7 +14,7 @@ import psutil
 import psycopg
 import pytest
 
-from support.ordinary_user import as_nobody, reachable_directory
+from support.ordinary_user import reachable_directory
 from support.program import COMMAND, Running
 from support.program import txbox as run_process
 from support.waiting import wait_until
@@ -188,28 +188,3 @@ def test_the_data_are_kept_where_asked(dev: Callable[..., Running], reachable: P
         running.wait()
     again = dev("--data", str(reachable / "data"))
     assert query(exports(again), "SELECT count(*) FROM kept") == [(2,)]
-
-
-def test_two_at_once_do_not_meet(dev: Callable[..., Running]) -> None:
-    one, two = dev("--queue", "orders"), dev("--queue", "orders")
-    query(exports(one), "CREATE TABLE mine (n int)")
-    assert query(exports(two), "SELECT to_regclass('mine')") == [(None,)]
-    assert not set(exports(one).values()) & set(exports(two).values()) - {"local", "us-east-1"}
-
-
-def test_a_directory_that_is_in_use_is_refused(dev: Callable[..., Running], reachable: Path) -> None:
-    pids = {process.pid for process in family(dev("--data", str(reachable / "data")))}
-    ended = run_process("dev", "--data", str(reachable / "data"))
-    ended.failed_in_one_line(1, "is in use by the server with process id ", "or name another directory")
-    assert int(ended.err.partition("process id ")[2].partition(":")[0]) in pids
-
-
-def test_an_ordinary_user(dev: Callable[..., Running], reachable: Path) -> None:
-    options = as_nobody(reachable)
-    running = dev(command=[options.pop("python"), "-m", "txbox_cli"], **options)
-    processes = family(running)
-    assert {process.uids().real for process in processes} == {options["user"]}
-    assert query(exports(running), "SELECT count(*) FROM processed_message") == [(0,)]
-    running.signal(signal.SIGTERM)
-    assert running.wait() == 0
-    assert all_gone(processes)

@@ -64,21 +64,6 @@ def test_cloudformations_linter_has_nothing_to_say() -> None:
     assert complaints(TEMPLATE.read_text()) == []
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("VisibilityTimeout:", "VisibilityTimeOut:"),
-        ("VisibilityTimeout: 180", "VisibilityTimeout: 180000"),
-        ("!GetAtt DeadLetters.Arn", "!GetAtt DeadLetters.Arm"),
-        ("Ref SubnetIds", "Ref SubnetId"),
-    ],
-)
-def test_cloudformations_linter_would_say_something(right: str, wrong: str) -> None:
-    template = TEMPLATE.read_text()
-    assert right in template
-    assert complaints(template.replace(right, wrong))
-
-
 def test_everything_that_is_referred_to_exists() -> None:
     """The linter does not look into the events of a function: it would have to expand them as SAM does."""
     template = read()

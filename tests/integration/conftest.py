@@ -13,6 +13,7 @@ from support.workers.memory_worker import AT_ONCE
 from txbox.backoff import Backoff
 from txbox_local import LocalAws
 from txbox_workers import worker as worker_module
+from txbox_workers.options import ValidOptions
 from txbox_workers.processing import processor as processor_module
 
 
@@ -44,7 +45,19 @@ def business(engine: Engine) -> Business:
 
 
 @pytest.fixture
+def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that report nowhere: where the statements or connections of all threads are counted."""
+    monkeypatch.setattr(ValidOptions, "report_place", None)
+
+
+@pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses between tries: while a server cannot be reached, or a message is in flight elsewhere."""
     monkeypatch.setattr(worker_module, "OUTAGE_BACKOFF", Backoff(first_seconds=0.02, longest_seconds=0.1))
     monkeypatch.setattr(processor_module, "IN_FLIGHT_BACKOFF", AT_ONCE)
+
+
+@pytest.fixture(params=["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def leveled(engine: Engine, request: pytest.FixtureRequest) -> Engine:
+    """The engine of a host that prefers this isolation level."""
+    return engine.execution_options(isolation_level=request.param)

@@ -11,12 +11,14 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 from support.documents import blocks
+from support.postgres.statements import run
 from support.txbox.leases import acquired
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, messages, work_off
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.leases import PostgresLedger
+from txbox.maintenance import Maintainer, Retention
 from txbox.outbox import Outbox
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
@@ -27,8 +29,9 @@ OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
 
 
 @contextmanager
-def granted(engine: Engine, names: tuple[str, ...]) -> Iterator[list[Engine]]:
-    grants = next(block.text for block in blocks(OPERATING) if names[0] in block.text)
+def granted(engine: Engine, names: tuple[str, ...], page: Path = OPERATING) -> Iterator[list[Engine]]:
+    """Engines of roles that a page creates, by its names of them."""
+    grants = next(block.text for block in blocks(page) if names[0] in block.text)
     roles = {name: f"{name}_{uuid.uuid4().hex[:8]}" for name in names}
     for name, role in roles.items():
         grants = grants.replace(name, role)
@@ -54,7 +57,7 @@ def granted(engine: Engine, names: tuple[str, ...]) -> Iterator[list[Engine]]:
 
 @pytest.fixture
 def roles(engine: Engine) -> Iterator[Callable[..., list[Engine]]]:
-    """Engines of roles that the page creates, by its names of them: roles("txbox_worker")."""
+    """As ``granted``: roles("txbox_worker")."""
     with ExitStack() as stack:
         yield lambda *names: stack.enter_context(granted(engine, names))
 
@@ -85,6 +88,24 @@ def test_for_publishing_and_a_relay(engine: Engine, roles: Callable[..., list[En
     assert read_outbox_status(engine).relays == ()
 
 
+def test_for_a_maintainer(engine: Engine, roles: Callable[..., list[Engine]]) -> None:
+    run(engine, "INSERT INTO processed_message VALUES ('billing', 'old', now() - interval '31 days')")
+    ledger = PostgresLedger("mailing", engine=engine)
+    ledger.complete(acquired(ledger, "m"), b"done")
+    run(engine, "UPDATE message_lease SET completed_at = now() - interval '31 days'")
+    (limited,) = roles("txbox_maintainer")
+    days = timedelta(days=30)
+    retention = Retention({"*": days}, leases=days, results=days, letters=days, operations=days, sent=days, loads=days)
+    maintainer = Maintainer(limited, retention)
+    assert {one.task for one in maintainer.plan() if one.rows} == {"inbox", "leases", "results"}
+    report = maintainer.run_once()
+    assert not report.failed
+    removed = report.removed
+    assert (removed["inbox"], removed["results"] + removed["leases"]) == (1, 2)
+    others = {"failures", "letters", "operations", "selections", "loads", "chunks", "relays", "workers", "sent"}
+    assert others <= {*removed}
+
+
 def test_for_leases_and_watermarks(roles: Callable[..., list[Engine]]) -> None:
     (limited,) = roles("txbox_owner")
     ledger = PostgresLedger("mailing", engine=limited)
@@ -101,7 +122,7 @@ def test_for_leases_and_watermarks(roles: Callable[..., list[Engine]]) -> None:
         assert watermarks.advance_many(connection, [("account", "ann", 2)]) == [Advance.APPLIED]
 
 
-def test_for_a_worker(engine: Engine, roles: Callable[..., list[Engine]]) -> None:
+def test_for_a_worker(engine: Engine, roles: Callable[..., list[Engine]], caplog: pytest.LogCaptureFixture) -> None:
     def handle(_session: Session, message: Message) -> None:
         if message.id == "bad":
             raise ValueError("bad")
@@ -109,11 +130,21 @@ def test_for_a_worker(engine: Engine, roles: Callable[..., list[Engine]]) -> Non
     (limited,) = roles("txbox_worker")
     inbox = Inbox("billing", fingerprint=True)
     worker = work_off(MemorySource(messages("a", "bad", "a")), limited, handle, inbox=inbox, max_attempts=3)
-    letters = DeadLetters(limited)
-    (letter,) = letters.list()
     with limited.connect() as connection:
         role = connection.exec_driver_sql("SELECT current_user").scalar_one()
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"REVOKE ALL ON paused FROM {role}")
+    source = MemorySource(messages("later"))
+    with caplog.at_level("WARNING", "txbox.worker"):
+        work_off(source, limited, handle, inbox=inbox)  # as before step 7, with the grants of then
+    assert "cannot report that it works, and notices no pause: " in caplog.text
+    assert "permission denied for table paused" in caplog.text
     with engine.begin() as connection:  # what the page says of redriving
-        connection.exec_driver_sql(f"GRANT DELETE ON processed_message TO {role}")
+        connection.exec_driver_sql(
+            f"GRANT SELECT ON message_lease TO {role}; "
+            f"GRANT SELECT, INSERT, UPDATE ON dead_letter_operation, dead_letter_selection TO {role}"
+        )
+    letters = DeadLetters(limited)
+    (letter,) = letters.list()
     assert letters.redrive(letter.dead_letter_id or 0, lambda _: None).message_id == "bad"
     assert worker.counts == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: 1, Outcome.FAILED: 2, Outcome.DEAD: 1}

@@ -42,9 +42,3 @@ def test_the_last_lines_of_a_run_in_two_processes_name_the_servers_they_used(dat
     assert named(postgres)
     assert re.fullmatch(r"SQS used: moto \d+\.\d+\.\d+.* \(local\)", sqs)
     assert " passed in " in passed
-
-
-def test_the_last_lines_of_a_run_in_one_process_name_what_it_used_and_nothing_else(database_url: str) -> None:
-    postgres, passed = last_lines(database_url, OF_THE_DATABASE)
-    assert named(postgres)
-    assert " passed in " in passed

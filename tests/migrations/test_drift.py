@@ -23,7 +23,7 @@ CHANGES = [
         (
             (
                 "definition CHECK ((reason = ANY (ARRAY['failed'::text, 'mismatch'::text, 'malformed'::text, "
-                "'crashed'::text])))"
+                "'crashed'::text, 'expired'::text, 'behind'::text])))"
             ),
             None,
         ),
@@ -63,7 +63,7 @@ CHANGES = [
         (
             (
                 "uniqueness UNIQUE, definition USING btree (subscriber_id, message_id, body_hash) "
-                "WHERE (redriven_at IS NULL), state valid"
+                "WHERE ((redriven_at IS NULL) AND (discarded_at IS NULL)), state valid"
             ),
             None,
         ),
@@ -76,7 +76,10 @@ CHANGES = [
         ),
         ("dead_letter", "index {p}dead_letter_parked_once: definition"),
         (
-            "USING btree (subscriber_id, message_id, body_hash) WHERE (redriven_at IS NULL)",
+            (
+                "USING btree (subscriber_id, message_id, body_hash) "
+                "WHERE ((redriven_at IS NULL) AND (discarded_at IS NULL))"
+            ),
             "USING btree (subscriber_id, message_id, body_hash) WHERE (redriven_at IS NOT NULL)",
         ),
     ),
@@ -84,7 +87,7 @@ CHANGES = [
         (
             "DROP INDEX {dead_letter_parked_once};"
             "CREATE INDEX {dead_letter_parked_once:name} ON {dead_letter} (subscriber_id, message_id, body_hash)"
-            " WHERE redriven_at IS NULL"
+            " WHERE redriven_at IS NULL AND discarded_at IS NULL"
         ),
         ("dead_letter", "index {p}dead_letter_parked_once: uniqueness"),
         ("UNIQUE", "not unique"),
@@ -100,8 +103,8 @@ CHANGES = [
         ("type text, nullability NOT NULL, collation default", None),
     ),
     (
-        'ALTER TABLE {processed_message} ALTER message_id TYPE text COLLATE "POSIX"',
-        ("processed_message", "column message_id: collation"),
+        'ALTER TABLE {message_failure} ALTER message_id TYPE text COLLATE "POSIX"',
+        ("message_failure", "column message_id: collation"),
         ("C", "POSIX"),
     ),
     (
@@ -247,6 +250,13 @@ def test_an_empty_database_lacks_every_table(engine: sa.Engine) -> None:
         "message_lease: the table is missing; expected a table",
         "aggregate_watermark: the table is missing; expected a table",
         "handler_conflict: the table is missing; expected a table",
+        "inbox_horizon: the table is missing; expected a table",
+        "inbox_generation: the table is missing; expected a table",
+        "maintenance: the table is missing; expected a table",
+        "dead_letter_operation: the table is missing; expected a table",
+        "dead_letter_selection: the table is missing; expected a table",
+        "worker_report: the table is missing; expected a table",
+        "paused: the table is missing; expected a table",
     ]
 
 

@@ -10,6 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.schema import CreateSchema
 
 import txbox_migrations
+from txbox.postgres.sql import quoted, unescaped
 from txbox.schema import tables
 from txbox_migrations import LATEST, MigrationError, current_version, find_drift
 
@@ -170,3 +171,21 @@ def test_an_unknown_version_is_refused(connection: sa.Connection, version: int) 
             run(op, to=version)
         with pytest.raises(MigrationError, match=f"since={version}"):
             run(op, to=1, since=version)
+
+
+@pytest.mark.parametrize(("schema", "prefix"), [(None, ""), ("Odd: grants-%'", "Odd%:_")])
+def test_who_may_read_the_inbox_may_read_its_view(connection: sa.Connection, schema: str | None, prefix: str) -> None:
+    if schema is not None:
+        connection.execute(CreateSchema(schema))
+    txbox_migrations.upgrade(operations(connection), to=6, schema=schema, prefix=prefix)
+    inbox, view = (quoted(getattr(tables(schema, prefix), name)) for name in ("processed_message", "processed_earlier"))
+    connection.exec_driver_sql(f"GRANT SELECT, INSERT ON {inbox} TO pg_monitor, PUBLIC", ())
+    txbox_migrations.upgrade(operations(connection), to=7, schema=schema, prefix=prefix)
+    for role in ("pg_monitor", "public"):
+        may = connection.exec_driver_sql(
+            "SELECT has_table_privilege(%(role)s, %(view)s, 'SELECT'), "
+            "has_table_privilege(%(role)s, %(view)s, 'INSERT')",
+            {"role": role, "view": unescaped(view)},
+        ).one()
+        assert may == (True, False)
+    assert connection.exec_driver_sql(f"SELECT count(*) FROM {view}", ()).scalar_one() == 0

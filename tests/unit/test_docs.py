@@ -19,14 +19,19 @@ import txbox
 from support.documents import blocks
 from txbox import Outcome, Reason, instrumentation
 from txbox.instrumentation import (
+    Audited,
     BrokerRestored,
     Committed,
     Contended,
     DatabaseRestored,
     Event,
     HeartbeatFailed,
+    HorizonRead,
+    Maintained,
     Relayed,
+    Resumed,
     Retried,
+    RunwayRead,
     Settled,
 )
 from txbox.instrumentation.opentelemetry import OpenTelemetryHook
@@ -51,8 +56,13 @@ EVERY_MEASUREMENT = (
     Retried("billing", "queue", "40001", 1, 1),
     HeartbeatFailed("billing", "queue", "m-1", "refused"),
     Relayed("billing", "queue", 1, 1, 1, 0.1),
+    Maintained("txbox:maintenance", "inbox", 1, 0.1),
+    RunwayRead("txbox:maintenance", "processed_message", 1.0, 1.0, [(1, 1)]),
+    HorizonRead("billing", "processed_message", 1.0, None),
+    Audited("billing", "queue", {"sent": 1}, True, 0.1),
     BrokerRestored("billing", "queue"),
     DatabaseRestored("billing", "queue"),
+    Resumed("billing", "queue"),
 )
 EVENTS = sorted(
     (

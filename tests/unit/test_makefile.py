@@ -68,12 +68,6 @@ def failed_in_one_line(ended: subprocess.CompletedProcess[str], line: str) -> No
     assert (said[:-1], said[-1].startswith("make: ***")) == ([line], True), ended.stderr
 
 
-def test_no_target_asks_for_a_java_of_the_machine(make: Make) -> None:
-    """It comes with the packages."""
-    for target in ("demo", "test", "chaos", "test-pages", "test-containers"):
-        assert "java" not in make("--dry-run", target).stdout.lower()
-
-
 def test_a_python_without_venv_is_named(make: Make, stub: Stub, tmp_path: Path) -> None:
     stub("python3.13", """case "$2" in *ensurepip*) echo ModuleNotFoundError >&2; exit 1;; esac""")
     failed_in_one_line(

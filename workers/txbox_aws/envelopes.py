@@ -12,6 +12,7 @@ off unasked, however much the body resembles a wrapper.
 import base64
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -23,9 +24,13 @@ from txbox.message import (
     HEADER_CLOUDEVENTS_SOURCE,
     HEADER_DEDUPLICATION_ID,
     HEADER_EVENTBRIDGE_ID,
+    HEADER_EVENTBRIDGE_KEY,
+    HEADER_FIRST_DELIVERY_ID,
     HEADER_GROUP_ID,
     HEADER_MESSAGE_ID,
     HEADER_SNS_MESSAGE_ID,
+    earliest,
+    time_from,
     valid_message_id,
 )
 from txbox.wire.attributes import HEADER_BODY_ENCODING, decoded
@@ -68,8 +73,8 @@ def open_envelope(
         identify: chooses the id.
 
     Returns:
-        The delivery. One that cannot be read has its ``problem`` set, and the broker's id: it is processed as a failed
-        message, and not dropped.
+        The delivery. One that cannot be read has its ``problem`` set, and the id that the broker gave it first: it is
+        processed as a failed message, and not dropped.
     """
     system = record.get("Attributes") or {}
     attributes = record.get("MessageAttributes") or {}
@@ -81,16 +86,22 @@ def open_envelope(
         headers.setdefault(HEADER_DEDUPLICATION_ID, system["MessageDeduplicationId"])
     if "MessageGroupId" in system:
         headers[HEADER_GROUP_ID] = system["MessageGroupId"]
-    raw = Message(broker_id, text.encode("utf-8", "surrogatepass"), MappingProxyType(headers), source)
+    # When it was put into its queue; a move to a dead-letter queue leaves that as it is, for standard queues.
+    sent_at = time_from(system.get("SentTimestamp"))
+    raw = Message(broker_id, text.encode("utf-8", "surrogatepass"), MappingProxyType(headers), source, sent_at)
     problem: Exception | None = None
     message = raw
     try:
         if (encoding := headers.get(HEADER_BODY_ENCODING)) is not None:
             message = replace(raw, body=decoded(text, encoding))
         message = _unmarked(_unwrapped(message, envelope))
-        message = replace(message, id=valid_message_id(identify(message)))
+        times = (time_from(message.headers.get(name)) for name in _TIMES)
+        sent_at = earliest(message.sent_at, *times)
+        message = replace(message, id=valid_message_id(identify(message)), sent_at=sent_at)
     except Exception as error:  # noqa: BLE001 - identify is the host's code; the message must not be lost if it fails
         message, problem = raw, error if isinstance(error, TxboxError) else _unidentified(error)
+        with suppress(TxboxError):  # a dead letter's copy that still cannot be read is still that message
+            message = replace(raw, id=valid_message_id(headers.get(HEADER_FIRST_DELIVERY_ID, broker_id)))
     return Delivery(
         message=message,
         receipt=record["ReceiptHandle"],
@@ -237,6 +248,7 @@ def _from_sns(message: Message, document: Mapping[str, Any]) -> Message:
             HEADER_SNS_MESSAGE_ID: document["MessageId"],
             "sns-topic-arn": document["TopicArn"],
             "sns-subject": document.get("Subject"),
+            HEADER_SNS_TIMESTAMP: document.get("Timestamp"),
         },
     )
 
@@ -256,7 +268,7 @@ def _from_eventbridge(message: Message, document: Mapping[str, Any]) -> Message:
         body = as_body(body, ours.written)
         headers = {_header_name(name): value for name, value in ours.headers.items()}
         headers |= {HEADER_MESSAGE_ID: ours.message_id, HEADER_BODY_ENCODING: ours.written}
-        headers |= {HEADER_KEY: ours.key} if ours.key is not None else {}
+        headers |= {HEADER_EVENTBRIDGE_KEY: ours.key} if ours.key is not None else {}
     return _with(
         message,
         body,
@@ -265,7 +277,7 @@ def _from_eventbridge(message: Message, document: Mapping[str, Any]) -> Message:
             HEADER_EVENTBRIDGE_ID: document["id"],
             "eventbridge-source": document["source"],
             "eventbridge-detail-type": document["detail-type"],
-            "eventbridge-time": document["time"],
+            HEADER_EVENTBRIDGE_TIME: document["time"],
             "eventbridge-account": document["account"],
             "eventbridge-region": document["region"],
         },
@@ -364,8 +376,13 @@ _SNS = (_is_sns, _from_sns)
 _EVENTBRIDGE = (_is_eventbridge, _from_eventbridge)
 _CLOUDEVENT = (_is_cloudevent, _from_cloudevent)
 
-HEADER_KEY = "eventbridge-key"
-"""The key under which an outbox has sent a message through EventBridge, which has no groups."""
+HEADER_SNS_TIMESTAMP = "sns-timestamp"
+"""When a message was published to SNS."""
+HEADER_EVENTBRIDGE_TIME = "eventbridge-time"
+"""When an event was put, or the time that its producer gave it."""
+HEADER_CLOUDEVENTS_TIME = "ce-time"
+"""When the occurrence happened that a CloudEvent tells of."""
 
+_TIMES = (HEADER_SNS_TIMESTAMP, HEADER_EVENTBRIDGE_TIME, HEADER_CLOUDEVENTS_TIME)
 _LONGEST_INT = 4_000
 _JSON_BLANKS = b" \t\r\n"

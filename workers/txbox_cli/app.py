@@ -9,7 +9,8 @@ from typer.core import TyperGroup
 
 import txbox
 from txbox.postgres.urls import DATABASE_URL_VARIABLE
-from txbox_cli.commands import bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status, worker
+from txbox_cli.commands import audit, bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status, worker
+from txbox_cli.commands.operate import maintain, pause
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
 from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE
 
@@ -30,6 +31,11 @@ Environment:
   {DATABASE_URL_VARIABLE:21}  the database, where --url does not name it
   {SCHEMA_VARIABLE:21}  the schema, where --schema does not name it
   {PREFIX_VARIABLE:21}  the prefix, where --prefix does not name it
+  TXBOX_KEEP_INBOX       a window of `txbox maintain`, as are
+                         TXBOX_KEEP_LEASES, TXBOX_KEEP_RESULTS,
+                         TXBOX_KEEP_LETTERS, TXBOX_KEEP_SENT,
+                         TXBOX_KEEP_LOADS, TXBOX_KEEP_STAGING,
+                         TXBOX_KEEP_OPERATIONS
 
 AWS is found as boto3 finds it: by AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_PROFILE and the like.
 
@@ -49,11 +55,15 @@ app.command("demo", short_help="See it count to the cent while workers are kille
 app.command("dev", short_help="Start a PostgreSQL and a local AWS of your own.")(dev.dev)
 app.command("worker")(worker.worker)
 app.command("relay", short_help="Send what the outbox holds.")(relay.relay)
+app.command("maintain", short_help="Forget what was kept long enough.")(maintain.maintain)
 app.command("status", short_help="Show what is processed, waits, is parked, blocks.")(status.status)
+app.command("pause", short_help="Have workers or relays leave something alone.")(pause.pause)
+app.command("resume", short_help="End a pause.")(pause.resume)
 app.command("bulk-load", short_help="Apply events from files once, by Spark.")(bulk_load.bulk_load)
+app.command("audit", short_help="Prove that all that was sent is processed.")(audit.audit)
 app.command("reconcile", short_help="Compare an archive of events with the inbox.")(reconcile.reconcile)
 app.add_typer(db.app, name="db")
-app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(dead_letters.app, name="dead-letters", short_help="Look at parked messages, send them again.")
 app.add_typer(outbox.app, name="outbox", short_help="Look up what was sent, and send it again.")
 
 

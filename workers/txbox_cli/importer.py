@@ -12,7 +12,7 @@ from types import ModuleType
 from txbox import TxboxError
 from txbox_cli.errors import CommandFailed, UsageError
 
-__all__ = ["Imported", "find", "load", "own_code_of"]
+__all__ = ["Imported", "find", "load"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Options that several commands share, and how they are read."""
 
+import getpass
 import re
 import shlex
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ __all__ = [
     "read_url",
     "require_order",
     "require_queue_url",
+    "this_user",
 ]
 
 SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
@@ -111,14 +114,23 @@ def read_url(text: str) -> URL:
         raise UsageError(str(error)) from error
 
 
-def require_queue_url(text: str) -> None:
+def require_queue_url(text: str, option: str = "--queue") -> None:
     """Refuse what cannot be the URL of an SQS queue; a queue's name alone is not one.
 
     Raises:
         UsageError: it is not such a URL.
     """
     if not re.fullmatch(r"https?://[^/\s]+/\d+/[\w.-]+", text):
-        raise UsageError(f"--queue must be the URL of a queue, https://HOST/ACCOUNT/NAME, not {text!r}")
+        raise UsageError(f"{option} must be the URL of a queue, https://HOST/ACCOUNT/NAME, not {text!r}")
+
+
+def this_user() -> str:
+    """Return the user and the host of this process: who asks for something, for the record."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a number that has no name
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
 
 
 def read_span(option: str, text: str) -> timedelta:

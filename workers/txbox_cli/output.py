@@ -61,9 +61,9 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
-def print_json(value: Mapping[str, Any] | list[Any]) -> None:
+def print_json(value: Mapping[str, Any] | list[Any], *, one_line: bool = False) -> None:
     """Print a value as JSON; times in ISO 8601, bytes as text as far as they are."""
-    typer.echo(json.dumps(value, indent=2, default=_as_json))
+    typer.echo(json.dumps(value, indent=None if one_line else 2, default=_as_json))
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -17,6 +17,14 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = Field(default=None, description="the database, as an SQLAlchemy URL")
     database_schema: str | None = Field(default=None, description="the schema of the tables")
     table_prefix: str = Field(default="", description="what the tables' names start with")
+    keep_inbox: str | None = Field(default=None, description="windows of ids by subscriber: billing=30d *=90d")
+    keep_leases: str | None = Field(default=None, description="the window of completed leases")
+    keep_results: str | None = Field(default=None, description="the window of their results")
+    keep_letters: str | None = Field(default=None, description="the window of letters that are done")
+    keep_operations: str | None = Field(default=None, description="the window of finished redrives and discards")
+    keep_sent: str | None = Field(default=None, description="the window of sent messages, for maintain")
+    keep_loads: str | None = Field(default=None, description="the window of finished bulk loads")
+    keep_staging: str | None = Field(default=None, description="the window of staging tables of loads that were left")
 
 
 def aws_endpoint() -> str | None:

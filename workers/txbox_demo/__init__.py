@@ -4,7 +4,5 @@
 
     shop ───────────────→ relay → SQS → billing ──────────────→ relay → SQS → notification
     order and outbox,                   inbox, account and                   lease and
-    one transaction                     outbox, one transaction              e-mail, no transaction
-                                                                               │
-                                                                               └→ SMTP server: keeps what it accepts
+    one transaction                     outbox, one transaction              e-mail → SMTP server, which keeps it
 """

@@ -1,8 +1,7 @@
 """The check: what is in the tables and in the mail server at the end, compared with the file, in a few statements.
 
-It uses nothing that txbox reports. A trigger notes the leases that had run out when the next one was given: only
-these may lead to a second mail (see ``txbox_demo.services``).
-"""
+It uses nothing that txbox reports. A trigger notes the leases that had run out when the next one was given: only these
+may lead to a second mail (see ``txbox_demo.services``)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, field
@@ -21,11 +20,9 @@ FROM purchase GROUP BY customer_id;
 CREATE TABLE mail
 (number int, order_id text, customer_id text, cents bigint, message_id text, fence bigint, unknown_attempts int);
 CREATE TABLE lease_run_out (message_id text, fence bigint);
-CREATE FUNCTION note_run_out() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO lease_run_out SELECT old.message_id, old.fence WHERE old.expires_at <= clock_timestamp();
-  RETURN NULL;
-END $$;
+CREATE FUNCTION note_run_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+INSERT INTO lease_run_out SELECT old.message_id, old.fence WHERE old.expires_at <= clock_timestamp();
+RETURN NULL; END $$;
 CREATE TRIGGER note_run_out AFTER UPDATE ON message_lease FOR EACH ROW
 WHEN (new.fence <> old.fence AND old.completed_at IS NULL) EXECUTE FUNCTION note_run_out()"""
 """The file's purchases, the mails that the server has accepted, and the leases that had run out when the next began."""

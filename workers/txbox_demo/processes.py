@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Engine, text
@@ -110,7 +111,7 @@ def run_shop(task: Task) -> None:
 def run_relay(task: Task) -> None:
     """Send what shop and billing have published, in small batches: what a killed relay has sent is sent again."""
     publishers = {SQS: LossyPublisher(aws_publishers()[SQS], task)}
-    Relay(task.engine(), publishers, senders=1, batch_size=100, backoff=BACKOFF).run()
+    Relay(task.engine(), publishers, senders=1, batch_size=100, backoff=BACKOFF, keep_sent=timedelta(days=1)).run()
 
 
 @dataclass(slots=True)
@@ -133,10 +134,9 @@ class LossyPublisher:
 
 def run_billing(task: Task) -> None:
     """Work through an inbox: the effects are in the transaction that records the message."""
-    outbox = Outbox()
 
     def handler(session: Session, message: Message) -> None:
-        bill(session, message, outbox, task.queue_urls[1])
+        bill(session, message, Outbox(), task.queue_urls[1])
         task.may_die(INSERTED)
 
     _work(task, task.queue_urls[0], inbox=Inbox("billing"), engine=task.engine(), handler=handler)

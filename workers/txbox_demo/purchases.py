@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from importlib import resources
 from itertools import islice
 
@@ -31,6 +32,4 @@ def read_purchases(count: int = TOTAL_PURCHASES) -> Iterator[Purchase]:
     with packed.open("rb") as raw, gzip.open(raw, "rt", encoding="ascii") as lines:
         for number, line in enumerate(islice(lines, 1, count + 1), start=1):
             customer_id, day, cds, dollars = line.split()
-            whole, _, fraction = dollars.partition(".")
-            cents = int(whole) * 100 + int(fraction.ljust(2, "0"))
-            yield Purchase(f"cdnow-{number:05}", customer_id, day, int(cds), cents)
+            yield Purchase(f"cdnow-{number:05}", customer_id, day, int(cds), int(Decimal(dollars) * 100))

@@ -8,9 +8,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 from txbox import TxboxError
+from txbox.audit import audit
 from txbox_aws.sqs import sqs_client
 from txbox_demo.checker import CHAIN, Report, check
 from txbox_demo.processes import N_DUPLICATES, N_RECEIVED, N_ROLLED_BACK, N_SENT, Task
@@ -81,7 +83,7 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
         seconds = round(time.monotonic() - begun, 1)
         on_progress(replace(progress, stage="checking"))
         report = check(sandbox.engine, read_purchases(plan.purchases), smtp.accepted, CHAIN)
-        figures = _figures(supervisor.groups, progress) | report.figures
+        figures = _figures(sandbox, supervisor.groups, progress, report.wrong) | report.figures
         kills = {group.name: dict(group.killed) for group in supervisor.groups}
         report = replace(report, figures=figures, kills=kills, seconds=seconds, kept=kept)
         if plan.spark_stage:
@@ -91,18 +93,24 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
         return report
 
 
-def _figures(groups: Sequence[Group], progress: Progress) -> dict[str, tuple[int, str]]:
+def _figures(
+    sandbox: Sandbox, groups: Sequence[Group], progress: Progress, wrong: dict[str, list[str]]
+) -> dict[str, tuple[int, str]]:
     shop, relay, *workers = groups
     figures = {
         "orders": (progress.placed, "committed by the shop, each with its message"),
         "rolled back": (shop.count(N_ROLLED_BACK), "orders with their messages: declined cards"),
         "sent": (relay.count(N_SENT), "by the relays; again if one was killed or an answer was lost"),
     }
-    for group, processed in zip(workers, (progress.billed, progress.notified), strict=True):
+    for group, url, processed in zip(workers, sandbox.queue_urls, (progress.billed, progress.notified), strict=True):
+        audited = audit(sandbox.engine, [url], sandbox.engine, group.name, in_flight=timedelta(0))
+        wrong[f"audit of {group.name}"] = [one.message_id for one in audited.findings if not audited.balanced]
+        sent, remark = audited.counts["sent"], f"ids sent, of which {audited.counts['processed']:,} are processed"
         duplicates = group.count(N_DUPLICATES)
         figures |= {
             f"{group.name}: delivered": (group.count(N_RECEIVED), "to workers"),
             f"{group.name}: processed": (processed, "messages, in its inbox or its ledger"),
             f"{group.name}: duplicates": (duplicates, "rejected; each would have been applied a second time"),
+            f"audit of {group.name}": (sent, f"{remark}; {audited.faults} are missing, foreign or doubled"),
         }
     return figures

@@ -31,7 +31,6 @@ class KeptProcess:
         command: the program and its arguments.
         log: the file that receives its standard error, and its output unless `share_stdout`.
         stop_signal: the signal that ends it in order.
-        stop_timeout_seconds: how long it may take to end before it is killed, in seconds.
         user: the system user to run it as; the caller must be root.
         share_stdout: whether it reports on its standard output, for ``read_line``.
         remove: a directory that the keeper removes once the server was sent its stop signal.
@@ -45,14 +44,13 @@ class KeptProcess:
         *,
         log: Path,
         stop_signal: signal.Signals,
-        stop_timeout_seconds: float = process_keeper.STOP_TIMEOUT_SECONDS,
         user: str | None = None,
         share_stdout: bool = False,
         remove: Path | None = None,
         environment: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        options = [f"--stop-signal={stop_signal.name}", f"--stop-timeout={stop_timeout_seconds}"]
+        options = [f"--stop-signal={stop_signal.name}"]
         options += [f"--user={user}"] if user is not None else []
         options += ["--share-stdout"] if share_stdout else []
         options += [f"--remove={remove}"] if remove is not None else []
@@ -62,7 +60,7 @@ class KeptProcess:
         self._environment = environment
         self._pass_fds = tuple(pass_fds)
         self._stop_signal = stop_signal
-        self._wait_seconds = stop_timeout_seconds + KEEPER_MARGIN_SECONDS
+        self._wait_seconds = process_keeper.STOP_TIMEOUT_SECONDS + KEEPER_MARGIN_SECONDS
         self._keeper: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
         self._owner = -1

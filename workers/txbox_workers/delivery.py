@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.dead_letters.failures import History
+from txbox.dead_letters.order import order_key
 
 __all__ = ["Delivery", "Settlement", "Source"]
 
@@ -20,6 +21,7 @@ class Delivery:
         receipt: names this delivery to the broker, and no other delivery.
         receive_count: how often the broker has delivered this message, this time included.
         group: deliveries of one group keep their order; None where there is no order.
+        failure_group: if it fails, the deliveries of this group behind it wait; None: those of ``group``.
         body: as the broker delivered it, envelopes and all.
         envelope: what the broker needs to send the message again.
         problem: why the message cannot be read; None if it can.
@@ -29,9 +31,15 @@ class Delivery:
     receipt: str
     receive_count: int = 1
     group: str | None = None
+    failure_group: str | None = None
     body: bytes = b""
     envelope: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     problem: Exception | None = None
+
+    @property
+    def order_key(self) -> str | None:
+        """The group, or else the key that its headers name: whose order is kept with ``ordered=True``; None: none."""
+        return order_key(self.group, self.message.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,8 @@ class Settlement:
 
 class Source(Protocol):
     """A broker, seen from a worker. Every method may be called by several threads at once.
+
+    It may have an attribute ``retention_seconds``, which its worker reports: how long it keeps a message.
 
     Each method raises ``txbox.BrokerError`` when the broker cannot be reached or refuses the call as a whole.
     """

@@ -11,7 +11,7 @@ from txbox import InvalidConfiguration, Message
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter
 
-__all__ = ["BatchHandler", "Handler", "HandlerWithLease", "LedgerHandlerWithLease", "SessionFactory", "refuse_unfit"]
+__all__ = ["BatchHandler", "Handler", "HandlerWithLease", "SessionFactory", "refuse_unfit"]
 
 
 class HandlerWithLease(Protocol):

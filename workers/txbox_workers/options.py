@@ -20,6 +20,7 @@ from txbox.leases.lease import valid_lease_seconds
 from txbox.leases.ledger import require_ledger
 from txbox.postgres.engines import adopt
 from txbox_workers.handlers import BatchHandler, Handler, SessionFactory, refuse_unfit
+from txbox_workers.reporter import ReportPlace
 
 __all__ = ["MAX_ATTEMPTS", "ProcessingOptions", "WorkerOptions"]
 
@@ -51,6 +52,8 @@ class ProcessingOptions(TypedDict, total=False):
         max_attempts: failed attempts after which a message is parked as a dead letter; ``MAX_ATTEMPTS`` by default.
             None leaves that to the broker's own redrive policy, whose maxReceiveCount should be greater otherwise.
             With 1 there are no batches: each attempt is counted before it is made.
+        ordered: keep the order of each key, also over dead letters: a message whose FIFO group, or else ``key`` header,
+            has a letter before it is parked behind that one, and not run. With an inbox, without a ledger.
         session_factory: makes the handler's session: ``Session`` (the default), a subclass, or a ``sessionmaker``.
         lease_seconds: how long the ledger keeps a message for a process that has died, ``LEASE_SECONDS`` by default;
             while one lives, the lease is renewed. In Lambda, never beyond the invocation's end.
@@ -66,6 +69,7 @@ class ProcessingOptions(TypedDict, total=False):
     batch_handler: BatchHandler | None
     transactions: Literal["batch", "message"]
     max_attempts: int | None
+    ordered: bool
     session_factory: SessionFactory
     lease_seconds: float
     fingerprint: bool
@@ -109,6 +113,7 @@ class ValidOptions:
     batch_handler: BatchHandler | None = None
     transactions: Literal["batch", "message"] = "batch"
     max_attempts: int | None = MAX_ATTEMPTS
+    ordered: bool = False
     session_factory: SessionFactory = Session
     lease_seconds: float = LEASE_SECONDS
     fingerprint: bool = False
@@ -173,6 +178,14 @@ class ValidOptions:
             self.max_attempts is None or self.max_attempts >= 1,
             f".max_attempts must be at least 1, or None, not {self.max_attempts!r}",
         )
+        self._require(
+            not self.ordered or (inbox is not None and ledger is None),
+            ".ordered needs an inbox and no ledger: one transaction decides whether a message is run or waits",
+        )
+        self._require(
+            not self.ordered or self.max_attempts is not None,
+            ".ordered needs max_attempts: of what the broker's own redrive policy takes away, no letter is kept",
+        )
         self._require(self.threads >= 1, f".threads must be at least 1, not {self.threads!r}")
         self._require(
             self.transaction_seconds is None or self.transaction_seconds > 0,
@@ -185,6 +198,14 @@ class ValidOptions:
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:
             raise InvalidConfiguration(f"{self.of}{otherwise}")
+
+    @property
+    def report_place(self) -> ReportPlace | None:
+        """Where a worker reports: beside its inbox, or else where its dead letters are; None: nowhere."""
+        if self.inbox is not None and self.engine is not None:
+            return ReportPlace(self.engine, self.inbox.schema, self.inbox.prefix)
+        letters = self.dead_letters
+        return None if letters is None else ReportPlace(letters.engine, letters.schema, letters.prefix)
 
     def limit_seconds(self, visibility_seconds: float | None) -> float | None:
         """Return how long a transaction may take; None: no limit.

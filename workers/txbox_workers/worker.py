@@ -23,19 +23,26 @@ from txbox.instrumentation import (
     BrokerRestored,
     DatabaseLost,
     DatabaseRestored,
+    Drained,
     Event,
     HeartbeatFailed,
     Hook,
+    Paused,
     Received,
+    Resumed,
+    Retried,
     Settled,
     Stopped,
     emit,
 )
 from txbox.instrumentation.logs import log_event
+from txbox.pauses import Pause
+from txbox.postgres.sqlstates import DEADLOCK_DETECTED
 from txbox.service import Service
 from txbox_workers.delivery import Delivery, Settlement, Source, require_source
 from txbox_workers.options import WorkerOptions, lists_options, valid_options
 from txbox_workers.processing import DatabaseUnavailable, ProcessorContext, make_processor
+from txbox_workers.reporter import WorkerFigures, WorkerReporter
 from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
 
 __all__ = ["Worker"]
@@ -50,11 +57,15 @@ cut off for longer hands it back all the same, for other workers to process."""
 ACK_AFTER_SECONDS = 1.0
 """A batch that is processed one by one is settled with the broker at least this often."""
 
+RESUME_CHECK_SECONDS = 0.1
+"""Between looks of a polling thread that is paused at whether it may go on."""
+
 
 class Worker(Service):
     """Processes the messages of one source, each exactly once in effect.
 
-    ``stop`` finishes the transactions under way, and hands back to the source what was not begun.
+    ``stop`` finishes the transactions under way, and hands back to the source what was not begun; so does a pause of
+    its subscriber (``txbox.pauses``), after which nothing is received until it ends.
     """
 
     @lists_options(WorkerOptions)
@@ -74,10 +85,17 @@ class Worker(Service):
         valid = valid_options(of, WorkerOptions, options)
         limit = valid.limit_seconds(source.visibility_seconds)
         super().__init__()
+        # Nothing more is to be begun: it stops, or is paused.
+        self._halted = threading.Event()
+        self._pause: Pause | None = None
+        self._drained = False
+        self._in_hand = 0
+        self._last_batch_at: float | None = None
+        self._retries: Counter[str] = Counter()
         self.subscriber_id = valid.subscriber_id
         self.source = source
         self._threads_wanted = valid.threads
-        self._hooks: tuple[Hook, ...] = (log_event, *valid.hooks)
+        self._hooks: tuple[Hook, ...] = (log_event, self._count_retries, *valid.hooks)
         self._has_hooks = bool(valid.hooks)
         self._processor = make_processor(
             valid,
@@ -85,10 +103,12 @@ class Worker(Service):
                 source_name=source.name,
                 hooks=self._hooks,
                 wants_details=self._wants_details,
-                stopping=self._stopping,
+                stopping=self._halted,
                 limit=lambda: limit,
             ),
         )
+        self._report_place = valid.report_place
+        self._reporter: WorkerReporter | None = None
         self._heartbeat = VisibilityHeartbeat(source, self._heartbeat_failed)
         self._polling = 0
         self._lock = threading.Lock()
@@ -106,13 +126,96 @@ class Worker(Service):
         except DatabaseUnavailable as error:
             raise TxboxError(f"the database cannot be used: {error}") from error
         self.source.open()
+        self._halted.clear()
+        self._pause, self._drained, self._in_hand = None, False, 0
+        self._start_reporter()
         self._heartbeat.start()
         self._polling = self._threads_wanted
         numbers = range(1, self._threads_wanted + 1)
         return {f"txbox-{self.subscriber_id}-{number}": self._work for number in numbers}
 
+    def _call_off(self) -> None:
+        super()._call_off()
+        with self._lock:
+            self._halted.set()
+
     def _stopped(self, finished: bool) -> None:
         self._emit(Stopped, drained=finished)
+
+    # --- its reports, and pauses --------------------------------------------------------------------------------------
+
+    def _start_reporter(self) -> None:
+        if self._report_place is None:
+            return
+        self._reporter = WorkerReporter(
+            self._report_place,
+            subscriber_id=self.subscriber_id,
+            source=self.source.name,
+            source_retention_seconds=getattr(self.source, "retention_seconds", None),
+            figures=self._figures,
+            on_answer=self._heed,
+        )
+        try:
+            self._reporter.start()
+        except BaseException:
+            with self._errors_logged("close its source"):
+                self.source.close()
+            raise
+
+    def _figures(self) -> WorkerFigures:
+        with self._lock:
+            drained = self._pause is not None and self._in_hand == 0
+            just_drained, self._drained = drained and not self._drained, drained
+            figures = WorkerFigures(
+                state="drained" if drained else "working" if self._pause is None else "paused",
+                outcomes={outcome.value: count for outcome, count in self._counts.items()},
+                deadlocks=self._retries[DEADLOCK_DETECTED],
+                retries=self._retries.total(),
+                last_batch_at=self._last_batch_at,
+            )
+        if just_drained:
+            self._emit(Drained)
+        return figures
+
+    def _heed(self, pause: Pause | None) -> None:
+        """Pause, or go on, as the database says."""
+        with self._lock:
+            before, self._pause = self._pause, pause
+            if pause is not None:
+                self._halted.set()
+            elif not self._stopping.is_set():  # a stop sets the first one before it waits for the lock
+                self._halted.clear()
+        if (pause is None) == (before is None):
+            return
+        if pause is None:
+            self._emit(Resumed)
+        else:
+            self._emit(Paused, paused_by=pause.paused_by, note=pause.note)
+        if self._reporter is not None:  # what it is now is reported at once
+            self._reporter.wake()
+
+    @contextmanager
+    def _at_hand(self) -> Iterator[bool]:
+        """While entered, what is received counts as in hand. Yields whether anything may be received."""
+        with self._lock:
+            # One step with the look at the pause: a worker that is drained must not be about to receive.
+            if self._halted.is_set():
+                may = False
+            else:
+                may, self._in_hand = True, self._in_hand + 1
+        try:
+            yield may
+        finally:
+            with self._lock:
+                self._in_hand -= may
+                last = may and self._pause is not None and self._in_hand == 0
+            if last and self._reporter is not None:
+                self._reporter.wake()
+
+    def _give_way(self) -> None:
+        """Between two transactions: let a report have the connection that this thread has given back."""
+        if self._reporter is not None:
+            self._reporter.give_way()
 
     # --- a polling thread --------------------------------------------------------------------------------------------
 
@@ -124,6 +227,8 @@ class Worker(Service):
             last = not self._polling
         if last:
             self._heartbeat.stop()
+            if self._reporter is not None:
+                self._reporter.stop()
             with self._errors_logged("close its source"):
                 self.source.close()
 
@@ -131,7 +236,12 @@ class Worker(Service):
         failures = 0
         while not self._stopping.is_set():
             try:
-                failures = self._poll_once(failures)
+                self._give_way()
+                with self._at_hand() as may_receive:
+                    if may_receive:
+                        failures = self._poll_once(failures)
+                if not may_receive:
+                    self._stopping.wait(RESUME_CHECK_SECONDS)
             except BaseException:  # noqa: BLE001 - a polling thread that ends silently is the worst outcome
                 failures += 1
                 log_failure("%s: polling raised an unexpected error, and continues", self.subscriber_id)
@@ -150,6 +260,7 @@ class Worker(Service):
         if failures:
             self._emit(BrokerRestored)
         if deliveries:
+            self._last_batch_at = time.monotonic()
             self._take(deliveries)
         return 0
 
@@ -174,6 +285,7 @@ class Worker(Service):
                 if unsettled and time.monotonic() - settled_at > ACK_AFTER_SECONDS:
                     self._settle(waiting)
                     waiting, settled_at = [], time.monotonic()
+                self._give_way()
         except DatabaseUnavailable as error:
             trouble = error
         except BaseException as error:  # noqa: BLE001 - hand back, log it, and continue
@@ -268,6 +380,11 @@ class Worker(Service):
             self._heartbeat.forget(each.delivery for each in self._hand_back(kept))
 
     # --- events ------------------------------------------------------------------------------------------------------
+
+    def _count_retries(self, event: Event) -> None:
+        if isinstance(event, Retried):
+            with self._lock:
+                self._retries[event.sqlstate] += 1
 
     def _emit(self, kind: Callable[..., Event], **attributes: object) -> None:
         emit(self._hooks, kind(self.subscriber_id, self.source.name, **attributes))

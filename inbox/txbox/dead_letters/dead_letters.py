@@ -24,19 +24,31 @@ A redrive takes that row away before it sends, in the transaction that marks the
     R locks the letter ── deletes the row ── sends ── R dies                                A: parked; the letter waits
                                        A, with the copy, records … waits for R ─┘
 
+A discard marks the letter and leaves that row, so copies go on being acked and not run. A redrive and a discard of one
+letter wait for each other at the letter's row, and the second one finds what the first one did.
+
+A letter can be open although its message is processed: ``DeadLetter.processed_since``, and how it comes about in
+``dead_letters.sql``. It does not wait for a person, and a redrive of it sends nothing.
+
+Where a worker keeps order, letters of one key are redriven in order: see ``txbox.dead_letters.order``.
+
 Letters of reason MISMATCH are the exception: another body came under an id that is processed, or parked. Such a letter
 leaves open whether its id is processed; the body in it is not.
 """
 
 from collections.abc import Callable
 from copy import copy
+from datetime import datetime
 
 from sqlalchemy import Connection, Engine
 
-from txbox.dead_letters.failures import WAIT_SECONDS, FailureStatements, bounded_transaction
+from txbox.dead_letters.failures import WAIT_SECONDS, FailureStatements, bounded_transaction, storable
 from txbox.dead_letters.letter import DeadLetter, Reason, columns_of, key_of, letter_from
-from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound
-from txbox.message import fingerprint
+from txbox.dead_letters.letter_filter import LetterFilter, filtered
+from txbox.dead_letters.order import OrderStatements, ids_of
+from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound, OutOfOrder
+from txbox.horizon import AgeJudge
+from txbox.message import earliest, fingerprint, time_of_id
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.sql_files import SqlFile
@@ -50,15 +62,32 @@ class DeadLetterStatements(SqlFile, file="dead_letters.sql"):
 
     park: str
     mark_parked: str
+    mark_expired: str
     find_recorded: str
     unmark_parked: str
     mark_others_mismatch: str
     waits_parked: str
     lease_attempts: str
+    wanted: str
+    finds_json: str
+    check_json_path: str
+    create_json_function: str
+    drop_json_function: str
     letters: str
+    matching_counts: str
+    store_operation: str
+    store_selection: str
+    operations: str
+    next_selected: str
+    lock_selected: str
+    record_outcome: str
+    retry_failed: str
+    finish_operation: str
     letter_of: str
     lock_letters: str
     mark_redriven: str
+    mark_discarded: str
+    letter_counts: str
 
 
 class DeadLetters:
@@ -72,9 +101,11 @@ class DeadLetters:
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
         """
+        self.schema, self.prefix = schema, prefix
         self._engine = adopt(engine)
         self._statements = DeadLetterStatements.load(schema, prefix)
         self._failures = FailureStatements.load(schema, prefix)
+        self._order = OrderStatements.load(schema, prefix)
 
     @property
     def engine(self) -> Engine:
@@ -94,6 +125,7 @@ class DeadLetters:
         body: bytes | None = None,
         wait_seconds: float = WAIT_SECONDS,
         lease_attempts: int | None = None,
+        sent_at: datetime | None = None,
     ) -> int | None:
         """Park a message and forget its failures, in one transaction.
 
@@ -103,6 +135,8 @@ class DeadLetters:
                 parked becomes another letter, of reason MISMATCH.
             wait_seconds: how long to wait for another transaction that is processing the message.
             lease_attempts: where there is a ledger too: as ``park_leased``.
+            sent_at: when it was sent, if its age is to be judged now: one from before the horizon may have been
+                processed and forgotten, and is parked as EXPIRED.
 
         Returns:
             The letter's number; None if the message is processed, and no letter is kept.
@@ -113,13 +147,20 @@ class DeadLetters:
         digest = fingerprint(letter.body if body is None else body)
         try:
             with bounded_transaction(self._engine, wait_seconds, letter.subscriber_id, letter.message_id) as connection:
-                return self._park(connection, letter, digest, lease_attempts)
+                return self._park(connection, letter, digest, lease_attempts, sent_at)
         except _OtherOutcome as other:
             with short_transaction(self._engine) as connection:
                 self._forget_failures(connection, letter)
             return other.dead_letter_id
 
-    def _park(self, connection: Connection, letter: DeadLetter, digest: bytes, lease_attempts: int | None) -> int:
+    def _park(
+        self,
+        connection: Connection,
+        letter: DeadLetter,
+        digest: bytes,
+        lease_attempts: int | None,
+        sent_at: datetime | None,
+    ) -> int:
         """Park a message and mark it in the inbox; InFlight and _OtherOutcome mean: roll back."""
         number = self.park_in(connection, letter, lease_attempts=lease_attempts)
         if letter.reason is Reason.MISMATCH:
@@ -135,15 +176,37 @@ class DeadLetters:
                 connection.exec_driver_sql(
                     self._statements.mark_others_mismatch, {**key, "dead_letter_id": parked_as or 0}
                 )
-            elif parked_as != number:
+                self._forget_failures(connection, letter)
+                return number
+            if parked_as != number:
                 raise _OtherOutcome(parked_as)
+        elif sent_at is not None:
+            self._judge(connection, letter, number, sent_at)
+        self._take_place(connection, letter, number)
         self._forget_failures(connection, letter)
         return number
+
+    def _judge(self, connection: Connection, letter: DeadLetter, number: int, sent_at: datetime) -> None:
+        """Make a letter one of an expired message if it is; asked after its row in the inbox is made."""
+        ages = AgeJudge(letter.subscriber_id, schema=self.schema, prefix=self.prefix)
+        times = {letter.message_id: earliest(sent_at, time_of_id(letter.message_id))}
+        if (expired := ages.judge(connection, times)) is not None:
+            marked = {"error": storable(f"{letter.error}; {expired}"), "dead_letter_id": number}
+            connection.exec_driver_sql(self._statements.mark_expired, marked)
 
     def park_in(self, connection: Connection, letter: DeadLetter, *, lease_attempts: int | None = None) -> int:
         """Park a message in the caller's transaction, and return the letter's number."""
         parameters = {**columns_of(letter), "lease_attempts": lease_attempts}
         return int(connection.exec_driver_sql(self._statements.park, parameters).scalar_one())
+
+    def _take_place(self, connection: Connection, letter: DeadLetter, number: int) -> None:
+        """Give a letter its place in its key: that of an earlier letter of its message, if that one was redriven."""
+        if letter.order_key is None:
+            return
+        place = {"message_ids": ids_of(letter.message_id, letter.headers), "dead_letter_id": number}
+        if connection.exec_driver_sql(self._order.take_place, place).rowcount:
+            handed_over = {**place, "subscriber_id": letter.subscriber_id}
+            connection.exec_driver_sql(self._order.hand_over_place, handed_over)
 
     def park_leased(self, letter: DeadLetter, lease_attempts: int) -> int:
         """Park a message whose ledger decides whether it is processed, and return the letter's number.
@@ -154,7 +217,7 @@ class DeadLetters:
             return self.park_in(connection, letter, lease_attempts=lease_attempts)
 
     def waits(self, subscriber_id: str, message_id: str, body: bytes, lease_attempts: int) -> bool:
-        """Return whether a message of a ledger waits here: it was parked, and neither redriven nor acked in time.
+        """Return whether a message of a ledger is parked here, or was discarded: no copy of it may run.
 
         ``body`` is as the broker delivered it: another one is another letter. ``lease_attempts``: as ``park_leased``.
         """
@@ -180,31 +243,43 @@ class DeadLetters:
         check_table(connection, self._statements.tables.dead_letter)
 
     def list(
-        self, subscriber_id: str | None = None, *, redriven: bool = False, after: int = 0, limit: int = 100
+        self,
+        which: LetterFilter | str | None = None,
+        *,
+        redriven: bool = False,
+        after: int = 0,
+        limit: int = 100,
     ) -> list[DeadLetter]:
         """Return a page of dead letters, oldest first.
 
         Args:
-            subscriber_id: only this subscriber's; None for all.
-            redriven: also those that were sent through again.
+            which: of them; a name is that of a subscriber; None: all.
+            redriven: also those that do not wait: sent through again, discarded, or processed since.
             after: the last number of the page before.
             limit: how many, at most.
+
+        Raises:
+            InvalidConfiguration: the filter's JSON path is none.
         """
-        parameters = {"subscriber_id": subscriber_id, "with_redriven": redriven, "after": after, "page": limit}
-        with self._engine.connect() as connection:
-            rows = connection.exec_driver_sql(self._statements.letters, parameters).mappings()
+        which = which if isinstance(which, LetterFilter) else LetterFilter(subscriber_id=which)
+        parameters = {**which.parameters(), "all": redriven, "after": after, "page": limit}
+        with short_transaction(self._engine) as connection, filtered(connection, self._statements, which) as adapted:
+            rows = connection.exec_driver_sql(adapted(self._statements.letters), parameters).mappings()
             return [letter_from(row) for row in rows]
 
     def get(self, dead_letter_id: int) -> DeadLetter:
         """Return one dead letter; raises ``LetterNotFound`` if there is none of that number."""
         with self._engine.connect() as connection:
-            wanted = {"dead_letter_id": dead_letter_id}
-            row = connection.exec_driver_sql(self._statements.letter_of, wanted).mappings().one_or_none()
-        if row is None:
-            raise LetterNotFound(dead_letter_id)
-        return letter_from(row)
+            return self._read(connection, dead_letter_id)
 
-    def redrive(self, dead_letter_id: int, send: Callable[[DeadLetter], None]) -> DeadLetter:
+    def redrive(
+        self,
+        dead_letter_id: int,
+        send: Callable[[DeadLetter], None],
+        *,
+        by: str | None = None,
+        expired: bool = False,
+    ) -> DeadLetter:
         """Send a parked message through again, and return its letter.
 
         A crash between the send and the commit leaves the letter waiting although it was sent. Sending it once more is
@@ -213,13 +288,20 @@ class DeadLetters:
         Args:
             dead_letter_id: the letter's number.
             send: gives the message back to its source, under the same message id; raises if it cannot.
+            by: who has it sent; for the record.
+            expired: also if it was parked as expired. Whether it was processed is forgotten, so check that before: it
+                runs. From then on its message counts as sent now, as that of any letter that is redriven.
 
         Raises:
-            LetterNotFound: there is none of that number, or it was redriven before.
+            LetterNotFound: there is none of that number, or it does not wait any more: it was redriven or discarded
+                before, or its message was processed since.
+            OutOfOrder: a letter before it holds its key, and waits.
+            InvalidConfiguration: it was parked as expired.
         """
-        return self._redrive(dead_letter_id, lambda _, letter: send(letter))
+        with short_transaction(self._engine) as connection:
+            return self.redrive_in(connection, dead_letter_id, lambda _, letter: send(letter), by=by, expired=expired)
 
-    def republish(self, dead_letter_id: int, outbox: Outbox) -> DeadLetter:
+    def republish(self, dead_letter_id: int, outbox: Outbox, *, by: str | None = None) -> DeadLetter:
         """Put a message that a relay has parked into the outbox again, as ``redrive`` does for workers; return it.
 
         It is published in the transaction that marks the letter, behind all that its key has now, under the same id.
@@ -227,6 +309,7 @@ class DeadLetters:
         Args:
             dead_letter_id: the letter's number.
             outbox: where it goes; in the same database.
+            by: who has it sent; for the record.
 
         Raises:
             LetterNotFound: as ``redrive``.
@@ -234,45 +317,122 @@ class DeadLetters:
             NotSendable: its destination cannot take it.
         """
 
-        def publish(connection: Connection, letter: DeadLetter) -> None:
-            published = letter.envelope.get("outbox")
-            if published is None:
-                raise InvalidConfiguration(
-                    f"dead letter {dead_letter_id} was received by {letter.subscriber_id}; send it to its source"
-                )
-            outbox.publish(
-                connection,
-                letter.source,
-                letter.body,
-                key=published["key"],
-                headers=letter.headers,
-                message_id=letter.message_id,
+        with short_transaction(self._engine) as connection:
+            return self.redrive_in(
+                connection, dead_letter_id, lambda same, letter: republish_in(same, letter, outbox), by=by
             )
 
-        return self._redrive(dead_letter_id, publish)
+    def redrive_in(
+        self,
+        connection: Connection,
+        dead_letter_id: int,
+        send: Callable[[Connection, DeadLetter], None],
+        *,
+        by: str | None = None,
+        expired: bool = False,
+    ) -> DeadLetter:
+        """Send a parked message through again in the caller's transaction, and return its letter.
 
-    def _redrive(self, dead_letter_id: int, send: Callable[[Connection, DeadLetter], None]) -> DeadLetter:
-        with short_transaction(self._engine) as connection:
-            wanted = {"dead_letter_id": dead_letter_id}
-            rows = connection.exec_driver_sql(self._statements.lock_letters, wanted).mappings().all()
-            letter = next((letter_from(row) for row in rows if row["dead_letter_id"] == dead_letter_id), None)
-            if letter is None:
-                raise LetterNotFound(dead_letter_id)
-            if letter.redriven_at is not None:
-                raise LetterNotFound(
-                    dead_letter_id, f"was redriven before, at {letter.redriven_at:%Y-%m-%d %H:%M:%S%z}"
-                )
-            if "outbox" not in letter.envelope:  # what a relay has parked was never received
-                self._unpark(connection, letter, beside_others=len(rows) > 1)
-            send(connection, letter)
-            connection.exec_driver_sql(self._statements.mark_redriven, wanted)
+        If this raises, the transaction has to be rolled back.
+
+        Args:
+            connection: of the transaction, which is at READ COMMITTED.
+            dead_letter_id: the letter's number.
+            send: gives the message back to its source, or puts it into the outbox on the connection.
+            by: who has it sent; for the record.
+            expired: as for ``redrive``.
+
+        Raises:
+            LetterNotFound: there is none of that number, or it waits no more.
+            OutOfOrder: a letter before it holds its key, and waits.
+            InvalidConfiguration: it was parked as expired.
+        """
+        wanted = {"dead_letter_id": dead_letter_id}
+        locked = connection.exec_driver_sql(self._statements.lock_letters, wanted).all()
+        letter = self._read(connection, dead_letter_id)
+        _require_open(letter)
+        if letter.processed_since:
+            raise LetterNotFound(dead_letter_id, "is not sent: its message was processed since", processed=True)
+        if letter.reason is Reason.EXPIRED and not expired:
+            raise InvalidConfiguration(
+                f"dead letter {dead_letter_id} is too old to tell whether its message was processed; check that: if it "
+                "was not, redrive it with --expired (expired=True); if it was, discard it"
+            )
+        if letter.order_key is not None:
+            before = connection.exec_driver_sql(self._order.find_before, wanted).scalar_one_or_none()
+            if before is not None:
+                raise OutOfOrder(dead_letter_id, before, letter.order_key)
+        if "outbox" not in letter.envelope:  # what a relay has parked was never received
+            self._unpark(connection, letter, beside_others=len(locked) > 1)
+        send(connection, letter)
+        connection.exec_driver_sql(self._statements.mark_redriven, {**wanted, "redriven_by": _name(by)})
         return letter
+
+    def discard(self, dead_letter_id: int, *, note: str, by: str | None = None) -> DeadLetter:
+        """Give a parked message up, and return its letter: it is never run, and copies of it go on being acked.
+
+        A letter that was redriven, and still holds its key because its copy is lost, can be discarded, too.
+
+        Args:
+            dead_letter_id: the letter's number.
+            note: why, for the record; not empty.
+            by: who gives it up.
+
+        Raises:
+            LetterNotFound: there is none of that number, or it was redriven or discarded before.
+            InvalidConfiguration: the note is empty.
+        """
+        with short_transaction(self._engine) as connection:
+            return self.discard_in(connection, dead_letter_id, note=note, by=by)
+
+    def discard_in(
+        self,
+        connection: Connection,
+        dead_letter_id: int,
+        *,
+        note: str,
+        by: str | None = None,
+        on_its_way: bool = True,
+    ) -> DeadLetter:
+        """Give a parked message up in the caller's transaction, as ``discard``.
+
+        ``on_its_way``: also one that was redriven and holds its key. Not where it was chosen because it waited: its
+        copy, which was sent since, would be refused.
+        """
+        if not note.strip():
+            raise InvalidConfiguration("to discard a dead letter takes a note that says why")
+        wanted = {"dead_letter_id": dead_letter_id}
+        connection.exec_driver_sql(self._statements.lock_letters, wanted)
+        letter = self._read(connection, dead_letter_id)
+        holds = letter.order_position is not None and letter.discarded_at is None
+        if on_its_way and holds and letter.redriven_at is not None:
+            self._refuse_copy(connection, letter)
+        else:
+            _require_open(letter)
+        marked = {**wanted, "discarded_by": _name(by), "note": storable(note)}
+        connection.exec_driver_sql(self._statements.mark_discarded, marked)
+        return letter
+
+    def _refuse_copy(self, connection: Connection, letter: DeadLetter) -> None:
+        """Record the message of a letter that was redriven as given up; raise if its copy was processed."""
+        marked = {**key_of(letter), "fingerprint": None, "dead_letter_id": letter.dead_letter_id}
+        if not connection.exec_driver_sql(self._statements.mark_parked, marked).rowcount:
+            number = letter.dead_letter_id or 0
+            raise LetterNotFound(number, "is not discarded: its message was processed since", processed=True)
+
+    def _read(self, connection: Connection, dead_letter_id: int) -> DeadLetter:
+        wanted = {"dead_letter_id": dead_letter_id}
+        row = connection.exec_driver_sql(self._statements.letter_of, wanted).mappings().one_or_none()
+        if row is None:
+            raise LetterNotFound(dead_letter_id)
+        return letter_from(row)
 
     def _unpark(self, connection: Connection, letter: DeadLetter, *, beside_others: bool) -> None:
         """Delete the message's row in the inbox before it is sent: what records the copy waits for this transaction."""
         key = key_of(letter)
         connection.exec_driver_sql(self._statements.unmark_parked, key)
         if beside_others:
+            self._take_place(connection, letter, letter.dead_letter_id or 0)  # before the others lose theirs
             connection.exec_driver_sql(
                 self._statements.mark_others_mismatch, {**key, "dead_letter_id": letter.dead_letter_id}
             )
@@ -282,6 +442,33 @@ class DeadLetters:
     def _forget_failures(self, connection: Connection, letter: DeadLetter) -> None:
         forgotten = {"subscriber_id": letter.subscriber_id, "message_ids": [letter.message_id]}
         connection.exec_driver_sql(self._failures.forget_failures, forgotten)
+
+
+def republish_in(connection: Connection, letter: DeadLetter, outbox: Outbox) -> None:
+    """Put a relay's letter into the outbox again, in the transaction that marks it."""
+    published = letter.envelope.get("outbox")
+    if published is None:
+        raise InvalidConfiguration(
+            f"dead letter {letter.dead_letter_id} was received by {letter.subscriber_id}; send it to its source"
+        )
+    outbox.publish(
+        connection,
+        letter.source,
+        letter.body,
+        key=published["key"],
+        headers=letter.headers,
+        message_id=letter.message_id,
+    )
+
+
+def _name(of: str | None) -> str | None:
+    return None if of is None else storable(of)
+
+
+def _require_open(letter: DeadLetter) -> None:
+    for what, at in (("redriven", letter.redriven_at), ("discarded", letter.discarded_at)):
+        if at is not None:
+            raise LetterNotFound(letter.dead_letter_id or 0, f"was {what} before, at {at:%Y-%m-%d %H:%M:%S%z}")
 
 
 class _OtherOutcome(Exception):

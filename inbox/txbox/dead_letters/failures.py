@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from txbox.errors import InFlight
+from txbox.message import valid_subscriber_id
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
@@ -101,7 +102,7 @@ class Failures:
             wait_seconds: how long to wait for another transaction that is processing the same message.
         """
         self._engine = engine
-        self._subscriber_id = subscriber_id
+        self._subscriber_id = valid_subscriber_id(subscriber_id, "subscriber_id")
         self._statements = FailureStatements.load(schema, prefix)
         self._wait_seconds = wait_seconds
 
@@ -186,9 +187,13 @@ class Failures:
 
     def attempts(self, message_id: str) -> int:
         """Return the number of attempts so far."""
+        return self.find(message_id).attempts
+
+    def find(self, message_id: str) -> Failed:
+        """Return the attempts so far."""
         with self._engine.connect() as connection:
             row = connection.exec_driver_sql(self._statements.attempts, self._key(message_id)).fetchone()
-        return 0 if row is None else int(row[0])
+        return Failed(0, ()) if row is None else Failed(row.attempts, _oldest_first(row.history))
 
     def check(self, connection: Connection) -> None:
         """Check that the table is there; raises ``SchemaMissing`` if it is not."""

@@ -49,8 +49,8 @@ WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
 -- name: attempts
 -- How often a message was tried so far.
 -- parameters: subscriber_id text, message_id text
--- returns: attempts; no row if it was not tried
-SELECT attempts FROM {{message_failure}} WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
+-- returns: attempts, history; no row if it was not tried
+SELECT attempts, history FROM {{message_failure}} WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
 
 -- name: forget_failures
 -- Forget the failures of messages that have succeeded or are parked.

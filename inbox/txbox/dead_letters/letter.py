@@ -27,6 +27,10 @@ class Reason(StrEnum):
     """It could not be parsed as its envelope requires."""
     CRASHED = "crashed"
     """The process ended in its last attempt; ``history`` has all of them."""
+    EXPIRED = "expired"
+    """It is too old to judge whether it was processed, and was not run."""
+    BEHIND = "behind"
+    """It was not run, as a letter before it holds its key (``ordered=True``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,16 @@ class DeadLetter:
         envelope: what the broker needs to send it again, such as attributes and the FIFO group.
         dead_letter_id: its number; None before it is parked.
         parked_at: by the database's clock.
-        redriven_at: when it was sent through again; None while it waits.
+        redriven_at: when it was sent through again; None if it was not.
+        redriven_by: who had it sent.
+        discarded_at: when it was given up; None if it was not.
+        discarded_by: who gave it up.
+        note: why.
+        processed_since: its message was processed after it was parked, so it does not wait for a person any more.
         history: the last attempts that counted, oldest first: ``at`` (the database's clock), ``delivery`` (the broker's
             receive count) and ``error`` of each.
+        order_key: the FIFO group, or the key, whose order it keeps; None: it keeps none.
+        order_position: its place among the letters of its key; None: it holds nothing, or not any more.
     """
 
     subscriber_id: str
@@ -62,7 +73,14 @@ class DeadLetter:
     dead_letter_id: int | None = None
     parked_at: datetime | None = None
     redriven_at: datetime | None = None
+    redriven_by: str | None = None
+    discarded_at: datetime | None = None
+    discarded_by: str | None = None
+    note: str | None = None
+    processed_since: bool = False
     history: History = ()
+    order_key: str | None = None
+    order_position: int | None = None
 
 
 def key_of(letter: DeadLetter) -> dict[str, Any]:
@@ -83,13 +101,14 @@ def columns_of(letter: DeadLetter) -> dict[str, Any]:
         "headers": json.dumps(_storable(letter.headers)),
         "envelope": json.dumps(_storable(letter.envelope)),
         "history": json.dumps(list(letter.history)),
+        "order_key": letter.order_key,
     }
 
 
 def letter_from(row: RowMapping) -> DeadLetter:
     """Return the letter of a row, whose columns are named as the attributes."""
     changed = {"reason": Reason(row["reason"]), "body": bytes(row["body"]), "history": tuple(row["history"])}
-    return DeadLetter(**{**with_moments(row, "parked_at", "redriven_at"), **changed})
+    return DeadLetter(**{**with_moments(row, "parked_at", "redriven_at", "discarded_at"), **changed})
 
 
 def _storable(value: Any) -> Any:

@@ -14,24 +14,32 @@ What happens when two transactions, A and B, record the same id::
     A records ─────────────────────────────…   B: InFlight, after ``wait_seconds``
          B records … waits ┘
 
-A serialization failure is never read as "duplicate": it passes through, and the transaction is to be run again.
+A serialization failure is never read as "duplicate": it passes through, and the transaction is to be run again. A
+transaction at REPEATABLE READ or SERIALIZABLE also has one if it records in a generation of a rotating inbox that is
+younger than its snapshot, for it does not see all that was recorded in the older ones (``inbox.sql``).
 
 A message that is parked as a dead letter has a row here, too, with the letter's number (see ``txbox.dead_letters``).
+
+Rows that a maintainer has deleted are forgotten. What was sent before the subscriber's horizon and has no row is too
+old to judge: ``Expired`` (see ``txbox.horizon.age_judge``). Where nothing is forgotten, there is no horizon.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox.errors import InFlight, Mismatch
+from txbox.errors import Expired, InFlight, Mismatch
+from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.postgres.engines import note_server, refuse_other_encodings
 from txbox.postgres.sql import text_array
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from txbox.postgres.transactions import (
     ConnectionOrSession,
     check_table,
@@ -46,17 +54,25 @@ WAIT_SECONDS = 1.0
 """How long to wait for another transaction that is processing the same message."""
 
 
+NOTHING_KNOWN: Mapping[str, datetime | None] = MappingProxyType({})
+"""Of no message is it known when it was sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The result of recording a batch. An id in neither set is a duplicate, or parked.
+    """The result of recording a batch. An id in no set is a duplicate, or parked.
 
     Attributes:
         first: ids recorded now, for the first time: process these.
         mismatched: ids processed before with another body: never run these.
+        expired: ids that are too old to judge, and not recorded: park these.
+        error: tells of those that are expired; None if none is.
     """
 
     first: frozenset[str]
     mismatched: frozenset[str]
+    expired: frozenset[str] = frozenset()
+    error: Expired | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +88,8 @@ class InboxStatements(SqlFile, file="inbox.sql"):
 
     record_one: str
     record_many: str
+    require_generation: str
+    refuse_snapshot: str
     fingerprints: str
     find_parked: str
     unrecord: str
@@ -92,6 +110,7 @@ class Inbox:
         prefix: str = "",
         fingerprint: bool = False,
         wait_seconds: float = WAIT_SECONDS,
+        unknown_age: UnknownAge = "process",
     ) -> None:
         """Name the subscriber and where its inbox is; nothing is connected.
 
@@ -101,6 +120,9 @@ class Inbox:
             prefix: what the tables' names start with.
             fingerprint: keep the SHA-256 of each body, and refuse an id that comes again with another body.
             wait_seconds: how long to wait for another transaction that is processing the same message; 0.001 to 3600.
+            unknown_age: once the subscriber forgets: what becomes of a message that comes for the first time and whose
+                age is unknown. "process": it is run; if it was processed before the horizon, it is run twice. "park":
+                it is expired, as if it was sent before the horizon.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -111,15 +133,24 @@ class Inbox:
         self.prefix = prefix
         self.fingerprint = fingerprint
         self.wait_seconds = wait_seconds
+        self._ages = AgeJudge(
+            self.subscriber_id, schema=schema, prefix=prefix, unknown_age=unknown_age, of=type(self).__name__
+        )
         self._statements = InboxStatements.load(schema, prefix)
         self._table = self._statements.name_of("processed_message")
+        self._view = self._statements.name_of("processed_earlier")
 
     def __repr__(self) -> str:
         where = f", schema={self.schema!r}" if self.schema else ""
         return f"Inbox({self.subscriber_id!r}{where})"
 
     def record(
-        self, connection_or_session: ConnectionOrSession, message_id: str, body: bytes | str | None = None
+        self,
+        connection_or_session: ConnectionOrSession,
+        message_id: str,
+        body: bytes | str | None = None,
+        *,
+        sent_at: datetime | None = None,
     ) -> bool:
         """Record one message in the caller's transaction; one INSERT, one round trip.
 
@@ -127,6 +158,7 @@ class Inbox:
             connection_or_session: where the business update happens too.
             message_id: the id of the message.
             body: its payload; needed if the inbox keeps fingerprints, otherwise ignored.
+            sent_at: when it was sent, with a time zone, as in ``Message.sent_at``; None: unknown, unless its id has it.
 
         Returns:
             True: the first time, process it. False: its effects have committed before, or it is a dead letter.
@@ -136,6 +168,7 @@ class Inbox:
             NotInTransaction: the connection is in autocommit mode.
             InFlight: another transaction is processing the message; roll back, and take it up again later.
             Mismatch: the id was processed before with another body.
+            Expired: it is too old to judge whether it was processed; roll back, and park it.
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the inbox's table does not exist.
             sqlalchemy.exc.OperationalError: among others a serialization failure (40001): run the transaction again.
@@ -150,35 +183,52 @@ class Inbox:
         }
         row = self._execute(connection, self._statements.record_one, parameters, (message_id,))
         if row[0] == 1:
+            if old := self._ages.old({message_id: sent_at}, row[3]):
+                expired = self._ages.judge(connection, old)
+                if expired is not None:
+                    self._ages.take_back(connection, old, ends=True)
+                    raise expired
             return True
         if digest is not None and self._differing(connection, {message_id: digest}):
             raise Mismatch(self.subscriber_id, (message_id,))
         return False
 
     def record_many(
-        self, connection_or_session: ConnectionOrSession, ids: Iterable[str] | Mapping[str, bytes | str]
+        self,
+        connection_or_session: ConnectionOrSession,
+        ids: Iterable[str] | Mapping[str, bytes | str],
+        *,
+        sent_at: Mapping[str, datetime | None] = NOTHING_KNOWN,
     ) -> set[str]:
         """Record many messages in the caller's transaction, in one round trip; return the ids that are first.
 
         Args:
             connection_or_session: where the business updates happen too.
             ids: the ids, in any order; for an inbox that keeps fingerprints, a mapping from id to body.
+            sent_at: when they were sent, by id, as in ``Message.sent_at``; of the others, only what their ids say.
 
         Raises:
             Mismatch: some ids were processed before with other bodies. The others are recorded nevertheless; roll
                 back, or use ``sort_out``, which returns them separately.
+            Expired: some are too old to judge whether they were processed; do the same.
             TypeError: one id was given instead of many, or no body where fingerprints are kept.
             NotInTransaction, InFlight, InvalidMessageId, SchemaMissing: as ``record``.
         """
-        recorded = self.sort_out(connection_or_session, ids)
+        recorded = self.sort_out(connection_or_session, ids, sent_at=sent_at)
         if recorded.mismatched:
             raise Mismatch(self.subscriber_id, recorded.mismatched)
+        if recorded.error is not None:
+            raise recorded.error
         return set(recorded.first)
 
     def sort_out(
-        self, connection_or_session: ConnectionOrSession, ids: Iterable[str] | Mapping[str, bytes | str]
+        self,
+        connection_or_session: ConnectionOrSession,
+        ids: Iterable[str] | Mapping[str, bytes | str],
+        *,
+        sent_at: Mapping[str, datetime | None] = NOTHING_KNOWN,
     ) -> Recorded:
-        """Record many messages as ``record_many`` does, and report mismatches instead of raising."""
+        """Record many messages as ``record_many`` does, and report mismatched and expired ones instead of raising."""
         if isinstance(ids, str):
             raise TypeError(f"many ids are needed, not the characters of one: {ids!r}; record takes a single id")
         bodies = ids if isinstance(ids, Mapping) else {}
@@ -200,7 +250,22 @@ class Inbox:
         row = self._execute(connection, self._statements.record_many, parameters, ordered)
         first = frozenset(row[0] or ())
         duplicates = {message_id: digest for message_id, digest in digests.items() if message_id not in first}
-        return Recorded(first, self._differing(connection, duplicates) if duplicates else frozenset())
+        mismatched = self._differing(connection, duplicates) if duplicates else frozenset()
+        old = self._ages.old({message_id: sent_at.get(message_id) for message_id in first}, row[3])
+        error = self._ages.judge(connection, old) if old else None
+        if error is None:
+            return Recorded(first, mismatched)
+        self._ages.take_back(connection, error.message_ids)
+        expired = frozenset(error.message_ids)
+        return Recorded(first - expired, mismatched, expired, error)
+
+    def still_expired(self, connection: Connection, expired: Expired) -> bool:
+        """Whether messages that were too old to judge still are: none was redriven meanwhile.
+
+        A redrive that has committed after the snapshot of a transaction at REPEATABLE READ or SERIALIZABLE is not seen
+        in it. ``connection`` is in a newer transaction.
+        """
+        return self._ages.judge(connection, expired.sent_at) is not None
 
     def find_parked(self, connection_or_session: ConnectionOrSession, bodies: Mapping[str, bytes | str]) -> ParkedIds:
         """Return which messages, given as bodies by id, are parked: of the duplicates found in this transaction."""
@@ -229,6 +294,8 @@ class Inbox:
         in_transaction(connection)
         refuse_other_encodings(connection)
         check_table(connection, self._statements.tables.processed_message)
+        check_table(connection, self._statements.tables.processed_earlier)
+        self._ages.check(connection)
 
     def _of(self, message_ids: list[str]) -> dict[str, Any]:
         return {"subscriber_id": self.subscriber_id, "message_ids": message_ids}
@@ -249,12 +316,22 @@ class Inbox:
         except DBAPIError as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 raise InFlight(self.subscriber_id, ids) from error
-            if (missing := missing_schema(error, self._table)) is not None:
+            # An inbox of an older version has no view.
+            of_view = sqlstate(error) == UNDEFINED_TABLE and self._view in str(error.orig)
+            if (missing := missing_schema(error, self._view if of_view else self._table)) is not None:
                 raise missing from error
             raise
         assert row is not None  # noqa: S101 - for the type checker
         note_server(connection, row[-1])
+        if (generation := row[2]) is not None:
+            self._require_generation(connection, generation)
         return row
+
+    def _require_generation(self, connection: Connection, generation: int) -> None:
+        """Raise a serialization failure if the inbox was rotated after the snapshot of this transaction."""
+        found = connection.exec_driver_sql(self._statements.require_generation, {"generation": generation}).fetchone()
+        if found is None:
+            connection.exec_driver_sql(self._statements.refuse_snapshot)
 
     def _differing(self, connection: Connection, digests: Mapping[str, bytes]) -> frozenset[str]:
         # A second statement, for duplicates only: at READ COMMITTED the snapshot of the first may be older than the

@@ -7,39 +7,83 @@
 --             ON CONFLICT waits for that transaction: this is the wait that is bounded;
 --   SELECT    needs the count of recorded, so it puts the old lock_timeout back last, whatever was inserted.
 --
+-- Where the inbox rotates, the row goes into the current generation, whose primary key decides, and processed_earlier has
+-- the ids of the older ones. A rotation waits until no transaction has this table in use, and this statement takes its
+-- snapshot behind its locks, so it sees all that was recorded in what the view has:
+--
+--   A records in 1 ── A commits        B: a duplicate, by processed_earlier
+--                       rotates: 2
+--                                 B records
+--
+-- But a snapshot that is older than the rotation, at REPEATABLE READ and SERIALIZABLE, does not see it. So there the
+-- statement returns the generation that it has recorded in, and require_generation asks whether the snapshot has it.
+--
 -- set_config(..., true) is local to the transaction, so nothing leaks through a transaction-mode pooler, and a timeout
 -- (55P03) aborts the transaction, which undoes the setting as well.
+
+-- fragment: to_check
+CASE WHEN current_setting('transaction_isolation') <> 'read committed'
+  AND found.generation <> '{{literal(processed_message)}}'::regclass THEN found.generation::bigint END
 
 -- name: record_one
 -- Record one id. This is the one statement that each message of its own pays.
 -- parameters: lock_timeout text, subscriber_id text, message_id text, fingerprint bytea
--- returns: first (1, or 0 for a duplicate), the lock_timeout that was, the server's process id
+-- returns: first (1, or 0 for a duplicate), the lock_timeout that was, the generation to check (or null), when the
+--   transaction began in microseconds since 1970, the server's process id
 WITH bound AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %(lock_timeout)s, true)
 ), recorded AS (
   INSERT INTO {{processed_message}} (subscriber_id, message_id, fingerprint)
   SELECT %(subscriber_id)s::text, %(message_id)s::text, %(fingerprint)s::bytea FROM bound
+  WHERE NOT EXISTS (
+    SELECT FROM {{processed_earlier}} AS earlier
+    WHERE earlier.subscriber_id = %(subscriber_id)s::text AND earlier.message_id = %(message_id)s::text
+  )
   ON CONFLICT DO NOTHING
-  RETURNING message_id
+  RETURNING tableoid
 )
-SELECT found.first, set_config('lock_timeout', bound.before, true), pg_backend_pid()
-FROM bound, (SELECT count(*) AS first FROM recorded) AS found
+SELECT found.first, set_config('lock_timeout', bound.before, true), {{to_check}},
+  (extract(epoch FROM now()) * 1000000)::bigint, pg_backend_pid()
+FROM bound, (SELECT count(*) AS first, min(tableoid) AS generation FROM recorded) AS found
 
 -- name: record_many
--- Record many ids, which come sorted.
+-- Record many ids, which come sorted. (NOT EXISTS would look up each of them in each generation by itself.) The planner
+-- is not shown what is looked for in older generations: for few ids, or for a subscriber that they do not know, it would
+-- find a plan for these very values cheaper than one that is kept, each time, and planning costs as much as recording.
 -- parameters: lock_timeout text, subscriber_id text, message_ids text[], fingerprints bytea[]
--- returns: the ids that are first, or null; the lock_timeout that was, the server's process id
+-- returns: the ids that are first, or null; the lock_timeout that was, the generation to check (or null), when the
+--   transaction began in microseconds since 1970, the server's process id
 WITH bound AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %(lock_timeout)s, true)
 ), recorded AS (
   INSERT INTO {{processed_message}} (subscriber_id, message_id, fingerprint)
   SELECT %(subscriber_id)s::text, message.id, message.fingerprint
   FROM bound, unnest(%(message_ids)s::text[], %(fingerprints)s::bytea[]) AS message (id, fingerprint)
+  WHERE message.id NOT IN (
+    SELECT earlier.message_id FROM {{processed_earlier}} AS earlier
+    WHERE earlier.subscriber_id = (SELECT %(subscriber_id)s::text)
+      AND earlier.message_id = ANY((SELECT %(message_ids)s::text[])::text[])
+  )
   ON CONFLICT DO NOTHING
-  RETURNING message_id
+  RETURNING message_id, tableoid
 )
-SELECT found.first, set_config('lock_timeout', bound.before, true), pg_backend_pid()
-FROM bound, (SELECT array_agg(message_id) AS first FROM recorded) AS found
+SELECT found.first, set_config('lock_timeout', bound.before, true), {{to_check}},
+  (extract(epoch FROM now()) * 1000000)::bigint, pg_backend_pid()
+FROM bound, (SELECT array_agg(message_id) AS first, min(tableoid) AS generation FROM recorded) AS found
+
+-- name: require_generation
+-- Whether this transaction's snapshot has a generation, so all that was recorded in the older ones: pg_class is read by
+-- the snapshot. A row of pg_class that was changed since is there as it was.
+-- parameters: generation bigint
+-- returns: a row, if it has
+SELECT FROM pg_class WHERE oid = %(generation)s::bigint::oid
+
+-- name: refuse_snapshot
+-- Fail as Postgres does for a snapshot that is too old, so that the transaction is aborted and run again.
+-- parameters: none
+-- returns: never
+DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE =
+  'could not serialize access: the inbox was rotated after the snapshot of this transaction'; END $$
 
 -- name: fingerprints
 -- The fingerprints of ids that were found to be duplicates.

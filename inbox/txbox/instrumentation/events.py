@@ -9,7 +9,8 @@ The life of a batch::
                                  ↑            ↑
                   the database has it         the broker has the outcome
 
-A relay emits ``Relayed``, and those of outages and of its end.
+A relay emits ``Relayed``, a maintainer ``Maintained``; both emit those of outages and of their end, and a relay also
+those of pauses. An audit emits ``Audited``. What reads the runway emits ``RunwayRead`` and ``HorizonRead``.
 """
 
 import threading
@@ -21,23 +22,33 @@ from txbox.error_logging import log_failure
 from txbox.outcome import Outcome
 
 __all__ = [
+    "Audited",
     "BrokerLost",
     "BrokerRestored",
     "Committed",
     "Contended",
     "DatabaseLost",
     "DatabaseRestored",
+    "Drained",
     "Event",
     "HeartbeatFailed",
     "Hook",
+    "HorizonRead",
+    "Maintained",
+    "Paused",
     "PublisherOverdue",
     "Received",
     "Relayed",
+    "Resumed",
     "Retried",
+    "RunwayRead",
     "Settled",
     "Stopped",
     "emit",
 ]
+
+MAINTAINER = "txbox:maintenance"
+"""The subscriber of a maintainer's events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +56,9 @@ class Event:
     """The root of all events.
 
     Attributes:
-        subscriber_id: whose worker it is; ``txbox:outbox`` for a relay.
-        source: where its messages come from, such as a queue's URL; for a relay, where they go, or the outbox's table.
+        subscriber_id: whose worker it is; ``txbox:outbox`` for a relay, ``txbox:maintenance`` for a maintainer.
+        source: where its messages come from, such as a queue's URL; for a relay, where they go, or the outbox's table;
+            for a maintainer, its task, or its table.
     """
 
     subscriber_id: str
@@ -154,6 +166,44 @@ class Relayed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Maintained(Event):
+    """A maintainer has removed so many rows, ``removed``, in ``seconds``; ``source`` is the task, such as ``inbox``."""
+
+    removed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunwayRead(Event):
+    """What is kept, and when something was forgotten last, was read from the database; ``source`` is the inbox's table.
+
+    A maintainer emits it once a minute, and so does a ``txbox.status.RunwayReporter``, also while no maintainer runs.
+
+    Attributes:
+        seconds_ago: since a maintainer has finished a round, by the database's clock; None if none ever has.
+        rotation_due_seconds: until an inbox that rotates needs a new generation; negative: since; None: not known.
+        generations: rows (the planner's figure) and bytes of each, the newest first; of a plain inbox, of its table.
+    """
+
+    seconds_ago: float | None
+    rotation_due_seconds: float | None
+    generations: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonRead(Event):
+    """How far back a subscriber remembers, after each ``RunwayRead``; ages by the database's clock.
+
+    Attributes:
+        horizon_seconds: the age of its horizon: what was sent before it is not run any more.
+        oldest_seconds: the age of its oldest id, as far as it is known (``txbox.status.HorizonStatus``), or None.
+    """
+
+    horizon_seconds: float
+    oldest_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PublisherOverdue(Event):
     """A publisher that was given so many messages has not returned in the time that it may take, ``seconds``.
 
@@ -202,10 +252,48 @@ class DatabaseRestored(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Paused(Event):
+    """The subscriber of a worker, or a destination of a relay, was found to be paused (``txbox.pauses``).
+
+    Attributes:
+        paused_by: who has asked for it.
+        note: why; None if nothing was said.
+    """
+
+    paused_by: str
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drained(Event):
+    """After ``Paused``: nothing that it has taken of what is paused is in hand any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    """A pause has ended, and work goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped(Event):
     """The worker, or the relay, has stopped; ``drained``: everything it had taken was settled first."""
 
     drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Audited(Event):
+    """An audit of a subscriber has ended; its ``source`` are the destinations, or the inbox's table.
+
+    Attributes:
+        counts: how many messages, by what became of them; the names are those of ``txbox.audit.AuditReport``.
+        balanced: nothing is wrong, as far as it can be judged.
+        seconds: how long it has taken.
+    """
+
+    counts: Mapping[str, int]
+    balanced: bool
+    seconds: float
 
 
 Hook = Callable[[Event], None]

@@ -1,4 +1,4 @@
-"""Events as lines of Python's own logging: under ``txbox.relay`` those of relays, under ``txbox.worker`` all others."""
+"""Events as lines of Python's own logging: under ``txbox.relay``, ``.maintenance`` and ``.audit``, else ``.worker``."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -6,17 +6,23 @@ from typing import Any
 
 from txbox.error_logging import text_of
 from txbox.instrumentation.events import (
+    MAINTAINER,
+    Audited,
     BrokerLost,
     BrokerRestored,
     Committed,
     Contended,
     DatabaseLost,
     DatabaseRestored,
+    Drained,
     Event,
     HeartbeatFailed,
+    Maintained,
+    Paused,
     PublisherOverdue,
     Received,
     Relayed,
+    Resumed,
     Retried,
     Settled,
     Stopped,
@@ -27,8 +33,12 @@ from txbox.postgres.sqlstates import CONFLICTS
 
 __all__ = ["log_event"]
 
+_maintenance_log = logging.getLogger("txbox.maintenance")
 _relay_log = logging.getLogger("txbox.relay")
 _worker_log = logging.getLogger("txbox.worker")
+_audit_log = logging.getLogger("txbox.audit")
+
+_LOGS = {RELAY_SUBSCRIBER: _relay_log, MAINTAINER: _maintenance_log}
 
 _SETTLED_LEVEL = {
     Outcome.PROCESSED: logging.DEBUG,
@@ -37,6 +47,7 @@ _SETTLED_LEVEL = {
     Outcome.FAILED: logging.WARNING,
     Outcome.DEAD: logging.ERROR,
     Outcome.MISMATCH: logging.ERROR,
+    Outcome.EXPIRED: logging.ERROR,
 }
 
 
@@ -46,7 +57,7 @@ def log_event(event: Event) -> None:
     Bodies and headers are never logged: they may hold secrets.
     """
     name = event.subscriber_id
-    log = _relay_log if name == RELAY_SUBSCRIBER else _worker_log
+    log = _LOGS.get(name, _worker_log)
     match event:
         case Received():
             log.debug("%s received %d messages", name, len(event.message_ids))
@@ -74,6 +85,9 @@ def log_event(event: Event) -> None:
             because = f": {event.error}" if event.error else ""
             line = "%s sent %d messages to %s, postponed %d, parked %d%s"
             log.log(level, line, name, event.sent, event.source, event.postponed, event.parked, because)
+        case Maintained():
+            rate = event.removed / max(event.seconds, 0.001)
+            log.info("%s: removed %d rows in %.1f s, %.0f per second", event.source, event.removed, event.seconds, rate)
         case PublisherOverdue():
             line = "%s: the publisher of %s was given %d messages, and has not returned for %g s"
             log.error(line, name, event.source, event.messages, event.seconds)
@@ -96,12 +110,24 @@ def log_event(event: Event) -> None:
             log.info("%s reaches the broker again", name)
         case DatabaseRestored():
             log.info("%s can use the database again", name)
+        case Paused():
+            because = f" ({' '.join(event.note.split())})" if event.note else ""
+            log.warning("%s is paused by %s%s: %s", name, event.paused_by, because, event.source)
+        case Drained():
+            log.warning("%s is drained, as it is paused: nothing of %s is in hand", name, event.source)
+        case Resumed():
+            log.warning("%s is resumed: %s", name, event.source)
         case Stopped():
             log.info(
                 "%s stopped%s",
                 name,
                 "" if event.drained else " before everything was finished; the rest is delivered again",
             )
+        case Audited():
+            level = logging.INFO if event.balanced else logging.ERROR
+            counts = ", ".join(f"{count:,} {what}" for what, count in event.counts.items() if count)
+            verdict = "balanced" if event.balanced else "NOT balanced"
+            _audit_log.log(level, "audit of %s from %s: %s; %s", name, event.source, verdict, counts or "no messages")
         case _:
             log.debug("%s %r", name, event)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from txbox.instrumentation.events import (
+    Audited,
     BrokerLost,
     BrokerRestored,
     Committed,
@@ -12,14 +13,22 @@ from txbox.instrumentation.events import (
     DatabaseRestored,
     Event,
     HeartbeatFailed,
+    HorizonRead,
+    Maintained,
+    Paused,
     PublisherOverdue,
     Received,
     Relayed,
+    Resumed,
     Retried,
+    RunwayRead,
     Settled,
 )
 
 __all__ = ["COMMIT_SECONDS_BUCKETS", "METRICS", "Kind", "Metric", "figures"]
+
+GENERATIONS = 8
+"""Of the inbox, that have a label each: from 0, the newest. Older ones have one label together."""
 
 COMMIT_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -96,8 +105,54 @@ _RELAY_LAG_SECONDS = Metric(
     "s",
     "How long a batch's oldest message had waited in the outbox",
 )
+_MAINTAINED = Metric(
+    "txbox_maintained_rows",
+    "txbox.maintained.rows",
+    Kind.COUNTER,
+    "{row}",
+    "Rows that a maintainer has removed, by task",
+    "task",
+)
+_MAINTENANCE_AGE = Metric(
+    "txbox_maintenance_age_seconds",
+    "txbox.maintenance.age",
+    Kind.GAUGE,
+    "s",
+    "How long ago a maintainer has finished a round",
+)
+_ROTATION_DUE = Metric(
+    "txbox_rotation_due_seconds",
+    "txbox.rotation.due",
+    Kind.GAUGE,
+    "s",
+    "Until an inbox that rotates needs a new generation; negative: since",
+)
+_HORIZON_AGE = Metric(
+    "txbox_horizon_age_seconds", "txbox.horizon.age", Kind.GAUGE, "s", "How far back a subscriber's horizon lies"
+)
+_OLDEST_AGE = Metric(
+    "txbox_oldest_id_age_seconds", "txbox.oldest_id.age", Kind.GAUGE, "s", "The age of a subscriber's oldest id, about"
+)
+_INBOX_ROWS = Metric(
+    "txbox_inbox_rows", "txbox.inbox.rows", Kind.GAUGE, "{row}", "Rows of the inbox, about, by generation", "generation"
+)
+_INBOX_BYTES = Metric(
+    "txbox_inbox_bytes", "txbox.inbox.size", Kind.GAUGE, "By", "The inbox with its index, by generation", "generation"
+)
+_AUDITED = Metric(
+    "txbox_audited_messages",
+    "txbox.audited.messages",
+    Kind.GAUGE,
+    "{message}",
+    "Messages that the last audit has counted, by what became of them: processed, missing, foreign and others",
+    "outcome",
+)
+_AUDIT_BALANCED = Metric(
+    "txbox_audit_balanced", "txbox.audit.balanced", Kind.GAUGE, "1", "Whether the last audit has found nothing wrong"
+)
 _BROKER_UP = Metric("txbox_broker_up", "txbox.broker.up", Kind.GAUGE, "1", "Whether the broker can be reached")
 _DATABASE_UP = Metric("txbox_database_up", "txbox.database.up", Kind.GAUGE, "1", "Whether the database can be reached")
+_PAUSED = Metric("txbox_paused", "txbox.paused", Kind.GAUGE, "1", "Whether it is paused")
 
 METRICS = (
     _DELIVERIES,
@@ -107,8 +162,18 @@ METRICS = (
     _HEARTBEAT_FAILURES,
     _RELAYED,
     _RELAY_LAG_SECONDS,
+    _MAINTAINED,
+    _MAINTENANCE_AGE,
+    _ROTATION_DUE,
+    _HORIZON_AGE,
+    _OLDEST_AGE,
+    _INBOX_ROWS,
+    _INBOX_BYTES,
+    _AUDITED,
+    _AUDIT_BALANCED,
     _BROKER_UP,
     _DATABASE_UP,
+    _PAUSED,
 )
 
 
@@ -133,6 +198,27 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
             if event.lag_seconds is not None:
                 yield _RELAY_LAG_SECONDS, event.lag_seconds, ""
             yield _DATABASE_UP, 1, ""
+        case Maintained():
+            yield _MAINTAINED, event.removed, event.source
+            yield _DATABASE_UP, 1, ""
+        case RunwayRead():
+            if event.seconds_ago is not None:
+                yield _MAINTENANCE_AGE, event.seconds_ago, ""
+            if event.rotation_due_seconds is not None:
+                yield _ROTATION_DUE, event.rotation_due_seconds, ""
+            # Every label each time: a generation that is gone has 0, and not what it had last.
+            for label in range(GENERATIONS + 1):
+                some = event.generations[label : label + 1] if label < GENERATIONS else event.generations[label:]
+                yield _INBOX_ROWS, sum(rows for rows, _ in some), str(label)
+                yield _INBOX_BYTES, sum(size for _, size in some), str(label)
+            yield _DATABASE_UP, 1, ""
+        case HorizonRead():
+            yield _HORIZON_AGE, event.horizon_seconds, ""
+            yield _OLDEST_AGE, event.oldest_seconds or 0, ""
+        case Audited():
+            for outcome, count in event.counts.items():
+                yield _AUDITED, count, outcome
+            yield _AUDIT_BALANCED, float(event.balanced), ""
         case Received() | BrokerRestored():
             yield _BROKER_UP, 1, ""
         case BrokerLost() | PublisherOverdue():
@@ -141,3 +227,7 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
             yield _DATABASE_UP, 1, ""
         case DatabaseLost():
             yield _DATABASE_UP, 0, ""
+        case Paused():
+            yield _PAUSED, 1, ""
+        case Resumed():
+            yield _PAUSED, 0, ""

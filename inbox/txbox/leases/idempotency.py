@@ -15,9 +15,11 @@ have had their effect.
 requests: first, retried, concurrent, and another payload under the same key.)
 """
 
+import asyncio
 import inspect
 import json
 from collections.abc import Callable
+from datetime import datetime
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -25,8 +27,8 @@ from txbox.errors import InvalidConfiguration
 from txbox.leases.handlers import has_lease_parameter
 from txbox.leases.lease import LEASE_SECONDS, Lease
 from txbox.leases.ledger import Ledger
-from txbox.leases.runner import LeaseRunner
-from txbox.message import Message
+from txbox.leases.runner import LeaseRunner, refuse_expired
+from txbox.message import Message, earliest, time_of_id
 from txbox.message import fingerprint as sha256
 
 __all__ = ["idempotent"]
@@ -102,6 +104,7 @@ def idempotent(
 
         - ``InFlight``: another owner works on the message.
         - ``Mismatch``: another payload came under this id before.
+        - ``Expired``: the message, or its id of version 7, is from before the horizon: too old to judge.
         - ``LeaseLost``: the handler has run, and took so long, with its renewals failing, that another owner has begun.
         - ``LedgerError``: the store cannot be reached. After the handler has run: it may run again.
         - ``ResultNotStored``: the handler has run, the message is completed, and its result cannot be kept.
@@ -152,6 +155,7 @@ def idempotent(
             message_id, digest = about(args, kwargs)
 
             async def work(lease: Lease) -> Any:
+                await asyncio.to_thread(refuse_expired, ledger, lease, _sent_at(args, kwargs))
                 lease.begin_work()
                 return await run(*args, **kwargs, **({"lease": lease} if wants_lease else {}))
 
@@ -164,6 +168,7 @@ def idempotent(
         message_id, digest = about(args, kwargs)
 
         def work(lease: Lease) -> Any:
+            refuse_expired(ledger, lease, _sent_at(args, kwargs))
             lease.begin_work()
             return run(*args, **kwargs, **({"lease": lease} if wants_lease else {}))
 
@@ -182,6 +187,11 @@ def _without_lease(decorated: Callable[..., Any], handler: Callable[..., Any]) -
 
 def _is_coroutine_function(handler: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def _sent_at(args: tuple[Any, ...], kwargs: dict[str, Any]) -> datetime | None:
+    messages = [value for value in (*args, *kwargs.values()) if isinstance(value, Message)]
+    return earliest(*(time for message in messages for time in (message.sent_at, time_of_id(message.id))))
 
 
 def _message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:

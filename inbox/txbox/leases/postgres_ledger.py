@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +23,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from txbox.backoff import Backoff
-from txbox.errors import InvalidConfiguration, LedgerError
+from txbox.errors import Expired, InvalidConfiguration, LedgerError
+from txbox.horizon import AgeJudge, UnknownAge
 from txbox.leases.lease import (
     LEASE_SECONDS,
     Acquisition,
@@ -64,7 +66,15 @@ T = TypeVar("T")
 class PostgresLedger:
     """The leases of one subscriber's messages, in the table ``message_lease``. Implements ``Ledger``."""
 
-    def __init__(self, subscriber_id: str, *, engine: Engine, schema: str | None = None, prefix: str = "") -> None:
+    def __init__(
+        self,
+        subscriber_id: str,
+        *,
+        engine: Engine,
+        schema: str | None = None,
+        prefix: str = "",
+        unknown_age: UnknownAge = "process",
+    ) -> None:
         """Name the subscriber and where the table is; nothing is connected.
 
         Args:
@@ -72,6 +82,7 @@ class PostgresLedger:
             engine: the database; each step takes one of its connections for one round trip.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
+            unknown_age: once the subscriber forgets: what becomes of a message of unknown age, as for an ``Inbox``.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -82,6 +93,9 @@ class PostgresLedger:
                 "create_engine(url) makes one"
             )
         self._subscriber_id = valid_subscriber_id(subscriber_id, "PostgresLedger.subscriber_id")
+        self._ages = AgeJudge(
+            self._subscriber_id, schema=schema, prefix=prefix, unknown_age=unknown_age, of="PostgresLedger"
+        )
         self.schema = schema
         self.prefix = prefix
         self._engine = adopt(engine)
@@ -149,6 +163,33 @@ class PostgresLedger:
             # The snapshot was older than what the statement ran into; seldom, and hardly ever twice.
             time.sleep(STATEMENT_BACKOFF.seconds(run))
         return Acquisition(LeaseState.IN_FLIGHT)
+
+    def find_expired(self, lease: Lease, sent_at: datetime | None) -> Expired | None:
+        """Return the error for a message that is too old to judge; None if its work may begin.
+
+        Ask it of a lease before which no attempt is known to have failed: a maintainer forgets completed leases as it
+        forgets ids, and this statement is later than the one that has acquired the lease (see
+        ``txbox.horizon.age_judge``).
+
+        Args:
+            lease: of the message.
+            sent_at: as in ``Message.sent_at``; None: unknown, unless its id has it.
+
+        Raises:
+            LedgerError: the store cannot be reached, or refuses.
+        """
+        # The server's time at most: rather one statement too many.
+        now = self._clock.latest(elapsed()) or time.time()
+        old = self._ages.old({lease.message_id: sent_at}, int(now * 1_000_000))
+        if not old:
+            return None
+
+        def judge(connection: Connection) -> Expired | None:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            return self._ages.judge(connection, old)
+
+        with self._translated():
+            return retry_on_new_connections(self._engine, judge)
 
     def renew(self, lease: Lease, *, lease_seconds: float | None = None) -> None:
         """Extend a lease from now on; see ``Ledger``. One round trip."""

@@ -19,10 +19,11 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from txbox.backoff import Backoff
-from txbox.errors import EffectUnknown, InFlight, InvalidConfiguration, LedgerError, ResultNotStored
+from txbox.errors import EffectUnknown, Expired, InFlight, InvalidConfiguration, LedgerError, ResultNotStored
 from txbox.leases.handlers import refuse_unfinished
 from txbox.leases.lease import LEASE_SECONDS, Acquisition, AttemptEnd, Lease, LeaseState, elapsed, valid_lease_seconds
 from txbox.leases.ledger import Ledger, require_ledger
@@ -30,7 +31,7 @@ from txbox.leases.renewer import LeaseRenewer
 from txbox.outcome import Outcome
 from txbox.postgres.sqlstates import TIMED_OUT, is_outage, sqlstate
 
-__all__ = ["LeaseRunner", "Release", "WorkResult", "release_after"]
+__all__ = ["LeaseRunner", "Release", "WorkResult", "refuse_expired", "release_after"]
 
 WAIT_BACKOFF = Backoff(first_seconds=0.05, longest_seconds=1.0)
 """Between requests for a message that another owner works on."""
@@ -63,10 +64,13 @@ class Release:
 def release_after(lease: Lease, error: BaseException) -> Release:
     """Return with what a message is released after an error of its handler.
 
-    As a rule, an error means that nothing has happened. The effect is unknown if it is ``EffectUnknown``; if the work
+    A message that is too old to judge was not begun, and its next lease is its first again. As a rule, an error means
+    that nothing has happened. The effect is unknown if it is ``EffectUnknown``; if the work
     had begun before under this lease; or if it was interrupted: by a cancellation, by the server, as its transaction
     took too long, or by an outage of a database. Only an outage is no failure of the message.
     """
+    if isinstance(error, Expired) and not lease.begun:
+        return Release(AttemptEnd.NOT_MADE)
     timed_out = sqlstate(error) in TIMED_OUT
     if is_outage(error) and not timed_out:
         return Release(AttemptEnd.NOT_COUNTED if lease.begun else AttemptEnd.NOT_MADE)
@@ -77,6 +81,18 @@ def release_after(lease: Lease, error: BaseException) -> Release:
 
 
 OnError = Callable[[Lease, BaseException], Release]
+
+
+def refuse_expired(ledger: Ledger, lease: Lease, sent_at: datetime | None) -> None:
+    """Raise ``Expired`` if a message is too old to judge, and no attempt at it is known to have failed.
+
+    One that has failed was judged, so its message is known, and not completed. One of which nothing is known may have
+    ended before it was judged. Ledgers without horizons, such as that in DynamoDB, do not judge.
+    """
+    find_expired = getattr(ledger, "find_expired", None)
+    has_failed = lease.attempt - lease.unknown_attempts > 1
+    if not has_failed and find_expired is not None and (expired := find_expired(lease, sent_at)) is not None:
+        raise expired
 
 
 class LeaseRunner:
@@ -144,20 +160,14 @@ class LeaseRunner:
             return done
 
     async def run_async(
-        self,
-        message_id: str,
-        work: Callable[[Lease], Awaitable[Any]],
-        *,
-        fingerprint: bytes | None = None,
-        until: float | None = None,
-        on_error: OnError = release_after,
+        self, message_id: str, work: Callable[[Lease], Awaitable[Any]], *, fingerprint: bytes | None = None
     ) -> WorkResult:
         """Do the work of a message, unless it is done: ``run`` for coroutines. The ledger is called in threads.
 
         A cancellation ends the work, and a call of the ledger that is under way is awaited first, so that no lease is
         left behind.
         """
-        steps = self._steps(message_id, fingerprint, until, on_error)
+        steps = self._steps(message_id, fingerprint, None, release_after)
         cancelled: asyncio.CancelledError | None = None
         step = next(steps)
         try:

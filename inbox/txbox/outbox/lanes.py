@@ -8,7 +8,7 @@ import hashlib
 import zlib
 from functools import lru_cache
 
-__all__ = ["LANES_PER_DESTINATION", "destination_of", "lane_of"]
+__all__ = ["LANES_PER_DESTINATION", "destination_of", "lane_of", "number_of"]
 
 LANES_PER_DESTINATION = 64
 """A power of two, and never to be changed: messages of one key would be in two lanes."""
@@ -26,6 +26,11 @@ def lane_of(destination: str, key: str | None, message_id: str) -> int:
 def destination_of(lane: int) -> int:
     """Return a number that all lanes of one destination share, and no lane of another."""
     return lane // LANES_PER_DESTINATION
+
+
+def number_of(destination: str) -> int:
+    """Return the number of a destination, as ``destination_of`` its lanes."""
+    return destination_of(_first_lane(destination))
 
 
 @lru_cache(maxsize=1024)

@@ -34,6 +34,9 @@ __all__ = ["CHUNK_MESSAGES", "ReplayChunk", "SentFilter", "SentMessage", "SentMe
 CHUNK_MESSAGES = 1_000
 """Messages of one transaction of a replay."""
 
+PURGE_ROWS = 5_000
+"""Kept messages that are deleted in one transaction."""
+
 Moment = datetime | timedelta
 """A moment with its zone; or how long ago, by the database's clock."""
 
@@ -124,6 +127,15 @@ class SentMessagesStatements(SqlFile, file="sent_messages.sql"):
     plan_by_values: str
     replay_plan: str
     replay_chunk: str
+    purge_sent: str
+    count_old_sent: str
+
+
+def purge_sent(
+    connection: Connection, statements: SentMessagesStatements, keep_sent: timedelta, *, rows: int = PURGE_ROWS
+) -> int:
+    """Delete up to so many messages that were sent longer ago than this, the oldest first; return how many."""
+    return connection.exec_driver_sql(statements.purge_sent, {"keep_sent": keep_sent, "limit": rows}).rowcount
 
 
 class SentMessages:

@@ -71,3 +71,21 @@ WHERE sent_at BETWEEN %(sent_from)s AND %(sent_to)s AND position BETWEEN %(first
       AND earlier.sent_at BETWEEN %(plan_since)s AND %(plan_until)s
   )
 ORDER BY position
+
+-- name: purge_sent
+-- Delete some of what was sent longer ago than this.
+-- parameters: keep_sent interval, limit bigint
+-- returns: nothing; the row count says how many
+WITH old AS MATERIALIZED (
+  SELECT message_id, position FROM {{outbox_sent}} WHERE sent_at < now() - %(keep_sent)s::interval
+  ORDER BY sent_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {{outbox_sent}} AS kept USING old WHERE kept.message_id = old.message_id AND kept.position = old.position
+
+-- name: count_old_sent
+-- How many messages were sent longer ago than this.
+-- parameters: keep_sent interval, limit bigint
+-- returns: messages, at most so many
+SELECT count(*) FROM (
+  SELECT FROM {{outbox_sent}} WHERE sent_at < now() - %(keep_sent)s::interval LIMIT %(limit)s
+) AS bounded

@@ -105,6 +105,10 @@ class RelayStatus:
         seen_seconds_ago: its last report.
         outages: destinations that it could not send to when it last tried, and why; at most 20.
         stale: its session is gone, or its last report is late; see ``STALE_SECONDS``.
+        version: of txbox.
+        state: ``working``; ``paused``: some destination is paused, and messages to it are in hand; or ``drained``: none
+            are.
+        destinations: where it has sent to, and how many messages; the last 100.
     """
 
     relay_id: str
@@ -117,6 +121,9 @@ class RelayStatus:
     seen_seconds_ago: float
     outages: Mapping[str, str]
     stale: bool
+    version: str | None
+    state: str | None
+    destinations: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

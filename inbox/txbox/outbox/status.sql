@@ -81,10 +81,11 @@ FROM pg_class WHERE oid = %(name)s::regclass
 -- The relays whose rows are not deleted; a stale one has no session, or has not reported for so long. After one report,
 -- there is no rate.
 -- parameters: stale_after interval
--- returns: relay_id, host, pid, sent, failed, sent_per_second, started_at, seen_seconds_ago, outages, stale
+-- returns: the columns of RelayStatus
 SELECT relay_id, host, pid, sent, failed, CASE WHEN seen_at > started_at THEN sent_per_second END AS sent_per_second,
   {{microseconds(started_at)}} AS started_at,
-  greatest(extract(epoch FROM now() - seen_at), 0)::float8 AS seen_seconds_ago, outages, {{stale}} AS stale
+  greatest(extract(epoch FROM now() - seen_at), 0)::float8 AS seen_seconds_ago, outages, {{stale}} AS stale,
+  version, state, destinations
 FROM {{outbox_relay}} AS reported ORDER BY host, pid, relay_id
 
 -- name: relays_at_work

@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -86,7 +87,7 @@ def adopt(engine: Engine) -> Engine:
         event.listen(engine, "do_connect", _complete)
         # Before SQLAlchemy's own first look at a server, which may wait for an answer, and cannot read SQL_ASCII.
         event.listen(engine, "connect", _check_new, insert=True)
-        event.listen(engine, "checkout", _count)
+        event.listen(engine, "checkout", partial(_check_out, dialect))
     return engine
 
 
@@ -136,7 +137,7 @@ def note_server(connection: Connection, pid: int) -> None:
 
 
 def stop_preparing(connection: Connection) -> None:
-    """Discard a connection that a pooler has led to another client's statements, and prepare nothing on new ones."""
+    """Discard a connection that a pooler has led to another client's statements, and prepare nothing on the others."""
     _unprepared.add(connection.dialect)
     connection.invalidate()
 
@@ -221,12 +222,14 @@ def _check_new(driver: psycopg.Connection[Any], record: Any) -> None:
         _compare(driver, int(row[0]))
 
 
-def _count(driver: psycopg.Connection[Any], record: Any, _checked_out: Any) -> None:
+def _check_out(dialect: Dialect, driver: psycopg.Connection[Any], record: Any, _checked_out: Any) -> None:
     """Count the checkouts of a connection; check one that its pool had before the engine was adopted.
 
     One that was left in another encoding is discarded, by DisconnectionError: text that this encoding lacks would fail
     in the driver, message after message, and no error of the server would show it.
     """
+    if dialect in _unprepared:  # the pool had this one already when a pooler was noticed
+        driver.prepare_threshold = None
     if not driver.closed:
         encoding = driver.pgconn.parameter_status(b"client_encoding")
         if record.info.setdefault(_CLIENT_ENCODING, encoding) != encoding:

@@ -4,7 +4,7 @@ from sqlalchemy import Connection
 
 from txbox.postgres.sql_files import SqlFile
 
-__all__ = ["SERVER", "ServerStatements", "estimate_rows"]
+__all__ = ["SERVER", "estimate_rows"]
 
 
 class ServerStatements(SqlFile, file="server.sql"):
@@ -14,6 +14,7 @@ class ServerStatements(SqlFile, file="server.sql"):
     sessions_at_work: str
     row_estimate: str
     bound_wait: str
+    running_transactions: str
 
 
 SERVER = ServerStatements.load()

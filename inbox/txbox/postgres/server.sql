@@ -19,13 +19,26 @@ WHERE pid = ANY(%(pids)s::int[])
   ) IS NOT FALSE
 
 -- name: row_estimate
--- How many rows a table has, by the planner's figures.
+-- How many rows a table has, by the planner's figures. A partitioned one has what its partitions have.
 -- parameters: table_name text (quoted)
 -- returns: rows
-SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = %(table_name)s::regclass
+SELECT coalesce(sum(greatest(reltuples, 0)), 0)::bigint FROM pg_class
+WHERE oid IN (
+  SELECT %(table_name)s::regclass WHERE (SELECT relkind FROM pg_class WHERE oid = %(table_name)s::regclass) <> 'p'
+  UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = %(table_name)s::regclass
+)
 
 -- name: bound_wait
 -- Wait for locks no longer than this, in this transaction.
 -- parameters: lock_timeout text
 -- returns: the setting
 SELECT set_config('lock_timeout', %(lock_timeout)s, true)
+
+-- name: running_transactions
+-- The transactions of this database, without those of VACUUM. Every role may see them.
+-- parameters: none
+-- returns: virtualtransaction
+SELECT lock.virtualtransaction FROM pg_locks AS lock JOIN pg_stat_activity AS activity ON activity.pid = lock.pid
+WHERE lock.locktype = 'virtualxid' AND lock.granted AND lock.pid <> pg_backend_pid()
+  AND activity.datname = current_database()
+  AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS vacuum WHERE vacuum.pid = lock.pid)

@@ -41,14 +41,18 @@ class SqlFile:
         class FailureStatements(SqlFile, file="failures.sql", constants={"max_history": 20}):
             attempts: str
 
-    A subclass names its file, which lies beside it, and annotates an attribute of type str for each statement.
+    A subclass names its file, which lies beside it, and annotates an attribute of type str for each statement. With
+    ``fragments_of``, its statements may use the fragments of another one's file.
     """
 
     _file: ClassVar[str]
     _constants: ClassVar[Mapping[str, object]]
+    _fragments_of: ClassVar["type[SqlFile] | None"]
 
-    def __init_subclass__(cls, *, file: str, constants: Mapping[str, object] | None = None) -> None:
-        cls._file, cls._constants = file, constants or {}
+    def __init_subclass__(
+        cls, *, file: str, constants: Mapping[str, object] | None = None, fragments_of: "type[SqlFile] | None" = None
+    ) -> None:
+        cls._file, cls._constants, cls._fragments_of = file, constants or {}, fragments_of
 
     def __init__(self, schema: str | None, prefix: str) -> None:
         self.tables: Tables = tables(schema, prefix)
@@ -56,8 +60,10 @@ class SqlFile:
         for field in fields(self.tables):
             if isinstance(table := getattr(self.tables, field.name), Table):
                 values[field.name] = quoted(table)
-        for name, text in _parsed(type(self).__module__.rpartition(".")[0], self._file).items():
-            values[name] = _filled(text, values)
+        for kind in (self._fragments_of, type(self)):
+            if kind is not None:
+                for name, text in _parsed(kind.__module__.rpartition(".")[0], kind._file).items():  # noqa: SLF001 - a class of this module
+                    values[name] = _filled(text, values)
         for name in _annotated(type(self)):
             setattr(self, name, values[name])
 

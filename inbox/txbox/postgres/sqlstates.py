@@ -11,6 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 __all__ = [
     "CONFLICTS",
     "DEADLOCK_DETECTED",
+    "INSUFFICIENT_PRIVILEGE",
     "LOCK_NOT_AVAILABLE",
     "PREPARED_REMEDY",
     "SERIALIZATION_FAILURE",
@@ -30,6 +31,7 @@ SERIALIZATION_FAILURE = "40001"
 DEADLOCK_DETECTED = "40P01"
 LOCK_NOT_AVAILABLE = "55P03"
 CONFLICTS = {DEADLOCK_DETECTED: "deadlock", SERIALIZATION_FAILURE: "serialization failure"}
+INSUFFICIENT_PRIVILEGE = "42501"
 UNDEFINED_COLUMN = "42703"
 UNDEFINED_TABLE = "42P01"
 TIMED_OUT = frozenset({"25P03", "25P04"})  # idle_in_transaction_session_timeout, transaction_timeout

@@ -1,8 +1,9 @@
 """The caller's transaction, and short ones of our own beside it, with checks of their tables."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
@@ -10,8 +11,9 @@ from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import InvalidConfiguration, NotInTransaction, SchemaMissing
 from txbox.postgres.engines import discard_if_session_broken
+from txbox.postgres.server import SERVER
 from txbox.postgres.sql import quoted, read_nothing, unescaped
-from txbox.postgres.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 
 __all__ = [
     "ConnectionOrSession",
@@ -21,8 +23,11 @@ __all__ = [
     "missing_schema",
     "refuse_autocommit",
     "short_transaction",
+    "unless_locked",
     "valid_lock_timeout",
 ]
+
+T = TypeVar("T")
 
 ConnectionOrSession = Connection | Session | scoped_session[Any]
 """What holds the caller's transaction."""
@@ -61,6 +66,33 @@ def short_transaction(engine: Engine) -> Iterator[Connection]:
         except Exception as error:
             discard_if_session_broken(connection, error)
             raise
+
+
+def unless_locked(connection: Connection, what: str, work: Callable[[], T]) -> T | None:
+    """Run statements in one transaction that waits for no lock, and return what they return; None if it had to wait.
+
+    For what only the status needs, on a connection that has other work to do: another session's transaction may lock
+    such a table, or a row of it, for hours. That is logged; ``what`` names the work in the log.
+
+    Args:
+        connection: without a transaction; it may be in autocommit mode.
+        what: is left out if there is a lock.
+        work: runs the statements on the connection.
+    """
+    try:
+        driver = connection.connection.dbapi_connection
+        if driver is not None and driver.autocommit:
+            connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": NO_WAIT})
+        done = work()
+        connection.commit()
+    except DBAPIError as error:
+        if sqlstate(error) != LOCK_NOT_AVAILABLE:
+            raise
+        connection.rollback()
+        _log.warning("left out, because another session's transaction has locked the table or the row: %s", what)
+        return None
+    return done
 
 
 @contextmanager
@@ -113,3 +145,8 @@ def refuse_autocommit(connection: Connection) -> None:
 
 
 _MAX_WAIT_SECONDS = 3600
+
+NO_WAIT = "50ms"
+"""As short as a wait for a lock can be, and longer than a lock is held by sessions that are at work."""
+
+_log = logging.getLogger("txbox.postgres")

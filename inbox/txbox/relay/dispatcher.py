@@ -18,7 +18,7 @@ from txbox.relay.publisher import OutboxMessage, PartlySent, Publisher, Refused
 from txbox.relay.settlement import Row
 from txbox.wire.destinations import scheme
 
-__all__ = ["CallSize", "DispatchResult", "Dispatcher", "KeyOrder", "PublisherCall"]
+__all__ = ["CallSize", "Dispatcher", "KeyOrder"]
 
 CLAIM_CHECKS = 4
 """Checks that the claim is still ours, within the time after which the server ends it."""
@@ -60,12 +60,15 @@ class Dispatcher:
     """Hands messages to the publishers of their kinds. Thread-safe."""
 
     def __init__(
-        self, publishers: Mapping[str, Publisher], publish_timeout_seconds: float, *, stopping: Callable[[], bool]
+        self, publishers: Mapping[str, Publisher], publish_timeout_seconds: float, *, halted: Callable[[str], bool]
     ) -> None:
-        """Take the publishers by the kind of destination, and how long one call of them may take."""
+        """Take the publishers by the kind of destination, and how long one call of them may take.
+
+        ``halted`` returns whether nothing more is to be sent to a destination for now.
+        """
         self._publishers = publishers
         self._publish_timeout_seconds = publish_timeout_seconds
-        self._stopping = stopping
+        self._halted = halted
         self._calls: dict[int, PublisherCall] = {}
         # One for each destination: one that hangs must not make the calls of the others small.
         self._call_sizes: Recent[str, CallSize] = Recent()
@@ -81,7 +84,7 @@ class Dispatcher:
         return [call for call in list(self._calls.values()) if call.began < latest]
 
     def dispatch(self, rows: Sequence[Row], *, check_claim: Callable[[], object]) -> DispatchResult:
-        """Send the messages of one destination, until one call cannot reach the broker or the relay stops.
+        """Send the messages of one destination, until one call cannot reach the broker or it is halted.
 
         ``check_claim`` raises if the claim on them was lost; that passes through.
         """
@@ -94,7 +97,7 @@ class Dispatcher:
         order = KeyOrder((row.ordered, row) for row in rows)
         checked_at = time.monotonic()
         for left in order:
-            while left and result.outage is None and not self._stopping():
+            while left and result.outage is None and not self._halted(destination):
                 # A claim that was lost meanwhile is another relay's: what comes next may be sent already, and more.
                 if time.monotonic() - checked_at > self._publish_timeout_seconds / CLAIM_CHECKS:
                     check_claim()

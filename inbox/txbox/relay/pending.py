@@ -59,6 +59,7 @@ class PendingLanes:
         # Lanes that wait and are in no claim, by destination; destinations in the order of their turns.
         self._waiting: dict[int, set[int]] = {}
         self._paused: Recent[int, float] = Recent()
+        self._held_back: frozenset[int] = frozenset()
         self._locked: Recent[int, tuple[float, float]] = Recent(MOST_DESTINATIONS * LANES_PER_DESTINATION)
 
     def __bool__(self) -> bool:
@@ -95,7 +96,9 @@ class PendingLanes:
         """
         best: tuple[int, int, list[int]] | None = None
         for destination, waiting in self._waiting.items():
-            if self._paused.get(destination, -math.inf) > now or (of := rank(destination)) is None:
+            if destination in self._held_back or self._paused.get(destination, -math.inf) > now:
+                continue
+            if (of := rank(destination)) is None:
                 continue
             if best is not None and best[0] <= of:
                 continue
@@ -111,8 +114,8 @@ class PendingLanes:
 
     @property
     def destinations(self) -> int:
-        """How many destinations have lanes that wait."""
-        return len(self._waiting)
+        """How many destinations have lanes that wait, and are not held back."""
+        return len(self._waiting) if not self._held_back else len(self._waiting.keys() - self._held_back)
 
     def release(self, claim: Claim) -> None:
         """Give lanes back; ``add`` adds what is left to do in them."""
@@ -124,6 +127,10 @@ class PendingLanes:
     def pause(self, claim: Claim, until: float) -> None:
         """Take no lanes of this claim's destination until then."""
         self._paused[claim.destination] = until
+
+    def hold_back(self, destinations: frozenset[int]) -> None:
+        """Take no lanes of these destinations, and of no others, until it is called again."""
+        self._held_back = destinations
 
     def mark_unlocked(self, lanes: Iterable[int]) -> None:
         """Note that this relay could lock these lanes."""
@@ -142,6 +149,7 @@ class PendingLanes:
         changes = (
             max(self._paused.get(destination, -math.inf), min(map(self._locked_until, waiting)))
             for destination, waiting in self._waiting.items()
+            if destination not in self._held_back
         )
         return min((change for change in changes if change > after or after == -math.inf), default=math.inf)
 

@@ -8,23 +8,24 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine
 
+from txbox.errors import TxboxError
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event
 from txbox.outbox.notifier import CHANNEL
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.server import SERVER
-from txbox.postgres.transactions import driver_cursor, short_transaction
+from txbox.postgres.transactions import driver_cursor, short_transaction, unless_locked
 from txbox.relay.reporter import RelayReporter
 from txbox.relay.scheduler import OUTAGE_BACKOFF, Scheduler
 from txbox.relay.sender import RelayStatements
 
-__all__ = ["Found", "Listener", "MessageFinder", "Poller", "Snapshot"]
+__all__ = ["Found", "MessageFinder", "PausedDestination", "Poller", "Snapshot"]
 
 AWAKE_SECONDS = 1.0
 """How long after the last message, or notification, an idle relay still polls often."""
@@ -47,6 +48,9 @@ EVERYTHING_SECONDS = 30.0
 EVERYTHING_SHARE = 0.02
 """How much of its time a relay spends on them, at most."""
 
+PAUSE_SECONDS = 2.0
+"""Between questions which destinations are paused."""
+
 REPAIR_SECONDS = 600.0
 """Between searches for keys that wait for a message which is not there any more."""
 
@@ -68,13 +72,15 @@ class Poller:
         stopping: threading.Event,
         counts: Callable[[], tuple[int, int]],
         on_poll: Callable[[], None],
+        on_pauses: Callable[[Mapping[str, "PausedDestination"]], None],
         emit: Callable[[Event], None],
     ) -> None:
         """Take what it works with; ``stopping`` ends it.
 
         ``listen``: a notification ends an idle wait. ``counts`` returns how many messages were sent, and how many
-        refusals there were. ``on_poll`` is called after every poll. ``emit`` gets the outages of the database, as
-        events.
+        refusals there were. ``on_poll`` is called after every poll. ``on_pauses`` gets the destinations that are
+        paused, by name, before anything is found and every ``PAUSE_SECONDS``. ``emit`` gets the outages of the
+        database, as events.
         """
         self._engine = engine
         self._statements = statements
@@ -85,8 +91,9 @@ class Poller:
         self._stopping = stopping
         self._counts = counts
         self._on_poll = on_poll
+        self._on_pauses = on_pauses
         self._emit = emit
-        self._awake_until = self._drain_at = -math.inf
+        self._awake_until = self._drain_at = self._pauses_at = -math.inf
 
     def run(self) -> None:
         """Poll until it is time to stop, whatever happens to the database meanwhile."""
@@ -100,6 +107,7 @@ class Poller:
                     try:
                         finder = MessageFinder(connection, self._statements)
                         while not self._stopping.is_set():
+                            self._read_pauses(connection)
                             self._poll(finder)
                             self._on_poll()
                             self._reporter.work(connection, *self._counts())
@@ -118,9 +126,26 @@ class Poller:
                 self._stopping.wait(pause)
         try:
             with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": "1s"})
                 self._reporter.delete_row(connection)
         except Exception as error:  # noqa: BLE001 - only the report of the status needs it
             _log.debug("the row of this relay in outbox_relay could not be deleted: %s", error)
+
+    def _read_pauses(self, connection: Connection) -> None:
+        if (now := time.monotonic()) < self._pauses_at:
+            return
+        rows = unless_locked(
+            connection,
+            "to ask which destinations are paused",
+            lambda: connection.exec_driver_sql(self._statements.paused_destinations).all(),
+        )
+        if rows is not None:
+            self._on_pauses({name: PausedDestination(paused_by, note) for name, paused_by, note in rows})
+        elif math.isinf(self._pauses_at):  # nothing is known yet, and what is paused must not be sent
+            raise TxboxError(
+                "another session has locked the table of what is paused, so nothing is sent before it ends"
+            )
+        self._pauses_at = now + PAUSE_SECONDS
 
     def _poll(self, finder: "MessageFinder") -> None:
         now, generation = time.monotonic(), self._scheduler.generation
@@ -142,6 +167,13 @@ class Poller:
                 self._drain_at = now + AWAKE_SECONDS
         elif listener.wait(min(IDLE_SECONDS, max(finder.due_in_seconds, POLL_SECONDS)), self._stopping):
             self._awake_until = time.monotonic() + AWAKE_SECONDS
+
+
+class PausedDestination(NamedTuple):
+    """Who has paused a destination, and why."""
+
+    paused_by: str
+    note: str | None
 
 
 @dataclass(frozen=True, slots=True)

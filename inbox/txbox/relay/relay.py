@@ -21,6 +21,7 @@ How often it polls: every few milliseconds for a second after it last found some
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 
 from sqlalchemy import Connection, Engine, QueuePool
 
@@ -32,20 +33,25 @@ from txbox.instrumentation import (
     BrokerLost,
     BrokerRestored,
     DatabaseLost,
+    Drained,
     Event,
     Hook,
+    Paused,
     PublisherOverdue,
     Relayed,
+    Resumed,
     Stopped,
     emit,
 )
 from txbox.instrumentation.logs import log_event
+from txbox.outbox.lanes import number_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
+from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.relay.dispatcher import Dispatcher
-from txbox.relay.poller import Poller
+from txbox.relay.poller import PausedDestination, Poller
 from txbox.relay.publisher import Publisher
 from txbox.relay.reporter import RelayReporter
 from txbox.relay.scheduler import DestinationChange, Scheduler
@@ -155,10 +161,14 @@ class Relay(Service):
         self._max_senders = max_senders or _most_senders(engine, senders)
         self._started = 0
         self._keep_sent = keep_sent
+        self._purge_sent = None
+        if keep_sent is not None:
+            sent = SentMessagesStatements.load(schema, prefix)
+            self._purge_sent = partial(purge_sent, statements=sent, keep_sent=keep_sent)
         self._listen = listen
         self._letters = DeadLetters(engine, schema=schema, prefix=prefix)
         self._publish_timeout_seconds = publish_timeout_seconds
-        self._dispatcher = Dispatcher(publishers, publish_timeout_seconds, stopping=self._stopping.is_set)
+        self._dispatcher = Dispatcher(publishers, publish_timeout_seconds, halted=self._is_halted)
         self._sender = Sender(
             engine,
             self._statements,
@@ -174,7 +184,9 @@ class Relay(Service):
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._batch_size = batch_size
         self._scheduler = self._new_scheduler()
-        self._reporter = RelayReporter(self.relay_id, self._statements, keep_sent)
+        self._reporter = RelayReporter(self.relay_id, self._statements, self._purge_sent)
+        self._pauses: Mapping[str, PausedDestination] = {}
+        self._drained: set[str] = set()
         self._sent = self._failed = 0
         self._counting = threading.Lock()
 
@@ -192,7 +204,8 @@ class Relay(Service):
         with short_transaction(self._engine) as connection:
             self._check(connection)
         self._scheduler = self._new_scheduler()
-        self._reporter = RelayReporter(self.relay_id, self._statements, self._keep_sent)
+        self._reporter = RelayReporter(self.relay_id, self._statements, self._purge_sent)
+        self._pauses, self._drained = {}, set()
         poller = Poller(
             self._engine,
             self._statements,
@@ -202,6 +215,7 @@ class Relay(Service):
             stopping=self._stopping,
             counts=lambda: (self._sent, self._failed),
             on_poll=self._on_poll,
+            on_pauses=self._heed,
             emit=self._emit,
         )
         senders = {f"txbox-relay-{number}": self._send for number in range(1, self._senders + 1)}
@@ -222,12 +236,34 @@ class Relay(Service):
         names = [self._outbox, sql.name_of("outbox_relay")]
         check_table(connection, sql.tables.outbox_message)
         check_table(connection, sql.tables.outbox_relay)
+        check_table(connection, sql.tables.paused)
         if self._keep_sent is not None:
             check_table(connection, sql.tables.outbox_sent)
             names.append(sql.name_of("outbox_sent"))
         self._letters.check(connection)
         for name, rights in connection.exec_driver_sql(sql.missing_rights, {"tables": names}):
             raise RightsMissing(name, rights)
+
+    def _is_halted(self, destination: str) -> bool:
+        return self._stopping.is_set() or destination in self._pauses
+
+    def _heed(self, pauses: Mapping[str, PausedDestination]) -> None:
+        """Send nothing to these destinations, and to all others again; called by the poller."""
+        before, self._pauses = self._pauses, pauses
+        if pauses.keys() != before.keys():
+            self._scheduler.hold_back(frozenset(map(number_of, pauses)))
+        for name in sorted(before.keys() - pauses.keys()):
+            self._drained.discard(name)
+            self._emit(Resumed(RELAY_SUBSCRIBER, name))
+        for name in sorted(pauses.keys() - before.keys()):
+            self._emit(Paused(RELAY_SUBSCRIBER, name, *pauses[name]))
+        for name in sorted(pauses.keys() - self._drained):
+            # A claim that was taken before it was held back is in progress until all of it is settled.
+            if not self._scheduler.is_in_progress(number_of(name)):
+                self._drained.add(name)
+                self._emit(Drained(RELAY_SUBSCRIBER, name))
+        held = "drained" if len(self._drained) == len(pauses) else "paused"
+        self._reporter.set_state(held if pauses else "working")
 
     def _send(self) -> None:
         """Work on claims until the scheduler is closed."""
@@ -270,6 +306,8 @@ class Relay(Service):
         with self._counting:
             self._sent += len(settlement.sent)
             self._failed += refused
+        if settlement.sent:
+            self._reporter.sent_to(destination, len(settlement.sent))
         if result.outage is not None:
             self._reporter.lost(destination, text_of(result.outage))
         elif destination:

@@ -347,33 +347,34 @@ RETURNING m.lane
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Reporting
 
+-- name: paused_destinations
+-- Which destinations are paused.
+-- parameters: none
+-- returns: name, paused_by, note
+SELECT name, paused_by, note FROM {{paused}} WHERE kind = 'destination'
+
 -- name: report
 -- Report that a relay is at work. The process id that the server reported when the connection was made is kept only if
 -- that process answers: behind a pooler, it is another one.
 -- parameters: relay_id text, host text, pid int, sent bigint, failed bigint, sent_per_second double precision, outages
---   text (JSON), backend_pid int (as reported when the connection was made)
+--   text (JSON), backend_pid int (as reported when the connection was made), version text, state text, destinations
+--   text (JSON)
 -- returns: nothing
-INSERT INTO {{outbox_relay}} AS reported (relay_id, host, pid, sent, failed, sent_per_second, outages, backend_pid)
+INSERT INTO {{outbox_relay}} AS reported (
+  relay_id, host, pid, sent, failed, sent_per_second, outages, backend_pid, version, state, destinations
+)
 VALUES (
   %(relay_id)s, %(host)s, %(pid)s, %(sent)s, %(failed)s, %(sent_per_second)s, %(outages)s::jsonb,
-  CASE WHEN pg_backend_pid() = %(backend_pid)s::int THEN pg_backend_pid() END
+  CASE WHEN pg_backend_pid() = %(backend_pid)s::int THEN pg_backend_pid() END, %(version)s, %(state)s,
+  %(destinations)s::jsonb
 )
 ON CONFLICT (relay_id) DO UPDATE
 SET sent = excluded.sent, failed = excluded.failed, sent_per_second = excluded.sent_per_second,
-  outages = excluded.outages, backend_pid = excluded.backend_pid, seen_at = now()
+  outages = excluded.outages, backend_pid = excluded.backend_pid, state = excluded.state,
+  destinations = excluded.destinations, seen_at = now()
 
 -- name: delete_row
 -- Delete the row of a relay that ends, and rows of relays that have not reported for a day.
 -- parameters: relay_id text
 -- returns: nothing
 DELETE FROM {{outbox_relay}} WHERE relay_id = %(relay_id)s OR seen_at < now() - interval '1 day'
-
--- name: purge_sent
--- Delete some of what was sent longer ago than this.
--- parameters: keep_sent interval, limit bigint
--- returns: nothing; the row count says how many
-WITH old AS MATERIALIZED (
-  SELECT message_id, position FROM {{outbox_sent}} WHERE sent_at < now() - %(keep_sent)s::interval
-  ORDER BY sent_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-)
-DELETE FROM {{outbox_sent}} AS kept USING old WHERE kept.message_id = old.message_id AND kept.position = old.position

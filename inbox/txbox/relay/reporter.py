@@ -5,11 +5,15 @@ import os
 import socket
 import threading
 import time
-from datetime import timedelta
+from collections.abc import Callable
 
 from sqlalchemy import Connection
 
+from txbox import __version__
+from txbox.bounded_memory import Recent
 from txbox.dead_letters.failures import storable
+from txbox.outbox.sent_messages import PURGE_ROWS
+from txbox.postgres.transactions import unless_locked
 from txbox.relay.sender import RelayStatements
 
 __all__ = ["RelayReporter"]
@@ -20,9 +24,6 @@ REPORT_SECONDS = 10.0
 SOON_SECONDS = 1.0
 """Between the first report and the second, which has a rate; and between two if something has changed."""
 
-PURGE_ROWS = 5_000
-"""Kept messages that are deleted in one transaction."""
-
 PURGE_SECONDS = 0.1
 """Until the next one, while there are more."""
 
@@ -32,26 +33,43 @@ OUTAGES = 20
 OUTAGE_CHARACTERS = 500
 """Of the error of each."""
 
+DESTINATIONS = 100
+"""Destinations of one report at most: those that were sent to last."""
+
 OUTAGE_SECONDS = 300.0
 """An outage of which no try was for so long is not reported: where messages wait, there are two tries a minute."""
 
 
 class RelayReporter:
-    """Keeps a relay's row in outbox_relay; only the status reads it. Senders call ``lost`` and ``restored``, the poller
-    calls ``work``."""
+    """Keeps a relay's row in outbox_relay; only the status reads it. Senders call ``sent_to``, ``lost`` and
+    ``restored``, the poller calls ``set_state`` and ``work``."""
 
-    def __init__(self, relay_id: str, statements: RelayStatements, keep_sent: timedelta | None) -> None:
-        """Start with a report that is due. ``keep_sent``: for how long sent messages are kept; None: they are not."""
+    def __init__(
+        self, relay_id: str, statements: RelayStatements, purge_sent: Callable[[Connection], int] | None
+    ) -> None:
+        """Start with a report that is due. ``purge_sent`` deletes some sent messages; None: they are not kept."""
         self._relay_id = relay_id
         self._statements = statements
-        self._keep_sent = keep_sent
+        self._purge_sent = purge_sent
         self._sent_before: int | None = None
         self._reported_at = time.monotonic()
         self._report_at = self._purge_at = self._reported_at
         self._outages: dict[str, tuple[str, float]] = {}
+        self._destinations: Recent[str, int] = Recent(DESTINATIONS)
+        self._state = "working"
         self._changes = self._changes_reported = 0
         self._backend_pid: int | None = None
         self._lock = threading.Lock()
+
+    def set_state(self, state: str) -> None:
+        """Set what is reported: working; or paused, and drained, where some destination is."""
+        self._changes += state != self._state
+        self._state = state
+
+    def sent_to(self, destination: str, messages: int) -> None:
+        """Count messages that were sent to a destination. May be called by any thread."""
+        with self._lock:
+            self._destinations[destination] = self._destinations.get(destination, 0) + messages
 
     def lost(self, destination: str, error: str) -> None:
         """Remember that a destination could not be reached, and why. May be called by any thread."""
@@ -77,9 +95,8 @@ class RelayReporter:
         pid = getattr(getattr(connection.connection.driver_connection, "pgconn", None), "backend_pid", None)
         if now >= self._report_at or self._has_changes(now) or pid != self._backend_pid:
             self._report(connection, sent, failed, now, pid)
-        if self._keep_sent is not None and now >= self._purge_at:
-            limits = {"keep_sent": self._keep_sent, "limit": PURGE_ROWS}
-            purged = connection.exec_driver_sql(self._statements.purge_sent, limits).rowcount
+        if self._purge_sent is not None and now >= self._purge_at:
+            purged = self._purge_sent(connection)
             self._purge_at = now + (PURGE_SECONDS if purged == PURGE_ROWS else REPORT_SECONDS)
         connection.commit()
 
@@ -99,6 +116,7 @@ class RelayReporter:
                 if at < now - OUTAGE_SECONDS:
                     del self._outages[destination]
             outages = json.dumps({destination: error for destination, (error, _) in self._outages.items()})
+            destinations = json.dumps(self._destinations)
         figures = {
             "relay_id": self._relay_id,
             "host": socket.gethostname(),
@@ -108,8 +126,16 @@ class RelayReporter:
             "sent_per_second": rate,
             "outages": outages,
             "backend_pid": pid,
+            "version": __version__,
+            "state": self._state,
+            "destinations": destinations,
         }
-        connection.exec_driver_sql(self._statements.report, figures)
+        # What is locked is reported the next time: messages do not wait for it.
+        unless_locked(
+            connection,
+            "the report of this relay, which looks as if it were gone",
+            lambda: connection.exec_driver_sql(self._statements.report, figures),
+        )
         self._sent_before, self._reported_at, self._changes_reported = sent, now, changes
         self._backend_pid = pid
         self._report_at = now + (SOON_SECONDS if is_first else REPORT_SECONDS)

@@ -155,6 +155,17 @@ class Scheduler:
             self._forget()
         return pause
 
+    def hold_back(self, destinations: frozenset[int]) -> None:
+        """Give out no claims of these destinations, and of no others, until it is called again; they are paused."""
+        with self._changed:
+            self._pending.hold_back(destinations)
+            self._changed.notify()
+
+    def is_in_progress(self, destination: int) -> bool:
+        """Return whether a sender has a claim of a destination."""
+        with self._changed:
+            return any(destination == number for number, _, _ in self._in_progress.values())
+
     def close(self) -> None:
         """Give out no more claims."""
         with self._changed:

@@ -67,9 +67,9 @@ class RelayStatements(SqlFile, file="relay.sql"):
     postpone_messages: str
     hold_messages: str
     release_keys: str
+    paused_destinations: str
     report: str
     delete_row: str
-    purge_sent: str
 
 
 @dataclass(slots=True)

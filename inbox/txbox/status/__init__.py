@@ -1,14 +1,24 @@
 """The state of a database: what is processed, in flight, to be sent or parked, and which bulk loads are held up."""
 
 from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads
+from txbox.status.runway import GenerationStatus, HorizonStatus, MaintenanceTask, Runway, read_runway
+from txbox.status.runway_reporter import RunwayReporter
 from txbox.status.status import EXACT_UP_TO_ROWS, HandlerConflict, Status, SubscriberStatus, read_status
+from txbox.status.workers import WorkerStatus
 
 __all__ = [
     "EXACT_UP_TO_ROWS",
     "BlockedLoad",
+    "GenerationStatus",
     "HandlerConflict",
+    "HorizonStatus",
+    "MaintenanceTask",
+    "Runway",
+    "RunwayReporter",
     "Status",
     "SubscriberStatus",
+    "WorkerStatus",
     "find_blocked_loads",
+    "read_runway",
     "read_status",
 ]

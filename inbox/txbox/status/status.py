@@ -8,14 +8,19 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from txbox.dead_letters.dead_letters import DeadLetterStatements
+from txbox.dead_letters.order import OrderStatements
 from txbox.leases.status import LeaseStatus, read_lease_status
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.status import OutboxStatus, read_outbox_status
+from txbox.pauses import Pause, read_pauses
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
 from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads
+from txbox.status.runway import Runway, read_runway
+from txbox.status.workers import WorkerStatus, read_workers
 
 __all__ = ["EXACT_UP_TO_ROWS", "HandlerConflict", "Status", "SubscriberStatus", "read_status"]
 
@@ -32,8 +37,11 @@ class SubscriberStatus:
         processed: messages in its inbox; None if they were not counted.
         last_processed_at: when the last one was, by the database's clock; None if there is none or it was not asked.
         retrying: messages that have failed and wait for another attempt.
-        dead_letters: parked messages that wait for a person, by reason.
+        dead_letters: parked messages that wait for a person, by reason; not those that were processed since.
         oldest_dead_letter_at: since when the oldest of them has waited.
+        held_keys: keys whose messages are parked and not run, as a dead letter holds them (workers with
+            ``ordered=True``); also while what was redriven is on its way.
+        oldest_held_at: when the oldest letter was parked that holds one.
     """
 
     subscriber_id: str
@@ -42,6 +50,8 @@ class SubscriberStatus:
     retrying: int = 0
     dead_letters: Mapping[str, int] = field(default_factory=dict)
     oldest_dead_letter_at: datetime | None = None
+    held_keys: int = 0
+    oldest_held_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,9 @@ class Status:
         leases: what is worked on under leases, and what is done.
         blocked_loads: bulk loads that wait for a lock, and who holds it.
         conflicts: deadlocks and serialization failures of handlers, the latest first.
+        workers: those that have not signed off, by subscriber.
+        pauses: the subscribers and destinations that are paused.
+        runway: what is kept and forgotten; None where nothing was ever to be forgotten.
     """
 
     inbox_rows: int
@@ -86,6 +99,9 @@ class Status:
     leases: LeaseStatus = field(default_factory=LeaseStatus)
     blocked_loads: tuple[BlockedLoad, ...] = ()
     conflicts: tuple[HandlerConflict, ...] = ()
+    workers: tuple[WorkerStatus, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    runway: Runway | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -98,7 +114,6 @@ class StatusStatements(SqlFile, file="status.sql"):
     inbox_counts: str
     failure_counts: str
     conflicts: str
-    letter_counts: str
 
 
 def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", exact: bool = False) -> Status:
@@ -112,12 +127,14 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
             beyond ``txbox.outbox.status.COUNTED_MESSAGES``.
     """
     sql = StatusStatements.load(schema, prefix)
+    letters = DeadLetterStatements.load(schema, prefix)
     found: dict[str, dict[str, Any]] = {}
     unsent: dict[str, int] = {}
     with engine.connect() as connection:
         check_table(connection, sql.tables.processed_message)
         check_table(connection, sql.tables.message_failure)
         check_table(connection, sql.tables.dead_letter)
+        check_table(connection, sql.tables.message_lease)
         rows = estimate_rows(connection, sql.name_of("processed_message"))
         asked, exact = exact, exact or rows <= EXACT_UP_TO_ROWS
         if exact:
@@ -133,7 +150,10 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
             HandlerConflict(**with_moments(row, "first_at", "last_at"))
             for row in connection.exec_driver_sql(sql.conflicts, {"most": _CONFLICTS}).mappings()
         )
-        for subscriber, reason, count, oldest in connection.exec_driver_sql(sql.letter_counts):
+        workers = read_workers(connection, schema=schema, prefix=prefix)
+        pauses = read_pauses(connection, schema=schema, prefix=prefix)
+        runway = read_runway(connection, schema=schema, prefix=prefix)
+        for subscriber, reason, count, oldest in connection.exec_driver_sql(letters.letter_counts):
             if subscriber.startswith(_RELAY):
                 destination = subscriber.removeprefix(_RELAY)
                 unsent[destination] = unsent.get(destination, 0) + count
@@ -142,13 +162,16 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
             line.setdefault("dead_letters", {})[reason] = count
             since = line.get("oldest_dead_letter_at")
             line["oldest_dead_letter_at"] = min(filter(None, (moment(oldest), since)), default=None)
+        check_table(connection, sql.tables.inbox_horizon)
+        for subscriber, keys, oldest in connection.exec_driver_sql(OrderStatements.load(schema, prefix).held_keys):
+            found.setdefault(subscriber, {}).update(held_keys=keys, oldest_held_at=moment(oldest))
     unknown = {"processed": 0} if exact else {}
     lines = tuple(SubscriberStatus(name, **{**unknown, **found[name]}) for name in sorted(found))
     # After that connection: each statement here is a transaction of its own, so no snapshot is held for long.
     outbox = read_outbox_status(engine, schema=schema, prefix=prefix, dead_letters=unsent)
     most = math.inf if asked else EXACT_UP_TO_ROWS
     leases = read_lease_status(engine, schema=schema, prefix=prefix, exact_up_to_rows=most)
-    return Status(rows, exact, lines, outbox, leases, blocked, conflicts)
+    return Status(rows, exact, lines, outbox, leases, blocked, conflicts, workers, pauses, runway)
 
 
 _CONFLICTS = 20

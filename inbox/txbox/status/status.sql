@@ -1,4 +1,4 @@
--- How the inbox and the dead letters stand; the outbox and the leases have status files of their own.
+-- How the inbox stands; dead letters, the outbox and the leases have files of their own.
 
 -- name: inbox_counts
 -- Exact figures per subscriber, by reading the whole inbox.
@@ -23,13 +23,6 @@ GROUP BY subscriber_id ORDER BY subscriber_id
 -- Deadlocks and serialization failures of handlers, the latest first.
 -- parameters: most int
 -- returns: subscriber_id, sqlstate, relation, conflicts, first_at, last_at
-SELECT subscriber_id, sqlstate, place AS relation, conflicts, {{microseconds(first_at)}} AS first_at,
+SELECT subscriber_id, sqlstate, relation, conflicts, {{microseconds(first_at)}} AS first_at,
   {{microseconds(last_at)}} AS last_at
-FROM {{handler_conflict}} AS conflict ORDER BY conflict.last_at DESC, subscriber_id, sqlstate, place LIMIT %(most)s
-
--- name: letter_counts
--- Dead letters that wait for a person.
--- parameters: none
--- returns: subscriber_id, reason, letters, since when the oldest waits
-SELECT subscriber_id, reason, count(*), {{microseconds(min(parked_at))}} FROM {{dead_letter}} WHERE redriven_at IS NULL
-GROUP BY subscriber_id, reason ORDER BY subscriber_id, reason
+FROM {{handler_conflict}} AS conflict ORDER BY conflict.last_at DESC, subscriber_id, sqlstate, relation LIMIT %(most)s

@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 
 from txbox.errors import MalformedMessage
 
-__all__ = ["EventEntry", "EventLabels", "as_body", "entry_bytes", "event_entry", "is_event_detail", "labels"]
+__all__ = ["as_body", "entry_bytes", "event_entry", "is_event_detail", "labels"]
 
 DEFAULT_SOURCE = "txbox"
 """An event's source, where no header ``source`` names one."""

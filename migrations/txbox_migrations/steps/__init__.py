@@ -16,6 +16,7 @@ from txbox_migrations.steps import (
     step_004_outbox,
     step_005_leases,
     step_006_safeguards,
+    step_007_operations,
 )
 
 __all__ = ["LATEST", "STEPS", "Step"]
@@ -39,6 +40,7 @@ STEPS = (
     Step(step_004_outbox.upgrade, step_004_outbox.downgrade),
     Step(step_005_leases.upgrade, step_005_leases.downgrade),
     Step(step_006_safeguards.upgrade, step_006_safeguards.downgrade),
+    Step(step_007_operations.upgrade, step_007_operations.downgrade),
 )
 """``STEPS[n - 1]`` leads from version n - 1 to version n."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 
-from txbox import TxboxError
+from txbox import InvalidConfiguration, TxboxError
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.loading.staging_table import StagingTables
@@ -21,6 +21,9 @@ from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
 from txbox_spark.runtime.lazy_imports import SparkSession, spark_errors
 
 __all__ = ["BulkLoadFailed", "LoadContext"]
+
+TIMES = ("timestamp with time zone", "timestamptz")
+"""Types of a column that tells when an event was sent."""
 
 
 class BulkLoadFailed(TxboxError):
@@ -80,6 +83,13 @@ class LoadContext:
         names = self.options.schema, self.options.prefix
         self.ledger = LoadLedger(self.engine, *names)
         self.staging = StagingTables(self.engine, *names)
+        if (sent_at := self.options.sent_at) is not None:
+            types = {column.name: column.postgres_type for column in self.events.columns}
+            if types.get(sent_at) not in TIMES:
+                raise InvalidConfiguration(
+                    f"{self.options.of}: sent_at must name a column of the events that is a timestamp with time zone; "
+                    f"{sent_at!r} is {types.get(sent_at, 'none of them')}"
+                )
 
     def plan(self, run: Run) -> MergePlan:
         """Return what the chunks of a run have in common."""
@@ -93,6 +103,8 @@ class LoadContext:
             one.prefix,
             one.stalled_seconds,
             one.effects_seconds,
+            one.sent_at,
+            one.apply_expired,
         )
 
     def merged_chunks(self, run: Run) -> tuple[int, ...]:

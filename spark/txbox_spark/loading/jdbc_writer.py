@@ -38,7 +38,7 @@ from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
 from txbox_spark.runtime.lazy_imports import spark_errors, sql
 
-__all__ = ["BATCH_ROWS", "JdbcWriter"]
+__all__ = ["JdbcWriter"]
 
 BATCH_ROWS = 10_000
 """Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
@@ -85,7 +85,7 @@ class JdbcWriter:
         """Return the rows of a run whose chunks are all merged."""
         # A task that was run again has staged its rows again; they count as read twice, and are applied once.
         loadable = run.rows - (run.rejected or 0)
-        distinct = totals.already_processed + totals.applied
+        distinct = totals.already_processed + totals.applied + totals.expired
         found = max(distinct, min(loadable, totals.read))
         return RowCounts(loadable, found, run.rejected or 0, run.rejected_sample)
 

@@ -101,6 +101,7 @@ class Totals:
     already_processed: int
     applied: int
     parked: int
+    expired: int
 
 
 class LedgerStatements(SqlFile, file="ledger.sql"):

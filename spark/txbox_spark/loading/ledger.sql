@@ -99,7 +99,8 @@ SELECT chunk FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s ORDER BY chunk
 -- parameters: run_id text
 -- returns: the attributes of Totals in their order
 SELECT count(*), coalesce(sum(rows_read), 0)::bigint, coalesce(sum(rows_rejected), 0)::bigint,
-  coalesce(sum(already_processed), 0)::bigint, coalesce(sum(applied), 0)::bigint, coalesce(sum(parked), 0)::bigint
+  coalesce(sum(already_processed), 0)::bigint, coalesce(sum(applied), 0)::bigint, coalesce(sum(parked), 0)::bigint,
+  coalesce(sum(expired), 0)::bigint
 FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s
 
 -- name: rejected_sample

@@ -31,7 +31,7 @@ from txbox_spark.reading.survey import survey
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
 
-__all__ = ["LOAD_ATTEMPTS", "load"]
+__all__ = ["load"]
 
 MIN_CHUNK_ROWS = 5_000
 """A smaller chunk costs more as a transaction than it saves by being merged in parallel."""
@@ -168,11 +168,12 @@ def _report(context: LoadContext, run: Run, choice: WriterChoice) -> BulkLoadRep
         read=run.rows,
         rejected=rejected,
         rejected_sample=run.rejected_sample,
-        duplicate_in_source=run.rows - rejected - totals.already_processed - totals.applied,
+        duplicate_in_source=run.rows - rejected - totals.already_processed - totals.applied - totals.expired,
         already_processed=totals.already_processed - totals.parked,
         applied=totals.applied,
         seconds=dict(context.seconds),
         parked=totals.parked,
+        expired=totals.expired,
     )
 
 

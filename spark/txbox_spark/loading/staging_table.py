@@ -7,7 +7,6 @@ partition for each chunk. It is unlogged: Postgres empties it when it recovers f
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import astuple
 from functools import cached_property
@@ -18,6 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox import InvalidConfiguration
+from txbox.maintenance.staging_tables import TABLES_PER_TRANSACTION, StagingCatalogue
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql import quote, unescaped
 from txbox.postgres.sql_files import SqlFile
@@ -36,17 +36,10 @@ MAX_PARTITIONS = 1_000
 DROP_SECONDS = 10
 """How long to wait for a lock on a staging table that is to be dropped."""
 
-TABLES_PER_TRANSACTION = 64
-"""How many tables one transaction creates or drops: Postgres's table of locks is finite."""
-
 
 class StagingStatements(SqlFile, file="staging_table.sql"):
     """The statements of staging_table.sql, for the tables of one schema, under one prefix."""
 
-    schema_of_tables: str
-    of_run: str
-    abandoned: str
-    partitions: str
     describe: str
 
 
@@ -57,6 +50,7 @@ class StagingTables:
         self._engine = engine
         self._prefix = prefix
         self._sql = StagingStatements.load(schema, prefix)
+        self._catalogue = StagingCatalogue(schema, prefix)
 
     def create(self, run: Run, columns: Sequence[EventColumn]) -> str:
         """Create an empty staging table for the attempt that a run is in, and return its name.
@@ -64,7 +58,7 @@ class StagingTables:
         Raises:
             InvalidConfiguration: the name would be too long.
         """
-        name = f"{self._prefix}bulk_load_staging_{run.run_id}_{run.attempt}"
+        name = self._catalogue.name(run.run_id, run.attempt)
         if len(f"{name}_{run.chunks}".encode()) > MAX_NAME_BYTES:
             raise InvalidConfiguration(
                 f"with the prefix {self._prefix!r}, a staging table's name is too long; use writer copy"
@@ -93,30 +87,19 @@ class StagingTables:
     @retry_outages
     def drop(self, run_id: str) -> None:
         """Drop the staging tables of all attempts of a run."""
-        pattern = f"^{re.escape(self._prefix)}bulk_load_staging_{run_id}_[0-9]+$"
-        for table in self._names(self._sql.of_run, pattern=pattern):
+        with short_transaction(self._engine) as connection:
+            found = self._catalogue.of_run(connection, run_id)
+        for table in found:
             self._drop(table)
 
     def sweep(self, abandoned_seconds: float) -> tuple[str, ...]:
-        """Drop the staging tables of runs without a recent heartbeat, and return their names.
-
-        Such a run can still be resumed: its events are staged again.
-        """
-        start = f"^{re.escape(self._prefix)}bulk_load_staging_"
-        found = self._names(
-            self._sql.abandoned,
-            pattern=f"{start}[0-9a-f]{{12}}_[0-9]+$",
-            run_pattern=f"{start}([0-9a-f]{{12}})_",
-            abandoned_seconds=abandoned_seconds,
-        )
+        """Drop the staging tables of runs without a recent heartbeat, and return their names."""
+        with short_transaction(self._engine) as connection:
+            found = self._catalogue.abandoned(connection, abandoned_seconds)
         for table in found:
             _log.info("dropping the abandoned staging table %s", table)
             self._drop(table)
-        return found
-
-    def _names(self, statement: str, **values: object) -> tuple[str, ...]:
-        with short_transaction(self._engine) as connection:
-            return tuple(connection.exec_driver_sql(statement, values).scalars())
+        return tuple(found)
 
     def _drop(self, table: str) -> None:
         """Drop a staging table, or leave it to a later sweep.
@@ -124,14 +107,12 @@ class StagingTables:
         An executor that hangs or is cut off may hold a lock on it, and it may belong to another role.
         """
         try:
-            name = self.full_name(table)
-            partitions = self._names(self._sql.partitions, staging_table=unescaped(name))
-            names = [*(one.replace("%", "%%") for one in partitions), name]
-            for first in range(0, len(names), TABLES_PER_TRANSACTION):
+            with short_transaction(self._engine) as connection:
+                drops = self._catalogue.drops(connection, table)
+            for drop in drops:
                 with short_transaction(self._engine) as connection:
                     connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{DROP_SECONDS}s"})
-                    some = ", ".join(names[first : first + TABLES_PER_TRANSACTION])
-                    connection.exec_driver_sql(f"DROP TABLE IF EXISTS {some}")
+                    connection.exec_driver_sql(drop)
         except DBAPIError as error:
             if is_outage(error):
                 raise
@@ -140,8 +121,8 @@ class StagingTables:
     @cached_property
     def _schema(self) -> str:
         """The schema of txbox's tables, quoted as Postgres and psycopg's placeholders need it."""
-        (schema,) = self._names(self._sql.schema_of_tables)
-        return schema.replace("%", "%%")
+        with short_transaction(self._engine) as connection:
+            return self._catalogue.schema(connection)
 
     @retry_outages
     def _describe(self, table: str) -> tuple[Any, ...] | None:

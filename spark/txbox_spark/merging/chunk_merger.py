@@ -37,6 +37,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -48,13 +49,12 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox.status.blocked_loads import run_lock
 from txbox_spark.merging.effect_runner import Apply, ApplyFailed, apply_effects
-from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, insert_fresh
+from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, insert_fresh
 from txbox_spark.reading.columns import EventColumn
 
 __all__ = [
     "EFFECTS_SECONDS",
     "MERGE_ATTEMPTS",
-    "SORT_MEMORY",
     "STALLED_SECONDS",
     "ChunkCounts",
     "ChunkHeld",
@@ -94,6 +94,8 @@ class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event"
     processed_in_range: str
     drop_processed: str
     count_unprocessed: str
+    any_horizon: str
+    behind_horizon: str
     record: str
     create_recorded: str
     record_raced: str
@@ -127,6 +129,8 @@ class MergePlan:
         prefix: of their names.
         stalled_seconds: how long a chunk's transaction may do nothing, and how long it waits for a lock.
         effects_seconds: how long it waits for one and the same other chunk to apply its events.
+        sent_at: the column that has when an event was sent; None: none has.
+        apply_expired: also apply events that were sent before the subscriber's horizon.
     """
 
     run_id: str
@@ -137,6 +141,8 @@ class MergePlan:
     prefix: str
     stalled_seconds: float = STALLED_SECONDS
     effects_seconds: float = EFFECTS_SECONDS
+    sent_at: str | None = None
+    apply_expired: bool = False
 
     @property
     def sql(self) -> MergeStatements:
@@ -216,7 +222,7 @@ def merge_chunk(
     while True:
         savepoint = connection.begin_nested()
         try:
-            applied = _merge(connection, plan, ids, counts.distinct, staged, raced=raced)
+            applied, expired = _merge(connection, plan, ids, counts.distinct, staged, raced=raced)
         except _Raced:
             savepoint.rollback()
             raced = True
@@ -237,7 +243,17 @@ def merge_chunk(
         else:
             savepoint.commit()
             break
-    _settle(connection, plan, chunk, counts, applied, parked)
+    if expired.events:
+        _log.warning(
+            "bulk load %s, chunk %d: %d events were sent before the horizon of %s, so it cannot be told whether they "
+            "were processed, and they are not applied: %s",
+            plan.run_id,
+            chunk,
+            expired.events,
+            plan.subscriber_id,
+            ", ".join(expired.sample),
+        )
+    _settle(connection, plan, chunk, counts, applied, parked, expired.events)
     return applied
 
 
@@ -265,15 +281,22 @@ def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
 
 
 def _settle(
-    connection: Connection, plan: MergePlan, chunk: int, counts: ChunkCounts, applied: int, parked: int
+    connection: Connection,
+    plan: MergePlan,
+    chunk: int,
+    counts: ChunkCounts,
+    applied: int,
+    parked: int,
+    expired: int = 0,
 ) -> None:
     sample = json.dumps(counts.rejected_sample) if counts.rejected_sample else None
     settled = {
         "rows_read": counts.read,
         "rows_rejected": counts.rejected,
-        "already_processed": counts.distinct - applied,
+        "already_processed": counts.distinct - applied - expired,
         "applied": applied,
         "parked": parked,
+        "expired": expired,
         "rejected_sample": sample,
         "run_id": plan.run_id,
         "chunk": chunk,
@@ -284,6 +307,26 @@ def _settle(
 def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str | None]:
     first, end = ids
     return {"subscriber_id": plan.subscriber_id, "first_id": first, "end_id": end}
+
+
+class _Expired(NamedTuple):
+    """Events that are too old to judge, and some of their ids."""
+
+    events: int
+    sample: tuple[str, ...]
+
+
+def _drop_expired(connection: Connection, plan: MergePlan) -> _Expired:
+    """Leave no event in ``fresh_event`` that is too old to judge."""
+    subscriber = {"subscriber_id": plan.subscriber_id}
+    if plan.apply_expired or connection.exec_driver_sql(plan.sql.any_horizon, subscriber).fetchone() is None:
+        return NONE_EXPIRED
+    statement = drop_expired(plan.sent_at, plan.sql.behind_horizon)
+    count, sample = connection.exec_driver_sql(statement, subscriber).one()
+    return _Expired(count, tuple(sample or ()))
+
+
+NONE_EXPIRED = _Expired(0, ())
 
 
 class _Raced(Exception):
@@ -298,7 +341,8 @@ def _merge(
     staged: str | None,
     *,
     raced: bool,
-) -> int:
+) -> tuple[int, _Expired]:
+    """Return how many events were first, and those that are too old to judge."""
     sql = plan.sql
     if staged is None:
         fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, ids)).rowcount
@@ -306,6 +350,8 @@ def _merge(
         connection.exec_driver_sql(create_fresh(plan.columns))
         insert = insert_fresh(plan.columns, staged, sql.processed_in_range)
         fresh = connection.exec_driver_sql(insert, _range_values(plan, ids)).rowcount
+    expired = _drop_expired(connection, plan) if fresh else NONE_EXPIRED
+    fresh -= expired.events
     if fresh and raced:
         connection.exec_driver_sql(sql.create_recorded)
         connection.exec_driver_sql(sql.record_raced, {"subscriber_id": plan.subscriber_id})
@@ -327,7 +373,7 @@ def _merge(
             )
         apply_effects(connection, plan.apply)
         connection.exec_driver_sql(sql.restore_settings, {"role": role, "path": path})
-    return fresh
+    return fresh, expired
 
 
 def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bool]:

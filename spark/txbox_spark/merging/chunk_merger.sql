@@ -31,11 +31,11 @@ INSERT INTO {{bulk_load_chunk}} (run_id, chunk) VALUES (%(run_id)s, %(chunk)s) O
 -- name: settle_chunk
 -- Record what a chunk came to, in the transaction that merges it.
 -- parameters: rows_read bigint, rows_rejected bigint, already_processed bigint, applied bigint, parked bigint,
---   rejected_sample jsonb, run_id text, chunk int
+--   expired bigint, rejected_sample jsonb, run_id text, chunk int
 -- returns: nothing
 UPDATE {{bulk_load_chunk}}
 SET rows_read = %(rows_read)s, rows_rejected = %(rows_rejected)s, already_processed = %(already_processed)s,
-  applied = %(applied)s, parked = %(parked)s, rejected_sample = %(rejected_sample)s::jsonb,
+  applied = %(applied)s, parked = %(parked)s, expired = %(expired)s, rejected_sample = %(rejected_sample)s::jsonb,
   merged_at = clock_timestamp()
 WHERE run_id = %(run_id)s AND chunk = %(chunk)s
 
@@ -65,6 +65,22 @@ DELETE FROM {{fresh_event}} AS event USING {{processed_in_range}}
 -- parameters: subscriber_id text, first_id text, end_id text
 -- returns: count
 SELECT count(*) FROM {{fresh_event}} AS event WHERE NOT EXISTS (SELECT FROM {{processed_in_range}})
+
+-- name: any_horizon
+-- Whether the subscriber forgets what it has processed.
+-- parameters: subscriber_id text
+-- returns: a row, if it does
+SELECT FROM {{inbox_horizon}} WHERE subscriber_id = %(subscriber_id)s
+
+-- fragment: behind_horizon
+-- Joined to events that are first, in a statement that is later than the one that has found them to be: see
+-- txbox.horizon. What was parked, and redriven since the horizon, was not processed.
+{{inbox_horizon}} AS horizon
+WHERE horizon.subscriber_id = %(subscriber_id)s AND NOT EXISTS (
+  SELECT FROM {{dead_letter}} AS letter
+  WHERE letter.subscriber_id = %(subscriber_id)s AND letter.message_id = event.message_id
+    AND letter.redriven_at >= horizon.horizon AND letter.reason <> 'mismatch'
+)
 
 -- name: record
 -- Record the fresh events, which are sorted. A race ends it with 23505.
@@ -132,7 +148,7 @@ WHERE lock.locktype = 'advisory' AND lock.objsubid = 1 AND lock.granted
 SELECT set_config('role', %(role)s, true), set_config('search_path', %(path)s, true)
 
 -- name: any_parked
--- Whether the subscriber has a dead letter that waits.
+-- Whether the subscriber has a dead letter that was not redriven. A discarded one counts: its event is not processed.
 -- parameters: subscriber_id text
 -- returns: a row, if there is one
 SELECT FROM {{dead_letter}}

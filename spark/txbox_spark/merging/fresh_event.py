@@ -7,7 +7,10 @@ from psycopg import sql as psycopg_sql
 from txbox.postgres.sql import quote, unescaped
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
 
-__all__ = ["FRESH_EVENT", "copy_fresh", "create_fresh", "insert_fresh", "quote_text", "staged_columns"]
+__all__ = ["FRESH_EVENT", "copy_fresh", "create_fresh", "drop_expired", "insert_fresh", "quote_text", "staged_columns"]
+
+SHOWN_EXPIRED = 5
+"""Ids of expired events that are named in the log, for each chunk."""
 
 FRESH_EVENT = "pg_temp.fresh_event"
 """The events of a chunk that are first: what the caller's statements apply, by its name alone."""
@@ -46,6 +49,24 @@ def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range
     )
 
 
+def drop_expired(sent_at: str | None, behind_horizon: str) -> str:
+    """Leave no event in ``fresh_event`` that was sent before the horizon; count them, with some of their ids.
+
+    When an event was sent is the time in an id that is a UUID of version 7, as ``txbox.message.time_of_id`` has it, or
+    that of a column, whichever is earlier; one without either is of unknown age, and stays.
+
+    Args:
+        sent_at: the column that has it; None: none has.
+        behind_horizon: from chunk_merger.sql.
+    """
+    column = "NULL::timestamptz" if sent_at is None else f"event.{quote(sent_at)}"
+    return (
+        f"WITH expired AS (DELETE FROM {FRESH_EVENT} AS event USING {behind_horizon} "  # noqa: S608 - quoted
+        f"AND least({_TIME_OF_ID}, CASE WHEN {column} >= {_EARLIEST} THEN {column} END) < horizon.horizon "
+        f"RETURNING event.{MESSAGE_ID}) SELECT count(*), (array_agg({MESSAGE_ID}))[1:{SHOWN_EXPIRED}] FROM expired"
+    )
+
+
 def staged_columns(columns: Sequence[EventColumn]) -> str:
     """Return the columns of a staging table, for CREATE TABLE."""
     return ", ".join([_ID, *(f"{one.staged_as} {one.postgres_type}" for one in _sent(columns))])
@@ -61,4 +82,14 @@ def _sent(columns: Sequence[EventColumn]) -> list[EventColumn]:
     return [one for one in columns if one.staged_as != MESSAGE_ID]
 
 
+_EARLIEST = "timestamptz '2015-01-01 00:00:00Z'"
+_UUID_7 = (
+    "^(urn:uuid:)?([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+    "|[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15})$"
+)
+_HEXADECIMAL = f"translate(regexp_replace(event.{MESSAGE_ID}, '^urn:uuid:', '', 'i'), '-', '')"
+_MADE_AT = f"to_timestamp(('x' || left({_HEXADECIMAL}, 12))::bit(48)::bigint / 1000.0)"
+_TIME_OF_ID = (
+    f"CASE WHEN event.{MESSAGE_ID} ~* '{_UUID_7}' THEN CASE WHEN {_MADE_AT} >= {_EARLIEST} THEN {_MADE_AT} END END"
+)
 _ID = f'{MESSAGE_ID} text COLLATE "C" NOT NULL'

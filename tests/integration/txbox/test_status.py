@@ -1,5 +1,7 @@
 """How things stand, read from a real database."""
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import Engine
 
@@ -46,6 +48,24 @@ def test_dead_letters_are_counted_by_reason_and_only_while_they_wait(engine: Eng
     assert line.oldest_dead_letter_at == letters.get(numbers[1]).parked_at
 
 
+def test_keys_are_held_until_the_message_of_their_letters_is_processed(engine: Engine) -> None:
+    letters = DeadLetters(engine)
+    keys = {"1": "ann", "2": "ann", "3": "bob", "4": None}
+    numbers = [letters.park(replace(letter("a", id_), order_key=key)) for id_, key in keys.items()]
+    (line,) = read_status(engine).subscribers
+    assert (line.held_keys, line.oldest_held_at) == (2, letters.get(numbers[0]).parked_at)
+    letters.redrive(numbers[2], lambda _: None)
+    assert read_status(engine).subscribers[0].held_keys == 2, "it is on its way"
+    record(engine, "a", "3")
+    assert read_status(engine).subscribers[0].held_keys == 1
+    letters.discard(numbers[0], note="no")
+    letters.discard(numbers[1], note="no")
+    assert (read_status(engine).subscribers[0].held_keys, read_status(engine).subscribers[0].oldest_held_at) == (
+        0,
+        None,
+    )
+
+
 def test_a_failure_that_a_resend_has_brought_home_is_not_retrying(engine: Engine) -> None:
     Failures(engine, "a").fail("1", ValueError("no"))
     record(engine, "a", "1")
@@ -74,7 +94,7 @@ def test_an_inbox_that_was_never_analyzed_is_counted(engine: Engine) -> None:
 
 @pytest.mark.parametrize("table", ["processed_message", "message_failure", "dead_letter"])
 def test_each_table_that_is_missing_is_named(engine: Engine, table: str) -> None:
-    run(engine, f"DROP TABLE {table}")
+    run(engine, f"DROP TABLE {table} CASCADE")
     with pytest.raises(SchemaMissing) as raised:
         read_status(engine)
     assert raised.value.table == table

@@ -79,7 +79,7 @@ def test_status_has_a_line_for_each_destination_and_each_relay(txbox: Txbox, eng
     assert headings == ["destination", "waiting", "delayed", "retrying", "oldest", "dead", "letters", "error"]
     assert a == ["own:a", "1", "1", "1", "2", "h", "10", "min", "0", "no", "\\x1b[31mstock", "(refused", "1", "time)"]
     assert (b, c[:4], c[-1]) == (["own:b", "0", "0", "0", "1"], ["own:c", "1", "0", "0"], "0")
-    assert of_relays == ["relay", "sent", "refused", "per", "second", "seen"]
+    assert of_relays == ["relay", "state", "sent", "refused", "per", "second", "version", "seen"]
     assert alive[:5] == ["host-a", "11", "1,234", "2", "50.2"]
     assert stale == ["host-b", "12", "20", "0", "7.0", "2", "h", "5", "min", "ago:", "is", "it", "gone?"]
     assert " ".join(outbox) == "outbox: 4 messages; 1 relay, 50.2 sent per second"
@@ -183,8 +183,8 @@ def test_letters_of_a_relay_go_back_into_the_outbox(txbox: Txbox, engine: Engine
     assert outbox_rows(engine) == [(first, "own:a", "k", {"h": "1"}, b"\x00body")]
     txbox("dead-letters", "redrive", number).failed_in_one_line(1, f"dead letter {number} was redriven before, at 2")
     headings, line = txbox("dead-letters", "list", "--all", "--destination", "own:a").out.splitlines()
-    assert headings.split()[-2:] == ["redriven", "error"]
-    assert re.search(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  *\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line)
+    assert headings.split()[-2:] == ["state", "error"]
+    assert re.search(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  *redriven \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line)
     change(engine, "INSERT INTO outbox_relay (relay_id, host, pid) VALUES ('1', 'a', 1)")
     ended = txbox("dead-letters", "redrive", "--all", "--destination", "own:b", "--json")
     assert ended.err == ""

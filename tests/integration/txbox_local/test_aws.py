@@ -15,40 +15,6 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
 
-def test_send_receive_delete(sqs: "SQSClient", aws: LocalAws) -> None:
-    queue = sqs.create_queue(QueueName="plain")["QueueUrl"]
-    assert queue.startswith(f"{aws.endpoint_url}/")
-    sent = sqs.send_message_batch(
-        QueueUrl=queue,
-        Entries=[
-            {
-                "Id": str(n),
-                "MessageBody": f"body {n} é",
-                "MessageAttributes": {"message-id": {"DataType": "String", "StringValue": f"m-{n}"}},
-            }
-            for n in range(10)
-        ],
-    )
-    assert len(sent["Successful"]) == 10
-    received = sqs.receive_message(
-        QueueUrl=queue,
-        MaxNumberOfMessages=10,
-        MessageAttributeNames=["All"],
-        MessageSystemAttributeNames=["ApproximateReceiveCount"],
-    )["Messages"]
-    assert [message["Body"] for message in received] == [f"body {n} é" for n in range(10)]
-    assert received[3]["MessageAttributes"]["message-id"]["StringValue"] == "m-3"
-    assert received[3]["Attributes"]["ApproximateReceiveCount"] == "1"
-    deleted = sqs.delete_message_batch(
-        QueueUrl=queue,
-        Entries=[{"Id": one["MessageId"], "ReceiptHandle": one["ReceiptHandle"]} for one in received],
-    )
-    assert len(deleted["Successful"]) == 10
-    attributes = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
-    assert attributes["ApproximateNumberOfMessages"] == "0"
-    assert attributes["ApproximateNumberOfMessagesNotVisible"] == "0"
-
-
 def test_connections_are_kept_alive(aws: LocalAws) -> None:
     connection = HTTPConnection(aws.endpoint_url.removeprefix("http://"))
     connection.connect()
@@ -70,35 +36,6 @@ def test_a_long_poll_lets_others_through_and_ends_with_a_message(sqs: "SQSClient
         bodies = {poll.result()["Messages"][0]["Body"] for poll in polls}
         assert time.monotonic() - started < 15
     assert bodies == {"one", "two"}
-
-
-def test_fifo_groups_keep_their_order_between_receivers(sqs: "SQSClient") -> None:
-    groups, each = 5, 12
-    queue = sqs.create_queue(QueueName="ordered.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
-    got: list[tuple[str, int]] = []
-
-    def consume() -> None:
-        while messages := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=2, WaitTimeSeconds=1).get("Messages"):
-            for message in messages:
-                group, number = message["Body"].split()
-                got.append((group, int(number)))
-                sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
-
-    with ThreadPoolExecutor(4) as pool:
-        consumers = [pool.submit(consume) for _ in range(4)]
-        for number in range(each):
-            for group in range(groups):
-                body = f"g{group} {number}"
-                sqs.send_message(
-                    QueueUrl=queue,
-                    MessageBody=body,
-                    MessageGroupId=f"g{group}",
-                    MessageDeduplicationId=body.replace(" ", "-"),
-                )
-        for consumer in consumers:
-            consumer.result()
-    for group in range(groups):
-        assert [number for name, number in got if name == f"g{group}"] == list(range(each))
 
 
 def test_a_request_that_fails_leaves_the_connection_usable(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,42 +22,6 @@ def connect(owner: Any) -> "psycopg.Connection[tuple[Any, ...]]":
     return psycopg.connect(owner.report["postgres"]["url"].replace("+psycopg", ""), autocommit=True)
 
 
-def test_killing_the_parent_leaves_nothing_running(
-    start_owner: Callable[..., Any], gone: Gone, reachable: Path
-) -> None:
-    directory = reachable / "kept"
-    owner = start_owner(directory, "postgres,aws")
-    with connect(owner) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 1 AS n")
-    processes = owner.servers()
-    assert len(processes) > 4
-    owner.process.kill()
-    assert gone(processes)
-
-    again = start_owner(directory)
-    with connect(again) as connection:
-        assert connection.execute("SELECT n FROM kept").fetchone() == (1,)
-
-
-def test_the_directory_can_be_used_again_at_once(start_owner: Callable[..., Any], gone: Gone, reachable: Path) -> None:
-    for _ in range(3):
-        owner = start_owner(reachable / "kept")
-        processes = owner.servers()
-        owner.process.kill()
-        owner.process.wait()
-    assert gone(processes)
-
-
-def test_killing_the_parent_removes_a_temporary_directory(start_owner: Callable[..., Any], gone: Gone) -> None:
-    owner = start_owner(None)
-    directory = Path(owner.report["postgres"]["directory"])
-    assert directory.exists()
-    processes = owner.servers()
-    owner.process.kill()
-    assert gone(processes)
-    assert not directory.exists()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 @pytest.mark.parametrize("kind", ["postgres", "aws"])
 def test_killing_the_keeper_ends_the_server(start_owner: Callable[..., Any], gone: Gone, kind: str) -> None:

@@ -84,13 +84,6 @@ def test_a_port_taken_between_choosing_and_binding(monkeypatch: pytest.MonkeyPat
             assert server.port != taken.getsockname()[1]
 
 
-def test_a_fixed_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(LocalServerError, match=f"port {port} of 127.0.0.1 is in use"):
-            LocalPostgres(port=port, durable=False).start()
-
-
 def test_a_bad_setting_shows_the_log(reachable: Path) -> None:
     with pytest.raises(LocalServerError, match="unrecognized configuration parameter"):
         LocalPostgres(reachable / "bad", settings={"no_such_setting": "1"}).start()

@@ -4,7 +4,6 @@ import smtplib
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from email.mime.text import MIMEText
 
 import pytest
@@ -43,13 +42,6 @@ def test_a_mail_is_kept_as_it_came(smtp: LocalSmtp) -> None:
     assert accepted == AcceptedMail("a@b.example", ("c@d.example", "e@f.example"), content)
 
 
-def test_a_mail_that_comes_twice_is_kept_twice_and_in_its_order(smtp: LocalSmtp) -> None:
-    with connect(smtp) as client:
-        for text in ("first", "again", "again"):
-            client.send_message(mail(text))
-    assert texts(smtp) == [b"first", b"again", b"again"]
-
-
 def test_a_refused_mail_is_not_kept_and_its_sender_knows_and_can_go_on() -> None:
     answers = iter([True, False, True])
     with LocalSmtp(refuses=lambda: next(answers)) as smtp, connect(smtp) as client:
@@ -61,14 +53,6 @@ def test_a_refused_mail_is_not_kept_and_its_sender_knows_and_can_go_on() -> None
             client.send_message(mail("third"))
     assert texts(smtp) == [b"second"]
     assert smtp.refused == 2
-
-
-def test_it_is_asked_once_for_a_mail_to_several() -> None:
-    answers = iter([False])
-    with LocalSmtp(refuses=lambda: next(answers)) as smtp, connect(smtp) as client:
-        assert client.sendmail(SENDER, ["c@d.example", "e@f.example"], mail().as_bytes()) == {}
-    (accepted,) = smtp.accepted
-    assert accepted.recipients == ("c@d.example", "e@f.example")
 
 
 @pytest.mark.parametrize(("end", "kept"), [(b"\r\n", 0), (b"\r\n.\r\n", 1)], ids=["before its end", "after its end"])
@@ -85,17 +69,6 @@ def test_a_mail_whose_sender_dies_is_kept_if_it_was_whole(end: bytes, kept: int,
     with connect(smtp) as client:
         client.send_message(mail("the next one"))
     wait_until(lambda: sorted(texts(smtp)) == sorted([b"dying"] * kept + [b"the next one"]), "it is kept, or not")
-
-
-def test_many_send_at_once(smtp: LocalSmtp) -> None:
-    def send(sender: int) -> None:
-        with connect(smtp) as client:
-            for number in range(20):
-                client.send_message(mail(f"{sender}-{number}"))
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(send, range(8)))
-    assert sorted(texts(smtp)) == sorted(f"{sender}-{number}".encode() for sender in range(8) for number in range(20))
 
 
 def test_it_listens_on_one_address_of_this_machine(smtp: LocalSmtp) -> None:

@@ -2,12 +2,14 @@
 
 import traceback
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
+from integration.test_rights import granted
 from support.spark.bulk_loads import (
     ADD_UP,
     APPLY,
@@ -25,6 +27,8 @@ from txbox import InvalidConfiguration, SchemaMissing
 from txbox_spark import BulkLoadFailed, JobProgress, SparkSetupError
 
 pytestmark = pytest.mark.parametrize("writer", WRITERS)
+
+PAGE = Path(__file__).parents[3] / "docs" / "bulk-loads.md"
 
 
 def test_into_an_empty_inbox(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
@@ -260,3 +264,16 @@ def test_what_is_wrong_with_the_statements(
 ) -> None:
     wrong = failed(frame(spark, purchases(3)), schema_url, writer, "applying the events", apply=apply)
     assert said in str(wrong)
+
+
+def test_the_rights_that_the_page_grants_are_enough(
+    spark: SparkSession, books: Books, engine: Engine, writer: str
+) -> None:
+    with granted(engine, ("txbox_loader",), page=PAGE) as (loader,):
+        with loader.connect() as connection:
+            schema, role = connection.exec_driver_sql("SELECT current_schema(), current_user").one()
+        if writer == "jdbc":
+            books.run(f"GRANT CREATE ON SCHEMA {schema} TO {role}")
+        url = loader.url.render_as_string(hide_password=False)
+        assert load(frame(spark, purchases(10)), url, writer, apply=ADD_UP).applied == 10
+    assert len(books.inbox()) == 10

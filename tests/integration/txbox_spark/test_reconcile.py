@@ -14,6 +14,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.schema import CreateSchema
 
 from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason, SchemaMissing
+from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.schema import tables
 from txbox_spark import JobProgress
 from txbox_spark.reading.sources import read_events
@@ -62,6 +63,8 @@ def expected(archived: list[str | None], processed: list[str], sample: int = 10)
         "processed": len(processed),
         "never_processed": len(never),
         "parked": 0,
+        "expired": 0,
+        "discarded": 0,
         "never_processed_sample": tuple(never[:sample]),
         "not_archived": len(lost),
         "not_archived_sample": tuple({"message_id": one, "processed_at": times[one]} for one in lost[:sample]),
@@ -100,14 +103,25 @@ def test_nothing_on_one_side(
     assert found.as_dict() == expected(archived, processed)
 
 
-def test_what_is_parked_was_not_processed(engine: Engine, schema_url: str, archive: Callable[..., DataFrame]) -> None:
+@pytest.mark.parametrize("rotating", [False, True])
+def test_what_is_parked_expired_or_discarded_was_not_processed(
+    engine: Engine, schema_url: str, archive: Callable[..., DataFrame], rotating: bool
+) -> None:
     record(engine, ["a", "b"])
-    for message_id in ("c", "in no archive"):
-        letter = DeadLetter("billing", message_id, Reason.FAILED, "no", 3, "queue", message_id.encode())
-        DeadLetters(engine).park(letter)
-    found = reconcile(archive("abcd"), url=schema_url, subscriber_id="billing", message_id="event_id")
-    assert (found.processed, found.never_processed, found.never_processed_sample) == (2, 2, ("c", "d"))
-    assert (found.parked, found.not_archived) == (1, 0)
+    if rotating:
+        assert InboxConversion(engine).forward()
+        assert Generations(engine).rotate()
+        record(engine, ["e"])
+    letters = DeadLetters(engine)
+    for message_id in ("c", "x", "g", "in no archive"):
+        reason = Reason.EXPIRED if message_id == "x" else Reason.FAILED
+        number = letters.park(DeadLetter("billing", message_id, reason, "no", 3, "queue", message_id.encode()))
+        if message_id == "g":
+            letters.discard(number or 0, note="why")
+    found = reconcile(archive("abcdegx"), url=schema_url, subscriber_id="billing", message_id="event_id")
+    never = tuple("cdgx") if rotating else tuple("cdegx")
+    assert (found.processed, found.never_processed_sample) == (7 - len(never), never)
+    assert (found.parked, found.expired, found.discarded, found.not_archived) == (1, 1, 1, 0)
 
 
 def test_malformed_lines_are_rejected(spark: SparkSession, engine: Engine, schema_url: str, tmp_path: Path) -> None:

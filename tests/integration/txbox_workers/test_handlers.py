@@ -27,8 +27,6 @@ from support.workers.memory_worker import messages, work_off
 from txbox import Message, Outcome
 from txbox_workers.memory_source import MemorySource
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 @pytest.mark.parametrize("mode", ["batch", "message", "batch_handler"])
 @pytest.mark.parametrize("behaviour", TOLERATED)
@@ -156,6 +154,7 @@ def test_a_handler_that_commits_is_told_what_is_wrong(
     assert "TransactionEnded: the handler ended the worker's transaction; leave commit" in said
 
 
+@pytest.mark.usefixtures("without_reports")
 def test_what_a_listener_of_the_hosts_does_at_the_commit_is_part_of_it(schema_url: str, business: Business) -> None:
     engine = create_engine(schema_url)
     number = text("SELECT pg_current_xact_id_if_assigned()::text")

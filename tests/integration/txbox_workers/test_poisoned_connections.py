@@ -58,6 +58,7 @@ def test_a_worker_goes_on(pool: Engine, engine: Engine, poison: str) -> None:
         assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
 
 
+@pytest.mark.usefixtures("without_reports")
 def test_what_is_lent_when_a_connection_is_found_poisoned_is_closed_in_the_end(pool: Engine) -> None:
     source = MemorySource(numbered(1))
     worker = make(source, pool, lambda *_: None)

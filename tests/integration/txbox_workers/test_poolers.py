@@ -4,6 +4,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from support.postgres.pgbouncer import pgbouncer
 from support.postgres.transaction_pooler import transaction_pooler
 from support.workers.memory_worker import at_work, make, numbered
 from txbox import Inbox, Message, Outbox, Outcome, Outgoing
+from txbox.postgres.engines import adopt, stop_preparing
 from txbox.postgres.urls import database_engine, database_url
 from txbox.schema import tables
 from txbox_workers.memory_source import MemorySource
@@ -175,10 +177,11 @@ def test_without_a_pooler_statements_are_prepared_as_ever(engine: Engine) -> Non
     worker = make(source, engine, lambda _session, _message: None, transactions="message")
     with at_work(worker):
         assert source.wait_until_empty(30)
-    with engine.connect() as connection:
-        driver = connection.connection.driver_connection
-        assert driver.prepare_threshold == 5
-        assert driver._prepared._names
+    with ExitStack() as stack:  # the worker's connection, and that of its reports
+        pooled = [stack.enter_context(engine.connect()) for _ in range(engine.pool.checkedin())]
+        drivers = [connection.connection.driver_connection for connection in pooled]
+        assert {driver.prepare_threshold for driver in drivers} == {5}
+        assert any(driver._prepared._names for driver in drivers)
 
 
 @pytest.mark.parametrize(("said", "threshold"), [("None", None), ("none", None), ("0", 0), ("7", 7)])
@@ -210,3 +213,17 @@ def test_a_prepared_statement_of_another_client_is_no_failure_of_the_message(
     assert thresholds == [5, None]
     assert "prepare_threshold=None" in caplog.text
     assert worker.counts == {Outcome.IN_FLIGHT: 1, Outcome.PROCESSED: 1}
+
+
+def test_connections_that_the_pool_had_prepare_nothing_either_once_a_pooler_is_noticed(engine: Engine) -> None:
+    adopt(engine)
+    with engine.connect() as one, engine.connect() as other:
+        drivers = [connection.connection.driver_connection for connection in (one, other)]
+    assert [driver.prepare_threshold for driver in drivers if driver] == [5, 5]
+    with engine.connect() as connection:
+        stop_preparing(connection)
+    with engine.connect() as connection:
+        kept = connection.connection.driver_connection
+        assert kept in drivers
+        assert kept is not None
+        assert kept.prepare_threshold is None

@@ -8,12 +8,13 @@ from contextlib import suppress
 import pytest
 from sqlalchemy import Engine
 
+from support.txbox.publishers import RecordingPublisher
+from support.waiting import wait_until
 from support.workers.business import Business, once
 from support.workers.memory_worker import make, messages
 from txbox import Inbox, InvalidConfiguration, NotInTransaction, SchemaMissing
+from txbox.relay import Relay
 from txbox_workers.memory_source import MemorySource
-
-pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 def test_start_refuses_a_database_that_cannot_be_used(engine: Engine, business: Business) -> None:
@@ -51,6 +52,33 @@ def test_signals_are_given_back_when_the_start_fails(engine: Engine, business: B
     with pytest.raises(SchemaMissing):
         make(MemorySource(), engine).run()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("made", ["worker", "relay"])
+def test_a_signal_ends_a_start_that_waits_for_a_lock(
+    engine: Engine, business: Business, caplog: pytest.LogCaptureFixture, made: str
+) -> None:
+    service = make(MemorySource(), engine) if made == "worker" else Relay(engine, {"own": RecordingPublisher()})
+    asked = threading.Thread(target=lambda: [wait_until(lambda: waiting(engine)), signal.raise_signal(signal.SIGTERM)])
+    with engine.connect() as other:
+        other.exec_driver_sql("LOCK TABLE dead_letter IN ACCESS EXCLUSIVE MODE")
+        asked.start()
+        assert service.run(0.5) is False
+        assert "while starting" in caplog.text
+        with pytest.raises(InvalidConfiguration, match="running already"):
+            service.start()
+    asked.join()
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("txbox-start")])
+    assert service.stop(20) is True, "what it has started since has ended"
+    asked = threading.Thread(target=service.stop)
+    assert service.run(20, started=asked.start) is True, "another start works"
+    asked.join()
+
+
+def waiting(engine: Engine) -> bool:
+    """Whether some session waits for a lock in the tables."""
+    with engine.connect() as connection:
+        return bool(connection.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one())
 
 
 def test_of_two_threads_that_start_a_worker_at_once_one_does_and_the_other_is_told(

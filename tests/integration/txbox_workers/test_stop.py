@@ -16,8 +16,6 @@ from txbox.instrumentation import Retried, Settled, Stopped
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import deadlocks
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 class Hanging:
     """A handler that waits until it is let go."""
@@ -87,7 +85,7 @@ def test_stop_does_not_wait_for_a_pause_between_runs_of_a_transaction(
 
 def test_an_attempt_that_was_counted_in_advance_is_taken_back_by_a_stop(engine: Engine, business: Business) -> None:
     def handle(session: Session, message: Message) -> None:
-        worker._stopping.set()
+        worker._call_off()
         session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
 
     worker = make(MemorySource(), engine, handle)

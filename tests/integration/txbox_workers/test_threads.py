@@ -15,8 +15,6 @@ from txbox import Outcome
 from txbox.instrumentation import Committed, Event, Received, Settled
 from txbox_workers.memory_source import MemorySource
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 def test_several_threads_count_exactly(engine: Engine, business: Business) -> None:
     source = MemorySource([*numbered(200), *numbered(50)], batch_size=7)

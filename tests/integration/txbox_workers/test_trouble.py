@@ -18,8 +18,6 @@ from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing.outage_errors import DatabaseUnavailable
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 class Trouble:
     """Makes recording impossible for a while, without the connection being lost."""

@@ -9,6 +9,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -93,12 +94,20 @@ def string(value: str) -> dict[str, Any]:
 
 
 def record(
-    message_id: str, body: object = None, *, arn: str = STANDARD_ARN, group: str | None = None, receives: int = 1
+    message_id: str,
+    body: object = None,
+    *,
+    arn: str = STANDARD_ARN,
+    group: str | None = None,
+    receives: int = 1,
+    sent_at: datetime | None = None,
 ) -> dict[str, Any]:
-    """A record whose message id is in our own header; in a FIFO queue if a group is given."""
+    """A record whose message id is in our own header; in a FIFO queue if a group is given. It was sent years ago."""
     fifo = group is not None
     (template,) = FIFO_EVENT["Records"][:1] if fifo else STANDARD_EVENT["Records"][:1]
     attributes = {**template["attributes"], "ApproximateReceiveCount": str(receives)}
+    if sent_at is not None:
+        attributes["SentTimestamp"] = str(int(sent_at.timestamp() * 1000))
     if fifo:
         attributes |= {"MessageGroupId": group, "MessageDeduplicationId": message_id}
     body = f"body of {message_id}" if body is None else body

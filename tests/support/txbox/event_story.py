@@ -21,6 +21,12 @@ STORY: list[events.Event] = [
     settled(Outcome.FAILED, acked=False),
     events.HeartbeatFailed(*WHO, "m-1", "expired"),
     events.Relayed(*WHO, 3, 2, 1, 0.25, "refused"),
+    events.Maintained("txbox:maintenance", "inbox", 5, 0.5),
+    events.RunwayRead("txbox:maintenance", "processed_message", 7.0, None, [(2, 20), *[(1, 10)] * 9]),
+    events.HorizonRead("billing", "processed_message", 60.0, 30.0),
+    events.Paused(*WHO, "anna", "repairs"),
+    events.Drained(*WHO),
+    events.Audited(*WHO, {"sent": 3, "missing": 1}, False, 0.5),
     events.Stopped(*WHO, True),
 ]
 
@@ -29,4 +35,4 @@ LOST = [
     events.PublisherOverdue(*WHO, messages=1, seconds=60.0),
     events.DatabaseLost(*WHO, OSError("gone"), 1.0),
 ]
-RESTORED = [events.BrokerRestored(*WHO), events.DatabaseRestored(*WHO)]
+RESTORED = [events.BrokerRestored(*WHO), events.DatabaseRestored(*WHO), events.Resumed(*WHO)]

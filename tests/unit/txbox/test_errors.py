@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from datetime import UTC, datetime
 
 import pytest
 
@@ -22,8 +23,11 @@ EXAMPLES = [
     errors.MalformedMessage("not JSON"),
     errors.MessageTooLarge("own:somewhere", 300_000, 262_144),
     errors.Mismatch("billing", ["m-2", "m-1"]),
+    errors.Expired("billing", {"m-2": None, "m-1": datetime(2026, 4, 2, tzinfo=UTC)}, datetime(2026, 5, 2, tzinfo=UTC)),
     errors.NotInTransaction(),
+    errors.OutOfOrder(7, 5, "ann"),
     errors.NotSendable("own:somewhere", "takes no key"),
+    errors.OperationNotFound(7),
     errors.ResultNotStored("mailing", "m-1", "it is no JSON"),
     errors.RightsMissing("outbox_message", "UPDATE, DELETE"),
     errors.SchemaMissing('"Odd schema-%".processed_message'),
@@ -110,6 +114,10 @@ def test_a_broker_error_is_transient_unless_told_otherwise() -> None:
         ),
         (errors.InFlight("billing", ["m-1"]), "let the broker deliver it again"),
         (errors.Mismatch("billing", ["m-1"]), "choose another id with identify"),
+        (
+            errors.Expired("billing", {"m-1": None}),
+            "check what became of it, then redrive it as expired, or discard it",
+        ),
         (errors.TransactionTimedOut(), "the worker's transaction_seconds"),
         (errors.TransactionEnded(), "leave commit and rollback to the worker"),
         (errors.MessageTooLarge("own:x", 300_000, 262_144), "at most 262,144 bytes, and the message has 300,000"),

@@ -11,6 +11,7 @@ def test_the_words_are_those_of_the_glossary() -> None:
         "failed",
         "dead",
         "mismatch",
+        "expired",
     }
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -71,6 +72,7 @@ def test_sns_in_sqs(envelope: Envelope) -> None:
         "sns-message-id": SNS_ID,
         "sns-topic-arn": "arn:aws:sns:eu-central-1:123456789012:purchases",
         "sns-subject": "Purchase",
+        "sns-timestamp": "2026-04-02T10:15:30.123Z",
         "tenant": "t-1",
         "trace": "AAEC",
     }
@@ -78,7 +80,7 @@ def test_sns_in_sqs(envelope: Envelope) -> None:
 
 def test_sns_without_subject_and_attributes() -> None:
     message = readable(without(SNS_NOTIFICATION, "Subject", "MessageAttributes"))
-    assert set(message.headers) == {"sns-message-id", "sns-topic-arn"}
+    assert set(message.headers) == {"sns-message-id", "sns-topic-arn", "sns-timestamp"}
 
 
 def test_sns_with_raw_delivery_is_a_body_with_attributes_and_the_brokers_id() -> None:
@@ -263,3 +265,30 @@ def test_attributes_become_headers_in_lower_case() -> None:
     }
     message = readable(PURCHASE, attributes=attributes)
     assert message.headers == {"tenant-id": "T-1", "count": "7", "blob": "AAEC"}
+
+
+# --- when it was sent ------------------------------------------------------------------------------------------------
+
+
+SENT = datetime(2026, 4, 2, 10, 15, 30, 123_000, tzinfo=UTC)
+LATER = str(round(SENT.timestamp() * 1_000) + 60_000)
+
+
+@pytest.mark.parametrize(
+    ("body", "sent_at"),
+    [
+        (PURCHASE, SENT + timedelta(seconds=60)),  # SQS's own
+        (SNS_NOTIFICATION, SENT),
+        (EVENTBRIDGE_EVENT, SENT.replace(microsecond=0)),
+        (CLOUDEVENT, SENT.replace(microsecond=0)),
+        ({**SNS_NOTIFICATION, "Message": json.dumps(CLOUDEVENT)}, SENT.replace(microsecond=0)),
+        ({**CLOUDEVENT, "time": "soon"}, SENT + timedelta(seconds=60)),
+        ({**SNS_NOTIFICATION, "Timestamp": 7}, SENT + timedelta(seconds=60)),
+    ],
+)
+def test_a_message_was_sent_at_the_earliest_time_that_is_known_of_it(body: object, sent_at: datetime) -> None:
+    assert readable(body, system={"SentTimestamp": LATER}).sent_at == sent_at
+
+
+def test_a_message_without_any_time_is_of_unknown_age() -> None:
+    assert readable(PURCHASE, system={"SentTimestamp": "never"}).sent_at is None

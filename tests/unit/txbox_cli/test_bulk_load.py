@@ -86,7 +86,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
 
     def reconcile(frame: str, **options: Any) -> Reconciliation:
         seen.given = options
-        return Reconciliation(5, 0, 1, 4, 2, 0, ("a", "b\x1b"), 1, (), None)
+        return Reconciliation(5, 0, 1, 4, 2, 0, 1, 0, ("a", "b\x1b"), 1, (), None)
 
     monkeypatch.setattr(txbox_spark, "spark_session", spark_session)
     monkeypatch.setattr(txbox_spark, "read_events", read_events)
@@ -164,7 +164,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         *("--format", "json", "--fields", "event_id string", "--type", "event_id=uuid", "--read-option", "sep=;"),
         *("--encoding", "cp1252"),
         *("--writer", "jdbc", "--parallelism", "3", "--chunk-rows", "500", "--resume", "0123456789ab"),
-        *("--stalled-seconds", "7", "--effects-seconds", "8.5"),
+        *("--stalled-seconds", "7", "--effects-seconds", "8.5", "--sent-at", "made", "--apply-expired"),
         *("--master", "local[1]", "--jdbc-jar", "/a/driver.jar", "--conf", "spark.driver.memory=2g"),
     )
     assert ended.status == 0, ended.err
@@ -198,6 +198,8 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "stalled_seconds": 7.0,
         "effects_seconds": 8.5,
         "force": False,
+        "sent_at": "made",
+        "apply_expired": True,
     }
     assert spark.stopped == 1
 
@@ -302,23 +304,13 @@ def test_json_is_all_that_spark_submit_shows(
     assert "survey" in txbox("bulk-load", *WHAT, *URL, "--apply", script).err
 
 
-def test_an_interrupt_before_there_is_a_run_is_told_as_shells_do(txbox: Txbox, spark: Spark, script: str) -> None:
-    spark.raises = KeyboardInterrupt()
-    assert txbox("bulk-load", *WHAT, *URL, "--apply", script).status == 130
-    assert spark.stopped == 1
-
-
 def test_a_reconciliation_that_is_not_complete_has_exit_status_1(txbox: Txbox, spark: Spark) -> None:
     ended = txbox("reconcile", *WHAT, *URL, "--output", "there", "--sample", "2", "--partitions", "4")
     assert ended.status == 1
     assert re.search(r"^ never processed +2  ", ended.out, re.MULTILINE)
+    assert re.search(r"^ expired +1  of those, came too late to be run", ended.out, re.MULTILINE)
+    assert "parked" not in ended.out
     assert "never processed: b\\x1b" in ended.out
     assert ended.out.endswith("known to be processed: 2 events were not processed, 0 rows cannot be compared\n")
     assert (spark.given["output"], spark.given["sample"], spark.given["partitions"]) == ("there", 2, 4)
-    assert spark.stopped == 1
-
-
-def test_the_session_is_stopped_whatever_happens(monkeypatch: pytest.MonkeyPatch, spark: Spark) -> None:
-    with pytest.raises(ZeroDivisionError), cli_spark.session("name", None, None, None):
-        raise ZeroDivisionError
     assert spark.stopped == 1

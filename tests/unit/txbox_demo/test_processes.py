@@ -12,7 +12,6 @@ import pytest
 from support.aws.queues import QUEUE
 from support.aws.scripted_sqs import ScriptedSqs, receipts, refusing
 from support.waiting import wait_until
-from txbox import BrokerError
 from txbox.relay import OutboxMessage, Refused
 from txbox_demo import processes
 from txbox_demo.processes import (
@@ -59,13 +58,6 @@ def test_a_process_dies_at_its_moment_and_at_no_other(moment: str, make_task: Ma
     with pytest.raises(Died):
         task.may_die(moment)
     assert kills == [os.getpid()]
-
-
-def test_without_a_moment_a_process_lives(make_task: MakeTask, kills: list[int]) -> None:
-    task = make_task(moment="", life=0)
-    for moment in (INSERTED, SENT):
-        task.may_die(moment, 1000)
-    assert kills == []
 
 
 def test_anywhere_is_in_another_thread(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +145,8 @@ class Broker:
 
     def __init__(self) -> None:
         self.taken: list[str] = []
-        self.error: Exception | None = None
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
-        if self.error is not None:
-            raise self.error
         self.taken += [message.id for message in messages if message.id != "m-1"]
         return [Refused(message, "no") for message in messages if message.id == "m-1"]
 
@@ -173,13 +162,6 @@ def test_messages_whose_answer_is_lost_have_arrived_and_are_refused_once(
     assert not any(refusal.final for refusal in answers)
     assert broker.taken == ["m-0", "m-2", "m-3", "m-4"]
     assert task.counts[N_SENT] == 5
-
-
-def test_an_outage_stays_an_outage(make_task: MakeTask) -> None:
-    broker = Broker()
-    broker.error = BrokerError("unplugged")
-    with pytest.raises(BrokerError, match="unplugged"):
-        LossyPublisher(broker, make_task()).send(MESSAGES)
 
 
 @pytest.mark.parametrize(("moment", "taken"), [(CLAIMED, 4), (SENT, 8)])

@@ -1,7 +1,6 @@
 """What the services do: it is in the transaction that they are given, or under a lease."""
 
 import json
-import smtplib
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -44,37 +43,9 @@ def test_a_purchase_is_added_to_its_account_and_published(tables: Engine) -> Non
     assert len({first, second, PURCHASE.order_id}) == 3
 
 
-def test_without_a_queue_nothing_is_published(tables: Engine) -> None:
-    with Session(tables) as session, session.begin():
-        bill(session, MESSAGE, Outbox(), "")
-    assert outbox(tables) == []
-
-
-def test_a_rollback_takes_everything_back(tables: Engine) -> None:
-    with Session(tables) as session:
-        bill(session, MESSAGE, Outbox(), QUEUE)
-        session.rollback()
-    assert outbox(tables) == rows(tables, "TABLE account") == []
-
-
-class Answers:
-    """Whether the mail server refuses: as often as it is told to, from now on."""
-
-    refusals = 0
-
-    def __call__(self) -> bool:
-        self.refusals -= 1
-        return self.refusals >= 0
-
-
 @pytest.fixture
-def answers() -> Answers:
-    return Answers()
-
-
-@pytest.fixture
-def smtp(answers: Answers) -> Iterator[LocalSmtp]:
-    with LocalSmtp(refuses=answers) as smtp:
+def smtp() -> Iterator[LocalSmtp]:
+    with LocalSmtp() as smtp:
         yield smtp
 
 
@@ -89,19 +60,6 @@ def test_a_mail_is_sent_as_often_as_the_handler_is_called(ledger: PostgresLedger
         send_mail(BILLED, lease, smtp.port)
     assert [mail.recipients for mail in smtp.accepted] == [("00001@customers.example",)] * 2
     assert b"We have billed $1,177.00." in smtp.accepted[0].content
-
-
-def test_a_mail_that_is_refused_is_a_failure_and_known(
-    ledger: PostgresLedger, smtp: LocalSmtp, answers: Answers
-) -> None:
-    answers.refusals = 1
-    lease = acquired_in_time(ledger, BILLED.id)
-    with pytest.raises(smtplib.SMTPRecipientsRefused):
-        send_mail(BILLED, lease, smtp.port)
-    ledger.release(lease)
-    assert smtp.accepted == ()
-    send_mail(BILLED, acquired_in_time(ledger, BILLED.id), smtp.port)
-    assert len(smtp.accepted) == 1
 
 
 def test_a_worker_that_has_lost_its_lease_before_the_mail_sends_none(ledger: PostgresLedger, smtp: LocalSmtp) -> None:

@@ -73,21 +73,6 @@ def test_the_killed_are_counted_by_moment_and_replaced_until_enough_have_died(
     assert len({task.seed for task in tasks}) == 2
 
 
-def test_what_a_killed_process_has_counted_stays(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_place(monkeypatch, dying_billing, moments=("between insert and commit",))
-    group = Group("billing", 1, kills=1, messages=100)
-    its = supervise(group)
-    its._tend(group)
-    life = group.running[0][1].life
-
-    def replaced() -> bool:
-        its._tend(group)
-        return group.started == 2
-
-    wait_until(replaced, "it has died", timeout=60)
-    assert group.count(0) >= life
-
-
 def test_a_shop_that_is_done_is_not_replaced(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
     take_place(monkeypatch, ending_shop)
     group = Group("shop", 2)

@@ -1,11 +1,6 @@
 import subprocess
 import sys
 
-import pytest
-
-import txbox_local
-from txbox.errors import TxboxError
-
 WITHOUT_EXTRA = """
 import sys
 
@@ -22,14 +17,6 @@ for name in ("LocalPostgres", "LocalAws", "LocalSmtp"):
     except txbox_local.LocalServerError as error:
         print(name, error)
 """
-
-
-def test_every_exported_name_exists() -> None:
-    for name in txbox_local.__all__:
-        assert getattr(txbox_local, name).__name__ == name
-    assert issubclass(txbox_local.LocalServerError, TxboxError)
-    with pytest.raises(AttributeError, match="nothing"):
-        _ = txbox_local.nothing
 
 
 def test_without_the_extra_the_error_says_what_to_install() -> None:

@@ -1,5 +1,4 @@
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from moto.sqs import models
@@ -115,26 +114,3 @@ def test_counts(backend: LocalSqsBackend, clock: list[float]) -> None:
     attributes = backend.get_queue_attributes("plain", ["All"])
     assert [attributes[name] for name in moto_sqs.COUNTS] == [1, 1, 1]
     assert backend.get_queue_attributes("plain", ["VisibilityTimeout"]) == {"VisibilityTimeout": 30}
-
-
-def test_nothing_is_lost_or_delivered_twice_between_threads(backend: LocalSqsBackend) -> None:
-    total = 400
-
-    def produce() -> None:
-        for number in range(total):
-            backend.send_message("plain", str(number))
-
-    def consume() -> list[str]:
-        got: list[str] = []
-        while messages := backend.receive_message("plain", 10, 1, 30):
-            for message in messages:
-                got.append(message.body)
-                backend.delete_message("plain", str(message.receipt_handle))
-        return got
-
-    with ThreadPoolExecutor(3) as pool:
-        producer = pool.submit(produce)
-        consumers = [pool.submit(consume) for _ in range(2)]
-        producer.result()
-        got = [body for consumer in consumers for body in consumer.result()]
-    assert sorted(got, key=int) == [str(number) for number in range(total)]

@@ -33,8 +33,8 @@ class Batch:
 def batches(event: Any, *, envelope: Envelope = Envelope.AUTO, identify: Identify = identify) -> list[Batch]:
     """Return what an event delivers, queue by queue; from Lambda, there is but one queue in an event.
 
-    All deliveries of a FIFO queue are one group, whatever their message group: Lambda wants a function to stop at the
-    first failure, and to report everything after it (developer guide, "Reporting batch item failures").
+    When one of a FIFO queue fails, all behind it wait, whatever their message group: Lambda wants a function to stop at
+    the first failure, and to report everything after it (developer guide, "Reporting batch item failures").
 
     Raises:
         InvalidConfiguration: it is not an event of SQS.
@@ -49,7 +49,7 @@ def batches(event: Any, *, envelope: Envelope = Envelope.AUTO, identify: Identif
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _not_of_sqs(f"a record that cannot be read ({type(error).__name__}: {error})") from error
         if source.endswith(".fifo"):
-            delivery = replace(delivery, group=source)
+            delivery = replace(delivery, failure_group=source)
         if delivery.receipt in receipts:  # of an event that was made by hand; SQS gives each delivery its own
             delivery = replace(delivery, receipt=f"{delivery.receipt} {len(receipts)}")
         receipts.add(delivery.receipt)

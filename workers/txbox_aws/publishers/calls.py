@@ -10,7 +10,7 @@ from txbox.relay import OutboxMessage
 from txbox.wire.attributes import attributes, encoded, wire_bytes
 from txbox.wire.destinations import is_fifo, is_token
 
-__all__ = ["MAX_ENTRIES", "Entry", "PublishCall", "attributed_entry", "calls"]
+__all__ = ["Entry", "PublishCall", "attributed_entry", "calls"]
 
 MAX_ENTRIES = 10
 """Of one call: of SQS's SendMessageBatch, SNS's PublishBatch and EventBridge's PutEvents alike.

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from txbox import BrokerError, DeadLetter, Reason
-from txbox.message import HEADER_DEDUPLICATION_ID, HEADER_FIRST_DELIVERY_ID, HEADER_MESSAGE_ID
+from txbox.dead_letters.order import order_key
+from txbox.message import HEADER_DEDUPLICATION_ID, HEADER_FIRST_DELIVERY_ID, HEADER_KEY, HEADER_MESSAGE_ID
+from txbox.wire.destinations import is_fifo, is_token
 from txbox_aws.clients import SQS, sqs_client, translated
 from txbox_aws.envelopes import restored_attributes
 
@@ -80,13 +82,16 @@ def queue_backlog(queue_url: str, *, client: "SQSClient | None" = None) -> dict[
 def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, queue_url: str | None = None) -> None:
     """Send a dead letter back to the queue it came from, under the message id that it had.
 
+    A letter that keeps the order of its key keeps it in another kind of queue, too: in a FIFO queue the key becomes its
+    group, in a standard queue its group becomes its header ``key``.
+
     Args:
         letter: what to send; ``DeadLetters.redrive`` calls this.
         client: an SQS client of boto3 to use; None makes one.
         queue_url: another queue than the letter's own.
 
     Raises:
-        BrokerError: the queue cannot be reached, or refuses the message.
+        BrokerError: the queue cannot be reached, or refuses the message; or its id or its key cannot travel with it.
     """
     target = queue_url or letter.source
     attributes = restored_attributes(letter.envelope.get("attributes", {}))
@@ -98,18 +103,23 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
         ids = {HEADER_FIRST_DELIVERY_ID: letter.message_id}
         if deduplication_id := system.get("MessageDeduplicationId"):
             ids[HEADER_DEDUPLICATION_ID] = deduplication_id
+    group = system.get("MessageGroupId")
+    if is_fifo(target):
+        group = letter.order_key or group or f"redrive-{letter.dead_letter_id}"
+    elif is_fifo(letter.source):
+        group = None
+    if letter.order_key is not None:
+        _keep_order(letter, target, ids)
     present = {name.lower() for name in attributes}
     attributes |= {name: {"DataType": "String", "StringValue": id_} for name, id_ in ids.items() if name not in present}
     if len(attributes) > MAX_ATTRIBUTES:
         raise BrokerError(
-            f"message {letter.message_id} has {len(present)} attributes already; its id cannot travel with it",
+            f"message {letter.message_id} has {len(present)} attributes already; {' and '.join(ids)} cannot travel "
+            "with it",
             permanent=True,
         )
-    routing = {}
-    if group := system.get("MessageGroupId"):
-        routing["MessageGroupId"] = group
-    if target.endswith(".fifo"):
-        routing.setdefault("MessageGroupId", f"redrive-{letter.dead_letter_id}")
+    routing = {} if group is None else {"MessageGroupId": group}
+    if is_fifo(target):
         # A new one: SQS drops what it has seen in the last five minutes. The message id is what counts for us.
         routing["MessageDeduplicationId"] = f"redrive-{letter.dead_letter_id}-{time.time_ns()}"
     with translated(SQS, target), _given_or_own(client, target) as sqs:
@@ -118,6 +128,28 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
             MessageBody=letter.body.decode(),
             MessageAttributes=attributes,  # type: ignore[arg-type]
             **routing,
+        )
+
+
+def _keep_order(letter: DeadLetter, target: str, headers: dict[str, str]) -> None:
+    """See that a letter's copy keeps its key: as its group, or as a header that is added.
+
+    Raises:
+        BrokerError: it cannot.
+    """
+    key = letter.order_key or ""
+    if is_fifo(target):
+        if not is_token(key):
+            raise BrokerError(
+                f"its key {key!r:.200} cannot be a group, so {target} would not keep its order", permanent=True
+            )
+    elif (own := order_key(None, letter.headers)) is None:
+        headers[HEADER_KEY] = key
+    elif own != key:
+        raise BrokerError(
+            f"it keeps the order of its group {key!r}, and in {target}, a standard queue, it would keep that of its "
+            f"header key, {own!r:.200}; send it to a FIFO queue",
+            permanent=True,
         )
 
 

@@ -82,6 +82,8 @@ class SqsSource:
         self._given_client = client
         self._made_client: SQSClient | None = None
         self._received_at: dict[str, float] = {}
+        self.retention_seconds: float | None = None
+        """How long the queue keeps a message; None before ``open``."""
 
     @property
     def name(self) -> str:
@@ -104,9 +106,13 @@ class SqsSource:
         return self._made_client
 
     def open(self) -> None:
-        """See that the queue exists and answers."""
+        """See that the queue exists and answers, and for how long it keeps messages."""
         with translated(SQS, self._queue_url):
-            self._client.get_queue_attributes(QueueUrl=self._queue_url, AttributeNames=["QueueArn"])
+            answer = self._client.get_queue_attributes(
+                QueueUrl=self._queue_url, AttributeNames=["QueueArn", "MessageRetentionPeriod"]
+            )
+        retention = answer.get("Attributes", {}).get("MessageRetentionPeriod")
+        self.retention_seconds = None if retention is None else float(retention)
 
     def receive(self) -> Sequence[Delivery]:
         """Return up to ``batch_size`` deliveries, in SQS's order."""
@@ -121,12 +127,16 @@ class SqsSource:
             )
         received_at = time.monotonic()
         deliveries = [
-            open_envelope(record, self._queue_url, envelope=self._envelope, identify=self._identify)
+            open_envelope(record, self._source_of(record), envelope=self._envelope, identify=self._identify)
             for record in answer.get("Messages", ())
         ]
         for delivery in deliveries:
             self._received_at[delivery.receipt] = received_at
         return deliveries
+
+    def _source_of(self, record: Mapping[str, Any]) -> str:  # noqa: ARG002 - for queues that others have filled
+        """Return the URL of the queue that a message was sent to."""
+        return self._queue_url
 
     def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
         """Delete messages, in batches; an entry that failed by the broker's fault is tried again."""

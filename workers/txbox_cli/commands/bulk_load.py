@@ -71,6 +71,13 @@ def bulk_load(
     force: Annotated[
         bool, typer.Option("--force", help="Take statements that do not name fresh_event: a function of yours may.")
     ] = False,
+    sent_at: Annotated[
+        str | None,
+        typer.Option("--sent-at", metavar="COLUMN", help="When an event was sent; too old ones are not applied."),
+    ] = None,
+    apply_expired: Annotated[
+        bool, typer.Option("--apply-expired", help="Apply also what is too old to tell whether it was processed.")
+    ] = False,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
@@ -84,6 +91,10 @@ def bulk_load(
     Events are cut into chunks by message id. A chunk is one transaction: ids that are first go into the inbox, and the
     effect is applied to their events, in the relation fresh_event. So the command may be killed, repeated, and run
     beside workers; --resume leaves out the chunks that are done.
+
+    Events that were sent before the subscriber's horizon, by --sent-at or by the time in their ids (UUIDs of version
+    7), may have been processed and forgotten: they are counted as expired, and not applied. With --apply-expired they
+    are: say it only of events that were never processed.
 
     Exit status 0 if every event is applied; rows that cannot be loaded are counted and shown, and do not change it. 130
     if it was interrupted.
@@ -140,6 +151,8 @@ def bulk_load(
                 stalled_seconds=stalled_seconds or STALLED_SECONDS,
                 effects_seconds=effects_seconds or EFFECTS_SECONDS,
                 force=force,
+                sent_at=sent_at,
+                apply_expired=apply_expired,
             )
     except KeyboardInterrupt:
         if run.run_id is None:
@@ -175,6 +188,11 @@ def _print(report: "BulkLoadReport") -> None:
         *(
             [("parked", report.parked, "events that wait as dead letters: see `txbox dead-letters list`")]
             if report.parked
+            else []
+        ),
+        *(
+            [("expired", report.expired, "events sent before the horizon, and not applied: see --apply-expired")]
+            if report.expired
             else []
         ),
         ("applied", report.applied, "events that were first"),

@@ -2,13 +2,14 @@
 
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from txbox_cli.errors import UsageError
+from txbox.maintenance.rotation import Generations, InboxConversion
+from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
-from txbox_cli.output import print_json
+from txbox_cli.output import print_json, printable
 from txbox_migrations import LATEST, Severity, downgrade_database, find_drift, upgrade_database
 
 __all__ = ["app"]
@@ -72,6 +73,58 @@ def check(
             typer.echo(f"{difference.severity}: {difference}")
         typer.echo("the tables differ; repair them, or run `txbox db upgrade`" if harmful else "the tables are right")
     return 1 if harmful else 0
+
+
+@app.command("rotate-inbox", short_help="Turn the inbox into a rotating one, online, or back.")
+def rotate_inbox(
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    back: Annotated[bool, typer.Option("--back", help="Turn it into one table again.")] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Change nothing: show its form, and what stands in the way.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Turn a live inbox into one that rotates, while workers go on, or back with --back.
+
+    A rotating inbox is in generations: the newest takes what is recorded, and the oldest is forgotten by DROP TABLE, at
+    once. What is exclusive takes milliseconds; it reads every row once before, and with
+    --back it moves the rows of older generations. Interrupted, it goes on when it is run again. It needs the rights of
+    the tables' owner. Exit status 1 if transactions that do not end kept it from its lock, or for --status if
+    something stands in the way.
+    """
+    db = database(url, schema, prefix)
+    steps: list[str] = []
+
+    def say(step: str) -> None:
+        steps.append(step)
+        if not as_json:
+            typer.echo(step)
+
+    place: Any = {"schema": db.schema, "prefix": db.prefix}
+    with db.engine() as engine:
+        conversion = InboxConversion(engine, **place, say=say)
+        before = conversion.rotating()
+        hindrances = conversion.hindrances() if status else []
+        done = not hindrances if status else conversion.back() if back else conversion.forward()
+        rotating = conversion.rotating()
+        generations = Generations(engine, **place).list()
+    if as_json:
+        listed = [asdict(generation) for generation in generations]
+        print_json({"rotating": rotating, "steps": steps, "hindrances": hindrances, "generations": listed, "ok": done})
+    elif status:
+        typer.echo("the inbox rotates" if rotating else "the inbox is one table")
+        for one in generations:
+            closed = f"closed {one.closed_at:%Y-%m-%d %H:%M}" if one.closed_at else "current"
+            typer.echo(f"  generation {one.generation}: {closed}, about {one.rows} rows, {one.bytes} bytes")
+        for hindrance in hindrances:
+            typer.echo(f"in the way: {printable(hindrance)}")
+    elif not done:
+        raise CommandFailed("transactions that use the inbox did not end; run it again when they have: it goes on")
+    elif before == rotating and not steps:
+        typer.echo("the inbox rotates already" if rotating else "the inbox is one table already")
+    return 0 if done else 1
 
 
 def _say_change(before: int, after: int) -> None:

@@ -64,8 +64,7 @@ def demo(
     if keep and url is None:
         raise UsageError("--keep needs --url: the embedded database goes when the demo ends")
     kills = min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL) if kills is None else kills
-    own_broker = not (aws or aws_endpoint())
-    plan = Plan(purchases, workers, kills, seed, url, own_broker, keep, spark_stage=not without_spark)
+    plan = Plan(purchases, workers, kills, seed, url, not (aws or aws_endpoint()), keep, spark_stage=not without_spark)
     console = plain_console(stderr=True)
     with terminated_as_interrupt(), progress_bars(console) if console.is_terminal else nullcontext() as bars:
         report = run_demo(plan, _Shown(bars, plan))
@@ -132,8 +131,7 @@ def _print_report(console: Console, report: "Report") -> None:
         where = ", ".join(f"{times} {moment}" for moment, times in moments.items())
         rows.append((f"kills: {role}", sum(moments.values()), where))
     print_counts(rows)
-    money = (f"{name} ${cents // 100:,}.{cents % 100:02}" for name, cents in report.cents.items())
-    console.print(", ".join(money))
+    console.print(", ".join(f"{name} ${cents // 100:,}.{cents % 100:02}" for name, cents in report.cents.items()))
     for what, ids in wrong.items():
         console.print(f"WRONG: {what.upper()}: {len(ids):,}, such as {', '.join(ids[:3])}")
     if report.kept:

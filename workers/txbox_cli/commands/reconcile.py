@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from txbox.audit.report import COUNTS
 from txbox_cli import spark
 from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
 from txbox_cli.output import print_counts, print_json, printable
@@ -76,13 +77,14 @@ def reconcile(
 
 
 def _print(found: "Reconciliation") -> None:
+    others = {"parked": found.parked, "expired": found.expired, "discarded": found.discarded}
     rows = [
         ("archived", found.archived, "different ids in the archive"),
         ("duplicate in archive", found.duplicate_in_archive, "rows whose id another row has"),
         ("rejected", found.rejected, "rows that cannot be loaded, so they are not compared"),
         ("processed", found.processed, "ids in the inbox"),
         ("never processed", found.never_processed, "archived, and not in the inbox"),
-        *([("parked", found.parked, "of those, wait as dead letters")] if found.parked else []),
+        *((name, count, f"of those{COUNTS[name].removeprefix('of them')}") for name, count in others.items() if count),
         ("not archived", found.not_archived, "in the inbox, and not in the archive"),
     ]
     print_counts(rows)

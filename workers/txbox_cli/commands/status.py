@@ -1,7 +1,9 @@
 """``txbox status``: what is done, what waits, what needs a person."""
 
 import math
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -9,11 +11,13 @@ import typer
 from txbox.leases.status import LeaseStatus, LedgerStatus
 from txbox.outbox.snapshot_holders import SnapshotHolder
 from txbox.outbox.status import DestinationStatus, OutboxStatus, RelayStatus
+from txbox.pauses import Pause
 from txbox.postgres.sqlstates import CONFLICTS
-from txbox.status import HandlerConflict, SubscriberStatus, read_status
+from txbox.status import HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus, read_status
 from txbox_cli.errors import mask
 from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, require_queue_url
 from txbox_cli.output import counted, print_json, print_table, printable
+from txbox_cli.watch import watch
 
 __all__ = ["status"]
 
@@ -28,16 +32,22 @@ def status(
     exact: Annotated[
         bool, typer.Option("--exact", help="Count inbox and leases even if that reads millions of rows.")
     ] = False,
-    every: Annotated[bool, typer.Option("--all", help="Also each relay that is gone.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also each worker and relay that is gone.")] = False,
     queue_url: Annotated[str | None, typer.Option("--queue", help="Also ask this SQS queue for its backlog.")] = None,
     lease_table: Annotated[
         str | None, typer.Option("--lease-table", help="Also read this DynamoDB table of leases.")
     ] = None,
+    watched: Annotated[
+        bool, typer.Option("--watch", help="Show it again and again until Ctrl-C; with --json a line each time.")
+    ] = False,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Between two times of --watch.", min=0.1)] = 2.0,
     as_json: JsonOption = False,
 ) -> None:
     """Show what is processed, what waits, what is parked, and who blocks.
 
     Of the inbox: for each subscriber, what is processed, what waits for another attempt, what is parked.
+
+    Each worker at work, what it does, and what is paused.
 
     Of leases, where there are any: for each subscriber, what is completed, in flight, left behind by an owner that
     died, and failed. Of those in DynamoDB, with --lease-table.
@@ -53,42 +63,73 @@ def status(
         require_queue_url(queue_url)
     db = database(url, schema, prefix)
     with db.engine() as engine:
-        found = read_status(engine, schema=db.schema, prefix=db.prefix, exact=exact)
-    backlog = None
+
+        def read() -> Callable[[], None]:
+            found = read_status(engine, schema=db.schema, prefix=db.prefix, exact=exact)
+            others = _read_others(queue_url, lease_table, exact=exact)
+            if as_json:
+                return lambda: _print_as_json(found, others, one_line=watched)
+            return lambda: _print(found, others, every=every)
+
+        if watched:
+            watch(read, interval, headed=not as_json)
+        else:
+            read()()
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """What is not in the database: a queue's backlog, and leases in DynamoDB; None where nothing was asked."""
+
+    queue: Mapping[str, int] | None
+    lease_table: LeaseStatus | None
+
+
+def _read_others(queue_url: str | None, lease_table: str | None, *, exact: bool) -> _Others:
+    backlog = in_dynamodb = None
     if queue_url:
         from txbox_aws.sqs import queue_backlog
 
         backlog = queue_backlog(queue_url)
-    in_dynamodb = None
     if lease_table is not None:
         from txbox_aws.dynamodb.status import EXACT_UP_TO_ITEMS, read_lease_table
 
         in_dynamodb = read_lease_table(lease_table, exact_up_to_rows=math.inf if exact else EXACT_UP_TO_ITEMS)
-    if as_json:
-        values = found.as_dict()
-        _mask_errors(values["outbox"])
-        if backlog is not None:
-            values["queue"] = backlog
-        if in_dynamodb is not None:
-            values["lease_table"] = asdict(in_dynamodb)
-        print_json(values)
-        return
+    return _Others(backlog, in_dynamodb)
+
+
+def _print_as_json(found: Status, others: _Others, *, one_line: bool) -> None:
+    values = found.as_dict()
+    _mask_errors(values["outbox"])
+    values |= {name: value for name, value in asdict(others).items() if value is not None}
+    print_json(values, one_line=one_line)
+
+
+def _print(found: Status, others: _Others, *, every: bool) -> None:
     if found.subscribers:
         headings = ("subscriber", "processed", "last", "retrying", "dead letters")
         print_table(headings, [_subscriber(line) for line in found.subscribers])
     rows = f"{found.inbox_rows:,}" if found.exact else f"about {found.inbox_rows:,}"
     typer.echo(f"inbox: {rows} rows" + ("" if found.exact else "; --exact counts them per subscriber"))
+    for line in found.subscribers:
+        if line.held_keys:
+            typer.echo(printable(_held(line)))
+    if found.runway is not None:
+        _print_runway(found.runway)
+    _print_workers(found.workers, every=every)
+    for paused in found.pauses:
+        typer.echo(printable(_paused(paused, found)))
     _print_leases(found.leases)
-    if in_dynamodb is not None:
-        _print_leases(in_dynamodb, heading="ledger in DynamoDB")
+    if others.lease_table is not None:
+        _print_leases(others.lease_table, heading="ledger in DynamoDB")
     _print_outbox(found.outbox, every=every)
     for conflict in found.conflicts:
         typer.echo(printable(_conflict(conflict)))
     for load in found.blocked_loads:
         if not load.usual:
             typer.echo(printable(f"blocked: {load}"))
-    if backlog is not None:
-        typer.echo("queue: " + ", ".join(f"{count:,} {what}" for what, count in backlog.items()))
+    if others.queue is not None:
+        typer.echo("queue: " + ", ".join(f"{count:,} {what}" for what, count in others.queue.items()))
 
 
 def _conflict(conflict: HandlerConflict) -> str:
@@ -100,6 +141,11 @@ def _conflict(conflict: HandlerConflict) -> str:
     )
 
 
+def _held(line: SubscriberStatus) -> str:
+    since = "" if line.oldest_held_at is None else f" since {line.oldest_held_at:%Y-%m-%d %H:%M:%S}"
+    return f"order: dead letters hold {counted(line.held_keys, 'key')} of {line.subscriber_id}{since}"
+
+
 def _subscriber(line: SubscriberStatus) -> tuple[str, ...]:
     dead = ", ".join(f"{count} {reason}" for reason, count in line.dead_letters.items())
     return (
@@ -109,6 +155,96 @@ def _subscriber(line: SubscriberStatus) -> tuple[str, ...]:
         f"{line.retrying:,}",
         dead or "0",
     )
+
+
+def _print_workers(workers: Sequence[WorkerStatus], *, every: bool) -> None:
+    alive = [worker for worker in workers if not worker.stale]
+    if shown := workers if every else alive:
+        headings = (
+            "worker",
+            "subscriber",
+            "state",
+            "per second",
+            "outcomes",
+            "retries",
+            "last batch",
+            "version",
+            "seen",
+        )
+        print_table(headings, [_worker(line) for line in shown])
+    if not every and len(alive) < len(workers):
+        typer.echo(_gone("worker", [worker for worker in workers if worker.stale]))
+
+
+def _worker(line: WorkerStatus) -> tuple[str, ...]:
+    deadlocks = f" ({counted(line.deadlocks, 'deadlock')})" if line.deadlocks else ""
+    return (
+        f"{line.host} {line.pid}",
+        line.subscriber_id,
+        line.state,
+        _rate(sum(line.per_second.values()) if line.per_second else None),
+        ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(line.outcomes.items())) or "none",
+        f"{line.retries:,}{deadlocks}",
+        "" if line.last_batch_at is None else f"{line.last_batch_at:%Y-%m-%d %H:%M:%S}",
+        line.version,
+        _seen(line),
+    )
+
+
+def _paused(pause: Pause, found: Status) -> str:
+    since = "" if pause.paused_at is None else f" since {pause.paused_at:%Y-%m-%d %H:%M:%S}"
+    note = f" ({' '.join(pause.note.split())})" if pause.note else ""
+    text = f"paused: {pause.kind} {pause.name}, by {pause.paused_by}{since}{note}"
+    who: Sequence[WorkerStatus | RelayStatus] = found.outbox.relays
+    if pause.kind == "subscriber":
+        who = [worker for worker in found.workers if worker.subscriber_id == pause.name]
+    alive = [one.state for one in who if not one.stale]
+    if not alive:
+        return text
+    agent = "worker" if pause.kind == "subscriber" else "relay"
+    return f"{text}; {alive.count('drained')} of {counted(len(alive), agent)} drained"
+
+
+def _print_runway(runway: Runway) -> None:
+    if runway.horizons:
+        lines = [(one.subscriber_id, _moment(one.horizon), _moment(one.oldest_at)) for one in runway.horizons]
+        print_table(("forgets", "horizon", "oldest id kept, about"), lines)
+    if runway.generations:
+        headings = ("generation", "opened", "rows, about", "size")
+        print_table(
+            headings,
+            [
+                (str(one.generation), _moment(one.opened_at), f"{one.rows:,}", _size(one.bytes))
+                for one in runway.generations
+            ],
+        )
+    parts = [f"the inbox has {_size(runway.inbox_bytes)}"]
+    if runway.rotation_due_seconds is not None:
+        due = runway.rotation_due_seconds
+        late = f"the next generation is due since {_span(-due)}"
+        parts.append(late if due < 0 else f"the next generation is due in {_span(due)}")
+    if runway.seconds_ago is None:
+        parts.append("no round was ever finished; run `txbox maintain`")
+    elif runway.overdue:
+        parts.append(f"it has not run for {_span(runway.seconds_ago)}; run `txbox maintain`, unless it is scheduled")
+    else:
+        parts.append(f"it ran {_span(runway.seconds_ago)} ago, by {runway.maintainer}")
+    typer.echo(printable(f"maintenance: {'; '.join(parts)}"))
+    for task in runway.tasks:
+        if task.error is not None:
+            typer.echo(printable(mask(f"maintenance: {task.task} is not done: {task.error}")))
+
+
+def _moment(at: datetime | None) -> str:
+    return "?" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def _size(count: int) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < _STEP:
+            return f"{count:,.0f} {unit}"
+        count //= _STEP
+    return f"{count:,.0f} TB"
 
 
 def _print_leases(leases: LeaseStatus, *, heading: str = "ledger") -> None:
@@ -134,10 +270,10 @@ def _print_outbox(outbox: OutboxStatus, *, every: bool) -> None:
         if line.unreachable is not None:
             typer.echo(printable(mask(_unreachable(line, len(alive)))))
     if shown := outbox.relays if every else alive:
-        of_relays = ("relay", "sent", "refused", "per second", "seen")
+        of_relays = ("relay", "state", "sent", "refused", "per second", "version", "seen")
         print_table(of_relays, [_relay(line) for line in shown])
     if not every and len(alive) < len(outbox.relays):
-        typer.echo(_gone([relay for relay in outbox.relays if relay.stale]))
+        typer.echo(_gone("relay", [relay for relay in outbox.relays if relay.stale]))
     if outbox.messages != 0 or outbox.destinations or outbox.relays or outbox.kept_messages != 0:
         typer.echo(_summary(outbox))
     for holder in outbox.snapshot_holders:
@@ -164,13 +300,17 @@ def _unreachable(line: DestinationStatus, relays: int) -> str:
     return f"unreachable: {line.destination}: {line.unreachable}{some}"
 
 
-def _gone(relays: list[RelayStatus]) -> str:
-    """Say of relays that are gone what matters: that they are, and whether it was just now."""
-    last = min(relays, key=lambda relay: relay.seen_seconds_ago)
+def _gone(kind: str, gone: Sequence[RelayStatus | WorkerStatus]) -> str:
+    """Say of workers or relays that are gone what matters: that they are, and whether it was just now."""
+    last = min(gone, key=lambda one: one.seen_seconds_ago)
     ago = f"{_span(last.seen_seconds_ago)} ago"
-    if len(relays) == 1:
-        return printable(f"gone: the relay {last.host} {last.pid}, seen {ago}")
-    return f"gone: {len(relays)} relays, the last of them seen {ago}; --all shows them"
+    if len(gone) == 1:
+        return printable(f"gone: the {kind} {last.host} {last.pid}, seen {ago}")
+    return f"gone: {len(gone)} {kind}s, the last of them seen {ago}; --all shows them"
+
+
+def _seen(line: RelayStatus | WorkerStatus) -> str:
+    return f"{_span(line.seen_seconds_ago)} ago" + (": is it gone?" if line.stale else "")
 
 
 def _mask_errors(outbox: dict[str, Any]) -> None:
@@ -182,8 +322,8 @@ def _mask_errors(outbox: dict[str, Any]) -> None:
 
 
 def _relay(line: RelayStatus) -> tuple[str, ...]:
-    seen = f"{_span(line.seen_seconds_ago)} ago" + (": is it gone?" if line.stale else "")
-    return (f"{line.host} {line.pid}", f"{line.sent:,}", f"{line.failed:,}", _rate(line.sent_per_second), seen)
+    counts = (f"{line.sent:,}", f"{line.failed:,}", _rate(line.sent_per_second))
+    return (f"{line.host} {line.pid}", line.state or "", *counts, line.version or "", _seen(line))
 
 
 def _rate(per_second: float | None) -> str:
@@ -234,6 +374,7 @@ def _span(seconds: float) -> str:
 
 
 _MANY_ROWS = 10_000
+_STEP = 1_024
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 _REMEDIES = {

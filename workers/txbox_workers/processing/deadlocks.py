@@ -31,6 +31,7 @@ from sqlalchemy import Engine
 from txbox import Inbox
 from txbox.backoff import Backoff
 from txbox.instrumentation import Contended, Retried, emit
+from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import conflict_relation, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
@@ -243,8 +244,9 @@ class ConflictRetries:
         subscriber_id = self._inbox.subscriber_id
         mode = report.mode.name.lower()
         emit(self._context.hooks, Contended(subscriber_id, self._context.source_name, report.conflicts, mode))
-        # Only the status reads these counts: a failed write is ignored.
+        # Only the status reads these counts: a failed write is ignored, and one that would have to wait fails.
         with suppress(Exception), short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": COUNT_LOCK_TIMEOUT})
             for (code, relation), count in sorted(report.conflicts.items()):
                 counted = {"subscriber_id": subscriber_id, "sqlstate": code, "relation": relation, "conflicts": count}
                 connection.exec_driver_sql(self._statements.count_conflicts, counted)
@@ -270,5 +272,8 @@ MEASURED_SECONDS = 3.0
 
 REPORT_SECONDS = 60.0
 """Between two reports, at least."""
+
+COUNT_LOCK_TIMEOUT = "1s"
+"""How long a report waits for one of another worker."""
 
 _NOTHING = 0.001

@@ -4,7 +4,7 @@
 -- Count transactions that were rolled back because of others.
 -- parameters: subscriber_id text, sqlstate text, relation text, conflicts bigint
 -- returns: nothing
-INSERT INTO {{handler_conflict}} AS counted (subscriber_id, sqlstate, place, conflicts)
+INSERT INTO {{handler_conflict}} AS counted (subscriber_id, sqlstate, relation, conflicts)
 VALUES (%(subscriber_id)s, %(sqlstate)s, %(relation)s, %(conflicts)s)
-ON CONFLICT (subscriber_id, sqlstate, place) DO UPDATE
+ON CONFLICT (subscriber_id, sqlstate, relation) DO UPDATE
 SET conflicts = counted.conflicts + excluded.conflicts, last_at = now()

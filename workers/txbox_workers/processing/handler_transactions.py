@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from txbox import Failures, Message, Mismatch, TransactionEnded
+from txbox import Expired, Failures, Message, Mismatch, TransactionEnded
+from txbox.dead_letters.order import KeyOrder
 from txbox.inbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, emit
 from txbox.leases import Lease
@@ -26,7 +27,7 @@ from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
 from txbox_workers.processing.guarded_transactions import GuardedTransactions, finish
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording
 
-__all__ = ["BatchResult", "HandlerTransactions", "Parked"]
+__all__ = ["HandlerTransactions", "Parked"]
 
 T = TypeVar("T")
 
@@ -44,12 +45,14 @@ class BatchResult:
         mismatched: ids processed before, or parked, with another body.
         parked: ids that wait as dead letters.
         left: ids that were not begun, as time ran out, and are not recorded.
+        expired: tells of ids that are too old to judge, and are not recorded; None if none is.
     """
 
     first: frozenset[str]
     mismatched: frozenset[str]
     parked: frozenset[str]
     left: frozenset[str]
+    expired: Expired | None = None
 
 
 class HandlerTransactions:
@@ -69,6 +72,9 @@ class HandlerTransactions:
         self._session_factory = options.session_factory
         self._context = context
         self._closed = threading.local()
+        self._order = (
+            KeyOrder(inbox.subscriber_id, schema=inbox.schema, prefix=inbox.prefix) if options.ordered else None
+        )
         self._conflicts = ConflictRetries(
             inbox, engine, context, batches=options.transactions == "batch" and options.ledger is None
         )
@@ -89,6 +95,8 @@ class HandlerTransactions:
         """
         with connecting(), self._engine.connect() as connection:
             self._inbox.check(connection)
+            if self._order is not None:
+                self._order.check(connection)
 
     def check_recording(self) -> None:
         """See that a message could be recorded, by recording one and rolling back.
@@ -112,6 +120,7 @@ class HandlerTransactions:
         """Process deliveries in one transaction.
 
         Raises:
+            KeyHeld, Expired: one of them may have to wait behind a dead letter; process them singly.
             Stopping, DatabaseUnavailable; and whatever a handler raises. Nothing is committed.
         """
         return self._conflicts.run(len(deliveries), lambda: self._unless_closed(lambda: self._batch(deliveries)))
@@ -128,8 +137,8 @@ class HandlerTransactions:
             True: it was processed now. False: it was before.
 
         Raises:
-            InFlight, Mismatch, Parked, Stopping, DatabaseUnavailable; and whatever the handler raises. Nothing is
-                committed.
+            InFlight, Mismatch, Expired, Parked, KeyHeld, Stopping, DatabaseUnavailable; and whatever the handler
+                raises. Nothing is committed.
         """
         return self._conflicts.run(1, lambda: self._unless_closed(lambda: self._one(delivery, failures, extra)))
 
@@ -147,30 +156,51 @@ class HandlerTransactions:
         begun = time.monotonic()
         with self._open() as connection:
             with recording():
-                recorded = self._inbox.sort_out(connection, {d.message.id: d.message.body for d in deliveries})
+                recorded = self._inbox.sort_out(
+                    connection,
+                    {d.message.id: d.message.body for d in deliveries},
+                    sent_at={d.message.id: d.message.sent_at for d in deliveries},
+                )
                 parked = self._find_parked(connection, deliveries, recorded)
+                self._refuse_held(connection, deliveries, recorded)
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
             left = frozenset(self._handle(connection, first, {}) if first else ())
             if left:
                 self._inbox.unrecord(connection, left)
         mismatched = recorded.mismatched | parked.mismatched
-        duplicates = len(deliveries) - len(first) - len(mismatched) - len(parked.same)
+        duplicates = len(deliveries) - len(first) - len(mismatched) - len(parked.same) - len(recorded.expired)
         self._emit_committed(len(first) - len(left), duplicates, begun)
-        return BatchResult(recorded.first - left, mismatched, parked.same, left)
+        return BatchResult(recorded.first - left, mismatched, parked.same, left, recorded.error)
 
     def _find_parked(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> ParkedIds:
         """Return which of the duplicates are parked; while all are first, no statement runs."""
-        sorted_out = recorded.first | recorded.mismatched
+        sorted_out = recorded.first | recorded.mismatched | recorded.expired
         duplicates = {d.message.id: d.message.body for d in deliveries if d.message.id not in sorted_out}
         return self._inbox.find_parked(connection, duplicates) if duplicates else _NONE_PARKED
+
+    def _refuse_held(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> None:
+        """Raise ``KeyHeld`` if a dead letter holds the key of a message that was recorded now, or is about to.
+
+        The batch is not sorted out here: what becomes of one message decides on what follows, so they are processed
+        singly.
+        """
+        if self._order is None:
+            return
+        if recorded.error is not None and any(d.order_key for d in deliveries if d.message.id in recorded.expired):
+            raise recorded.error  # its letter, which is parked after the commit, holds what follows in this batch
+        keys = {key for d in deliveries if d.message.id in recorded.first and (key := d.order_key) is not None}
+        if keys:
+            self._order.require_free(connection, keys)
 
     def _one(self, delivery: Delivery, failures: Failures | None, extra: Mapping[str, Any]) -> bool:
         begun = time.monotonic()
         message = delivery.message
         with self._open() as connection:
             with recording():
-                first = self._inbox.record(connection, message.id, message.body)
+                first = self._inbox.record(connection, message.id, message.body, sent_at=message.sent_at)
                 parked = _NONE_PARKED if first else self._inbox.find_parked(connection, {message.id: message.body})
+                if first and self._order is not None and (key := delivery.order_key) is not None:
+                    self._order.enter(connection, key, message.id, message.headers)
                 if first and failures is not None:
                     # Before the handler, which may leave a role or a search path behind that does not know our tables.
                     failures.forget(connection, [message.id])

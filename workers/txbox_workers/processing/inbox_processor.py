@@ -38,9 +38,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from txbox import DeadLetters, Failures, InFlight, LedgerError, MalformedMessage, Mismatch, Outcome, Reason
+from txbox import DeadLetters, Expired, Failures, InFlight, LedgerError, MalformedMessage, Mismatch, Outcome, Reason
 from txbox.backoff import Backoff
 from txbox.dead_letters.failures import NO_OUTCOME, Attempt, Failed, describe
+from txbox.dead_letters.order import KeyHeld
 from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import ValidOptions
@@ -48,7 +49,7 @@ from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import Stopping, TransactionMode
 from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, connecting
-from txbox_workers.processing.parker import Parker
+from txbox_workers.processing.parker import NOT_TRIED, Parker
 from txbox_workers.processing.processor import Processor, in_flight
 from txbox_workers.processing.transaction_limits import limited
 
@@ -67,7 +68,8 @@ class InboxProcessor(Processor):
         self._transactions = HandlerTransactions(options, context)
         tables: dict[str, Any] = {"schema": inbox.schema, "prefix": inbox.prefix}
         self._failures = Failures(self._engine, subscriber_id, wait_seconds=inbox.wait_seconds, **tables)
-        self._parker = Parker(DeadLetters(self._engine, **tables), subscriber_id, context.source_name, inbox)
+        letters, self._ordered = DeadLetters(self._engine, **tables), options.ordered
+        self._parker = Parker(letters, subscriber_id, context.source_name, inbox, ordered=self._ordered)
         self._singly = options.transactions == "message"
         self._max_attempts = options.max_attempts
         self._backoff = options.backoff or Backoff()
@@ -108,6 +110,8 @@ class InboxProcessor(Processor):
         for delivery in deliveries:
             if delivery.message.id in found.mismatched:
                 settlements.append(self._parker.park_mismatch(delivery))
+            elif found.expired is not None and delivery.message.id in found.expired.sent_at:
+                settlements.append(self._parker.park_expired(delivery, found.expired))
             elif delivery.message.id in found.first:
                 settlements.append(Settlement(delivery, Outcome.PROCESSED))
             elif delivery.message.id in found.parked:
@@ -137,10 +141,19 @@ class InboxProcessor(Processor):
             if isinstance(error, Stopping):  # another worker may have it at once
                 return Settlement(delivery, Outcome.IN_FLIGHT, error)
             return in_flight(delivery, error)
+        except KeyHeld as held:
+            return self._wait_behind(delivery, held, attempt)
         except Parked:
             return Settlement(delivery, Outcome.DEAD)
         except Mismatch as error:
             return self._parker.park_mismatch(delivery, error)
+        except Expired as error:
+            if (error.subscriber_id, message.id) != (self._failures.subscriber_id, error.message_ids[0]):
+                return self._failed(delivery, error, attempt)  # of an inbox that the handler asks by itself
+            settlement = self._parker.park_expired(delivery, error)
+            if settlement.outcome is Outcome.IN_FLIGHT:
+                self._take_back(attempt)
+            return settlement
         except (DatabaseUnavailable, KeyboardInterrupt) as error:
             with suppress(Exception):  # if it cannot be done now, then once the database can be used again
                 self._take_back(attempt)
@@ -154,6 +167,20 @@ class InboxProcessor(Processor):
             with suppress(Exception), short_transaction(self._engine) as connection:
                 self._failures.forget(connection, [message.id])
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
+
+    def _group(self, delivery: Delivery) -> str | None:
+        return delivery.failure_group or (delivery.order_key if self._ordered else delivery.group)
+
+    def _wait_behind(self, delivery: Delivery, held: KeyHeld, attempt: Attempt | None) -> Settlement:
+        """Park a message behind the letter that holds its key; or hand it back, if that one's copy may come soon.
+
+        Not in a FIFO group: there it would keep the copy from coming, which is behind it.
+        """
+        self._take_back(attempt)
+        if held.is_copy and delivery.group is None and delivery.receive_count < EARLY_DELIVERIES:
+            return in_flight(delivery, held)
+        had = NOT_TRIED if attempt is None else Failed(attempt.number - 1, attempt.before)
+        return self._parker.park(delivery, Reason.BEHIND, str(held), had, held)
 
     def _begin(self, delivery: Delivery) -> Attempt | None:
         refused: InFlight | None = None
@@ -242,6 +269,9 @@ class InboxProcessor(Processor):
 
 SUSPECT_AFTER = 1
 """Deliveries of a message before its attempts are counted in advance."""
+
+EARLY_DELIVERIES = 10
+"""Deliveries of a copy that comes before those sent before it, until it is parked again: some minutes."""
 
 LOST_DELIVERIES = 5
 """Deliveries of a message in which the connection was lost, before the log names it."""

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 from txbox import (
     DeadLetters,
+    Expired,
     InFlight,
     LeaseLost,
     LedgerError,
@@ -50,7 +51,7 @@ from txbox.instrumentation import Committed, HeartbeatFailed, emit
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
 from txbox.leases.lease import AttemptEnd
-from txbox.leases.runner import LeaseRunner, Release, release_after
+from txbox.leases.runner import LeaseRunner, Release, refuse_expired, release_after
 from txbox.message import fingerprint as sha256
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import ValidOptions
@@ -179,6 +180,7 @@ class LedgerProcessor(Processor):
                 raise delivery.problem
             if self._transactions is not None:
                 return self._transactions.run_one(delivery, lease=lease)
+            refuse_expired(self._ledger, lease, delivery.message.sent_at)
             lease.begin_work()
             refuse_unfinished(self._handler(delivery.message, **({"lease": lease} if self._wants_lease else {})))
         except BaseException as error:
@@ -210,6 +212,16 @@ class LedgerProcessor(Processor):
             case Mismatch() if self._parker is not None and not lease.begun:
                 attempt.settlement = self._parker.park_mismatch(delivery, error)
                 return Release(AttemptEnd.NOT_MADE)
+            case Expired() if not lease.begun:
+                if self._parker is None:
+                    attempt.settlement = Settlement(
+                        delivery, Outcome.FAILED, error, self._backoff.seconds(delivery.receive_count)
+                    )
+                    return Release(AttemptEnd.NOT_MADE)
+                attempt.settlement = self._parker.park_expired(delivery, error, attempt.of_all)
+                # Counted once it is parked: so a copy of it is not its first lease, and has its owner look for letters.
+                parked = attempt.settlement.outcome is not Outcome.IN_FLIGHT
+                return Release(AttemptEnd.FAILED if parked else AttemptEnd.NOT_MADE)
         if release.ended is AttemptEnd.NOT_COUNTED:
             # A database that the handler itself has connected to: there is nothing to wait for with the next message.
             attempt.settlement = in_flight(delivery, unavailable(error))

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError
 
-from txbox import InFlight, InvalidMessageId, MalformedMessage, Mismatch
+from txbox import Expired, InFlight, InvalidMessageId, MalformedMessage, Mismatch
 from txbox.dead_letters.failures import describe
+from txbox.dead_letters.order import KeyHeld
 from txbox.postgres.sqlstates import (
     PREPARED_REMEDY,
     UNDEFINED_COLUMN,
@@ -60,7 +61,7 @@ def recording() -> Iterator[None]:
     """
     try:
         yield
-    except (InFlight, Mismatch, InvalidMessageId, MalformedMessage):
+    except (InFlight, Mismatch, Expired, KeyHeld, InvalidMessageId, MalformedMessage):
         raise
     except Exception as error:
         if is_retryable(error):

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
-from txbox import DeadLetter, DeadLetters, Inbox, InFlight, Mismatch, Outcome, Reason
+from txbox import DeadLetter, DeadLetters, Expired, Inbox, InFlight, Mismatch, Outcome, Reason
 from txbox.dead_letters.failures import Failed
+from txbox.message import earliest, time_of_id
+from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.processing.outage_errors import bookkeeping, connecting
 from txbox_workers.processing.processor import in_flight
@@ -14,7 +16,15 @@ __all__ = ["Parker"]
 class Parker:
     """Keeps what has failed for the last time, whole."""
 
-    def __init__(self, letters: DeadLetters, subscriber_id: str, source_name: str, inbox: Inbox | None) -> None:
+    def __init__(
+        self,
+        letters: DeadLetters,
+        subscriber_id: str,
+        source_name: str,
+        inbox: Inbox | None,
+        *,
+        ordered: bool = False,
+    ) -> None:
         """Name where letters are kept, whose they are, and the source of the messages.
 
         Args:
@@ -22,11 +32,13 @@ class Parker:
             subscriber_id: the consumer's name.
             source_name: where its messages come from.
             inbox: what decides whether a message is processed or parked; None: a ledger does.
+            ordered: letters keep the order of their keys.
         """
         self._letters = letters
         self._subscriber_id = subscriber_id
         self._source_name = source_name
         self._inbox = inbox
+        self._ordered = ordered
 
     def check(self) -> None:
         """See that the table is there.
@@ -60,6 +72,8 @@ class Parker:
             wait_seconds: for another transaction that is processing the message; None: as long as usual.
         """
         letter = self._letter(delivery, reason, text, failed)
+        # The transaction that judged the message's age has ended, and this process may have been suspended since.
+        sent_at = earliest(delivery.message.sent_at, time_of_id(delivery.message.id))
         with bookkeeping(before_handler=False):
             try:
                 if self._inbox is None:
@@ -70,6 +84,7 @@ class Parker:
                         body=delivery.message.body,
                         wait_seconds=self._inbox.wait_seconds if wait_seconds is None else wait_seconds,
                         lease_attempts=lease_attempts,
+                        sent_at=sent_at,
                     )
             except InFlight as error_in_flight:
                 return in_flight(delivery, error_in_flight)
@@ -82,6 +97,22 @@ class Parker:
         error = error or Mismatch(self._subscriber_id, [delivery.message.id])
         settlement = self.park(delivery, Reason.MISMATCH, str(error), NOT_TRIED)
         return replace(settlement, outcome=Outcome.MISMATCH, error=error) if settlement.outcome.acked else settlement
+
+    def park_expired(self, delivery: Delivery, expired: Expired, lease_attempts: int | None = None) -> Settlement:
+        """Park a message that is too old to judge; hand it back if it was redriven just now.
+
+        ``expired`` may tell of others, too. ``lease_attempts``: as ``park``.
+        """
+        message_id = delivery.message.id
+        error = Expired(self._subscriber_id, {message_id: expired.sent_at[message_id]}, expired.horizon)
+        if self._inbox is not None:
+            with bookkeeping(before_handler=False), short_transaction(self._letters.engine) as connection:
+                if not self._inbox.still_expired(connection, error):
+                    return in_flight(delivery, error)
+        settlement = self.park(delivery, Reason.EXPIRED, str(error), NOT_TRIED, lease_attempts=lease_attempts)
+        if settlement.outcome is not Outcome.DEAD:
+            return settlement
+        return replace(settlement, outcome=Outcome.EXPIRED, error=error)
 
     # --- under a lease ------------------------------------------------------------------------------------------------
 
@@ -107,6 +138,7 @@ class Parker:
             headers=dict(delivery.message.headers),
             envelope=dict(delivery.envelope),
             history=failed.history,
+            order_key=delivery.order_key if self._ordered else None,
         )
 
 

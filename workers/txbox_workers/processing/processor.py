@@ -8,10 +8,11 @@ reached again. Until then its delivery is kept: another worker would decide by a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from txbox import Outcome
 from txbox.backoff import Backoff
+from txbox.dead_letters.order import KeyHeld
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.outage_errors import bookkeeping
@@ -86,12 +87,12 @@ class Processor(ABC):
             DatabaseUnavailable: the outcome of what was not yielded before is not known.
         """
         self.save_unsaved()
-        blocked: set[str] = set()
+        blocked: dict[str, float] = {}
         settled_before: dict[str, Settlement] = {}
-        for several in _without_repeats(deliveries):
+        for several in self._without_repeats(deliveries):
             repeats = [self._settled_like(d, settled_before.get(d.message.id)) for d in several]
             if settled_already := [settlement for settlement in repeats if settlement is not None]:
-                blocked.update(s.delivery.group for s in settled_already if s.delivery.group and not s.outcome.acked)
+                blocked |= self._blocked_by(settled_already)
                 yield settled_already
             unique = [d for d, settlement in zip(several, repeats, strict=True) if settlement is None]
             if not unique:
@@ -102,9 +103,29 @@ class Processor(ABC):
             rounds = self._process_singly(unique, blocked) if settled is None else [settled]
             for settlements in rounds:
                 settled_before.update((settlement.delivery.message.id, settlement) for settlement in settlements)
-                # What follows in the same group must not overtake it.
-                blocked.update(s.delivery.group for s in settlements if s.delivery.group and not s.outcome.acked)
+                blocked |= self._blocked_by(settlements)
                 yield settlements
+
+    def _without_repeats(self, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+        """Split deliveries so that no message comes twice in one list; later ones find the first one's outcome.
+
+        What follows a repeat in its group waits with it, so that the order within the group stays.
+        """
+        rest = list(deliveries)
+        while rest:
+            unique: dict[str, Delivery] = {}
+            waiting: list[Delivery] = []
+            groups: set[str] = set()
+            for delivery in rest:
+                group = self._group(delivery)
+                if delivery.message.id in unique or group in groups:
+                    waiting.append(delivery)
+                    if group is not None:
+                        groups.add(group)
+                else:
+                    unique[delivery.message.id] = delivery
+            yield list(unique.values())
+            rest = waiting
 
     def _settled_like(self, delivery: Delivery, before: Settlement | None) -> Settlement | None:
         """Settle a repeat of a message that was met in the same batch; None if it has to be processed.
@@ -132,10 +153,31 @@ class Processor(ABC):
             DatabaseUnavailable: its outcome is not known.
         """
 
-    def _process_singly(self, deliveries: Sequence[Delivery], blocked: set[str]) -> Iterator[list[Settlement]]:
+    def _group(self, delivery: Delivery) -> str | None:
+        """Return what keeps its order within a batch; None where there is no order."""
+        return delivery.failure_group or delivery.group
+
+    def _blocked_by(self, settlements: Sequence[Settlement]) -> dict[str, float]:
+        """Return the groups in which what follows must not overtake, each with the delay of what is handed back.
+
+        A broker's group keeps what follows by itself. Where the order is the worker's, it comes again after as long. A
+        copy that is too early has a dead letter, which keeps its place: what follows may be the copy it waits for.
+        """
+        return {
+            group: 0.0 if settlement.delivery.group else settlement.delay_seconds
+            for settlement in settlements
+            if not settlement.outcome.acked
+            and not isinstance(settlement.error, KeyHeld)
+            and (group := self._group(settlement.delivery))
+        }
+
+    def _process_singly(
+        self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]
+    ) -> Iterator[list[Settlement]]:
         for delivery in deliveries:
-            if self._stopping.is_set() or delivery.group in blocked:
-                settlement = Settlement(delivery, Outcome.IN_FLIGHT)
+            delay = blocked.get(self._group(delivery) or "")
+            if self._stopping.is_set() or delay is not None:
+                settlement = Settlement(delivery, Outcome.IN_FLIGHT, delay_seconds=delay or 0.0)
             else:
                 settlement = self._process_one(delivery)
             yield [settlement]
@@ -149,24 +191,3 @@ def in_flight(delivery: Delivery, error: BaseException, *, longest_seconds: floa
     """Return the settlement of a delivery that is to come again later, without a fault of its message."""
     delay = IN_FLIGHT_BACKOFF.seconds(delivery.receive_count)
     return Settlement(delivery, Outcome.IN_FLIGHT, error, min(delay, longest_seconds or delay))
-
-
-def _without_repeats(deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
-    """Split deliveries so that no message comes twice in one list; later ones find the first one's outcome.
-
-    What follows a repeat in its group waits with it, so that the order within the group stays.
-    """
-    rest = list(deliveries)
-    while rest:
-        unique: dict[str, Delivery] = {}
-        waiting: list[Delivery] = []
-        groups: set[str] = set()
-        for delivery in rest:
-            if delivery.message.id in unique or delivery.group in groups:
-                waiting.append(delivery)
-                if delivery.group is not None:
-                    groups.add(delivery.group)
-            else:
-                unique[delivery.message.id] = delivery
-        yield list(unique.values())
-        rest = waiting

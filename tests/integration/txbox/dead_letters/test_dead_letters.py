@@ -11,9 +11,12 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
 
 from support.postgres.tables import make_tables
+from support.txbox.leases import acquired
 from support.waiting import wait_until
-from txbox import DeadLetter, DeadLetters, Failures, LetterNotFound, Reason
+from txbox import DeadLetter, DeadLetters, Failures, Inbox, InvalidConfiguration, LetterNotFound, Reason
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS
+from txbox.leases import PostgresLedger
+from txbox.status import read_status
 
 LETTER = DeadLetter(
     subscriber_id="billing",
@@ -44,6 +47,16 @@ def numbers(letters: list[DeadLetter]) -> list[int | None]:
 def count(engine: Engine) -> int:
     with engine.connect() as connection:
         return int(connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one())
+
+
+def locks_waited_for(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(
+            connection.exec_driver_sql(
+                "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
+                "WHERE NOT granted AND query LIKE '%%dead_letter%%' AND pid <> pg_backend_pid()"
+            ).scalar_one()
+        )
 
 
 # --- park ------------------------------------------------------------------------------------------------------------
@@ -202,25 +215,132 @@ def test_two_redrives_at_once_send_once_whatever_level_the_host_prefers(engine: 
         sent.append(letter)
         assert may_go_on.wait(30)
 
-    def someone_waits_for_a_lock() -> bool:
-        with engine.connect() as connection:
-            return bool(
-                connection.exec_driver_sql(
-                    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
-                    "WHERE NOT granted AND query LIKE '%%dead_letter%%' AND pid <> pg_backend_pid()"
-                ).scalar_one()
-            )
-
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(dead_letters.redrive, number, slowly)
         wait_until(lambda: sent, "the first redrive sending")
         second = pool.submit(dead_letters.redrive, number, slowly)
-        wait_until(someone_waits_for_a_lock, "the second redrive waiting for the first")
+        wait_until(lambda: locks_waited_for(engine), "the second redrive waiting for the first")
         may_go_on.set()
         assert first.result(30).dead_letter_id == number
         with pytest.raises(LetterNotFound, match="was redriven before"):
             second.result(30)
     assert len(sent) == 1
+
+
+# --- discard ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_discarded_letter_says_who_and_why_and_its_message_stays_refused(
+    engine: Engine, dead_letters: DeadLetters
+) -> None:
+    number = dead_letters.park(LETTER)
+    dead_letters.discard(number, note="sent by mistake", by="kim")
+    found = dead_letters.get(number)
+    assert (found.discarded_by, found.note, found.redriven_at) == ("kim", "sent by mistake", None)
+    assert found.discarded_at is not None
+    assert dead_letters.list() == []
+    assert numbers(dead_letters.list(redriven=True)) == [number]
+    assert dead_letters.park(LETTER) == number, "a copy that fails is the letter that was discarded"
+    assert count(engine) == 1
+    with engine.begin() as connection:
+        inbox = Inbox("billing")
+        assert inbox.record_many(connection, ["m-1"]) == set()
+        assert inbox.find_parked(connection, {"m-1": LETTER.body}).same == {"m-1"}
+
+
+def test_what_ended_cannot_end_in_another_way(dead_letters: DeadLetters) -> None:
+    discarded, redriven = (dead_letters.park(like(message_id=id_)) for id_ in ("m-1", "m-2"))
+    dead_letters.discard(discarded, note="no")
+    dead_letters.redrive(redriven, lambda letter: None, by="kim")
+    assert dead_letters.get(redriven).redriven_by == "kim"
+    for number, what in ((discarded, "discarded"), (redriven, "redriven")):
+        with pytest.raises(LetterNotFound, match=f"dead letter {number} was {what} before, at 2"):
+            dead_letters.redrive(number, lambda letter: None)
+        with pytest.raises(LetterNotFound, match=f"dead letter {number} was {what} before, at 2"):
+            dead_letters.discard(number, note="no")
+
+
+def test_a_discard_takes_a_note(dead_letters: DeadLetters) -> None:
+    number = dead_letters.park(LETTER)
+    with pytest.raises(InvalidConfiguration, match="a note that says why"):
+        dead_letters.discard(number, note=" ")
+    assert numbers(dead_letters.list()) == [number]
+
+
+def test_a_discard_waits_for_a_redrive_and_finds_it_sent(engine: Engine, dead_letters: DeadLetters) -> None:
+    number = dead_letters.park(LETTER)
+    with ThreadPoolExecutor(1) as pool:
+
+        def send(letter: DeadLetter) -> None:
+            discards.append(pool.submit(dead_letters.discard, number, note="no"))
+            wait_until(lambda: locks_waited_for(engine), "the discard waiting for the redrive")
+
+        discards: list[Any] = []
+        dead_letters.redrive(number, send)
+        with pytest.raises(LetterNotFound, match="was redriven before"):
+            discards[0].result(30)
+    assert dead_letters.get(number).discarded_at is None
+
+
+# --- processed since -------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_was_processed_since_does_not_wait_and_is_not_sent(
+    engine: Engine, dead_letters: DeadLetters
+) -> None:
+    number = dead_letters.park(LETTER)
+    mismatch = dead_letters.park(like(body=b"another", reason=Reason.MISMATCH))
+    with engine.begin() as connection:  # a person has deleted the row, and the producer sent the message again
+        connection.exec_driver_sql("DELETE FROM processed_message")
+        assert Inbox("billing").record(connection, "m-1")
+    assert dead_letters.get(number).processed_since
+    assert numbers(dead_letters.list()) == [mismatch], "the other body is not what was processed"
+    assert numbers(dead_letters.list(redriven=True)) == [number, mismatch]
+    assert read_status(engine).subscribers[0].dead_letters == {"mismatch": 1}
+    sent: list[DeadLetter] = []
+    with pytest.raises(LetterNotFound, match=f"dead letter {number} is not sent: its message was processed since"):
+        dead_letters.redrive(number, sent.append)
+    assert sent == []
+    dead_letters.redrive(mismatch, sent.append)
+    assert numbers(sent) == [mismatch]
+
+
+def test_a_letter_of_a_ledger_whose_copy_was_completed_does_not_wait(engine: Engine, dead_letters: DeadLetters) -> None:
+    ledger = PostgresLedger("billing", engine=engine)
+    number, other = (dead_letters.park_leased(like(message_id=id_), 1) for id_ in ("m-1", "m-2"))
+
+    def send_and_die(letter: DeadLetter) -> None:
+        assert not dead_letters.waits("billing", "m-1", letter.body, 2), "it is being redriven"
+        ledger.complete(acquired(ledger, "m-1"))  # the copy
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        dead_letters.redrive(number, send_and_die)
+    assert dead_letters.get(number).redriven_at is None
+    assert dead_letters.get(number).processed_since
+    assert numbers(dead_letters.list()) == [other]
+
+
+def test_a_lease_of_the_same_name_says_nothing_of_a_letter_of_the_inbox(
+    engine: Engine, dead_letters: DeadLetters
+) -> None:
+    # As of an idempotent function that the handler has called: its effect is no sign that the handler was done.
+    number = dead_letters.park(LETTER)
+    ledger = PostgresLedger("billing", engine=engine)
+    ledger.complete(acquired(ledger, "m-1"))
+    assert numbers(dead_letters.list()) == [number]
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM processed_message")
+    assert numbers(dead_letters.list()) == [number]
+
+
+def test_of_the_letters_of_a_ledger_the_last_one_decides(dead_letters: DeadLetters) -> None:
+    first = dead_letters.park_leased(LETTER, 1)
+    dead_letters.discard(first, note="no")
+    assert dead_letters.waits("billing", "m-1", LETTER.body, 2), "a discarded message is not run"
+    second = dead_letters.park_leased(LETTER, 1)
+    dead_letters.redrive(second, lambda letter: None)
+    assert not dead_letters.waits("billing", "m-1", LETTER.body, 2), "its copy is to be run"
 
 
 def test_schema_and_prefix_are_kept_to(fresh_engine: Engine) -> None:

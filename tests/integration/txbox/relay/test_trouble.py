@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.event import listen
 
 from integration.txbox.conftest import StartRelay
@@ -24,8 +24,9 @@ from txbox import Outbox, Outgoing
 from txbox.errors import RightsMissing, SchemaMissing
 from txbox.instrumentation import DatabaseLost, Event, PublisherOverdue
 from txbox.outbox.status import read_outbox_status
-from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, poller
-from txbox.relay.poller import MessageFinder, Snapshot
+from txbox.pauses import pause
+from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, poller, reporter
+from txbox.relay.poller import MessageFinder, Poller, Snapshot
 from txbox.relay.sender import RelayStatements
 from txbox.schema import tables
 
@@ -405,3 +406,63 @@ def test_odd_names_of_schema_and_tables_are_no_obstacle(engine: Engine, start_re
     with engine.begin() as connection:
         Outbox(schema=schema, prefix="Odd'%_").publish(connection, OWN, "one", key="a", delay=0.01)
     broker.wait_for(1)
+
+
+# --- a lock of another session on what only the status needs ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
+@pytest.mark.parametrize(
+    "lock",
+    [
+        "SELECT FROM outbox_relay FOR UPDATE",
+        "LOCK TABLE outbox_relay IN SHARE MODE",
+        "LOCK TABLE outbox_relay, paused IN ACCESS EXCLUSIVE MODE",
+    ],
+)
+def test_a_lock_on_reports_or_pauses_keeps_no_message_waiting_and_no_stop(
+    engine: Engine, schema_url: str, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch, lock: str, level: str
+) -> None:
+    for name in ("REPORT_SECONDS", "SOON_SECONDS"):
+        monkeypatch.setattr(reporter, name, 0.05)
+    monkeypatch.setattr(poller, "PAUSE_SECONDS", 0.05)
+    options = f"{engine.url.query['options']} -cdefault_transaction_isolation={level.replace(' ', chr(92) + ' ')}"
+    own = create_engine(engine.url.update_query_dict({"options": options}))
+    broker = RecordingPublisher()
+    relay = start_relay(broker, engine=own)
+    wait_until(lambda: len(read_outbox_status(engine).relays) == 1)
+    with engine.connect() as other:
+        other.exec_driver_sql(lock)
+        for number in range(20):
+            publish(engine, Outgoing(OWN, str(number), key="k"))
+            broker.wait_for(number + 1)
+        assert relay.stop(20)
+    assert broker.bodies == [str(number) for number in range(20)]
+    relay.start()
+    wait_until(lambda: [one.stale for one in read_outbox_status(engine).relays] == [False])
+    assert relay.stop(20)
+    own.dispose()
+
+
+def test_a_relay_that_cannot_ask_what_is_paused_sends_nothing_before_it_can(
+    engine: Engine, start_relay: StartRelay, monkeypatch: pytest.MonkeyPatch, left: Callable[[], list[str]]
+) -> None:
+    heard: list[Event] = []
+    broker = RecordingPublisher()
+    pause(engine, destination=OWN, by="anna")
+    publish(engine, Outgoing(OWN, "paused"), Outgoing("own:elsewhere", "other"))
+    read = Poller._read_pauses
+    locked = engine.connect()
+
+    def lock_first(self: Poller, connection: Connection) -> None:
+        if not heard and not locked.in_transaction():  # after the start has looked at the table
+            locked.exec_driver_sql("LOCK TABLE paused IN ACCESS EXCLUSIVE MODE")
+        read(self, connection)
+
+    monkeypatch.setattr(Poller, "_read_pauses", lock_first)
+    with locked:
+        start_relay(broker, hooks=[heard.append])
+        wait_until(lambda: sum(isinstance(event, DatabaseLost) for event in heard) >= 2)
+        assert broker.received == []
+    broker.wait_for(1)
+    assert (broker.bodies, left()) == (["other"], ["paused"])

@@ -157,10 +157,10 @@ def test_an_unforeseen_error_does_not_undo_outcomes(
     handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply, transactions="message")
     recorded = Inbox.record
 
-    def breaks(self: Inbox, *arguments: Any) -> bool:
+    def breaks(self: Inbox, *arguments: Any, **options: Any) -> bool:
         if arguments[1] in "c":
             raise MemoryError("unforeseen")
-        return recorded(self, *arguments)
+        return recorded(self, *arguments, **options)
 
     monkeypatch.setattr(Inbox, "record", breaks)
     monkeypatch.setattr(

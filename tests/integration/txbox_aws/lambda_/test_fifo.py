@@ -35,6 +35,22 @@ def test_fifo_goes_on_after_a_dead_letter(pool: Engine, business: Business) -> N
     assert business.letters() == {"b": "failed"}
 
 
+def test_fifo_waits_behind_a_dead_letter_if_it_keeps_order(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("b"), max_attempts=1, ordered=True)
+    assert handle(of("abc", group="g"), Context(30)) == NOTHING
+    assert business.order() == ["a"]
+    assert business.letters() == {"b": "failed", "c": "behind"}
+    assert handle(of("d", group="other"), Context(30)) == NOTHING
+    assert business.order() == ["a", "d"], "another group is not held"
+
+
+def test_fifo_stops_as_a_whole_at_a_failure_also_if_it_keeps_order(pool: Engine, business: Business) -> None:
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=failing_for("b"), ordered=True)
+    asked = event_of(*(record(name, group=group) for name, group in {"a": "g-1", "b": "g-1", "c": "g-2"}.items()))
+    assert handle(asked, Context(30)) == failing("bc")
+    assert business.order() == ["a"]
+
+
 def test_fifo_with_a_ledger_stops_at_the_first_failure(pool: Engine, business: Business) -> None:
     seen = []
 

@@ -1,6 +1,7 @@
 """The staging table of writer jdbc: made, lost, made again, abandoned and swept."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from sqlalchemy import Engine
 
 from support.spark.bulk_loads import APPLY_ALLOWED, Books, counts, failed, frame, load, purchases
 from txbox import InvalidConfiguration
+from txbox.maintenance import Maintainer, Retention
 from txbox.schema import tables
 from txbox_spark import read_events, source_of
 from txbox_spark.loading.staging_table import StagingTables
@@ -117,7 +119,8 @@ def test_many_partitions_are_created_and_dropped_in_many_transactions(
     spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them takes locks, for which Postgres has room for some thousands."""
-    monkeypatch.setattr("txbox_spark.loading.staging_table.TABLES_PER_TRANSACTION", 3)
+    for module in ("txbox_spark.loading.staging_table", "txbox.maintenance.staging_tables"):
+        monkeypatch.setattr(f"{module}.TABLES_PER_TRANSACTION", 3)
     monkeypatch.setattr("txbox_spark.loading.jdbc_writer.JdbcWriter.max_chunks", 10)
     report = load(frame(spark, purchases(40)), schema_url, "jdbc", chunk_rows=1)
     assert (report.chunks, report.applied) == (10, 40)
@@ -157,3 +160,25 @@ def test_a_table_that_spark_has_made_in_place_of_ours(
     assert (report.applied, report.attempts) == (30, 2)
     books.require_applied(purchases(30))
     assert books.rows("SELECT relname FROM pg_class WHERE relname LIKE 'bulk_load_staging%%'") == []
+
+
+def test_a_maintainer_takes_nothing_from_a_load_at_work_and_a_crashed_one_is_resumed_without_its_table(
+    spark: SparkSession, engine: Engine, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maintainer = Maintainer(engine, Retention(staging=timedelta(hours=1)), budget_ms_per_second=1000)
+    dropped = []
+
+    def maintain(rows: DataFrame) -> DataFrame:
+        """The staging table is there, and empty; no transaction holds a lock on it."""
+        dropped.append(maintainer.run_once().removed["staging"])
+        return dates_as_text(rows)
+
+    monkeypatch.setattr("txbox_spark.loading.jdbc_writer.dates_as_text", maintain)
+    wrong = failed(frame(spark, purchases(30)), schema_url, "jdbc", "division by zero", apply="SELECT 1 / 0")
+    assert len(books.staging_tables()) == 1
+    books.run("UPDATE bulk_load SET heartbeat_at = now() - interval '2 hours'")
+    assert maintainer.run_once().removed["staging"] == 1
+    assert books.staging_tables() == []
+    report = load(frame(spark, purchases(30)), schema_url, "jdbc", resume=wrong.run_id)
+    assert (report.applied, dropped) == (30, [0, 0])
+    books.require_applied(purchases(30))

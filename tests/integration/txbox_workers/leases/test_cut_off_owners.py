@@ -1,6 +1,5 @@
 """Owners that lose their ledger in a handler and live on keep the message until it knows how that has ended."""
 
-import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
@@ -14,8 +13,6 @@ from txbox import DeadLetters, Inbox, Message
 from txbox.instrumentation import DatabaseLost
 from txbox.leases import Lease, PostgresLedger
 from txbox_workers.memory_source import MemorySource
-
-pytestmark = pytest.mark.usefixtures("short_pauses")
 
 OVER = "SELECT count(*) FROM message_lease WHERE expires_at < clock_timestamp()"
 

@@ -15,8 +15,6 @@ from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox.leases import Lease, LeaseState, PostgresLedger
 from txbox_workers.processing.outage_errors import DatabaseUnavailable
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 def test_beside_an_inbox_effects_commit_with_their_record_and_under_a_lease(
     engine: Engine, ledger: PostgresLedger, business: Business

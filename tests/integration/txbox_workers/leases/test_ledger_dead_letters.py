@@ -16,8 +16,6 @@ from txbox.message import fingerprint
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 def redrive(engine: Engine) -> None:
     letters = DeadLetters(engine)
@@ -72,6 +70,17 @@ def test_a_message_that_takes_its_process_down_is_parked_and_not_run_again(
     assert process(worker, delivery("deadly", receive_count=5)) == [("deadly-5", Outcome.DEAD)]
     assert len(DeadLetters(engine).list()) == 1
     assert mails == []
+
+
+def test_what_was_discarded_is_acked_and_never_run(engine: Engine, ledger: PostgresLedger, mails: list[str]) -> None:
+    process(make(MemorySource(), ledger, failing, engine, max_attempts=1), delivery("bad"))
+    (letter,) = DeadLetters(engine).list()
+    DeadLetters(engine).discard(letter.dead_letter_id or 0, note="no")
+    worker = make(MemorySource(), ledger, lambda message: mails.append(message.id), engine)
+    for count in (1, 2):
+        assert process(worker, delivery("bad", receive_count=count)) == [(f"bad-{count}", Outcome.DEAD)]
+    assert mails == []
+    assert DeadLetters(engine).list() == []
 
 
 def test_without_an_engine_dead_letters_are_left_to_the_broker(ledger: PostgresLedger) -> None:

@@ -17,8 +17,6 @@ from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing.outage_errors import DatabaseUnavailable
 from txbox_workers.worker import Worker
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 @pytest.mark.parametrize("moment", ["acquire", "complete"])
 def test_a_store_that_fails_is_no_message_s_fault(

@@ -22,8 +22,6 @@ from txbox_workers.memory_source import MemorySource
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 def test_each_message_is_handled_once_whatever_comes_twice(
     engine: Engine, ledger: PostgresLedger, mails: list[str]

@@ -22,8 +22,6 @@ from txbox_workers.processing import processor
 from txbox_workers.processing.outage_errors import DatabaseUnavailable
 from txbox_workers.worker import Worker
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 def test_after_its_last_attempt_a_message_is_parked_whole_and_acked(engine: Engine, business: Business) -> None:
     runs = []

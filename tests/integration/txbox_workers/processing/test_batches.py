@@ -13,9 +13,8 @@ from support.workers.memory_worker import messages, numbered, work_off
 from txbox import DeadLetters, Inbox, Message, Outcome
 from txbox_workers.memory_source import MemorySource
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
 
-
+@pytest.mark.usefixtures("without_reports")
 def test_a_batch_is_one_insert_and_one_commit(engine: Engine, business: Business) -> None:
     source = MemorySource(numbered(10), batch_size=10)
     with statements_sent(engine) as log:
@@ -29,6 +28,7 @@ def test_a_batch_is_one_insert_and_one_commit(engine: Engine, business: Business
     assert business.recorded() == {message.id for message in numbered(10)}
 
 
+@pytest.mark.usefixtures("without_reports")
 def test_one_transaction_per_message_on_request(engine: Engine, business: Business) -> None:
     source = MemorySource(numbered(5))
     with statements_sent(engine) as log:

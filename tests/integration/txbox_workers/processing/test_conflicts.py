@@ -17,8 +17,6 @@ from txbox.status import read_status
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import deadlocks, guarded_transactions
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 def test_a_constraint_that_fails_at_commit_fails_its_message_only(engine: Engine, business: Business) -> None:
     with engine.begin() as connection:
@@ -239,3 +237,18 @@ def test_a_message_in_flight_elsewhere_does_not_pin_the_worker(engine: Engine, b
     assert kept.outcomes("held")[-1] is (Outcome.DUPLICATE if ending == "commit" else Outcome.PROCESSED)
     assert business.letters() == {}
     assert business.failing() == {}
+
+
+def test_a_lock_on_the_counts_of_conflicts_keeps_no_message_waiting(engine: Engine, business: Business) -> None:
+    failed: set[str] = set()
+
+    def handle(session: Session, message: Message) -> None:
+        apply(session, message)
+        if message.id not in failed:
+            failed.add(message.id)
+            session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
+
+    with engine.connect() as other:
+        other.exec_driver_sql("LOCK TABLE handler_conflict IN SHARE MODE")
+        work_off(MemorySource(messages("a")), engine, handle)
+    assert business.applied() == once("a")

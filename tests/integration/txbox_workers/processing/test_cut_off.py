@@ -22,8 +22,6 @@ from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import inbox_processor
 from txbox_workers.processing.outage_errors import DatabaseUnavailable
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 
 @contextmanager
 def roads(schema_url: str, count: int) -> Iterator[list[tuple[TcpProxy, Engine]]]:

@@ -1,6 +1,5 @@
 """The order within a group: nothing overtakes a message that has to come again."""
 
-import pytest
 from sqlalchemy import Engine
 
 from support.workers.business import Business
@@ -8,8 +7,6 @@ from support.workers.handlers import failing_first
 from support.workers.memory_worker import delivery, make, process
 from txbox import Inbox, Outcome
 from txbox_workers.memory_source import MemorySource
-
-pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 def test_what_follows_a_failure_in_its_group_is_handed_back(engine: Engine, business: Business) -> None:

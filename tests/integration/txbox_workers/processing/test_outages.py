@@ -32,8 +32,6 @@ from txbox_workers.worker import Worker
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 DELETE = b"DeleteMessageBatch"
 
 
@@ -74,6 +72,7 @@ def begin_small_and_grow(lost: Sequence[BrokerLost | DatabaseLost]) -> None:
 # --- the database ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("without_reports")
 @pytest.mark.parametrize("transactions", ["batch", "message"])
 @pytest.mark.parametrize("reaches_server", [True, False])
 def test_a_lost_answer_to_commit_is_taken_for_neither_yes_nor_no(

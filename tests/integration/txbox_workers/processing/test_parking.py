@@ -21,16 +21,6 @@ from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.processing import inbox_processor
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
-LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
-
-
-@pytest.fixture(params=LEVELS)
-def leveled(engine: Engine, request: pytest.FixtureRequest) -> Engine:
-    """The engine of a host that prefers this isolation level."""
-    return engine.execution_options(isolation_level=request.param)
-
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
@@ -108,6 +98,18 @@ def test_what_is_parked_before_the_message_is_recorded_is_not_run(leveled: Engin
     both = process(worker(leveled), delivery("a"), delivery("b"))
     assert both == [("a-1", Outcome.DEAD), ("b-1", Outcome.PROCESSED)]
     assert business.applied() == once("b")
+
+
+def test_what_was_discarded_is_acked_and_never_run(leveled: Engine, business: Business) -> None:
+    letters = DeadLetters(leveled)
+    number = letters.park(letter())
+    letters.discard(number or 0, note="no")
+    for count in (1, 2):
+        assert process(worker(leveled), delivery("a", receive_count=count)) == [(f"a-{count}", Outcome.DEAD)]
+    assert process(worker(leveled), delivery("a"), delivery("b"))[0] == ("a-1", Outcome.DEAD)
+    assert business.applied() == once("b")
+    assert letters.list() == []
+    assert [each.dead_letter_id for each in letters.list(redriven=True)] == [number], "no second letter of it"
     with leveled.begin() as connection:
         assert Inbox("billing").record(connection, "a") is False, "who calls record acks it"
     never_both(business)
@@ -283,13 +285,12 @@ def test_a_copy_that_fails_before_its_redrive_has_committed_is_not_acked_for_the
 ) -> None:
     letters, kept, source = DeadLetters(engine), Kept(), MemorySource(messages("a"))
     with at_work(make(source, engine, failing_always, max_attempts=2, hooks=[kept])):
-        assert source.wait_until_empty(20)
+        wait_until(lambda: len(kept.outcomes("a")) == 2, "hooks hear of a message after its ack")
         (parked,) = letters.list()
 
         def send(_: DeadLetter) -> None:
-            before = len(kept.outcomes("a"))
             source.send(messages("a")[0])
-            wait_until(lambda: len(kept.outcomes("a")) > before, "dealt with while the letter is locked and not marked")
+            wait_until(lambda: len(kept.outcomes("a")) > 2, "dealt with while the letter is locked and not marked")
 
         letters.redrive(parked.dead_letter_id, send)
         assert source.wait_until_empty(20)

@@ -17,8 +17,6 @@ from txbox_workers.memory_source import MemorySource
 from txbox_workers.options import TRANSACTION_SECONDS, TRANSACTION_VISIBILITIES
 from txbox_workers.processing import transaction_limits
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
-
 NAMES = ["transaction_timeout", "idle_in_transaction_session_timeout", "statement_timeout"]
 SHOW = text("SELECT name, setting::int FROM pg_settings WHERE name = ANY(:names)")
 
@@ -71,6 +69,7 @@ def test_a_worker_that_stands_still_in_its_handler_gives_up_its_locks(
     assert [type(error) for error in errors] == [TransactionTimedOut], "it was an attempt, and is told as what it was"
 
 
+@pytest.mark.usefixtures("without_reports")
 def test_each_transaction_is_limited_by_default_and_nothing_is_left_behind(engine: Engine, business: Business) -> None:
     class Visible(MemorySource):
         visibility_seconds = 30.0

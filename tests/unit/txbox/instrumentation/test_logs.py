@@ -39,6 +39,7 @@ LINES: list[tuple[events.Event, int, str]] = [
     ),
     (settled(Outcome.DEAD, acked=True), logging.ERROR, "billing dead m-1 (delivery 3)"),
     (settled(Outcome.MISMATCH, acked=True), logging.ERROR, "billing mismatch m-1 (delivery 3)"),
+    (settled(Outcome.EXPIRED, acked=True), logging.ERROR, "billing expired m-1 (delivery 3)"),
     (
         events.HeartbeatFailed(*WHO, "m-1", "expired"),
         logging.WARNING,
@@ -54,6 +55,9 @@ LINES: list[tuple[events.Event, int, str]] = [
         logging.WARNING,
         "billing cannot reach the broker, next try in 1.5 s: gone",
     ),
+    (events.Paused(*WHO, "anna", "re\npairs"), logging.WARNING, "billing is paused by anna (re pairs): queue"),
+    (events.Drained(*WHO), logging.WARNING, "billing is drained, as it is paused: nothing of queue is in hand"),
+    (events.Resumed(*WHO), logging.WARNING, "billing is resumed: queue"),
     (events.BrokerRestored(*WHO), logging.INFO, "billing reaches the broker again"),
     (
         events.DatabaseLost(*WHO, OSError("gone"), 2.0),
@@ -61,6 +65,21 @@ LINES: list[tuple[events.Event, int, str]] = [
         "billing cannot use the database, next try in 2.0 s: gone",
     ),
     (events.DatabaseRestored(*WHO), logging.INFO, "billing can use the database again"),
+    (
+        events.Maintained("txbox:maintenance", "inbox", 500, 2.0),
+        logging.INFO,
+        "inbox: removed 500 rows in 2.0 s, 250 per second",
+    ),
+    (
+        events.Audited(*WHO, {"sent": 1_000, "missing": 0}, True, 1.5),
+        logging.INFO,
+        "audit of billing from queue: balanced; 1,000 sent",
+    ),
+    (
+        events.Audited(*WHO, {"sent": 2, "missing": 1}, False, 1.5),
+        logging.ERROR,
+        "audit of billing from queue: NOT balanced; 2 sent, 1 missing",
+    ),
     (events.Stopped(*WHO, True), logging.INFO, "billing stopped"),
     (
         events.Stopped(*WHO, False),

@@ -35,6 +35,30 @@ def test_a_story_is_counted(registry: CollectorRegistry) -> None:
     assert value("txbox_commit_seconds_bucket", le="0.25") == 1
     assert value("txbox_commit_seconds_bucket", le="0.1") == 0
     assert value("txbox_heartbeat_failures_total") == 1
+    assert value("txbox_maintained_rows_total", subscriber="txbox:maintenance", task="inbox") == 5
+    assert value("txbox_horizon_age_seconds") == 60
+    assert value("txbox_oldest_id_age_seconds") == 30
+    assert value("txbox_paused") == 1
+    hook(events.Resumed(*WHO))
+    assert value("txbox_paused") == 0
+    assert value("txbox_audited_messages", outcome="missing") == 1
+    assert value("txbox_audit_balanced") == 0
+
+
+def test_the_runway_has_a_bounded_number_of_labels_and_none_that_is_stale(registry: CollectorRegistry) -> None:
+    hook, inbox = PrometheusHook(registry), ("txbox:maintenance", "processed_message")
+
+    def rows() -> list[float]:
+        (metric,) = [one for one in registry.collect() if one.name == "txbox_inbox_rows"]
+        return [sample.value for sample in sorted(metric.samples, key=lambda one: int(one.labels["generation"]))]
+
+    hook(events.RunwayRead(*inbox, 7.0, -5.0, [(number, 1) for number in range(1, 12)]))
+    assert rows() == [1, 2, 3, 4, 5, 6, 7, 8, 9 + 10 + 11]
+    hook(events.RunwayRead(*inbox, None, None, [(4, 1)]))
+    assert rows() == [4] + [0] * 8
+    labels = {"subscriber": inbox[0]}
+    assert registry.get_sample_value("txbox_maintenance_age_seconds", labels) == 7
+    assert registry.get_sample_value("txbox_rotation_due_seconds", labels) == -5
 
 
 def test_an_outage_shows_in_the_gauges(registry: CollectorRegistry) -> None:

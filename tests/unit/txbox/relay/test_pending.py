@@ -2,7 +2,7 @@
 
 import math
 
-from txbox.outbox.lanes import LANES_PER_DESTINATION
+from txbox.outbox.lanes import LANES_PER_DESTINATION, destination_of
 from txbox.relay.pending import FEW_LANES, LOCKED_SECONDS, MAX_LOCKED_SECONDS, Claim, PendingLanes
 
 OTHER = LANES_PER_DESTINATION * 5
@@ -135,3 +135,16 @@ def test_lanes_with_due_keys_are_handed_out_beside_those_with_new_messages() -> 
     assert claim == Claim({1: 10}, frozenset([1, 2]))
     assert claim.lanes == {1, 2}
     assert not pending
+
+
+def test_what_is_held_back_is_not_taken_nor_waited_for_until_it_is_let_go() -> None:
+    pending = PendingLanes()
+    pending.add({1: 10, OTHER: 20})
+    pending.hold_back(frozenset({destination_of(1)}))
+    assert (pending.destinations, take(pending).fresh) == (1, {OTHER: 20})
+    assert pending.take(0.0) is None
+    assert pending.next_change() == math.inf, "there is nothing to wake up for"
+    pending.add({2: 5})
+    assert pending.take(0.0) is None
+    pending.hold_back(frozenset())
+    assert take(pending).fresh == {1: 10, 2: 5}

@@ -19,12 +19,14 @@ class Connection:
         self.reports: list[dict[str, Any]] = []
         self.broken = False
         self.server = SimpleNamespace(backend_pid=7)
-        self.connection = SimpleNamespace(driver_connection=SimpleNamespace(pgconn=self.server))
+        driver = SimpleNamespace(pgconn=self.server, autocommit=True)
+        self.connection = SimpleNamespace(driver_connection=driver, dbapi_connection=driver)
 
-    def exec_driver_sql(self, _: str, parameters: dict[str, Any]) -> None:
+    def exec_driver_sql(self, _: str, parameters: dict[str, Any] | None = None) -> None:
         if self.broken:
             raise ConnectionError
-        self.reports.append(parameters)
+        if parameters is not None and "relay_id" in parameters:
+            self.reports.append(parameters)
 
     def commit(self) -> None: ...
 

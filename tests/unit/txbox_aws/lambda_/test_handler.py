@@ -41,18 +41,19 @@ def test_a_standard_queues_event_becomes_deliveries() -> None:
     assert first.envelope["attributes"] == {"myAttribute": {"DataType": "String", "StringValue": "myValue"}}
 
 
-def test_a_fifo_queues_event_is_one_group_whatever_the_messages_groups() -> None:
+def test_a_fifo_queue_stops_as_a_whole_and_its_messages_keep_their_groups() -> None:
     (batch,) = batches(event(*FIFO_EVENT["Records"], record("a", group="g-1"), record("b", group="g-2")))
-    assert len({delivery.group for delivery in batch.deliveries}) == 1
+    assert len({delivery.failure_group for delivery in batch.deliveries}) == 1
+    assert [delivery.group for delivery in batch.deliveries] == ["1", "g-1", "g-2"]
     assert [delivery.envelope["system"]["MessageGroupId"] for delivery in batch.deliveries] == ["1", "g-1", "g-2"]
     assert batch.deliveries[0].message.id == "1 1", "group and deduplication id, as for a worker"
 
 
-def test_deliveries_of_two_fifo_queues_are_two_groups() -> None:
+def test_two_fifo_queues_stop_by_themselves() -> None:
     other = FIFO_ARN.replace("fifo.fifo", "other.fifo")
     found = batches(event(record("a", group="g"), record("b", group="g", arn=other), record("c", group="g")))
     assert [[d.message.id for d in batch.deliveries] for batch in found] == [["a", "c"], ["b"]]
-    assert found[0].deliveries[0].group != found[1].deliveries[0].group
+    assert found[0].deliveries[0].failure_group != found[1].deliveries[0].failure_group
 
 
 @pytest.mark.parametrize(

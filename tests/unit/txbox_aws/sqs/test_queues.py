@@ -101,6 +101,42 @@ def test_a_standard_queue_keeps_its_groups_and_knows_no_deduplication(broker: Sc
     assert "MessageDeduplicationId" not in request
 
 
+KEYED = {"order_key": "ann", "headers": {"key": "ann"}, "attributes": {"key": attribute("ann")}}
+GROUPED = {"order_key": "ann", "source": f"{QUEUE}.fifo", "system": {"MessageGroupId": "ann"}}
+
+
+@pytest.mark.parametrize(
+    ("parked", "target", "group", "header"),
+    [
+        (KEYED, f"{QUEUE}.fifo", "ann", "ann"),
+        (GROUPED, QUEUE, None, "ann"),
+        (GROUPED, f"{QUEUE}-2.fifo", "ann", None),
+        ({**GROUPED, "order_key": None}, QUEUE, None, None),
+    ],
+)
+def test_an_order_goes_along_to_another_kind_of_queue(
+    broker: ScriptedSqs, client: Any, parked: dict[str, Any], target: str, group: str | None, header: str | None
+) -> None:
+    request = redriven(broker, client, letter(**parked), queue_url=target)
+    assert request.get("MessageGroupId") == group
+    assert request["MessageAttributes"].get("key") == (attribute(header) if header else None)
+
+
+@pytest.mark.parametrize(
+    ("parked", "target", "why"),
+    [
+        ({**KEYED, "order_key": "Zoë"}, f"{QUEUE}.fifo", "its key 'Zoë' cannot be a group"),
+        ({**GROUPED, "headers": {"key": "bob"}}, QUEUE, "it would keep that of its header key, 'bob'; send it to a FI"),
+    ],
+)
+def test_an_order_that_cannot_go_along_is_not_given_up(
+    broker: ScriptedSqs, client: Any, parked: dict[str, Any], target: str, why: str
+) -> None:
+    with pytest.raises(BrokerError, match=why):
+        redrive_to_queue(letter(**parked), client=client, queue_url=target)
+    assert broker.calls == []
+
+
 def test_the_makeshift_id_of_a_malformed_letter_stays_behind(broker: ScriptedSqs, client: Any) -> None:
     # Once it can be read, the id that it carries inside is to count; failing that, the one of its first delivery.
     parked = letter(reason=Reason.MALFORMED, source=f"{QUEUE}.fifo", system={"MessageDeduplicationId": "order-17"})

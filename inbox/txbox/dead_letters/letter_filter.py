@@ -1,0 +1,160 @@
+"""Which dead letters are meant: the filter of a list, a redrive or a discard."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox.dead_letters.failures import storable
+from txbox.dead_letters.letter import Reason
+from txbox.errors import InvalidConfiguration
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
+from txbox.outbox.sent_messages import Moment
+from txbox.postgres.sqlstates import sqlstate
+
+__all__ = ["LetterFilter", "filtered"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Which dead letters; all of what is given has to hold. Without anything, all that wait.
+
+    Letters that do not wait for a person any more are meant only where ``numbers`` name them, or where they are asked
+    for: see ``DeadLetters.list``.
+
+    Attributes:
+        subscriber_id: this subscriber's.
+        destination: those that a relay could not send there; in place of a subscriber.
+        reasons: parked for one of these; empty: for any.
+        error: part of the error's text, in upper or lower case.
+        since: parked then or later; a moment with its zone, or how long ago, by the database's clock.
+        until: parked before then.
+        source: from this queue, by its URL.
+        message_ids: of one of these messages; empty: of any.
+        headers: with these headers; their names in upper or lower case.
+        json_path: a JSON path of Postgres that finds something in the body as the broker delivered it, and not only
+            false and null: ``$.customer == 7``, ``$.items[*] ? (@.price > 100)``. A body that is not JSON does not
+            match.
+            https://www.postgresql.org/docs/current/functions-json.html#FUNCTIONS-SQLJSON-PATH
+        numbers: of these numbers, whether they wait or not; None: of any.
+    """
+
+    subscriber_id: str | None = None
+    destination: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    error: str | None = None
+    since: Moment | None = None
+    until: Moment | None = None
+    source: str | None = None
+    message_ids: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    json_path: str | None = None
+    numbers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.subscriber_id is not None and self.destination is not None:
+            raise InvalidConfiguration(
+                "letters have a subscriber or, from a relay, a destination: give LetterFilter one of the two"
+            )
+        for name in ("since", "until"):
+            moment = getattr(self, name)
+            if isinstance(moment, datetime) and moment.tzinfo is None:
+                raise InvalidConfiguration(f"LetterFilter.{name} needs a zone: {moment} is another moment in each")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is given, as plain values: for the record."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: _plain(value) for name, value in given.items() if value is not None and (value or name == "numbers")
+        }
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the filter as parameters of a statement with the fragment ``wanted``."""
+        subscriber_id = self.subscriber_id
+        if self.destination is not None:
+            subscriber_id = f"{RELAY_SUBSCRIBER}:{self.destination}"
+        given = {
+            "subscriber_id": subscriber_id,
+            "reasons": [reason.value for reason in self.reasons] or None,
+            "error": self.error,
+            "since": None if isinstance(self.since, timedelta) else self.since,
+            "since_ago": self.since if isinstance(self.since, timedelta) else None,
+            "until": None if isinstance(self.until, timedelta) else self.until,
+            "until_ago": self.until if isinstance(self.until, timedelta) else None,
+            "source": self.source,
+            "message_ids": list(self.message_ids) or None,
+            "header_names": [name.lower() for name in self.headers],
+            "header_values": list(self.headers.values()),
+            "numbers": None if self.numbers is None else list(self.numbers),
+            **({} if self.json_path is None else {"json_path": self.json_path}),
+        }
+        return {name: _stored(value) for name, value in given.items()}
+
+
+class FilterStatements(Protocol):
+    """What a filter needs of ``dead_letters.sql``."""
+
+    wanted: str
+    finds_json: str
+    check_json_path: str
+    create_json_function: str
+    drop_json_function: str
+
+
+@contextmanager
+def filtered(
+    connection: Connection, statements: FilterStatements, which: LetterFilter
+) -> Iterator[Callable[[str], str]]:
+    """Make a function that adds the JSON path, if there is one, to a statement with the fragment ``wanted``.
+
+    A function in pg_temp reads the bodies: only there can an error of one body be caught. It is gone when the
+    transaction ends, committed or not.
+
+    Raises:
+        InvalidConfiguration: what is given as a JSON path is none.
+    """
+    if which.json_path is None:
+        yield lambda statement: statement
+        return
+    try:
+        connection.exec_driver_sql(statements.check_json_path, {"json_path": storable(which.json_path)})
+    except DBAPIError as error:
+        code = sqlstate(error) or ""
+        if code != _SYNTAX_ERROR and not code.startswith(_DATA_EXCEPTION):
+            raise
+        why = str(error.orig).splitlines()[0]
+        raise InvalidConfiguration(f"{which.json_path!r} is not a JSON path as Postgres reads it: {why}") from error
+    connection.exec_driver_sql(statements.create_json_function)
+    yield lambda statement: statement.replace(statements.wanted, f"{statements.wanted} AND {statements.finds_json}")
+    connection.exec_driver_sql(statements.drop_json_function)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case timedelta():
+            return f"{value} ago"
+        case tuple():
+            return [_plain(each) for each in value]
+        case Mapping():
+            return {storable(name): storable(each) for name, each in value.items()}
+    return _stored(value)
+
+
+def _stored(value: Any) -> Any:
+    """Return text as letters have it: without what Postgres cannot hold."""
+    match value:
+        case str():
+            return storable(value)
+        case list():
+            return [_stored(each) for each in value]
+    return value
+
+
+_SYNTAX_ERROR = "42601"
+_DATA_EXCEPTION = "22"

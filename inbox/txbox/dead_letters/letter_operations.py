@@ -1,0 +1,465 @@
+"""Redrives and discards of many letters: selected once, kept on record, carried out letter by letter.
+
+::
+
+    select       one transaction: who asks for what, and which letters the filter means now
+    carry out    for each letter of the selection, by number, one transaction: send, mark the letter, keep the outcome
+
+What is parked later is not part of it. A process that dies leaves the letter in hand as it was, and the rest of the
+selection without an outcome: ``carry_out`` goes on with those. A letter that was sent by a process that died before its
+commit is sent again, under the same message id, which its inbox rejects.
+
+Two processes may carry out one operation, or two whose selections overlap; no letter is sent by both::
+
+    A locks the row of letter 5 in the selection ── locks letter 5 ── sends ── marks it, keeps the outcome ── commits
+    B of the same operation                waits for that row … finds its outcome, goes on to letter 6
+    C of another operation that has letter 5       waits for the letter … finds it redriven: GONE
+
+Where workers keep order, what is in the queue before the copies of a key's letters is parked behind them. A redrive
+*until its keys are free* goes on with that: round by round, it adds it to its selection and sends it, until no key of
+its letters is held. It ends before that, and leaves the operation unfinished, when
+
+- each key that is held is *stuck*: what waits first there has failed again, or could not be sent, and takes a person;
+- its time is over: no worker processes the copies, or messages of the key come so densely that one more is always
+  parked before the last copy is processed. No order is lost by that, and each message is run, at its second delivery;
+  it takes a pause of the producer to free such a key.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, Engine, RowMapping
+from sqlalchemy.exc import SQLAlchemyError
+
+from txbox.dead_letters.dead_letters import DeadLetters, DeadLetterStatements, republish_in
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, storable
+from txbox.dead_letters.letter import DeadLetter, Reason
+from txbox.dead_letters.letter_filter import LetterFilter, filtered
+from txbox.dead_letters.order import OrderStatements
+from txbox.errors import InvalidConfiguration, LetterNotFound, OperationNotFound, OutOfOrder
+from txbox.outbox.outbox import Outbox
+from txbox.postgres.engines import adopt
+from txbox.postgres.sql import moment, with_moments
+from txbox.postgres.transactions import check_table, short_transaction
+
+__all__ = [
+    "HeldKey",
+    "LetterCount",
+    "LetterOperation",
+    "LetterOperations",
+    "LetterOutcome",
+    "LetterResult",
+    "OperationKind",
+]
+
+LEAST_PER_SECOND = 0.001
+"""A letter in a quarter of an hour."""
+
+FOLLOW_SECONDS = 0.2
+"""Between two looks at what was parked behind the letters of an operation, at least."""
+
+
+class OperationKind(StrEnum):
+    """What is done with the letters of an operation."""
+
+    REDRIVE = "redrive"
+    """They are sent through again."""
+    DISCARD = "discard"
+    """They are given up."""
+
+
+class LetterOutcome(StrEnum):
+    """What became of a letter of an operation."""
+
+    REDRIVEN = "redriven"
+    """It was sent to its source, or put into the outbox again."""
+    DISCARDED = "discarded"
+    """It was given up."""
+    GONE = "gone"
+    """It was redriven or discarded by another process meanwhile, or before; or it was deleted."""
+    PROCESSED = "processed"
+    """Its message was processed since; nothing was sent."""
+    FAILED = "failed"
+    """It could not be sent, and waits; carrying the operation out once more tries it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterCount:
+    """How many letters of a subscriber and a reason a filter means, and since when the oldest has been parked."""
+
+    subscriber_id: str
+    reason: Reason
+    letters: int
+    oldest_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class LetterResult:
+    """What became of one letter; ``error`` says why, if it was neither redriven nor discarded.
+
+    ``to_outbox``: a relay's letter, which was put into the outbox again.
+    """
+
+    dead_letter_id: int
+    outcome: LetterOutcome
+    error: str | None = None
+    to_outbox: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKey:
+    """A key that letters of an operation have, and that is held.
+
+    Attributes:
+        subscriber_id: whose letters.
+        order_key: the FIFO group, or the key.
+        dead_letter_id: the first letter that waits, or else the first one whose copy is on its way.
+        waits: it is not on its way.
+        stuck: it does not only wait for its turn: it takes a person.
+    """
+
+    subscriber_id: str
+    order_key: str
+    dead_letter_id: int
+    waits: bool
+    stuck: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LetterOperation:
+    """A redrive or a discard, as it is on record.
+
+    Attributes:
+        operation_id: its number.
+        kind: redrive or discard.
+        filter: by which its letters were selected; plain values.
+        options: how it is carried out; those of ``LetterOperations.select``.
+        note: why.
+        requested_by: who asked for it.
+        requested_at: when its letters were selected, by the database's clock.
+        finished_at: when the last of them was done; None: some are left, or have failed, or keys are to be freed.
+        outcomes: how many of its letters have each outcome; ``pending`` are those that are left.
+    """
+
+    operation_id: int
+    kind: OperationKind
+    filter: Mapping[str, Any]
+    options: Mapping[str, Any]
+    note: str | None
+    requested_by: str
+    requested_at: datetime
+    finished_at: datetime | None
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def letters(self) -> int:
+        """How many letters were selected."""
+        return sum(self.outcomes.values())
+
+    @property
+    def pending(self) -> int:
+        """How many letters are left."""
+        return self.outcomes.get(PENDING, 0)
+
+
+class LetterOperations:
+    """Redrives and discards of many dead letters of a database."""
+
+    def __init__(self, engine: Engine, *, schema: str | None = None, prefix: str = "") -> None:
+        """Name where the tables are.
+
+        Args:
+            engine: where to open the short transactions.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+        """
+        self._engine = adopt(engine)
+        self._letters = DeadLetters(engine, schema=schema, prefix=prefix)
+        self._outbox = Outbox(schema=schema, prefix=prefix)
+        self._statements = DeadLetterStatements.load(schema, prefix)
+        self._order = OrderStatements.load(schema, prefix)
+
+    def counts(self, which: LetterFilter) -> list[LetterCount]:
+        """Return how many letters a filter means now, by subscriber and reason; nothing is selected."""
+        parameters = {**which.parameters(), "all": False}
+        with short_transaction(self._engine) as connection, filtered(connection, self._statements, which) as adapted:
+            rows = connection.exec_driver_sql(adapted(self._statements.matching_counts), parameters)
+            return [LetterCount(of, Reason(reason), count, moment(oldest)) for of, reason, count, oldest in rows]
+
+    def select(
+        self,
+        which: LetterFilter,
+        kind: OperationKind,
+        *,
+        by: str,
+        note: str | None = None,
+        queue_url: str | None = None,
+        per_second: float | None = None,
+        expired: bool = False,
+        until_free_seconds: float | None = None,
+    ) -> LetterOperation | None:
+        """Keep which letters a filter means now, and what is to be done with them; ``carry_out`` does it.
+
+        Args:
+            which: of the letters.
+            kind: redrive or discard.
+            by: who asks for it.
+            note: why; a discard takes one.
+            queue_url: kept for ``send``: another queue than the letters' own.
+            per_second: letters at most; None: as fast as they go.
+            expired: also redrive letters that were parked as expired; see ``DeadLetters.redrive``.
+            until_free_seconds: go on with what is parked behind the letters meanwhile, until their keys are free; for
+                so long at most, each time that it is carried out. None: the selection alone.
+
+        Returns:
+            The operation; None if there are no such letters, and then nothing is kept.
+
+        Raises:
+            InvalidConfiguration: the filter's JSON path is none, or a discard has no note.
+        """
+        if kind is OperationKind.DISCARD and not (note or "").strip():
+            raise InvalidConfiguration("to discard dead letters takes a note that says why")
+        options = {
+            "queue_url": queue_url,
+            "per_second": _at_least(LEAST_PER_SECOND, "per_second", per_second),
+            "expired": expired or None,
+            "until_free_seconds": _at_least(0, "until_free_seconds", until_free_seconds),
+        }
+        operation = {
+            "kind": kind.value,
+            "filter": json.dumps(which.as_dict()),
+            "options": json.dumps({name: value for name, value in options.items() if value is not None}),
+            "note": None if note is None else storable(note),
+            "requested_by": storable(by),
+        }
+        with short_transaction(self._engine) as connection:
+            check_table(connection, self._statements.tables.dead_letter_operation)
+            operation_id = connection.exec_driver_sql(self._statements.store_operation, operation).scalar_one()
+            parameters = {**which.parameters(), "all": False, "operation_id": operation_id}
+            with filtered(connection, self._statements, which) as adapted:
+                stored = connection.exec_driver_sql(adapted(self._statements.store_selection), parameters).rowcount
+            if not stored:
+                connection.rollback()
+                return None
+            return self._read(connection, operation_id)
+
+    def carry_out(
+        self,
+        operation_id: int,
+        send: Callable[[DeadLetter], None] | None = None,
+        *,
+        by: str | None = None,
+        per_second: float | None = None,
+        report: Callable[[LetterResult], object] = lambda _: None,
+        pause: Callable[[float], bool | None] = time.sleep,
+    ) -> LetterOperation:
+        """Do what an operation asks for with its letters that are left or have failed, in order of their numbers.
+
+        Letters of a relay are put into the outbox again. A letter that waits behind another of its key (workers with
+        ``ordered=True``) is redriven after that one if the operation has both; otherwise it has failed.
+
+        Args:
+            operation_id: its number.
+            send: gives a letter back to its source, as for ``DeadLetters.redrive``; what it raises is that letter's
+                outcome. Not needed for a discard, nor for letters of a relay.
+            by: who does it; None: who has asked for it.
+            per_second: letters at most; None: as it was selected. There is no burst after a pause.
+            report: called with what became of each letter, after it was committed.
+            pause: waits so many seconds, 0 if there is nothing to wait for; true: end here.
+
+        Returns:
+            The operation as it stands: unfinished if it was ended, or letters have failed.
+
+        Raises:
+            OperationNotFound: there is none of that number.
+            SQLAlchemyError: the database cannot be used. What was committed stands; the rest is left.
+        """
+        operation = self.get(operation_id)
+        per_second = _at_least(LEAST_PER_SECOND, "per_second", per_second) or operation.options.get("per_second")
+        until_free_seconds = operation.options.get("until_free_seconds")
+        work = self._work_of(operation, send, by or operation.requested_by)
+        wanted = {"operation_id": operation_id}
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(self._statements.retry_failed, wanted)
+        started = time.monotonic()
+        due, wait, after = 0.0, 0.0, 0
+        while not pause(wait):
+            begun = time.monotonic()
+            step = self._do_next(operation_id, after, work)
+            if step is not None:
+                due, after = begun + (1 / per_second if per_second else 0.0), step.after
+                report(step.result)
+                wait = max(0.0, due - time.monotonic()) if per_second and self._is_left(operation_id, after) else 0.0
+            elif until_free_seconds is None or begun >= started + until_free_seconds or not self._follow(operation_id):
+                break
+            else:  # a large selection is looked at less often
+                now = time.monotonic()
+                wait, after = max(FOLLOW_SECONDS, 4 * (now - begun), due - now), 0
+        if until_free_seconds is None or not self.held_keys(operation_id):
+            with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(self._statements.finish_operation, wanted)
+        return self.get(operation_id)
+
+    def held_keys(self, operation_id: int) -> "list[HeldKey]":
+        """Return the keys of an operation's letters that are held now; none: they are free."""
+        with short_transaction(self._engine) as connection:
+            return self._held_keys(connection, operation_id)
+
+    def _held_keys(self, connection: Connection, operation_id: int) -> "list[HeldKey]":
+        found = connection.exec_driver_sql(self._order.held_by_operation, {"operation_id": operation_id})
+        return [HeldKey(*row) for row in found]
+
+    def _follow(self, operation_id: int) -> bool:
+        """Select what was parked behind an operation's letters since; return whether its keys may become free yet."""
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(self._order.follow, {"operation_id": operation_id})
+            return any(not held.stuck for held in self._held_keys(connection, operation_id))
+
+    def list(self, *, unfinished: bool = False, limit: int = 100) -> list[LetterOperation]:
+        """Return the operations, the last first; ``unfinished``: only those that are not done."""
+        parameters = {"operation_id": None, "unfinished": unfinished, "page": limit}
+        with short_transaction(self._engine) as connection:
+            check_table(connection, self._statements.tables.dead_letter_operation)
+            return [
+                _operation(row)
+                for row in connection.exec_driver_sql(self._statements.operations, parameters).mappings()
+            ]
+
+    def get(self, operation_id: int) -> LetterOperation:
+        """Return one operation; raises ``OperationNotFound`` if there is none of that number."""
+        with short_transaction(self._engine) as connection:
+            check_table(connection, self._statements.tables.dead_letter_operation)
+            return self._read(connection, operation_id)
+
+    def _read(self, connection: Connection, operation_id: int) -> LetterOperation:
+        parameters = {"operation_id": operation_id, "unfinished": False, "page": 1}
+        row = connection.exec_driver_sql(self._statements.operations, parameters).mappings().one_or_none()
+        if row is None:
+            raise OperationNotFound(operation_id)
+        return _operation(row)
+
+    def _work_of(self, operation: LetterOperation, send: Callable[[DeadLetter], None] | None, by: str) -> "_Work":
+        """Return what is done with one letter, in the transaction that keeps its outcome."""
+        if operation.kind is OperationKind.DISCARD:
+            note, named = operation.note or "", "numbers" in operation.filter
+
+            def discard(connection: Connection, dead_letter_id: int) -> LetterResult:
+                self._letters.discard_in(connection, dead_letter_id, note=note, by=by, on_its_way=named)
+                return LetterResult(dead_letter_id, LetterOutcome.DISCARDED)
+
+            return discard
+
+        def give_back(connection: Connection, letter: DeadLetter) -> None:
+            try:
+                if "outbox" in letter.envelope and "queue_url" in operation.options:
+                    raise InvalidConfiguration("it was never sent, so it has no queue; leave out --queue")
+                if "outbox" in letter.envelope:
+                    republish_in(connection, letter, self._outbox)
+                elif send is None:
+                    raise InvalidConfiguration("it came from a queue: give carry_out the function that sends it there")
+                else:
+                    send(letter)
+            except SQLAlchemyError:
+                raise
+            except Exception as error:
+                raise _NotSent from error
+
+        def redrive(connection: Connection, dead_letter_id: int) -> LetterResult:
+            expired = bool(operation.options.get("expired"))
+            try:
+                letter = self._letters.redrive_in(connection, dead_letter_id, give_back, by=by, expired=expired)
+            except InvalidConfiguration as error:
+                raise _NotSent from error
+            return LetterResult(dead_letter_id, LetterOutcome.REDRIVEN, to_outbox="outbox" in letter.envelope)
+
+        return redrive
+
+    def _is_left(self, operation_id: int, after: int) -> bool:
+        """Whether there is a letter to wait for, at a pace."""
+        with short_transaction(self._engine) as connection:
+            wanted = {"operation_id": operation_id, "after": after}
+            return connection.exec_driver_sql(self._statements.next_selected, wanted).first() is not None
+
+    def _do_next(self, operation_id: int, after: int, work: "_Work") -> "_Step | None":
+        wanted = {"operation_id": operation_id, "after": after}
+        number, done_up_to = after, after
+        try:
+            with short_transaction(self._engine) as connection:
+                found = connection.exec_driver_sql(self._statements.next_selected, wanted).scalar()
+                if found is None:
+                    return None
+                number = done_up_to = int(found)
+                try:
+                    result = work(connection, number)
+                except OutOfOrder as error:
+                    ahead = {"operation_id": operation_id, "dead_letter_id": error.before}
+                    if connection.exec_driver_sql(self._statements.lock_selected, ahead).first() is not None:
+                        number, done_up_to = error.before, after
+                    result = _try(work, connection, number)
+                except LetterNotFound as error:
+                    result = _refused(number, error)
+                self._record(connection, operation_id, result)
+                return _Step(result, done_up_to)
+        except _NotSent as error:
+            why = error.__cause__
+            result = LetterResult(number, LetterOutcome.FAILED, f"dead letter {number} was not sent: {why}")
+        # The transaction of the send was rolled back.
+        with short_transaction(self._engine) as connection:
+            self._record(connection, operation_id, result)
+        return _Step(result, done_up_to)
+
+    def _record(self, connection: Connection, operation_id: int, result: LetterResult) -> None:
+        parameters = {
+            "operation_id": operation_id,
+            "dead_letter_id": result.dead_letter_id,
+            "outcome": result.outcome.value,
+            "error": None if result.error is None else storable(result.error)[:MAX_ERROR_CHARACTERS],
+        }
+        connection.exec_driver_sql(self._statements.record_outcome, parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What became of a letter, and up to which number the letters of its operation are done."""
+
+    result: LetterResult
+    after: int
+
+
+_Work = Callable[[Connection, int], LetterResult]
+
+PENDING = "pending"
+"""Among the outcomes of an operation: letters that are left."""
+
+
+class _NotSent(Exception):
+    """A letter could not be sent; the cause says why."""
+
+
+def _try(work: _Work, connection: Connection, number: int) -> LetterResult:
+    try:
+        return work(connection, number)
+    except (LetterNotFound, OutOfOrder) as error:
+        return _refused(number, error)
+
+
+def _refused(number: int, error: LetterNotFound | OutOfOrder) -> LetterResult:
+    """Return what became of a letter that was refused; nothing of it was changed."""
+    if isinstance(error, OutOfOrder):
+        return LetterResult(number, LetterOutcome.FAILED, str(error))
+    return LetterResult(number, LetterOutcome.PROCESSED if error.processed else LetterOutcome.GONE, str(error))
+
+
+def _operation(row: RowMapping) -> LetterOperation:
+    return LetterOperation(**{**with_moments(row, "requested_at", "finished_at"), "kind": OperationKind(row["kind"])})
+
+
+def _at_least(least: float, name: str, value: float | None) -> float | None:
+    if value is not None and not least <= value < float("inf"):
+        raise InvalidConfiguration(f"{name} must be a number from {least:g} on, not {value!r}")
+    return value

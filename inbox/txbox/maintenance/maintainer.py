@@ -1,0 +1,488 @@
+"""The maintainer: forgets what was kept long enough, a little at a time.
+
+A round::
+
+    take the right to work ─▶ chores ─▶ move the horizons, COMMIT ─▶ wait until every transaction sees them
+       ─▶ results, leases, ids, stretch by stretch; each: renew the right, delete, note, COMMIT, pause
+
+The horizons come first. A message of known age that lies behind its subscriber's horizon is not run any more, so its id
+may be forgotten: whatever is recorded sees, in one snapshot, the id or the horizon. A maintainer that is killed between
+any two steps has forgotten less than it may, never more.
+
+Any number of maintainers may run, one works (``txbox.maintenance.transactions``).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from txbox.backoff import Backoff
+from txbox.error_logging import text_of
+from txbox.errors import InvalidConfiguration
+from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event, Hook, Maintained, Stopped, emit
+from txbox.instrumentation.events import MAINTAINER
+from txbox.instrumentation.logs import log_event
+from txbox.maintenance.horizons import Horizons
+from txbox.maintenance.retention import Retention
+from txbox.maintenance.rotation import Generations
+from txbox.maintenance.rotation.generations import MOST_GENERATIONS
+from txbox.maintenance.staging_tables import StagingCatalogue
+from txbox.maintenance.sweeper import Sweeper, estimate
+from txbox.maintenance.tasks import SLACK, SweeperStatements, chores, rings
+from txbox.maintenance.transactions import LeaseGone, MaintenanceStatements, MaintenanceTransactions
+from txbox.outbox.sent_messages import SentMessagesStatements, purge_sent
+from txbox.outbox.snapshot_holders import find_snapshot_holders
+from txbox.postgres.engines import adopt, refuse_other_encodings
+from txbox.postgres.sqlstates import is_outage, sqlstate
+from txbox.postgres.transactions import check_table, short_transaction
+from txbox.service import Service
+from txbox.status import RunwayReporter
+from txbox.status.runway_reporter import INTERVAL_SECONDS as RUNWAY_SECONDS
+
+__all__ = ["Maintainer", "MaintenanceReport", "PlannedTask"]
+
+BUDGET_MS_PER_SECOND = 100.0
+"""Of each second, for transactions: a tenth of one connection's time."""
+
+ROWS_PER_TRANSACTION = 5_000
+"""Rows that one transaction removes at most."""
+
+FEWEST_ROWS = 500
+"""A block has fewer rows, so that each statement gets on."""
+
+INTERVAL_SECONDS = 10.0
+"""Between two rounds of a service."""
+
+ROUND_SECONDS = 60.0
+"""A task of a round goes on in the next one after so long."""
+
+CHORE_SECONDS = 600.0
+"""Between two rounds of what is never urgent."""
+
+GENERATIONS = 4
+"""Of a rotating inbox; it keeps up to a third more than its longest window."""
+
+ROTATION_TRIES = 5
+"""How often a lock on a rotating inbox is waited for in one round; the next one tries again."""
+
+COUNTED_SENT = 1_000_000
+"""A plan counts no more sent messages."""
+
+SETTLE_SECONDS = 10.0
+"""How long a round waits for transactions that may not see the horizons; it goes on with the ones before, if any."""
+
+HOLDER_SECONDS = 600.0
+"""Between two warnings of who keeps Postgres from cleaning up."""
+
+OLDEST_SERVER = 14
+"""Of PostgreSQL: before, it cannot look at a stretch of blocks alone, and reads the whole table for each."""
+
+AGAIN = Backoff(first_seconds=1.0, longest_seconds=60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """What one round has done.
+
+    Attributes:
+        worked: False: another maintainer works, and nothing was done.
+        removed: rows by task, of ``staging`` tables; a task that was not due is missing.
+        failed: what the database has said of tasks that could not be done; the others went on.
+        seconds: how long the round took.
+    """
+
+    worked: bool
+    removed: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTask:
+    """What a task would remove now: ``rows``, of ``staging`` tables; ``exact`` if they were counted. Otherwise they are
+    estimated by a sample; of sent messages, there are at least so many."""
+
+    task: str
+    rows: int
+    exact: bool
+
+
+class Maintainer(Service):
+    """Forgets what was kept long enough. Without a ``Retention``, only what is garbage for certain."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        retention: Retention | None = None,
+        *,
+        schema: str | None = None,
+        prefix: str = "",
+        force: bool = False,
+        budget_ms_per_second: float = BUDGET_MS_PER_SECOND,
+        rows_per_transaction: int = ROWS_PER_TRANSACTION,
+        interval_seconds: float = INTERVAL_SECONDS,
+        generations: int = GENERATIONS,
+        hooks: Iterable[Hook] = (),
+    ) -> None:
+        """Put a maintainer together; nothing is connected before ``start``, ``run`` or ``run_once``.
+
+        Args:
+            engine: the database; one connection at a time is used.
+            retention: for how long what is kept; None: only garbage is removed.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            force: accept windows that are shorter than a queue keeps its messages.
+            budget_ms_per_second: milliseconds of each second that its transactions may take; 1,000: no limit.
+            rows_per_transaction: how many rows one transaction removes at most.
+            interval_seconds: between two rounds of the service.
+            generations: of an inbox that rotates: a new one is opened after the longest window divided by one less.
+            hooks: get every event; see ``txbox.instrumentation``.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        if not 1 <= budget_ms_per_second <= 1_000:
+            raise InvalidConfiguration(
+                f"Maintainer.budget_ms_per_second must be from 1 to 1,000, not {budget_ms_per_second!r}"
+            )
+        if rows_per_transaction < FEWEST_ROWS:
+            raise InvalidConfiguration(
+                f"Maintainer.rows_per_transaction must be at least {FEWEST_ROWS}, not {rows_per_transaction!r}"
+            )
+        if not 0.01 <= interval_seconds <= CHORE_SECONDS:
+            raise InvalidConfiguration(
+                f"Maintainer.interval_seconds must be from 0.01 to {CHORE_SECONDS:g}, not {interval_seconds!r}"
+            )
+        if not 2 <= generations <= MOST_GENERATIONS // 2:
+            raise InvalidConfiguration(
+                f"Maintainer.generations must be from 2 to {MOST_GENERATIONS // 2}, not {generations!r}"
+            )
+        super().__init__()
+        self._engine = adopt(engine)
+        self._generation_count = generations
+        self._generations = Generations(self._engine, schema=schema, prefix=prefix, wait=self._stopping.wait)
+        self._retention = retention or Retention()
+        self._sql = MaintenanceStatements.load(schema, prefix)
+        self._sweeper_sql = SweeperStatements.load(schema, prefix)
+        self._sent_sql = SentMessagesStatements.load(schema, prefix)
+        self._staging = StagingCatalogue(schema, prefix)
+        self._rows_per_transaction = rows_per_transaction
+        self._interval_seconds = interval_seconds
+        self._transactions = MaintenanceTransactions(
+            self._engine, self._sql, budget_ms_per_second=budget_ms_per_second, wait=self._stopping.wait
+        )
+        self._horizons = Horizons(self._engine, self._transactions, self._sql, self._retention, force=force)
+        self._sweeper = Sweeper(
+            self._transactions,
+            self._sweeper_sql,
+            rows_per_transaction=rows_per_transaction,
+            stopping=self._stopping.is_set,
+        )
+        self._hooks: tuple[Hook, ...] = (log_event, *hooks)
+        self._runway_reporter = RunwayReporter(self._engine, schema=schema, prefix=prefix, hooks=hooks)
+        self._chores_at = self._holders_at = self._runway_at = -float("inf")
+        self._is_at_work: bool | None = None
+        self._failed: dict[str, str] = {}
+
+    def run_once(self) -> MaintenanceReport:
+        """Do all that is due now, to its end, and return what was done: for cron.
+
+        Raises:
+            InvalidConfiguration: a window is too short; or the server takes no writes.
+            SchemaMissing: the tables do not exist.
+            DBAPIError: as the database raised it; what only some tasks have met is in the report.
+        """
+        self._check()
+        self._chores_at = self._runway_at = -float("inf")
+        try:
+            return self._round(float("inf"), once=True)
+        finally:
+            self._transactions.release()
+
+    def plan(self) -> list[PlannedTask]:
+        """Return what a round would remove now. Nothing is written; what is found of a large table is an estimate.
+
+        Raises:
+            InvalidConfiguration: a window is too short.
+            SchemaMissing: the tables do not exist.
+        """
+        with short_transaction(self._engine) as connection:
+            _refuse_old_servers(connection)
+            check_table(connection, self._sql.tables.inbox_horizon)
+            self._horizons.check(connection)
+            partitioned = bool(connection.exec_driver_sql(self._sql.server_state).one().partitioned)
+            inbox = self._horizons.of_inbox(connection)
+            leases = self._horizons.of_leases(connection)
+            sql = self._sweeper_sql
+            tasks = [*chores(self._retention, sql), *rings(self._retention, sql, {} if partitioned else inbox, leases)]
+        planned = []
+        for task in tasks:
+            with short_transaction(self._engine) as connection:
+                planned.append(PlannedTask(task.task, *estimate(connection, task, sql)))
+        with short_transaction(self._engine) as connection:
+            planned.append(PlannedTask("staging", len(self._abandoned_staging(connection)), True))
+        if self._retention.sent is not None:
+            limits = {"keep_sent": self._retention.sent, "limit": COUNTED_SENT + 1}
+            with short_transaction(self._engine) as connection:
+                found = int(connection.exec_driver_sql(self._sent_sql.count_old_sent, limits).scalar_one())
+            planned.append(PlannedTask("sent", min(found, COUNTED_SENT), found <= COUNTED_SENT))
+        if partitioned and inbox:
+            planned.append(PlannedTask("rotation", self._rows_to_drop(inbox), exact=False))
+        return planned
+
+    def _rows_to_drop(self, windows: Mapping[str, timedelta]) -> int:
+        """Return how many rows, about, are in generations that were closed before the longest window began."""
+        with short_transaction(self._engine) as connection:
+            if self._horizons.without_window(connection, windows):
+                return 0
+            age = timedelta(seconds=float(connection.exec_driver_sql(self._sql.generation_seconds).scalar_one()))
+        *closed, current = self._generations.list()
+        until = current.opened_at + age - max(windows.values()) - SLACK
+        return sum(one.rows for one in closed if one.closed_at and one.closed_at < until)
+
+    def _prepare(self) -> Mapping[str, Callable[[], object]]:
+        self._check()
+        return {"txbox-maintainer": self._work}
+
+    def _stopped(self, finished: bool) -> None:
+        self._emit(Stopped(MAINTAINER, self._sql.name_of("maintenance"), finished))
+
+    def _check(self) -> None:
+        """Check that this server takes writes, that the tables are there, and that no window is too short."""
+        with short_transaction(self._engine) as connection:
+            refuse_other_encodings(connection)
+            _refuse_old_servers(connection)
+            for table in (self._sql.tables.maintenance, self._sql.tables.inbox_horizon, self._sql.tables.worker_report):
+                check_table(connection, table)
+            self._read_partitioned(connection)
+            self._horizons.check(connection)
+
+    def _work(self) -> None:
+        """Do a round now and then, until the service stops."""
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._round(ROUND_SECONDS, once=False)
+                except (DBAPIError, InvalidConfiguration) as error:
+                    failures += 1
+                    pause = AGAIN.seconds(failures)
+                    self._emit(DatabaseLost(MAINTAINER, self._sql.name_of("maintenance"), error, pause))
+                    self._stopping.wait(pause)
+                else:
+                    if failures:
+                        self._emit(DatabaseRestored(MAINTAINER, self._sql.name_of("maintenance")))
+                    failures = 0
+                    self._stopping.wait(self._interval_seconds)
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Let another maintainer begin at once; if that cannot be said, it begins when the lease has run out."""
+        try:
+            self._transactions.release()
+        except DBAPIError as error:
+            if not is_outage(error) and sqlstate(error) is None:
+                raise
+
+    def _round(self, task_seconds: float, *, once: bool) -> MaintenanceReport:
+        report = self._work_if_allowed(task_seconds, once=once)
+        if time.monotonic() >= self._runway_at + RUNWAY_SECONDS:  # also while another maintainer works
+            self._runway_at = time.monotonic()
+            self._runway_reporter.run_once()
+        return report
+
+    def _work_if_allowed(self, task_seconds: float, *, once: bool) -> MaintenanceReport:
+        began = time.monotonic()
+        with short_transaction(self._engine) as connection:
+            partitioned = self._read_partitioned(connection)
+        if not self._transactions.acquire():
+            self._note_work(works=False)
+            return MaintenanceReport(worked=False, seconds=time.monotonic() - began)
+        self._note_work(works=True)
+        removed: dict[str, int] = {}
+        failed: dict[str, str] = {}
+        try:
+            for task, work in self._tasks(task_seconds, partitioned=partitioned, once=once):
+                if self._stopping.is_set():
+                    break
+                task_began = time.monotonic()
+                try:
+                    removed[task] = work()
+                except DBAPIError as error:
+                    if is_outage(error):
+                        raise
+                    failed[task] = self._note_failure(task, error)
+                    continue
+                self._failed.pop(task, None)
+                seconds = time.monotonic() - task_began
+                self._transactions.finish(task, seconds)
+                if removed[task]:
+                    self._emit(Maintained(MAINTAINER, task, removed[task], seconds))
+            self._transactions.finish("lease", time.monotonic() - began)
+        except LeaseGone:
+            _log.warning("another maintainer has taken over, as this one did not get on for too long")
+            return MaintenanceReport(False, removed, failed, time.monotonic() - began)
+        if any(removed.values()):
+            self._warn_of_holders()
+        return MaintenanceReport(True, removed, failed, time.monotonic() - began)
+
+    def _tasks(self, seconds: float, *, partitioned: bool, once: bool) -> Iterator[tuple[str, Callable[[], int]]]:
+        """Yield what is due: the horizons move before the first task that forgets ids."""
+        if time.monotonic() >= self._chores_at + CHORE_SECONDS:
+            self._chores_at = time.monotonic()
+            for chore in chores(self._retention, self._sweeper_sql):
+                yield chore.task, lambda chore=chore: self._sweeper.sweep_all(chore)  # type: ignore[misc]
+            yield "staging", self._drop_staging
+            if self._retention.sent is not None:
+                yield "sent", self._forget_sent
+        inbox, leases = self._transactions.run(self._horizons.move)
+        settled = self._horizons.settle(wait_seconds=SETTLE_SECONDS) if inbox or leases else {}
+        for ring in rings(self._retention, self._sweeper_sql, {} if partitioned else inbox, leases, settled):
+            yield (
+                ring.task,
+                lambda ring=ring: self._sweeper.sweep_ring(  # type: ignore[misc]
+                    ring, until=time.monotonic() + seconds, once=once
+                ),
+            )
+        if partitioned and inbox:
+            yield "rotation", lambda: self._rotate(inbox, settled)
+
+    def _rotate(self, windows: Mapping[str, timedelta], settled: Mapping[str, float]) -> int:
+        """Open a generation if that is due, drop those that are forgotten; return how many rows they had, about."""
+        every_seconds = max(windows.values()).total_seconds() / (self._generation_count - 1)
+
+        def look(connection: Connection) -> tuple[float, list[str]]:
+            age = float(connection.exec_driver_sql(self._sql.generation_seconds).scalar_one())
+            self._transactions.progress(connection, "rotation", 0, {"every_seconds": every_seconds})
+            return age, self._horizons.without_window(connection, windows)
+
+        age, without = self._transactions.run(look)
+        before = self._generations.list()
+        if without:
+            _log.error(
+                "the inbox rotates, and %d of its subscribers may not be forgotten, %s first: no generation can go, so "
+                "none is opened; give every subscriber a window that is long enough, '*' those that are not named",
+                len(without),
+                without[0],
+            )
+        elif age >= every_seconds:
+            self._generations.rotate(tries=ROTATION_TRIES, most=2 * self._generation_count)
+        dropped = self._generations.forget(settled=settled, tries=ROTATION_TRIES)
+        rows = sum(one.rows for one in before if one.generation in dropped)
+        noted = {"every_seconds": every_seconds}
+        self._transactions.run(lambda connection: self._transactions.progress(connection, "rotation", rows, noted))
+        return rows
+
+    def _abandoned_staging(self, connection: Connection) -> list[str]:
+        window = self._retention.staging
+        return self._staging.abandoned(connection, None if window is None else window.total_seconds())
+
+    def _drop_staging(self) -> int:
+        """Drop the staging tables that no load needs; one that cannot be dropped keeps none of the others."""
+        dropped, refused = 0, None
+        for table in self._transactions.run(self._abandoned_staging):
+            if self._stopping.is_set():
+                break
+            try:
+                self._drop_staging_table(table)
+            except DBAPIError as error:
+                if is_outage(error):
+                    raise
+                refused = error
+            else:
+                dropped += 1
+        if refused is not None:
+            raise refused
+        return dropped
+
+    def _drop_staging_table(self, table: str) -> None:
+        for drop in self._transactions.run(lambda connection: self._staging.drops(connection, table)):
+            self._transactions.run(partial(Connection.exec_driver_sql, statement=drop))
+        self._transactions.run(lambda connection: self._transactions.progress(connection, "staging", 1, {}))
+        _log.info("staging: dropped %s", table)
+
+    def _forget_sent(self) -> int:
+        """Delete the sent messages that were kept long enough, by their index on the time."""
+        assert self._retention.sent is not None  # noqa: S101 - for the type checker
+        kept, sent_sql = self._retention.sent, self._sent_sql
+        rows = self._rows_per_transaction
+
+        def work(connection: Connection) -> int:
+            purged = purge_sent(connection, sent_sql, kept, rows=rows)
+            self._transactions.progress(connection, "sent", purged, {})
+            return purged
+
+        removed = purged = self._transactions.run(work)
+        while purged == rows and not self._stopping.is_set():
+            purged = self._transactions.run(work)
+            removed += purged
+        return removed
+
+    def _read_partitioned(self, connection: Connection) -> bool:
+        """Return whether the inbox rotates.
+
+        Raises:
+            InvalidConfiguration: this server takes no writes.
+        """
+        check_table(connection, self._sql.tables.processed_message)
+        read_only, partitioned = connection.exec_driver_sql(self._sql.server_state).one()
+        if read_only:
+            raise InvalidConfiguration(
+                "this server takes no writes: it is a standby, or default_transaction_read_only is on; "
+                "maintenance needs the URL of the primary"
+            )
+        return bool(partitioned)
+
+    def _note_failure(self, task: str, error: DBAPIError) -> str:
+        """Log what a task has met, once while that does not change, and note it for the status; return its text."""
+        text = " ".join(text_of(error.orig or error).split())
+        if self._failed.get(task) != text:
+            self._failed[task] = text
+            _log.error("%s: not done, and tried again later: %s", task, text)
+        self._transactions.fail(task, text)
+        return text
+
+    def _note_work(self, *, works: bool) -> None:
+        if works != self._is_at_work:
+            self._is_at_work = works
+            _log.info("this maintainer works" if works else "another maintainer works; this one waits")
+
+    def _warn_of_holders(self) -> None:
+        """Say who keeps Postgres from cleaning up what was removed, now and then."""
+        if time.monotonic() < self._holders_at + HOLDER_SECONDS:
+            return
+        with short_transaction(self._engine) as connection:
+            holders = find_snapshot_holders(connection)
+        if holders:
+            self._holders_at = time.monotonic()
+        for holder in holders:
+            who = holder.kind if holder.pid is None else f"{holder.kind} {holder.pid}"
+            _log.warning(
+                "removed rows are not cleaned up by Postgres: %s (%s) holds a snapshot behind %d transactions; "
+                "`txbox status` says how to end it",
+                who,
+                holder.name or holder.owner or "unknown",
+                holder.transactions,
+            )
+
+    def _emit(self, event: Event) -> None:
+        emit(self._hooks, event)
+
+
+def _refuse_old_servers(connection: Connection) -> None:
+    version = connection.dialect.server_version_info or ()
+    if version < (OLDEST_SERVER,):
+        raise InvalidConfiguration(
+            f"maintenance needs PostgreSQL {OLDEST_SERVER} or newer, and this server is {'.'.join(map(str, version))}: "
+            "it would read whole tables for each stretch of blocks. Upgrade the server; all else works meanwhile"
+        )
+
+
+_log = logging.getLogger("txbox.maintenance")

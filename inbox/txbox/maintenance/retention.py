@@ -1,0 +1,70 @@
+"""Retention: for how long what is kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+
+from txbox.errors import InvalidConfiguration
+from txbox.horizon import MIN_WINDOW
+
+__all__ = ["Retention"]
+
+EVERY_SUBSCRIBER = "*"
+"""In place of a subscriber's name: every one that is not named."""
+
+LONGEST = timedelta(days=36_500)
+"""Longer windows lead to dates that Postgres does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The windows of a maintainer. None: it is kept for ever.
+
+    What is garbage for certain needs no window, and goes after a day: failures of messages that are processed, chunks
+    without a run, rows of relays and workers that are gone. So do staging tables of loads that are finished.
+
+    Attributes:
+        inbox: how long ids are kept, by subscriber; ``*`` is for every one that is not named. A message that was sent
+            before the window began is not run any more: its subscriber's horizon moves with it.
+        leases: how long completed leases are kept, of every subscriber. The horizon moves with this window, too.
+        results: how long the results of completed leases are kept. The lease stays: a copy of the message is a
+            duplicate, and gets no result.
+        letters: how long dead letters are kept after they were redriven or discarded.
+        operations: how long redrives and discards by filter are kept on record after they were finished.
+        sent: how long sent messages are kept, where relays keep them.
+        loads: how long the ledger's rows of finished bulk loads are kept.
+        staging: how long the staging tables of bulk loads are kept that are not finished, and at which no process works
+            any more. Such a load can be resumed all the same: it stages its events again.
+
+    Raises:
+        InvalidConfiguration: a window is not a timedelta, not more than 0, or longer than 100 years; or one of
+            ids, leases or staging tables is shorter than an hour.
+    """
+
+    inbox: Mapping[str, timedelta] = field(default_factory=dict)
+    leases: timedelta | None = None
+    results: timedelta | None = None
+    letters: timedelta | None = None
+    operations: timedelta | None = None
+    sent: timedelta | None = None
+    loads: timedelta | None = None
+    staging: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inbox, Mapping):
+            raise InvalidConfiguration(f"Retention.inbox must have a timedelta for each subscriber, not {self.inbox!r}")
+        windows: dict[str, object] = {f"inbox[{name!r}]": window for name, window in self.inbox.items()}
+        others = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "inbox"}
+        windows |= {name: window for name, window in others.items() if window is not None}
+        for name, window in windows.items():
+            if not isinstance(window, timedelta) or not timedelta(0) < window <= LONGEST:
+                raise InvalidConfiguration(
+                    f"Retention.{name} must be a timedelta of more than 0 and at most {LONGEST.days:,} days, "
+                    f"not {window!r}"
+                )
+            if (name in ("leases", "staging") or name.startswith("inbox")) and window < MIN_WINDOW:
+                raise InvalidConfiguration(f"Retention.{name} must be at least an hour, not {window!r}")
+
+    def of_inbox(self, subscriber_id: str) -> timedelta | None:
+        """Return how long the ids of a subscriber are kept; None: for ever."""
+        return self.inbox.get(subscriber_id, self.inbox.get(EVERY_SUBSCRIBER))

@@ -1,0 +1,201 @@
+"""Conversion: a live inbox becomes one that rotates, and one table again, while workers go on.
+
+::
+
+    one table ── column generation = 1 ── CHECK, not valid ── validated (online) ── the switch ──▶ rotating
+    one table ◀── the switch ── no row in an older generation ── rows moved block by block (online) ── rotating
+
+Each arrow is a transaction of its own, and what was begun and interrupted goes on when it is run again. The switches
+take the exclusive lock as a rotation does (``txbox.maintenance.rotation.generations``), and read no rows.
+
+A row that is moved is seen in one place by every snapshot: in the older generation, by ``processed_earlier``, or in the
+current one. A snapshot that is older than the switch back looks for older generations that are gone; the primary key
+then has the row, which is younger than the snapshot: 40001.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row
+
+from txbox.backoff import Backoff
+from txbox.errors import InvalidConfiguration, SchemaMissing
+from txbox.maintenance.rotation.generations import TRIES, Generations, is_contended
+from txbox.postgres.engines import adopt
+from txbox.postgres.server import SERVER
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.transactions import short_transaction
+from txbox.retries import retry
+
+__all__ = ["InboxConversion"]
+
+BLOCKS_AT_ONCE = 64
+"""Blocks whose rows one transaction moves: some thousands of rows."""
+
+LETTERS_AT_ONCE = 500
+"""Rows of letters that one transaction moves."""
+
+ROW_LOCK_MS = 2_000
+"""How long a transaction that moves rows waits for one that someone else has locked."""
+
+AGAIN = Backoff(first_seconds=0.05, longest_seconds=1.0)
+
+
+class ConversionStatements(SqlFile, file="conversion.sql"):
+    """The statements of ``conversion.sql``."""
+
+    form: str
+    hindrances: str
+    add_generation: str
+    add_check: str
+    validate_check: str
+    make_rotating: str
+    older_generations: str
+    move_rows: str
+    move_lettered: str
+    make_plain: str
+    drop_generation_column: str
+
+
+class InboxConversion:
+    """Turns one inbox into a rotating one, or back. It takes the rights of the tables' owner."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        schema: str | None = None,
+        prefix: str = "",
+        wait: Callable[[float], bool | None] = time.sleep,
+        say: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """Name where the tables are.
+
+        Args:
+            engine: where transactions are opened.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            wait: pauses for so many seconds; returns whether to give up.
+            say: called with each step that is done.
+        """
+        self._engine = adopt(engine)
+        self._sql = ConversionStatements.load(schema, prefix)
+        self._generations = Generations(engine, schema=schema, prefix=prefix, wait=wait)
+        self._wait = wait
+        self._say = say
+
+    def rotating(self) -> bool:
+        """Return whether the inbox rotates.
+
+        Raises:
+            SchemaMissing: there is no inbox.
+        """
+        return bool(self._form().partitioned)
+
+    def hindrances(self) -> list[str]:
+        """Return what others have made of the inbox that a conversion would break, in words."""
+        with short_transaction(self._engine) as connection:
+            return list(connection.exec_driver_sql(self._sql.hindrances).scalars())
+
+    def forward(self, *, tries: int = TRIES) -> bool:
+        """Turn the inbox into a rotating one. What was interrupted goes on; a rotating one is left alone.
+
+        Args:
+            tries: how often each lock is waited for.
+
+        Returns:
+            False: transactions that use the inbox did not end meanwhile; run it again.
+
+        Raises:
+            SchemaMissing: there is no inbox.
+            InvalidConfiguration: others have made something of the table that would be left behind.
+        """
+        form = self._form()
+        if form.partitioned:
+            return True
+        self._refuse_hindrances()
+        if not form.has_generation:
+            if not self._exclusively(self._sql.add_generation, tries):
+                return False
+            self._say("column generation added")
+        if not form.has_check and not self._exclusively(self._sql.add_check, tries):
+            return False
+        if not form.is_valid:
+            with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(self._sql.validate_check)
+            self._say("every row is of generation 1")
+        self._refuse_hindrances()
+        if not self._exclusively(self._sql.make_rotating, tries):
+            return False
+        self._say("the inbox rotates")
+        return True
+
+    def back(self, *, tries: int = TRIES) -> bool:
+        """Turn the inbox into one table again: older generations are moved into the current one before.
+
+        Args:
+            tries: how often each lock is waited for.
+
+        Returns:
+            False: transactions that use the inbox did not end meanwhile; run it again.
+
+        Raises:
+            SchemaMissing: there is no inbox.
+            InvalidConfiguration: others have made something of the table that would be lost.
+        """
+        form = self._form()
+        if not form.partitioned:
+            return not form.has_generation or self._exclusively(self._sql.drop_generation_column, tries)
+        self._refuse_hindrances()
+        for _ in range(tries):
+            self._move_older()
+            if not self._exclusively(self._sql.make_plain, tries):
+                return False
+            if not self.rotating():
+                self._say("the inbox is one table")
+                return True
+            if self._wait(AGAIN.seconds(tries)):  # letters are being redriven, or it was rotated meanwhile
+                break
+        return False
+
+    def _move_older(self) -> None:
+        with short_transaction(self._engine) as connection:
+            older = connection.exec_driver_sql(self._sql.older_generations).all()
+        for generation, blocks in older:
+            rows = 0
+            while moved := self._move(self._sql.move_lettered, {"generation": generation, "most": LETTERS_AT_ONCE}):
+                rows += moved
+            for first in range(0, blocks, BLOCKS_AT_ONCE):
+                places = {"first_row": f"({first},0)", "end_row": f"({first + BLOCKS_AT_ONCE},0)"}
+                rows += self._move(self._sql.move_rows, {"generation": generation, **places})
+            if rows:
+                self._say(f"{rows} rows of generation {generation} moved")
+
+    def _move(self, statement: str, values: dict[str, object]) -> int:
+        def work() -> int:
+            with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{ROW_LOCK_MS}ms"})
+                return connection.exec_driver_sql(statement, values).rowcount
+
+        return retry(work, again=lambda error, _: is_contended(error), backoff=AGAIN, runs=TRIES, wait=self._wait)
+
+    def _exclusively(self, statement: str, tries: int) -> bool:
+        def change(connection: Connection) -> None:
+            connection.exec_driver_sql(statement)
+
+        return self._generations.exclusively(change, tries=tries)
+
+    def _form(self) -> Row[Any]:
+        with short_transaction(self._engine) as connection:
+            form = connection.exec_driver_sql(self._sql.form).one_or_none()
+        if form is None:
+            raise SchemaMissing(self._sql.name_of("processed_message"))
+        return form
+
+    def _refuse_hindrances(self) -> None:
+        if found := self.hindrances():
+            raise InvalidConfiguration(
+                f"{self._sql.name_of('processed_message')} is used by what would be left with one generation of it, or "
+                f"be lost: {', '.join(found)}. Drop that first, and make it again on the converted table"
+            )

@@ -1,0 +1,253 @@
+"""Generations of a rotating inbox: the newest takes what is recorded, the older ones are only asked, the oldest goes.
+
+An inbox that rotates is the table ``processed_message`` in partitions, each with the primary key that one table has.
+``txbox db rotate-inbox`` makes it so (``txbox.maintenance.rotation.conversion``). What is recorded goes into the newest
+one, if the view ``processed_earlier`` has it in none of the others (``inbox.sql``).
+
+A rotation is one transaction, behind a lock that no transaction shares which records::
+
+    A records in 1 ───────────── A commits
+         R waits for the lock ────────────┘ makes 2, the default, and the view of 1 ── R commits
+              B waits behind R ───────────────────────────────────────────────────────────────┘ records in 2
+
+B is planned and has its snapshot behind its locks, so it sees what A has recorded. A bulk load's chunk that looks for
+its ids and then inserts them holds the lock from the one to the other. R waits for ``LOCK_MS`` at a time at most, so B
+does, too, and no deadlock is ever found that ends someone else's transaction; a transaction that is long only postpones
+the rotation.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from txbox.backoff import Backoff
+from txbox.horizon import PRODUCER_SLACK
+from txbox.postgres.engines import adopt
+from txbox.postgres.server import SERVER
+from txbox.postgres.sql import with_moments
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_retryable, sqlstate
+from txbox.postgres.transactions import short_transaction
+from txbox.retries import retry
+
+__all__ = ["Generation", "Generations", "is_contended", "wait_for_older_transactions"]
+
+LOCK_MS = 80
+"""How long the exclusive lock is waited for at once; what records waits behind it. Less than deadlock_timeout."""
+
+TRIES = 30
+"""How often it is waited for."""
+
+AGAIN = Backoff(first_seconds=0.05, longest_seconds=2.0)
+"""The pauses between the tries."""
+
+MOST_GENERATIONS = 24
+"""What records locks each generation and its key, and Postgres has room for 64 locks of each connection by default."""
+
+MOVED_AT_ONCE = 500
+"""Rows of parked messages that one transaction moves."""
+
+POLL_SECONDS = 0.2
+"""Between two looks at the transactions that run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation of a rotating inbox.
+
+    Attributes:
+        generation: its number.
+        opened_at: since when ids were recorded in it; the first one has those from before, too.
+        closed_at: since when none is; None: it is the current one.
+        rows: by the planner's figures.
+        bytes: with the primary key.
+    """
+
+    generation: int
+    opened_at: datetime
+    closed_at: datetime | None
+    rows: int
+    bytes: int
+
+
+class GenerationStatements(SqlFile, file="generations.sql"):
+    """The statements of ``generations.sql``."""
+
+    rotates: str
+    generations: str
+    rotate: str
+    forgettable: str
+    move_parked: str
+    name_generation: str
+    drop_generation: str
+    is_kept: str
+
+
+class Generations:
+    """The generations of one inbox. What changes them takes the rights of the tables' owner."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        schema: str | None = None,
+        prefix: str = "",
+        wait: Callable[[float], bool | None] = time.sleep,
+    ) -> None:
+        """Name where the tables are.
+
+        Args:
+            engine: where short transactions are opened.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            wait: pauses for so many seconds; returns whether to give up.
+        """
+        self._engine = adopt(engine)
+        self._sql = GenerationStatements.load(schema, prefix)
+        self._wait = wait
+
+    def rotating(self) -> bool:
+        """Return whether the inbox rotates; False if it is one table."""
+        with short_transaction(self._engine) as connection:
+            return bool(connection.exec_driver_sql(self._sql.rotates).scalar_one_or_none())
+
+    def list(self) -> list[Generation]:
+        """Return the generations, oldest first; none if the inbox is one table."""
+        with short_transaction(self._engine) as connection:
+            rows = connection.exec_driver_sql(self._sql.generations).mappings()
+            return [Generation(**with_moments(row, "opened_at", "closed_at")) for row in rows]
+
+    def rotate(self, *, tries: int = TRIES, most: int = MOST_GENERATIONS) -> bool:
+        """Open a new generation, which takes what is recorded from now on.
+
+        Args:
+            tries: how often the lock is waited for.
+            most: how many there may be.
+
+        Returns:
+            False: transactions that use the inbox did not end meanwhile, or there are that many. Nothing has changed;
+            try again later.
+
+        Raises:
+            DBAPIError: as the database raised it; 55000: the inbox does not rotate.
+        """
+        if (count := len(self.list())) >= most:
+            _log.warning(
+                "%s has %d generations, and more would slow recording down: no new one is opened, the current one goes "
+                "on. Forget old ones: give every subscriber a window (txbox maintain), and rotate less often",
+                self._sql.name_of("processed_message"),
+                count,
+            )
+            return False
+        return self.exclusively(lambda connection: connection.exec_driver_sql(self._sql.rotate), tries=tries)
+
+    def forget(
+        self,
+        *,
+        slack: timedelta = PRODUCER_SLACK,
+        settled: Mapping[str, float] | None = None,
+        tries: int = TRIES,
+    ) -> tuple[int, ...]:
+        """Drop every generation all of whose ids lie behind their subscribers' horizons; return their numbers.
+
+        Rows of letters that wait, and of those that were discarded since the horizon, are moved into the current
+        generation before. One whose lock cannot be had, or whose letters are being redriven, is left for the next time.
+
+        The horizons must have been seen by every transaction that runs (``wait_for_older_transactions``): one whose
+        snapshot is older than a horizon knows neither the horizon nor the id, and would run the message again.
+
+        Args:
+            slack: by how much the clocks of a sender and of the database may differ.
+            settled: the horizons that every running transaction has seen, by subscriber, in seconds since 1970; another
+                process may have moved them since. None: all have been seen.
+            tries: how often the lock is waited for, for each generation.
+        """
+        with short_transaction(self._engine) as connection:
+            if not connection.exec_driver_sql(self._sql.rotates).scalar_one_or_none():
+                return ()
+            horizons = None if settled is None else json.dumps(dict(settled))
+            wanted = {"slack_seconds": slack.total_seconds(), "settled": horizons}
+            found = list(connection.exec_driver_sql(self._sql.forgettable, wanted))
+        return tuple(generation for generation, closed_at in found if self._drop(generation, closed_at, tries))
+
+    def exclusively(self, change: Callable[[Connection], object], *, tries: int = TRIES) -> bool:
+        """Run a change that takes the inbox's exclusive lock in a transaction of its own; return False if it is busy.
+
+        Args:
+            change: is run again from its start after a lock that it could not have, and after a deadlock.
+            tries: how often, at most.
+        """
+
+        def work() -> None:
+            with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{LOCK_MS}ms"})
+                change(connection)
+
+        try:
+            retry(work, again=lambda error, _: is_contended(error), backoff=AGAIN, runs=tries, wait=self._wait)
+        except DBAPIError as error:
+            if not is_contended(error):
+                raise
+            _log.info("the inbox is in use, and was not locked in %d tries: %s", tries, str(error.orig).splitlines()[0])
+            return False
+        return True
+
+    def move_parked(self, generation: int, most: int = MOVED_AT_ONCE) -> int:
+        """Move rows of letters that wait into the current generation, in one transaction; return how many."""
+        moved = {"generation": generation, "most": most}
+        with short_transaction(self._engine) as connection:
+            return connection.exec_driver_sql(self._sql.move_parked, moved).rowcount
+
+    def _drop(self, generation: int, closed_at: int, tries: int) -> bool:
+        while self.move_parked(generation):
+            pass
+
+        def drop(connection: Connection) -> None:
+            connection.exec_driver_sql(self._sql.name_generation, {"generation": generation, "closed_at": closed_at})
+            connection.exec_driver_sql(self._sql.drop_generation)
+
+        if not self.exclusively(drop, tries=tries):
+            return False
+        with short_transaction(self._engine) as connection:
+            return not connection.exec_driver_sql(self._sql.is_kept, {"generation": generation}).scalar_one()
+
+
+def is_contended(error: BaseException) -> bool:
+    """Whether a transaction could not have its locks, and may have them when it is run again."""
+    return is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
+
+
+def wait_for_older_transactions(
+    engine: Engine, *, seconds: float, wait: Callable[[float], bool | None] = time.sleep
+) -> bool:
+    """Wait until every transaction of this database that runs now has ended, as CREATE INDEX CONCURRENTLY does.
+
+    What has committed before the call is in the snapshot of every transaction then. A VACUUM is not waited for.
+
+    Args:
+        engine: the database.
+        seconds: how long to wait at most.
+        wait: pauses for so many seconds; returns whether to give up.
+
+    Returns:
+        False: one of them still runs; nothing may be deleted that only what was committed makes superfluous.
+    """
+    until = time.monotonic() + seconds
+    older: set[str] | None = None
+    while True:
+        with short_transaction(engine) as connection:
+            running = set(connection.exec_driver_sql(SERVER.running_transactions).scalars())
+        older = running if older is None else older & running
+        if not older:
+            return True
+        if time.monotonic() >= until or wait(POLL_SECONDS):
+            return False
+
+
+_log = logging.getLogger("txbox.maintenance")

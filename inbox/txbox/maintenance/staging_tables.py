@@ -1,0 +1,72 @@
+"""Staging tables of bulk loads: found by their names, and dropped when their run is done or left."""
+
+import re
+
+from sqlalchemy import Connection
+
+from txbox.postgres.sql import quote, unescaped
+from txbox.postgres.sql_files import SqlFile
+
+__all__ = ["TABLES_PER_TRANSACTION", "StagingCatalogue"]
+
+TABLES_PER_TRANSACTION = 64
+"""How many tables one transaction creates or drops: Postgres's table of locks is finite."""
+
+
+class StagingStatements(SqlFile, file="staging_tables.sql"):
+    """The statements of ``staging_tables.sql``."""
+
+    schema_of_tables: str
+    of_run: str
+    abandoned: str
+    partitions: str
+    drop_tables: str
+
+
+class StagingCatalogue:
+    """The staging tables beside the tables of one schema, under one prefix; on the caller's connection."""
+
+    def __init__(self, schema: str | None, prefix: str) -> None:
+        """Name where the tables are, as for an inbox."""
+        self._sql = StagingStatements.load(schema, prefix)
+        self._start = f"{prefix}bulk_load_staging_"
+
+    def name(self, run_id: str, attempt: int) -> str:
+        """Return what the staging table of a run's attempt is called."""
+        return f"{self._start}{run_id}_{attempt}"
+
+    def schema(self, connection: Connection) -> str:
+        """Return the schema of our tables, quoted as Postgres and psycopg's placeholders need it."""
+        return str(connection.exec_driver_sql(self._sql.schema_of_tables).scalar_one()).replace("%", "%%")
+
+    def of_run(self, connection: Connection, run_id: str) -> list[str]:
+        """Return the staging tables of all attempts of a run."""
+        pattern = f"^{re.escape(self._start)}{run_id}_[0-9]+$"
+        return list(connection.exec_driver_sql(self._sql.of_run, {"pattern": pattern}).scalars())
+
+    def abandoned(self, connection: Connection, abandoned_seconds: float | None) -> list[str]:
+        """Return the staging tables of runs that are finished or forgotten, and of those that were left.
+
+        A run that was left can still be resumed without its staging table: its events are staged again.
+
+        Args:
+            connection: to read with.
+            abandoned_seconds: how long a run that was left has had no heartbeat; None: its tables are not returned.
+        """
+        start = f"^{re.escape(self._start)}"
+        values = {
+            "pattern": f"{start}[0-9a-f]{{12}}_[0-9]+$",
+            "run_pattern": f"{start}([0-9a-f]{{12}})_",
+            "abandoned_seconds": abandoned_seconds,
+        }
+        return list(connection.exec_driver_sql(self._sql.abandoned, values).scalars())
+
+    def drops(self, connection: Connection, table: str) -> list[str]:
+        """Return the statements that drop a staging table with its partitions, each for a transaction of its own."""
+        name = f"{self.schema(connection)}.{quote(table)}"
+        found = connection.exec_driver_sql(self._sql.partitions, {"staging_table": unescaped(name)}).scalars()
+        names = [*(one.replace("%", "%%") for one in found), name]
+        return [
+            self._sql.drop_tables.replace("{tables}", ", ".join(names[first : first + TABLES_PER_TRANSACTION]))
+            for first in range(0, len(names), TABLES_PER_TRANSACTION)
+        ]

@@ -1,0 +1,240 @@
+"""The sweeper: removes rows in physical order, a stretch of blocks at a time.
+
+Rows of the inbox are inserted in the order of time: at first at the table's end; when what was deleted has been
+vacuumed, in the pages that it has left. So the table becomes a ring, and what is too old lies behind a cursor::
+
+    block 0                    cursor ─▶                              end
+    │ new rows, in freed pages │ too old … too old … │ not too old … │
+
+The cursor of a window moves on until it meets rows that are younger than that window, and stays there. It is kept in
+the table of maintenance, in the same transaction as each delete. It never looks at what it has left behind: rows that
+were deleted, and that Postgres cannot clean up because an old snapshot is held, are not read again and again.
+
+What the cursor has passed or cannot reach (a letter's row that was waiting then; rows that an update has moved) is
+found by a second one, slowly: it goes through the whole table once a day.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txbox.maintenance.tasks import Chore, Ring, SweeperStatements
+from txbox.maintenance.transactions import STATEMENT_MS, MaintenanceTransactions
+from txbox.postgres.sqlstates import sqlstate
+
+__all__ = ["Sweeper", "SweeperStatements", "estimate"]
+
+LONGEST_MS = 100
+"""A statement that looks at several blocks is ended by the server after so long, and is made smaller."""
+
+WANTED_MS = 40
+"""The next statement looks at more blocks while one takes less than half of it, and at fewer if it takes more."""
+
+MOST_BLOCKS = 1_024
+"""Of one statement: 8 MB."""
+
+FIRST_BLOCKS = 16
+"""Of the first statement."""
+
+STOP_BLOCKS = 128
+"""A cursor stays where so many blocks have rows that are young, and none that is too old."""
+
+FRUITLESS_BLOCKS = 1_024
+"""A cursor pauses, and goes on from there in the next round, where so many blocks have nothing to remove."""
+
+SWEEP_SECONDS = 86_400.0
+"""The second cursor goes through a table in so long."""
+
+SWEEP_BLOCKS = 64
+"""And at least so many blocks in a round."""
+
+COUNTED_BLOCKS = 4_096
+"""An estimate looks at so many blocks; a table that has no more of them is counted."""
+
+SAMPLES = 64
+"""In so many stretches, evenly over the table."""
+
+SAMPLE_STEP_BLOCKS = 512
+"""Of one statement, where all are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    removed: int
+    last_block: int | None = None
+    fresh: int = 0
+
+
+class Sweeper:
+    """Removes what is too old, in transactions of a bounded size and time."""
+
+    def __init__(
+        self,
+        transactions: MaintenanceTransactions,
+        statements: SweeperStatements,
+        *,
+        rows_per_transaction: int,
+        stopping: Callable[[], bool],
+    ) -> None:
+        """Name the transactions, how many rows one of them may remove, and what says that it is to stop."""
+        self._transactions = transactions
+        self._sql = statements
+        self._rows = rows_per_transaction
+        self._stopping = stopping
+        self._blocks: dict[str, int] = {}
+
+    def sweep_all(self, chore: Chore) -> int:
+        """Go through a whole table that is not large, and return how many rows were removed."""
+        total, at, removed = self._count_blocks(chore.table), 0, 0
+        while at < total and not self._stopping():
+            at, found = self._step(chore, chore.parameters, at, total, lambda _, __: {})
+            removed += found.removed
+        return removed
+
+    def sweep_ring(self, ring: Ring, *, until: float, once: bool) -> int:
+        """Move the cursors of a ring, and return how many rows were removed.
+
+        Args:
+            ring: what is removed.
+            until: a time of ``time.monotonic()`` at which to stop and go on in the next round.
+            once: there is no next round soon: the second cursor does a day's share if it was not moved for a day.
+        """
+        detail, seconds = self._transactions.read(ring.task)
+        heads = {str(key): int(block) for key, block in detail.get("heads", {}).items()}
+        swept = int(detail.get("swept", 0))
+        total = self._count_blocks(ring.table)
+        if total == 0:
+            return 0
+        state = {"heads": {f"{window:g}": heads.get(f"{window:g}", 0) % total for window in ring.windows}}
+        state["swept"] = swept % total  # type: ignore[assignment]
+        removed = sum(self._move_head(ring, state, window, total, until) for window in ring.windows)
+        since = (SWEEP_SECONDS if once else 0.0) if seconds is None else min(seconds, SWEEP_SECONDS)
+        share = min(max(int(total * since / SWEEP_SECONDS), SWEEP_BLOCKS), total)
+        return removed + self._move_sweep(ring, state, share, total, until)
+
+    def _move_head(self, ring: Ring, state: dict[str, Any], window: float, total: int, until: float) -> int:
+        """Move the cursor of a window until it meets young rows."""
+        key, heads = f"{window:g}", state["heads"]
+        at = start_of_young = heads[key]
+        removed = scanned = fruitless = young = 0
+        while scanned < total and not self._is_over(until):
+            begin = at
+
+            def next_state(_: _Found, beyond: int) -> Mapping[str, Any]:
+                heads[key] = beyond % total
+                return state
+
+            at, found = self._step(ring, {**ring.parameters, "window": window}, begin, total, next_state)
+            moved = at - begin
+            scanned, removed = scanned + moved, removed + found.removed
+            fruitless = 0 if found.removed else fruitless + moved
+            if found.last_block is not None:  # which may have young rows, too; what is behind it is not too old
+                start_of_young = found.last_block
+                young = max(begin + moved - start_of_young - 1, 0) if found.fresh else 0
+            elif found.fresh:
+                start_of_young = start_of_young if young else begin
+                young += moved
+            at %= total
+            if young >= min(STOP_BLOCKS, total):
+                heads[key] = start_of_young
+                break
+            if fruitless >= FRUITLESS_BLOCKS:
+                break
+        else:
+            if young:
+                heads[key] = start_of_young
+        return removed
+
+    def _move_sweep(self, ring: Ring, state: dict[str, Any], share: int, total: int, until: float) -> int:
+        """Move the second cursor by so many blocks; that of the shortest window follows it to old stretches."""
+        window = min(ring.windows)
+        removed = scanned = 0
+        while scanned < share and not self._is_over(until):
+            begin = state["swept"]
+
+            def next_state(found: _Found, beyond: int, begin: int = begin) -> Mapping[str, Any]:
+                state["swept"] = beyond % total
+                if found.removed > found.fresh:
+                    state["heads"][f"{window:g}"] = begin
+                return state
+
+            parameters = {**ring.parameters, "window": window}
+            end = min(begin + share - scanned, total)
+            at, found = self._step(ring, parameters, begin, end, next_state)
+            scanned, removed = scanned + at - begin, removed + found.removed
+        self._transactions.run(lambda connection: self._transactions.progress(connection, ring.task, 0, state))
+        return removed
+
+    def _step(
+        self,
+        task: Chore,
+        parameters: Mapping[str, Any],
+        at: int,
+        end: int,
+        next_state: Callable[[_Found, int], Mapping[str, Any]],
+    ) -> tuple[int, _Found]:
+        """Look at the next stretch in one transaction; return where to go on, and what was found.
+
+        It goes on at the same place if there were more rows than a transaction may remove.
+        """
+        while True:
+            blocks = self._blocks.get(task.task, FIRST_BLOCKS)
+            beyond = min(at + blocks, end)
+            places = {"first": f"({at},0)", "beyond": f"({beyond},0)", "rows": self._rows}
+            took = 0.0
+
+            def work(
+                connection: Connection, beyond: int = beyond, places: Mapping[str, Any] = places
+            ) -> tuple[int, _Found]:
+                nonlocal took
+                began = time.monotonic()
+                result = connection.exec_driver_sql(task.forget, {**parameters, **places})
+                found = _Found(*result.one()) if result.returns_rows else _Found(result.rowcount)
+                took = (time.monotonic() - began) * 1000
+                goes_on_at = at if found.removed >= self._rows else beyond
+                detail = next_state(found, goes_on_at)
+                if found.removed or detail:
+                    self._transactions.progress(connection, task.task, found.removed, detail)
+                return goes_on_at, found
+
+            try:
+                result = self._transactions.run(work, statement_ms=LONGEST_MS if blocks > 1 else STATEMENT_MS)
+            except DBAPIError as error:
+                if sqlstate(error) != _QUERY_CANCELED or blocks == 1:
+                    raise
+                self._blocks[task.task] = max(blocks // 4, 1)
+                continue
+            if took > WANTED_MS:
+                self._blocks[task.task] = max(blocks // 2, 1)
+            elif took < WANTED_MS / 2 and beyond - at == blocks:
+                self._blocks[task.task] = min(blocks * 2, MOST_BLOCKS)
+            return result
+
+    def _count_blocks(self, table: str) -> int:
+        return self._transactions.run(
+            lambda connection: int(connection.exec_driver_sql(self._sql.blocks, {"name": table}).scalar_one())
+        )
+
+    def _is_over(self, until: float) -> bool:
+        return self._stopping() or time.monotonic() >= until
+
+
+def estimate(connection: Connection, task: Chore, sql: SweeperStatements) -> tuple[int, bool]:
+    """Return how many rows a task would remove, and whether they were counted: of a large table, by a sample."""
+    total = int(connection.exec_driver_sql(sql.blocks, {"name": task.table}).scalar_one())
+    is_counted = total <= COUNTED_BLOCKS
+    step = SAMPLE_STEP_BLOCKS if is_counted else total // SAMPLES
+    blocks = SAMPLE_STEP_BLOCKS if is_counted else COUNTED_BLOCKS // SAMPLES
+    rows = looked_at = 0
+    for first in range(0, total, step):
+        places = {"first": f"({first},0)", "beyond": f"({min(first + blocks, total)},0)"}
+        rows += int(connection.exec_driver_sql(task.count, {**task.parameters, **places}).scalar_one())
+        looked_at += min(blocks, total - first)
+    return (rows, True) if is_counted else (round(rows * total / looked_at), False)
+
+
+_QUERY_CANCELED = "57014"

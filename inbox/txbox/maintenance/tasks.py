@@ -1,0 +1,141 @@
+"""Tasks: what is removed from which table, by which statement, after which window."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from math import inf
+from typing import Any
+
+from txbox.horizon import PRODUCER_SLACK
+from txbox.maintenance.retention import Retention
+from txbox.postgres.sql import quoted
+from txbox.postgres.sql_files import SqlFile
+
+__all__ = ["Chore", "Ring", "SweeperStatements", "chores", "rings"]
+
+SLACK = PRODUCER_SLACK
+"""Ids stay for so long behind the horizon: producers' clocks are ahead, and transactions begin before they record."""
+
+GARBAGE = timedelta(days=1)
+"""What is garbage for certain goes after a day: by then, what wrote it has ended."""
+
+
+CURSORS = 8
+"""Of one table: each looks at every block once. Rows of other windows go with the next longer one, or within the day in
+which the whole table is gone through."""
+
+
+class SweeperStatements(SqlFile, file="sweeper.sql"):
+    """The statements of ``sweeper.sql``."""
+
+    forget_ids: str
+    count_ids: str
+    forget_leases: str
+    count_leases: str
+    forget_results: str
+    count_results: str
+    forget: str
+    count: str
+    old_failures: str
+    forget_letters: str
+    old_letters: str
+    old_operations: str
+    old_selections: str
+    old_loads: str
+    old_chunks: str
+    old_relays: str
+    old_workers: str
+    blocks: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """What is removed from a table.
+
+    Attributes:
+        task: its name in the table of maintenance.
+        table: quoted, with its schema.
+        forget: the statement that removes it, from a stretch of blocks.
+        count: the statement that counts it.
+        parameters: of both, beside the stretch.
+    """
+
+    task: str
+    table: str
+    forget: str
+    count: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ring(Chore):
+    """What is removed from a table that grows for ever, behind cursors; ``forget`` also returns what is young.
+
+    Attributes:
+        windows: of the cursors, in seconds: one for each distinct window, and no more than ``CURSORS``.
+    """
+
+    windows: tuple[float, ...] = ()
+
+
+def chores(kept: Retention, sql: SweeperStatements) -> Iterator[Chore]:
+    """Yield what is removed by going through whole tables."""
+    # The failures come before ids are forgotten: without its id, one would look like one that waits.
+    for task, table, old, window in (
+        ("failures", "message_failure", sql.old_failures, GARBAGE),
+        ("letters", "dead_letter", sql.old_letters, kept.letters),
+        ("operations", "dead_letter_operation", sql.old_operations, kept.operations),
+        ("selections", "dead_letter_selection", sql.old_selections, kept.operations),
+        ("loads", "bulk_load", sql.old_loads, kept.loads),
+        ("chunks", "bulk_load_chunk", sql.old_chunks, GARBAGE),
+        ("relays", "outbox_relay", sql.old_relays, GARBAGE),
+        ("workers", "worker_report", sql.old_workers, GARBAGE),
+    ):
+        if window is not None:
+            name = quoted(getattr(sql.tables, table))
+            statement = sql.forget_letters if task == "letters" else sql.forget
+            forget, count = (text.replace("{table}", name).replace("{old}", old) for text in (statement, sql.count))
+            yield Chore(task, sql.name_of(table), forget, count, {"window": window.total_seconds()})
+
+
+def rings(
+    kept: Retention,
+    sql: SweeperStatements,
+    inbox: Mapping[str, timedelta],
+    leases: Mapping[str, timedelta],
+    settled: Mapping[str, float] | None = None,
+) -> Iterator[Ring]:
+    """Yield what is removed behind cursors.
+
+    Args:
+        kept: the other windows.
+        sql: the statements.
+        inbox: windows by subscriber.
+        leases: windows by subscriber.
+        settled: horizons that every running transaction can see, by subscriber, in seconds since 1970; nothing is
+            removed of subscribers that have none. None: what is removed is only counted.
+    """
+    if kept.results is not None:
+        window = kept.results.total_seconds()
+        table = sql.name_of("message_lease")
+        yield Ring("results", table, sql.forget_results, sql.count_results, {"window": window}, (window,))
+    for task, table, forget, count, windows in (
+        ("leases", "message_lease", sql.forget_leases, sql.count_leases, leases),
+        ("inbox", "processed_message", sql.forget_ids, sql.count_ids, inbox),
+    ):
+        if windows:
+            by_name = {name: windows[name].total_seconds() for name in sorted(windows)}
+            parameters = {
+                "subscriber_ids": list(by_name),
+                "windows": list(by_name.values()),
+                "settled": [(settled or {}).get(name, -inf) for name in by_name],
+                "slack": SLACK,
+            }
+            yield Ring(task, sql.name_of(table), forget, count, parameters, _of_cursors(by_name.values()))
+
+
+def _of_cursors(windows: Iterable[float]) -> tuple[float, ...]:
+    """Return the windows that have cursors: each, or a few of them and the longest."""
+    every = sorted(set(windows))
+    count = min(len(every), CURSORS)
+    return tuple(every[(number + 1) * len(every) // count - 1] for number in range(count))

@@ -1,0 +1,196 @@
+"""A maintainer's transactions: bounded, paced, and only while it has the right to work.
+
+Of any number of maintainers one works at a time. The right to do so is a row with an end, by the database's clock; it
+is renewed in every transaction that does a bit of work. So one that was frozen, or cut off, cannot go on after another
+one took over::
+
+    A  renews ── deletes … frozen        the server ends its transaction after IDLE_SECONDS
+    B            waits for A's row ──────┘ takes over, if the lease has run out
+    A  renews ── frozen between two transactions
+    B                                      takes over
+    A                                             renews: not its own any more; nothing is done
+
+No session lock is held, so a pooler in transaction mode may be between.
+"""
+
+import json
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from txbox.backoff import Backoff
+from txbox.postgres.server import SERVER
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_retryable, sqlstate
+from txbox.postgres.transactions import short_transaction
+from txbox.retries import retry
+
+__all__ = ["LEASE_SECONDS", "LeaseGone", "MaintenanceStatements", "MaintenanceTransactions"]
+
+T = TypeVar("T")
+
+LEASE_SECONDS = 30.0
+"""After the last transaction of a maintainer that was killed, another one waits for so long."""
+
+IDLE_SECONDS = 15
+"""After so long the server ends a transaction whose maintainer is silent."""
+
+LOCK_MS = 1_000
+"""How long one transaction waits for locks."""
+
+STATEMENT_MS = 10_000
+"""How long a statement may take that cannot be made smaller."""
+
+RUNS = 5
+"""How often a transaction is run that meets a deadlock, a serialization failure or a lock."""
+
+AGAIN = Backoff(first_seconds=0.1, longest_seconds=2.0)
+
+
+class MaintenanceStatements(SqlFile, file="maintenance.sql"):
+    """The statements of ``maintenance.sql``."""
+
+    acquire: str
+    renew: str
+    release: str
+    read_task: str
+    progress: str
+    finish_task: str
+    fail_task: str
+    server_state: str
+    inbox_subscribers: str
+    lease_subscribers: str
+    source_retentions: str
+    move_horizons: str
+    horizons: str
+    still_running: str
+    generation_seconds: str
+
+
+class LeaseGone(Exception):
+    """Another maintainer has taken over; nothing of this transaction is done."""
+
+
+class MaintenanceTransactions:
+    """The transactions of one maintainer."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        statements: MaintenanceStatements,
+        *,
+        budget_ms_per_second: float,
+        wait: Callable[[float], bool | None] = time.sleep,
+    ) -> None:
+        """Name the database, and how much of the time is for work.
+
+        Args:
+            engine: where transactions are opened.
+            statements: of the tables' schema and prefix.
+            budget_ms_per_second: milliseconds of each second that transactions may take; 1,000 is no limit.
+            wait: pauses for so many seconds; returns whether the maintainer is to stop.
+        """
+        self.owner = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"
+        self._engine = engine
+        self._sql = statements
+        self._pause_share = 1000.0 / budget_ms_per_second - 1.0
+        self._wait = wait
+
+    def acquire(self) -> bool:
+        """Take the right to work, or renew it; return False if another maintainer has it."""
+        try:
+            with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{LOCK_MS}ms"})
+                found = connection.exec_driver_sql(self._sql.acquire, self._lease)
+                return found.one_or_none() is not None
+        except DBAPIError as error:
+            if sqlstate(error) == LOCK_NOT_AVAILABLE:  # it works this very moment
+                return False
+            raise
+
+    def release(self) -> None:
+        """Give the right to work back, if it is still this maintainer's."""
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{LOCK_MS}ms"})
+            connection.exec_driver_sql(self._sql.release, {"owner": self.owner})
+
+    def run(self, work: Callable[[Connection], T], *, statement_ms: int = STATEMENT_MS) -> T:
+        """Run work in a transaction, and pause afterwards for as long as the budget says.
+
+        Args:
+            work: one or a few short statements; run again after a deadlock, a serialization failure, or a wait for a
+                lock that took too long.
+            statement_ms: how long one statement may take, in milliseconds.
+
+        Raises:
+            LeaseGone: another maintainer has taken over.
+            DBAPIError: as the database raised it.
+        """
+        began = time.monotonic()
+        result = retry(
+            lambda: self._once(work, statement_ms),
+            again=lambda error, _: is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE,
+            backoff=AGAIN,
+            runs=RUNS,
+            wait=self._wait,
+        )
+        pause = (time.monotonic() - began) * self._pause_share
+        if pause > 0:
+            self._wait(min(pause, LEASE_SECONDS / 3))
+        return result
+
+    def _once(self, work: Callable[[Connection], T], statement_ms: int) -> T:
+        with self._leased(statement_ms) as connection:
+            return work(connection)
+
+    def progress(self, connection: Connection, task: str, removed: int, detail: Mapping[str, Any]) -> None:
+        """Note what a task has done, in the transaction of its work."""
+        noted = {"task": task, "owner": self.owner, "removed": removed, "detail": json.dumps(detail)}
+        connection.exec_driver_sql(self._sql.progress, noted)
+
+    def finish(self, task: str, seconds: float, detail: Mapping[str, Any] | None = None) -> None:
+        """Note that a task has run."""
+        noted = {"task": task, "owner": self.owner, "seconds": seconds, "detail": json.dumps(detail or {})}
+        self.run(lambda connection: connection.exec_driver_sql(self._sql.finish_task, noted))
+
+    def fail(self, task: str, error: str) -> None:
+        """Note why a task was not done."""
+        noted = {"task": task, "owner": self.owner, "error": error}
+        self.run(lambda connection: connection.exec_driver_sql(self._sql.fail_task, noted))
+
+    def read(self, task: str) -> tuple[dict[str, Any], float | None]:
+        """Return a task's detail, and the seconds since it ran; None if it never did."""
+        with short_transaction(self._engine) as connection:
+            row = connection.exec_driver_sql(self._sql.read_task, {"task": task}).one_or_none()
+        return ({}, None) if row is None else (dict(row.detail), row.seconds)
+
+    def pause(self, seconds: float) -> None:
+        """Wait for so many seconds, or until the maintainer is to stop."""
+        self._wait(seconds)
+
+    @property
+    def _lease(self) -> dict[str, object]:
+        return {"owner": self.owner, "lease_seconds": LEASE_SECONDS}
+
+    @contextmanager
+    def _leased(self, statement_ms: int) -> Iterator[Connection]:
+        limits = {
+            "lock_timeout": f"{LOCK_MS}ms",
+            "statement_timeout": f"{statement_ms}ms",
+            "idle_timeout": f"{IDLE_SECONDS}s",
+        }
+        with short_transaction(self._engine) as connection:
+            if connection.exec_driver_sql(self._sql.renew, {**self._lease, **limits}).one_or_none() is None:
+                raise LeaseGone
+            yield connection
+
+
+_log = logging.getLogger("txbox.maintenance")

@@ -1,0 +1,163 @@
+"""The runway: what is kept, how far back, how large that is, and when something was forgotten last."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping
+
+from txbox.postgres.server import estimate_rows
+from txbox.postgres.sql import moment, with_moments
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.transactions import check_table
+
+__all__ = ["GenerationStatus", "HorizonStatus", "MaintenanceTask", "Runway", "read_runway"]
+
+LOOKED_AT_BLOCKS = 128
+"""Of the inbox, from each cursor of its maintainer on: the oldest ids are there."""
+
+OVERDUE_SECONDS = 300.0
+"""A maintainer that is a service has a round every few seconds, or every minute while there is much to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonStatus:
+    """How far back a subscriber remembers.
+
+    Attributes:
+        subscriber_id: its name.
+        horizon: messages that were sent before it are not run any more.
+        age_seconds: of the horizon, by the database's clock.
+        oldest_at: when its oldest id was recorded, as far as that is known from where the maintainer works; rows of
+            letters that wait may be older. None where none was seen there, and of a rotating inbox.
+    """
+
+    subscriber_id: str
+    horizon: datetime
+    age_seconds: float
+    oldest_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStatus:
+    """One generation of a rotating inbox; ``rows`` by the planner's figures, ``bytes`` with its index."""
+
+    generation: int
+    opened_at: datetime
+    closed_at: datetime | None
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceTask:
+    """What maintainers have done of one task: when last, how many rows they have removed in all, and
+    what the database has said if it could not be done last."""
+
+    task: str
+    finished_at: datetime | None
+    removed: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Runway:
+    """What is kept and forgotten.
+
+    Attributes:
+        maintainer: which one works, or did so last; None if none ever has.
+        at_work: one works, or did so half a minute ago.
+        seconds_ago: since the last round was finished; None if none ever was.
+        overdue: a round was finished, and that is longer ago than a service takes.
+        inbox_rows: of all generations, by the planner's figures.
+        inbox_bytes: with its index, of all generations.
+        horizons: of each subscriber that forgets, by name.
+        generations: of a rotating inbox, the oldest first.
+        rotation_due_seconds: until a new one is opened; negative: since; None if that is not known.
+        tasks: by name.
+    """
+
+    maintainer: str | None
+    at_work: bool
+    seconds_ago: float | None
+    overdue: bool
+    inbox_rows: int
+    inbox_bytes: int
+    horizons: tuple[HorizonStatus, ...] = ()
+    generations: tuple[GenerationStatus, ...] = ()
+    rotation_due_seconds: float | None = None
+    tasks: tuple[MaintenanceTask, ...] = ()
+
+
+class RunwayStatements(SqlFile, file="runway.sql"):
+    """The statements of ``runway.sql``."""
+
+    tasks: str
+    horizons: str
+    inbox_size: str
+    generations: str
+    oldest_kept: str
+
+
+def read_runway(connection: Connection, *, schema: str | None = None, prefix: str = "") -> Runway | None:
+    """Return what is kept and forgotten; None where nothing was ever to be forgotten.
+
+    Args:
+        connection: to read with.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+    """
+    sql = RunwayStatements.load(schema, prefix)
+    for table in (sql.tables.maintenance, sql.tables.inbox_horizon, sql.tables.inbox_generation):
+        check_table(connection, table)
+    tasks = {row["task"]: row for row in connection.exec_driver_sql(sql.tasks).mappings()}
+    horizons = tuple(
+        HorizonStatus(**with_moments(row, "horizon")) for row in connection.exec_driver_sql(sql.horizons).mappings()
+    )
+    generations = connection.exec_driver_sql(sql.generations).mappings().all()
+    if not (tasks or horizons or generations):
+        return None
+    size = connection.exec_driver_sql(sql.inbox_size).one()
+    if horizons and not size.partitioned:
+        oldest = _oldest(connection, sql, tasks.get("inbox"))
+        horizons = tuple(replace(one, oldest_at=oldest.get(one.subscriber_id)) for one in horizons)
+    lease = tasks.get("lease")
+    seconds_ago = None if lease is None else lease["seconds_ago"]
+    return Runway(
+        maintainer=None if lease is None else lease["owner"],
+        at_work=lease is not None and lease["at_work"],
+        seconds_ago=seconds_ago,
+        overdue=seconds_ago is not None and seconds_ago > OVERDUE_SECONDS,
+        inbox_rows=estimate_rows(connection, sql.name_of("processed_message")),
+        inbox_bytes=size.bytes,
+        horizons=horizons,
+        generations=tuple(_generation(row) for row in generations),
+        rotation_due_seconds=_due(generations, tasks.get("rotation")),
+        tasks=tuple(
+            MaintenanceTask(name, moment(row["finished_at"]), row["removed"], row["detail"].get("error"))
+            for name, row in tasks.items()
+            if name not in ("lease", "horizons")
+        ),
+    )
+
+
+def _oldest(connection: Connection, sql: RunwayStatements, inbox: RowMapping | None) -> dict[str, datetime | None]:
+    heads = [] if inbox is None else list(inbox["detail"].get("heads", {}).values())
+    found: dict[str, datetime | None] = {}
+    for head in sorted({*map(int, heads)} or {0}):
+        places = {"first": f"({head},0)", "beyond": f"({head + LOOKED_AT_BLOCKS},0)"}
+        for row in connection.exec_driver_sql(sql.oldest_kept, places):
+            times = [at for at in (found.get(row.subscriber_id), moment(row.oldest)) if at is not None]
+            found[row.subscriber_id] = min(times, default=None)
+    return found
+
+
+def _generation(row: RowMapping) -> GenerationStatus:
+    values: dict[str, Any] = with_moments(row, "opened_at", "closed_at")
+    return GenerationStatus(**{name: value for name, value in values.items() if name != "age_seconds"})
+
+
+def _due(generations: Sequence[RowMapping], rotation: RowMapping | None) -> float | None:
+    every = None if rotation is None else rotation["detail"].get("every_seconds")
+    return None if every is None or not generations else float(every) - generations[-1]["age_seconds"]

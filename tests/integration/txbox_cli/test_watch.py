@@ -1,0 +1,101 @@
+"""``txbox status --watch``: a report that is shown again, and ends as its reader wants."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from support.postgres.tcp_proxy import TcpProxy
+from support.program import COMMAND, Running
+from support.waiting import wait_until
+from txbox import Inbox
+
+WATCH = ("status", "--watch", "--interval", "0.2")
+
+
+def record(engine: Engine, message_id: str) -> None:
+    with engine.begin() as connection:
+        Inbox("billing").record(connection, message_id)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_each_report_follows_the_one_before_until_a_signal(schema_url: str, engine: Engine, number: Any) -> None:
+    with Running(*WATCH, env={"TXBOX_DATABASE_URL": schema_url}) as running:
+        running.says("inbox: 0 rows\n")
+        record(engine, "a")
+        running.says("inbox: 1 rows\n")
+        running.signal(number)
+        assert running.wait() == 0
+    assert running.err == []
+    headings = [line for line in running.out if line.endswith(", every 0.2 s; Ctrl-C ends\n")]
+    assert len(headings) == len([line for line in running.out if line.startswith("inbox: ")]) >= 2
+    assert "\x1b" not in "".join(running.out)
+
+
+def test_as_json_each_report_is_one_line(schema_url: str, engine: Engine) -> None:
+    with Running(*WATCH, "--json", env={"TXBOX_DATABASE_URL": schema_url}) as running:
+        running.says("inbox_rows")
+        record(engine, "a")
+        running.says('"inbox_rows": 1')
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+    rows = [json.loads(line)["inbox_rows"] for line in running.out]
+    assert rows == sorted(rows)
+    assert {*rows} == {0, 1}
+
+
+def test_an_outage_is_told_and_survived(proxy: TcpProxy, proxied: Engine, engine: Engine) -> None:
+    url = proxied.url.render_as_string(hide_password=False)
+    with Running(*WATCH, env={"TXBOX_DATABASE_URL": url}) as running:
+        running.says("inbox: 0 rows\n")
+        proxy.refuse()
+        proxy.cut()
+        running.says("next try in 0.2 s")
+        proxy.accept()
+        record(engine, "a")
+        running.says("inbox: 1 rows\n")
+        running.signal(signal.SIGINT)
+        assert running.wait() == 0
+
+
+def test_a_database_that_was_never_there_ends_it() -> None:
+    with Running(*WATCH, env={"TXBOX_DATABASE_URL": "postgresql://u:hunter2@127.0.0.1:1/none"}) as running:
+        assert running.wait() == 1
+    assert len(running.err) == 1
+    assert "hunter2" not in running.err[0]
+
+
+def test_in_a_terminal_each_report_takes_the_place_of_the_one_before(schema_url: str) -> None:
+    terminal, end = pty.openpty()
+    shown = b""
+    process = subprocess.Popen(
+        [*COMMAND, *WATCH],
+        stdout=end,
+        stderr=end,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "TXBOX_DATABASE_URL": schema_url, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(end)
+    try:
+        os.set_blocking(terminal, False)
+
+        def twice() -> bool:
+            nonlocal shown
+            with contextlib.suppress(BlockingIOError):
+                shown += os.read(terminal, 65536)
+            return shown.count(b"inbox: 0 rows") >= 2
+
+        wait_until(twice)
+        assert shown.count(b"\x1b[2J") >= 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)

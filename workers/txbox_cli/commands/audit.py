@@ -1,0 +1,169 @@
+"""``txbox audit``: prove that what an outbox has sent is in an inbox, and that the inbox balances."""
+
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+
+from txbox.audit import AuditReport, Finding, FindingKind, Stretch
+from txbox.audit import audit as compare
+from txbox.audit import audit_inbox as balance
+from txbox.audit.report import COUNTS
+from txbox_cli.errors import CommandFailed, UsageError
+from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, read_moment, read_span
+from txbox_cli.output import counted, print_counts, print_json, printable
+
+__all__ = ["audit"]
+
+SHOWN_STRETCHES = 5
+
+
+def audit(
+    destinations: Annotated[
+        list[str] | None,
+        typer.Option("--destination", help="Where the outbox has sent to; again for others of the same subscriber."),
+    ] = None,
+    subscriber: Annotated[str | None, typer.Option("--subscriber", help="Whose inbox.")] = None,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    inbox_url: Annotated[
+        str | None, typer.Option("--inbox-url", help="The inbox's database; without it, the same.")
+    ] = None,
+    inbox_schema: Annotated[
+        str | None, typer.Option("--inbox-schema", help="The schema of its tables; without it, as --schema.")
+    ] = None,
+    inbox_prefix: Annotated[
+        str | None, typer.Option("--inbox-prefix", help="What its tables' names start with; without it, as --prefix.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Only ids (UUIDs of version 7) made then or later: 2026-03-01T08:00Z, or how long ago: 2h, 7d.",
+        ),
+    ] = None,
+    in_flight: Annotated[
+        str,
+        typer.Option("--in-flight", metavar="SPAN", help="What was sent less than this ago may still be on its way."),
+    ] = "15m",
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Others send to this subscriber, too: no id in the inbox is foreign.")
+    ] = False,
+    inbox_only: Annotated[
+        bool, typer.Option("--inbox-only", help="Balance the inbox by itself, as without --destination.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", help="How many messages to name.", min=0, max=100_000)] = 100,
+    as_json: JsonOption = False,
+) -> int:
+    """Prove that every message that was sent is processed or parked, and that no other is.
+
+    Compares the messages that an outbox has sent, and keeps (`txbox relay --keep-sent 7d`), with the inbox of the
+    subscriber that receives them, by counts and digests. Where these differ, it names the messages. A message that is
+    missing is lost, or waits in a queue whose backlog is older than --in-flight. What cannot be judged is counted, and
+    said: what is too young, what the outbox does not keep any more, what the inbox may have forgotten.
+
+    Without --destination, or with --inbox-only: does each inbox balance by itself? Recorded = processed + parked +
+    expired + discarded; and each dead letter that waits is parked in the inbox, under its number.
+
+    Reads only, a little at a time, also from a replica. Exit status 0: balanced. 1: it is not.
+    """
+    alone = inbox_only or not destinations
+    if not alone and subscriber is None:
+        raise UsageError("--subscriber is missing: whose inbox is to be compared with --destination?")
+    if alone and shared:
+        raise UsageError("--shared is for an audit with --destination")
+    begin = None if since is None else read_moment("--since", since)
+    span = read_span("--in-flight", in_flight)
+    outbox = database(url, schema, prefix)
+    inbox = database(inbox_url or url, inbox_schema or schema, inbox_prefix if inbox_prefix is not None else prefix)
+    with ExitStack() as stack:
+        recorded = stack.enter_context(inbox.engine())
+        if alone:
+            reports = balance(recorded, subscriber, schema=inbox.schema, prefix=inbox.prefix, since=begin, limit=limit)
+            if subscriber is not None and not reports:
+                raise CommandFailed(
+                    f"no subscriber {subscriber} has left a trace here; `txbox status` shows those that have"
+                )
+        else:
+            report = compare(
+                stack.enter_context(outbox.engine()),
+                destinations or (),
+                recorded,
+                subscriber or "",
+                outbox_schema=outbox.schema,
+                outbox_prefix=outbox.prefix,
+                inbox_schema=inbox.schema,
+                inbox_prefix=inbox.prefix,
+                since=begin,
+                in_flight=span,
+                shared=shared,
+                limit=limit,
+            )
+            if report.balanced and not report.counts["sent"] and begin is None:
+                where = ", ".join(report.destinations)
+                raise CommandFailed(f"of what is kept, nothing was sent to {where}; name it as it was published")
+            reports = [report]
+    balanced = all(report.balanced for report in reports)
+    if as_json:
+        print_json([one.as_dict() for one in reports] if alone else reports[0].as_dict())
+        return 0 if balanced else 1
+    for report in reports:
+        _print(report)
+    if not reports:
+        typer.echo("balanced: the inbox is empty")
+    return 0 if balanced else 1
+
+
+def _print(report: AuditReport) -> None:
+    source = f"{', '.join(report.destinations)} → " if report.destinations else ""
+    typer.echo(printable(f"{source}{report.subscriber_id}"))
+    print_counts([(name.replace("_", " "), report.counts[name], COUNTS[name]) for name in _shown(report)])
+    for finding in report.findings:
+        typer.echo(printable(_named(finding)))
+    listed = sum(report.counts[kind] for kind in FindingKind)
+    if listed > len(report.findings):
+        typer.echo(f"{listed - len(report.findings):,} more are not named; see --limit")
+    for stretch in report.differing[:SHOWN_STRETCHES]:
+        typer.echo(printable(_stretch(stretch)))
+    if report.kept_since is not None:
+        limits = [f"sent messages are kept since {report.kept_since:%Y-%m-%d %H:%M:%S}"]
+        if report.horizon is not None:
+            limits.append(f"the inbox forgets what is older than {report.horizon:%Y-%m-%d %H:%M:%S}")
+        typer.echo("; ".join(limits))
+    faults = f"NOT BALANCED: {counted(report.faults, 'fault')}"
+    compared = f"{counted(report.stretches, 'stretch', 'stretches')} in {report.seconds:.1f} s"
+    typer.echo(f"{'balanced' if report.balanced else faults}; {compared}")
+
+
+def _shown(report: AuditReport) -> list[str]:
+    always: tuple[str, ...] = ("processed", "parked")
+    if report.destinations:
+        always = ("sent", *always, "missing", "foreign", "doubled")
+    return [name for name in COUNTS if report.counts[name] or name in always]
+
+
+def _named(finding: Finding) -> str:
+    at = "" if finding.at is None else f", {_VERBS[finding.kind]} {finding.at:%Y-%m-%d %H:%M:%S}"
+    return f"{finding.kind.value.replace('_', ' ')}: {finding.message_id}{at}"
+
+
+def _stretch(stretch: Stretch) -> str:
+    if stretch.since is not None and stretch.until is not None:
+        where = f"{stretch.since:%Y-%m-%d %H:%M:%S} to {stretch.until:%Y-%m-%d %H:%M:%S}"
+    else:
+        where = f"ids after {stretch.after!r} to {stretch.last!r}"
+    faults = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in stretch.faults.items())
+    return f"differs: {where}: {stretch.sent:,} sent, {stretch.recorded:,} in the inbox: {faults}"
+
+
+_VERBS: dict[Any, str] = {
+    FindingKind.MISSING: "sent",
+    FindingKind.SENT_AGAIN: "sent last",
+    FindingKind.FOREIGN: "processed",
+    FindingKind.DOUBLED: "processed",
+    FindingKind.UNPARKED: "parked",
+    FindingKind.UNRECORDED: "parked",
+    FindingKind.PROCESSED_SINCE: "parked",
+}

@@ -1,0 +1,96 @@
+"""The filter of dead letters on the command line: its options, the same for each command, and how they are read."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, TypeVar
+
+import typer
+
+from txbox import InvalidConfiguration, Reason
+from txbox.dead_letters import LetterFilter
+from txbox_cli.errors import UsageError
+from txbox_cli.options import read_moment, require_order
+
+__all__ = ["with_filter"]
+
+Result = TypeVar("Result")
+
+
+def with_filter(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give a command the options of ``read_filter`` in place of its parameter ``which``, which is the filter then."""
+    options = inspect.signature(read_filter).parameters
+
+    @wraps(command)
+    def run(**given: object) -> Result:
+        which = read_filter(**{name: given.pop(name) for name in options})  # type: ignore[arg-type]
+        try:
+            return command(which=which, **given)
+        except InvalidConfiguration as error:  # what only the database can tell, such as a JSON path that is none
+            raise UsageError(str(error)) from error
+
+    own = inspect.signature(command)
+    parameters = [
+        parameter
+        for each in own.parameters.values()
+        for parameter in (options.values() if each.name == "which" else [each])
+    ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def read_filter(
+    subscriber: Annotated[str | None, typer.Option(help="Only this subscriber's.")] = None,
+    destination: Annotated[str | None, typer.Option(help="Only those that a relay could not send there.")] = None,
+    reason: Annotated[list[Reason] | None, typer.Option(help="Only those parked for this; may be repeated.")] = None,
+    error: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only those with this in their error, in any case.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Parked then or later: 2026-03-01T08:00Z, or how long ago: 2h, 7d."),
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Parked before then; as --since.")] = None,
+    source: Annotated[str | None, typer.Option(metavar="URL", help="Only those from this queue.")] = None,
+    message_id: Annotated[list[str] | None, typer.Option(help="Only those of this message; may be repeated.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only those with it; may be repeated.")
+    ] = None,
+    json_path: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Only those in whose body it finds something but false and null: '$.customer == 7'.",
+        ),
+    ] = None,
+) -> LetterFilter:
+    """Return the filter that the options ask for.
+
+    Raises:
+        UsageError: one of them cannot be read.
+    """
+    begin = None if since is None else read_moment("--since", since)
+    end = None if until is None else read_moment("--until", until)
+    require_order(begin, end)
+    pairs = [each.partition("=") for each in header or ()]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise UsageError(f"--header must be NAME=VALUE, not {name!r}")
+    try:
+        return LetterFilter(
+            subscriber_id=subscriber,
+            destination=destination,
+            reasons=tuple(reason or ()),
+            error=error,
+            since=begin,
+            until=end,
+            source=source,
+            message_ids=tuple(message_id or ()),
+            headers={name: value for name, _, value in pairs},
+            json_path=json_path,
+        )
+    except InvalidConfiguration as refused:
+        raise UsageError(
+            "letters have a subscriber or, from a relay, a destination: give one of the options"
+        ) from refused

@@ -1,0 +1,160 @@
+"""``txbox maintain``: forget what was kept long enough, as a process or from cron."""
+
+import logging
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from txbox.maintenance import Maintainer, Retention
+from txbox.maintenance.maintainer import BUDGET_MS_PER_SECOND, FEWEST_ROWS, GENERATIONS, ROWS_PER_TRANSACTION
+from txbox.service import STOP_SECONDS
+from txbox_cli.errors import CommandFailed, UsageError
+from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, read_span
+from txbox_cli.output import print_counts, print_json
+from txbox_cli.settings import Settings
+from txbox_cli.signals import hangup_terminates
+
+__all__ = ["maintain"]
+
+
+def _keep(what: str) -> Any:
+    return typer.Option(metavar="SPAN", help=f"Keep {what} for so long: 12h, 30d. Without it, for ever.")
+
+
+def maintain(
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Do what is due, and end: for cron and Kubernetes.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go; nothing is written.")] = False,
+    keep_inbox: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SUBSCRIBER=SPAN",
+            help="Keep a subscriber's ids for so long: billing=30d; *=90d for those not named. May be repeated. "
+            "Without it, for ever.",
+        ),
+    ] = None,
+    keep_leases: Annotated[str | None, _keep("completed leases")] = None,
+    keep_results: Annotated[str | None, _keep("results of completed leases")] = None,
+    keep_letters: Annotated[str | None, _keep("dead letters that were redriven or discarded")] = None,
+    keep_operations: Annotated[str | None, _keep("the record of finished redrives and discards by filter")] = None,
+    keep_sent: Annotated[str | None, _keep("sent messages")] = None,
+    keep_loads: Annotated[str | None, _keep("the ledger of finished bulk loads")] = None,
+    keep_staging: Annotated[str | None, _keep("staging tables of bulk loads that were left unfinished")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Accept windows that are shorter than a queue keeps its messages.")
+    ] = False,
+    budget_ms: Annotated[
+        float,
+        typer.Option(help="Milliseconds of each second that its work may take; 1000 is no limit.", min=1, max=1000),
+    ] = BUDGET_MS_PER_SECOND,
+    rows: Annotated[
+        int, typer.Option(help="Rows that one transaction removes at most.", min=FEWEST_ROWS)
+    ] = ROWS_PER_TRANSACTION,
+    generations: Annotated[
+        int,
+        typer.Option(help="Of a rotating inbox: with 4, one is opened for each third of the window.", min=2, max=12),
+    ] = GENERATIONS,
+    stop_seconds: Annotated[
+        float, typer.Option(help="How long to finish after SIGTERM or Ctrl-C.", min=0)
+    ] = STOP_SECONDS,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget what was kept long enough, until SIGTERM or Ctrl-C, or --once.
+
+    Run as many as you like: one works, the others wait. Without windows, only garbage goes: failures of messages that
+    are processed, rows of relays, workers and chunks that are gone, staging tables of loads that are finished.
+
+    Where ids are forgotten, their subscriber's horizon moves first: a message of known age that was sent before it is
+    not run any more. A window must be at least as long as the queue keeps its messages, 14 days if that is not known.
+
+    \b
+    txbox maintain --keep-inbox billing=30d --keep-inbox '*=90d'
+
+    From cron, once a day or more often:
+
+    \b
+    txbox maintain --once --keep-inbox '*=90d' --keep-letters 180d
+
+    Each window may come from the environment: TXBOX_KEEP_INBOX="billing=30d *=90d", TXBOX_KEEP_LEASES=30d and so on.
+
+    --json is for --once and --dry-run. Exit status 1 if it cannot work here, if the database has refused a task (the
+    others are done), or if finishing took longer than allowed.
+    """
+    if as_json and not (once or dry_run):
+        raise UsageError("--json needs --once or --dry-run: a service reports in its log and in `txbox status`")
+    settings = Settings()
+    retention = Retention(
+        inbox=_windows(keep_inbox if keep_inbox else (settings.keep_inbox or "").split()),
+        leases=_span("--keep-leases", keep_leases or settings.keep_leases),
+        results=_span("--keep-results", keep_results or settings.keep_results),
+        letters=_span("--keep-letters", keep_letters or settings.keep_letters),
+        operations=_span("--keep-operations", keep_operations or settings.keep_operations),
+        sent=_span("--keep-sent", keep_sent or settings.keep_sent),
+        loads=_span("--keep-loads", keep_loads or settings.keep_loads),
+        staging=_span("--keep-staging", keep_staging or settings.keep_staging),
+    )
+    db = database(url, schema, prefix)
+    with db.engine(pool_size=2, hide_parameters=True) as engine:
+        made = Maintainer(
+            engine,
+            retention,
+            schema=db.schema,
+            prefix=db.prefix,
+            force=force,
+            budget_ms_per_second=budget_ms,
+            rows_per_transaction=rows,
+            generations=generations,
+        )
+        if dry_run:
+            _print_plan(made, as_json=as_json)
+        elif once:
+            _run_once(made, as_json=as_json)
+        else:
+            _run(made, stop_seconds, f"maintaining {db.url.database} on {db.url.host or 'this machine'}")
+
+
+def _run(maintainer: Maintainer, stop_seconds: float, what: str) -> None:
+    logging.getLogger("txbox.maintenance").setLevel(logging.INFO)
+    with hangup_terminates():
+        finished = maintainer.run(stop_seconds, started=lambda: typer.echo(f"{what}; Ctrl-C finishes and stops"))
+    typer.echo("stopped")
+    if not finished:
+        raise CommandFailed(f"not finished within {stop_seconds:g} s; the next maintainer goes on from there")
+
+
+def _run_once(maintainer: Maintainer, *, as_json: bool) -> None:
+    report = maintainer.run_once()
+    if as_json:
+        print_json({**asdict(report), "seconds": round(report.seconds, 3)})
+    elif not report.worked:
+        typer.echo("another maintainer works on this database; nothing was done")
+    else:
+        print_counts([(task, count, "") for task, count in report.removed.items()])
+    if report.failed:
+        raise CommandFailed("; ".join(f"{task} was not done: {why}" for task, why in report.failed.items()))
+
+
+def _print_plan(maintainer: Maintainer, *, as_json: bool) -> None:
+    plan = maintainer.plan()
+    if as_json:
+        print_json([{"task": one.task, "rows": one.rows, "exact": one.exact} for one in plan])
+    else:
+        print_counts([(one.task, one.rows, "would go" if one.exact else "would go; estimated") for one in plan])
+
+
+def _windows(given: list[str]) -> dict[str, timedelta]:
+    windows = {}
+    for text in given:
+        name, equals, span = text.rpartition("=")
+        if not equals or not name:
+            raise UsageError(f"--keep-inbox must be SUBSCRIBER=SPAN, such as billing=30d or *=90d, not {text!r}")
+        windows[name] = read_span("--keep-inbox", span)
+    return windows
+
+
+def _span(option: str, text: str | None) -> timedelta | None:
+    return None if not text else read_span(option, text)

@@ -1,0 +1,240 @@
+"""The reporter: writes a worker's row in worker_report every few seconds, and learns by it whether it is paused.
+
+One statement in a transaction of its own, from a thread of its own. While the database cannot be reached, the worker
+stays as it is: paused or not. A worker that is killed leaves its row behind, which is stale after a while.
+"""
+
+import json
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import AssertionPool, Connection, Engine, StaticPool
+from sqlalchemy.exc import DBAPIError
+
+from txbox import TxboxError, __version__
+from txbox.error_logging import text_of
+from txbox.outbox.message_ids import new_message_id
+from txbox.pauses import Pause
+from txbox.postgres.sql import with_moments
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, sqlstate
+from txbox.postgres.transactions import check_table, short_transaction
+from txbox.thread_loop import run_until_return
+
+__all__ = ["REPORT_SECONDS", "ReportPlace", "WorkerFigures", "WorkerReporter"]
+
+REPORT_SECONDS = 3.0
+"""Between two reports; and so long until a pause is noticed, at most."""
+
+RATE_SECONDS = 1.0
+"""The shortest time of which a rate is computed: a change of state is reported at once."""
+
+GIVE_WAY_SECONDS = 0.2
+"""How long a polling thread waits for a report that waits for a connection."""
+
+STOP_SECONDS = 5.0
+"""How long the end of a worker waits for its row to be deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPlace:
+    """Where the tables are that a worker reports to."""
+
+    engine: Engine
+    schema: str | None
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """How a worker stands.
+
+    Attributes:
+        state: working, paused or drained.
+        outcomes: how many deliveries came to which outcome.
+        deadlocks: transactions of handlers that the database has rolled back because of a deadlock.
+        retries: transactions that were run again, those after deadlocks included.
+        last_batch_at: when the last deliveries came, by ``time.monotonic``; None: none did.
+    """
+
+    state: str
+    outcomes: Mapping[str, int]
+    deadlocks: int
+    retries: int
+    last_batch_at: float | None
+
+
+class ReportStatements(SqlFile, file="reporter.sql"):
+    """The statements of ``reporter.sql``."""
+
+    bind_report: str
+    read_pause: str
+    report: str
+    delete_report: str
+
+
+class WorkerReporter:
+    """Reports one worker, from its start to its end."""
+
+    def __init__(
+        self,
+        place: ReportPlace,
+        *,
+        subscriber_id: str,
+        source: str,
+        source_retention_seconds: float | None,
+        figures: Callable[[], WorkerFigures],
+        on_answer: Callable[[Pause | None], None],
+    ) -> None:
+        """Prepare; nothing is connected before ``start``.
+
+        Args:
+            place: where to.
+            subscriber_id: whose worker it is.
+            source: the name of its source.
+            source_retention_seconds: how long the source keeps a message; None: not known.
+            figures: returns how the worker stands.
+            on_answer: called after each report, with the pause of the subscriber, or None.
+        """
+        self._engine = place.engine
+        self._statements = ReportStatements.load(place.schema, place.prefix)
+        self._worker = {
+            "worker_id": new_message_id(),
+            "subscriber_id": subscriber_id,
+            "source": source,
+            "source_retention_seconds": source_retention_seconds,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": __version__,
+        }
+        self._figures = figures
+        self._on_answer = on_answer
+        self._counted: Mapping[str, int] = {}
+        self._counted_at = time.monotonic()
+        self._rates: Mapping[str, float] = {}
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._connected = threading.Event()
+        self._connected.set()
+        self._failing = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Ask for the first time, so that a worker of a paused subscriber starts paused, and start the thread.
+
+        Raises:
+            SchemaMissing: the tables do not exist, or are of an older version.
+            TxboxError: the database cannot be used.
+        """
+        if isinstance(self._engine.pool, StaticPool | AssertionPool):
+            _log.warning("%s reports nothing, and cannot be paused: its pool has one connection for all", self._name)
+            return
+        try:
+            with short_transaction(self._engine) as connection:
+                check_table(connection, self._statements.tables.paused)
+                check_table(connection, self._statements.tables.worker_report)
+                pause = self._asked(connection, self._statements.read_pause, self._worker)
+        except DBAPIError as error:
+            if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
+                raise TxboxError(f"the database cannot be used: {text_of(error)}") from error
+            self._log_failure(error)
+        else:
+            self._on_answer(pause)
+        self._wake.set()
+        self._thread = threading.Thread(
+            target=run_until_return,
+            args=(self._run,),
+            kwargs={"name": "the reporter", "wait": self._ended.wait},
+            name="txbox-reporter",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have the next report be made at once."""
+        self._wake.set()
+
+    def give_way(self) -> None:
+        """Wait while a report waits for a connection; called by a thread that has just given its own back.
+
+        A pool gives a connection to the first that asks. If it has one for each polling thread and no more, a thread
+        that is busy asks again at once, and no report would ever have one: no pause would be noticed.
+        """
+        self._connected.wait(GIVE_WAY_SECONDS)
+
+    def stop(self) -> None:
+        """Delete the row; wait for that, but not for long."""
+        self._ended.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+
+    @property
+    def _name(self) -> object:
+        return self._worker["subscriber_id"]
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            # Not all workers that were started together at the same time.
+            self._wake.wait(REPORT_SECONDS * random.uniform(0.8, 1.0))  # noqa: S311 - no secret
+            self._wake.clear()
+            if self._ended.is_set():
+                break
+            try:
+                self._report()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the worker goes on
+                self._log_failure(error)
+            else:
+                self._failing = False
+        try:
+            with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(self._statements.bind_report)
+                connection.exec_driver_sql(self._statements.delete_report, {"worker_id": self._worker["worker_id"]})
+        except Exception as error:  # noqa: BLE001 - only the status needs it
+            _log.debug("%s: the report of this worker could not be deleted: %s", self._name, text_of(error))
+
+    def _report(self) -> None:
+        figures, now = self._figures(), time.monotonic()
+        if (seconds := now - self._counted_at) >= RATE_SECONDS:
+            before = self._counted
+            self._rates = {name: (count - before.get(name, 0)) / seconds for name, count in figures.outcomes.items()}
+            self._counted, self._counted_at = figures.outcomes, now
+        values = {
+            **self._worker,
+            "state": figures.state,
+            "outcomes": json.dumps(figures.outcomes),
+            "per_second": json.dumps(self._rates),
+            "deadlocks": figures.deadlocks,
+            "retries": figures.retries,
+            "last_batch_seconds_ago": None if figures.last_batch_at is None else now - figures.last_batch_at,
+        }
+        self._connected.clear()
+        try:
+            with short_transaction(self._engine) as connection:
+                self._connected.set()
+                connection.exec_driver_sql(self._statements.bind_report)
+                pause = self._asked(connection, self._statements.report, values)
+        finally:
+            self._connected.set()
+        self._on_answer(pause)
+
+    @staticmethod
+    def _asked(connection: Connection, statement: str, values: Mapping[str, Any]) -> Pause | None:
+        row = connection.exec_driver_sql(statement, dict(values)).mappings().one_or_none()
+        return None if row is None else Pause(**with_moments(row, "paused_at"))
+
+    def _log_failure(self, error: Exception) -> None:
+        """Log the first of several failures in a row."""
+        if not self._failing:
+            _log.warning("%s cannot report that it works, and notices no pause: %s", self._name, text_of(error))
+        self._failing = True
+
+
+_log = logging.getLogger("txbox.worker")
