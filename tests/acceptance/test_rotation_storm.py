@@ -247,15 +247,18 @@ def test_a_storm_of_rotations_lets_no_id_in_twice_and_loses_none(storm: Storm, s
     def kill() -> None:
         nonlocal killed
         while not storm.stopping.wait(random.random() * 2 * KILLED_SECONDS):
-            with storm.engine.begin() as connection:
-                killed += connection.exec_driver_sql(
-                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'storm'"
-                ).scalar_one()
+            found = 0
+            while not found and not storm.stopping.wait(0.002):  # until it works: it has a connection for moments only
+                with storm.engine.begin() as connection:
+                    found = connection.exec_driver_sql(
+                        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'storm'"
+                    ).scalar_one()
+            killed += found
 
     killer = threading.Thread(target=kill)
     killer.start()
     newest, kept, began = 0, 0, time.monotonic()
-    while (newest <= ROTATIONS or storm.recordings < RECORDINGS) and not storm.errors:
+    while (newest <= ROTATIONS or storm.recordings < RECORDINGS or not killed) and not storm.errors:
         try:
             rotate(rotator, storm)
         except DBAPIError as error:
