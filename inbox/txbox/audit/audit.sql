@@ -146,6 +146,14 @@ SELECT {{bucket}} AS bucket, count(*) FILTER (WHERE judged) AS ids,
   count(*) FILTER (WHERE state = 'unparked') AS unparked
 FROM ({{recorded_ids}}) AS recorded GROUP BY bucket
 
+-- name: sent_destinations
+-- To which of these destinations something was sent that can be judged.
+-- parameters: after text, upto text, destinations text[], judged_since timestamptz
+-- returns: destination
+SELECT DISTINCT destination FROM {{outbox_sent}} AS kept
+WHERE message_id > %(after)s AND message_id <= %(upto)s AND destination = ANY(%(destinations)s::text[])
+  AND kept.sent_at >= %(judged_since)s
+
 -- name: sent_list
 -- The ids of some buckets that were sent.
 -- parameters: after text, upto text, destinations text[], judged_since timestamptz, seed bigint, buckets bigint[]

@@ -165,6 +165,7 @@ class _Audit:
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self._findings: list[Finding] = []
         self._differing: list[Stretch] = []
+        self._not_compared = set(() if sent is None else sent.destinations)
         self._stretches = 0
         self._now = datetime.now(UTC)  # the inbox's clock, once it is read
         self._sent_before = datetime.max.replace(tzinfo=UTC)  # what was sent later is in flight
@@ -195,9 +196,11 @@ class _Audit:
                 _log.info("audit of %s: %s", self._recorded.subscriber_id, self._progress(after))
             time.sleep((now - stretch_begun) * PAUSE_SHARE)
         self._judge_letters()
+        destinations = () if self._sent is None else self._sent.destinations
+        limits = (since, self._kept_since, None if self._sent is None else self._sent.judged_since)
         report = AuditReport(
             self._recorded.subscriber_id,
-            () if self._sent is None else self._sent.destinations,
+            destinations,
             dict(self._counts),
             tuple(self._findings),
             tuple(self._differing),
@@ -206,6 +209,8 @@ class _Audit:
             self._horizon,
             self._in_flight.total_seconds(),
             round(time.monotonic() - begun, 3),
+            tuple(name for name in destinations if name in self._not_compared),
+            max((at for at in limits if at is not None), default=None) if destinations else None,
         )
         source = ", ".join(report.destinations) or self._recorded.database.sql.name_of("processed_message")
         emit(
@@ -240,6 +245,8 @@ class _Audit:
         # The outbox first: what is sent and processed meanwhile is recent.
         sent = {} if self._sent is None else self._sent.digests(stretch)
         recorded = self._recorded.digests(stretch)
+        if self._sent is not None and self._not_compared:
+            self._not_compared -= self._sent.destinations_in(stretch, self._not_compared)
         opened = []
         for bucket in sent.keys() | recorded.keys():
             ours, theirs = sent.get(bucket, _NOTHING), recorded.get(bucket, _NOTHING)

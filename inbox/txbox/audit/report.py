@@ -111,6 +111,9 @@ class AuditReport:
         horizon: of the subscriber; None if it forgets nothing.
         in_flight_seconds: what was sent or processed later than that before the begin is not judged.
         seconds: how long the audit has taken.
+        not_compared: the destinations of which nothing was compared: nothing was sent there, as far back as can be
+            judged. The name may be wrong.
+        compared_since: as far back as can be judged; None if only the inbox was audited.
     """
 
     subscriber_id: str
@@ -123,6 +126,8 @@ class AuditReport:
     horizon: datetime | None = None
     in_flight_seconds: float = 0.0
     seconds: float = field(default=0.0, compare=False)
+    not_compared: tuple[str, ...] = ()
+    compared_since: datetime | None = None
 
     @property
     def faults(self) -> int:
@@ -131,8 +136,8 @@ class AuditReport:
 
     @property
     def balanced(self) -> bool:
-        """Whether nothing is wrong, as far as it can be judged."""
-        return self.faults == 0
+        """Whether nothing is wrong, as far as it can be judged, and something was compared for each destination."""
+        return self.faults == 0 and not self.not_compared
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""

@@ -44,6 +44,7 @@ class AuditStatements(SqlFile, file="audit.sql", fragments_of=DeadLetterStatemen
     sent_edge: str
     recorded_edge: str
     sent_digests: str
+    sent_destinations: str
     recorded_digests: str
     sent_list: str
     recorded_list: str
@@ -157,6 +158,10 @@ class Sent(_Side):
         self.now, self.kept_since = known(row.now), known(row.kept_since)
         counts.update(waiting=row.waiting, undelivered=row.undelivered)
         return str(row.last_id)
+
+    def destinations_in(self, stretch: Range, destinations: Collection[str]) -> set[str]:
+        """Return to which of some destinations something was sent in a stretch, of what is judged."""
+        return {row.destination for row in self._read("destinations", stretch, destinations=sorted(destinations))}
 
     def known(self, message_ids: Sequence[str]) -> dict[str, bool]:
         """Return which ids were sent or parked by this outbox, and whether to these destinations."""

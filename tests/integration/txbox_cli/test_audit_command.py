@@ -62,8 +62,24 @@ def test_what_is_all_there_is_balanced(txbox: Txbox, engine: Engine, sent: list[
 
 def test_where_nothing_was_sent_nothing_is_proved(txbox: Txbox, sent: list[str]) -> None:
     elsewhere = ("audit", "--destination", "own:typo", "--subscriber", "billing", "--shared")
-    txbox(*elsewhere).failed_in_one_line(1, "nothing was sent to own:typo")
-    printed(txbox(*elsewhere, "--since", "1h"), 0, "balanced")
+    for arguments in ((), ("--since", "2h"), ("--since", "2h", "--json")):
+        txbox(*elsewhere, *arguments).failed_in_one_line(1, "nothing was compared for own:typo:")
+    txbox("audit", *TO, "--since", "2100-01-01T00:00Z").failed_in_one_line(1, "nothing was compared for own:somewhere:")
+
+
+def test_each_destination_has_to_have_something_to_compare(txbox: Txbox, engine: Engine, sent: list[str]) -> None:
+    both = ("audit", *TO, "--destination", "own:typo")
+    printed(txbox(*both), 1, "missing: ", "nothing was compared for own:typo:", "NOT BALANCED: 1 fault")
+    run(engine, "INSERT INTO processed_message (subscriber_id, message_id) VALUES ('billing', %s)", (sent[2],))
+    txbox(*both).failed_in_one_line(1, "nothing was compared for own:typo:")
+    txbox(*both, "--shared", "--since", "2h").failed_in_one_line(1, "nothing was compared for own:typo:")
+    run(engine, "UPDATE outbox_sent SET destination = 'own:typo' WHERE message_id = %s", (sent[2],))
+    printed(txbox(*both), 0, "balanced")
+
+
+def test_what_the_inbox_may_have_forgotten_is_not_compared(txbox: Txbox, engine: Engine, sent: list[str]) -> None:
+    run(engine, "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now())")
+    txbox("audit", *TO).failed_in_one_line(1, "nothing was compared for own:somewhere:")
 
 
 def test_the_inbox_may_be_elsewhere(txbox: Txbox, sent: list[str], fresh_engine: Engine) -> None:

@@ -67,7 +67,8 @@ def audit(
     Without --destination, or with --inbox-only: does each inbox balance by itself? Recorded = processed + parked +
     expired + discarded; and each dead letter that waits is parked in the inbox, under its number.
 
-    Reads only, a little at a time, also from a replica. Exit status 0: balanced. 1: it is not.
+    Reads only, a little at a time, also from a replica. Exit status 0: balanced. 1: it is not, or for a destination
+    there was nothing to compare.
     """
     alone = inbox_only or not destinations
     if not alone and subscriber is None:
@@ -101,9 +102,8 @@ def audit(
                 shared=shared,
                 limit=limit,
             )
-            if report.balanced and not report.counts["sent"] and begin is None:
-                where = ", ".join(report.destinations)
-                raise CommandFailed(f"of what is kept, nothing was sent to {where}; name it as it was published")
+            if report.not_compared and not report.faults:
+                raise CommandFailed(_not_compared(report))
             reports = [report]
     balanced = all(report.balanced for report in reports)
     if as_json:
@@ -127,6 +127,8 @@ def _print(report: AuditReport) -> None:
         typer.echo(f"{listed - len(report.findings):,} more are not named; see --limit")
     for stretch in report.differing[:SHOWN_STRETCHES]:
         typer.echo(printable(_stretch(stretch)))
+    if report.not_compared:
+        typer.echo(printable(_not_compared(report)))
     if report.kept_since is not None:
         limits = [f"sent messages are kept since {report.kept_since:%Y-%m-%d %H:%M:%S}"]
         if report.horizon is not None:
@@ -135,6 +137,14 @@ def _print(report: AuditReport) -> None:
     faults = f"NOT BALANCED: {counted(report.faults, 'fault')}"
     compared = f"{counted(report.stretches, 'stretch', 'stretches')} in {report.seconds:.1f} s"
     typer.echo(f"{'balanced' if report.balanced else faults}; {compared}")
+
+
+def _not_compared(report: AuditReport) -> str:
+    where, since = ", ".join(report.not_compared), report.compared_since
+    return (
+        f"nothing was compared for {where}: nothing was sent there since {since:%Y-%m-%d %H:%M:%S}, as far back as this "
+        "audit can judge; name the destination as it was published, give an earlier --since, or leave it out"
+    )
 
 
 def _shown(report: AuditReport) -> list[str]:
