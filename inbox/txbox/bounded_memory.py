@@ -3,8 +3,6 @@
 import threading
 from typing import TypeVar
 
-__all__ = ["MOST_DESTINATIONS", "Recent"]
-
 MOST_DESTINATIONS = 10_000
 """Destinations that are remembered, at most. One that was forgotten is like a new one."""
 

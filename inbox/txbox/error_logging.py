@@ -4,8 +4,6 @@ import logging
 import sys
 from contextlib import suppress
 
-__all__ = ["log_failure", "text_of"]
-
 
 def log_failure(what: str, *arguments: object) -> None:
     """Log the exception that is handled now, with its traceback; with its text alone, where that cannot be made.

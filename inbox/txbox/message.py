@@ -12,30 +12,6 @@ from urllib.parse import quote
 
 from txbox.errors import InvalidConfiguration, InvalidMessageId, MalformedMessage
 
-__all__ = [
-    "HEADER_CLOUDEVENTS_ID",
-    "HEADER_CLOUDEVENTS_SOURCE",
-    "HEADER_DEDUPLICATION_ID",
-    "HEADER_EVENTBRIDGE_ID",
-    "HEADER_EVENTBRIDGE_KEY",
-    "HEADER_FIRST_DELIVERY_ID",
-    "HEADER_GROUP_ID",
-    "HEADER_KEY",
-    "HEADER_MESSAGE_ID",
-    "HEADER_SNS_MESSAGE_ID",
-    "MAX_MESSAGE_ID_BYTES",
-    "Identify",
-    "Message",
-    "earliest",
-    "fingerprint",
-    "identify",
-    "time_from",
-    "time_of_id",
-    "valid_message_id",
-    "valid_subscriber_id",
-    "valid_text",
-]
-
 HEADER_MESSAGE_ID = "message-id"
 """The id a producer gives a message and keeps through every re-send."""
 HEADER_CLOUDEVENTS_ID = "ce-id"

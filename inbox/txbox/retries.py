@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from txbox.backoff import Backoff
 
-__all__ = ["retry"]
-
 T = TypeVar("T")
 
 

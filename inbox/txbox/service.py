@@ -15,8 +15,6 @@ from types import FrameType
 from txbox.errors import InvalidConfiguration
 from txbox.thread_loop import run_until_return
 
-__all__ = ["STOP_SECONDS", "Service", "StopSignals"]
-
 STOP_SECONDS = 30.0
 """How long a stop waits for what was begun: what Kubernetes grants by default."""
 

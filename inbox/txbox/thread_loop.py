@@ -6,8 +6,6 @@ from collections.abc import Callable
 from txbox.backoff import Backoff
 from txbox.error_logging import text_of
 
-__all__ = ["run_until_return"]
-
 AGAIN = Backoff(first_seconds=0.1, longest_seconds=10.0)
 """Until what has raised is called again."""
 

@@ -7,8 +7,6 @@ from sqlalchemy.schema import SchemaItem, Table
 from txbox.schema import TABLE_NAMES, VIEW_NAME, is_generation, is_staging
 from txbox_migrations.environment import VERSION_TABLE
 
-__all__ = ["include_object"]
-
 
 def include_object(schema: str | None = None, prefix: str = "", also: IncludeObjectFn | None = None) -> IncludeObjectFn:
     """Make the filter for ``context.configure(include_object=…)`` in a host's env.py.

@@ -21,8 +21,6 @@ from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
 from txbox_migrations.version_mark import require_version
 
-__all__ = ["connected", "downgrade_database", "migration_sql", "upgrade_database"]
-
 _HISTORY: Final = Path(__file__).parent / "history"
 
 # alembic.context and alembic.op are the process's, not the thread's: two runs at once would mix them up.

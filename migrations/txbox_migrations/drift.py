@@ -18,8 +18,6 @@ from txbox.postgres.engines import refuse_other_encodings
 from txbox.postgres.transactions import refuse_autocommit
 from txbox.schema import TABLE_NAMES, VIEW_NAME, is_generation, tables
 
-__all__ = ["Difference", "Severity", "find_drift"]
-
 
 class Severity(StrEnum):
     """How much a difference matters."""

@@ -19,8 +19,6 @@ from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
 from txbox_migrations.version_mark import current_version
 
-__all__ = ["VERSION_TABLE", "VersionChange", "run_offline", "run_online"]
-
 VERSION_TABLE: Final = "txbox_version"
 """Where our alembic history keeps its revision, in the schema of our tables; the prefix goes before it."""
 

@@ -2,8 +2,6 @@
 
 from txbox.errors import TxboxError
 
-__all__ = ["MigrationError"]
-
 
 class MigrationError(TxboxError):
     """The tables cannot be moved to the version asked for; the message says why and what to do."""

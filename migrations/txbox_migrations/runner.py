@@ -11,8 +11,6 @@ from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST, STEPS
 from txbox_migrations.version_mark import current_version, require_version, write_version
 
-__all__ = ["downgrade", "upgrade"]
-
 
 class HasMigrationContext(Protocol):
     """What ``alembic.op`` is to a revision: the way to its migration context."""

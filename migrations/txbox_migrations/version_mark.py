@@ -16,8 +16,6 @@ from sqlalchemy.schema import SetColumnComment, SetConstraintComment
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
 
-__all__ = ["current_version", "require_version", "write_version"]
-
 _MARK: Final = re.compile(r"txbox schema (\d+)")
 
 # A null schema means what it means to an unqualified name: the first match on the search path.

@@ -25,8 +25,6 @@ from txbox_spark.report import BulkLoadReport, OnProgress
 from txbox_spark.runtime.lazy_imports import DataFrame
 from txbox_spark.subscribers import warn_of_new_subscriber
 
-__all__ = ["bulk_load", "load_events"]
-
 
 def bulk_load(
     events: DataFrame,

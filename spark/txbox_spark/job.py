@@ -12,8 +12,6 @@ only spark-submit can put there: ``--packages org.postgresql:postgresql:42.7.8``
 import sys
 from importlib.metadata import entry_points
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run ``txbox bulk-load`` with the arguments of this process, and exit."""

@@ -35,8 +35,6 @@ from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, sql
 from txbox_spark.subscribers import warn_of_new_subscriber
 
-__all__ = ["NotArchived", "Reconciliation", "reconcile"]
-
 NEVER_PROCESSED = "never_processed"
 NOT_ARCHIVED = "not_archived"
 

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["BulkLoadReport", "JobProgress", "OnProgress"]
-
 
 @dataclass(frozen=True, slots=True)
 class BulkLoadReport:

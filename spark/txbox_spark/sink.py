@@ -42,8 +42,6 @@ from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.lazy_imports import DataFrame, spark_errors
 
-__all__ = ["BatchFailed", "inbox_sink"]
-
 OnBatch = Callable[[int, BulkLoadReport], object]
 """Called with each batch's number and report, after the batch is loaded and before Spark commits it."""
 

@@ -8,8 +8,6 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.runtime.retries import retry_outages
 
-__all__ = ["warn_of_new_subscriber"]
-
 
 class SubscriberStatements(SqlFile, file="subscribers.sql"):
     """The statements of subscribers.sql, for the tables of one schema, under one prefix."""

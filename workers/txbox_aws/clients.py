@@ -26,26 +26,6 @@ if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
     from types_boto3_stepfunctions import SFNClient
 
-__all__ = [
-    "DYNAMODB",
-    "EVENTBRIDGE_PUBLISHER",
-    "PUBLISHER",
-    "SNS_PUBLISHER",
-    "SQS",
-    "SQS_PUBLISHER",
-    "STEP_FUNCTIONS",
-    "WAIT_SECONDS",
-    "AwsUse",
-    "RegionalClients",
-    "code_of",
-    "dynamodb_client",
-    "make_client",
-    "sqs_client",
-    "stepfunctions_client",
-    "translated",
-    "translation",
-]
-
 WAIT_SECONDS = 10
 """Of long polling. Also about the longest that an idle worker takes to stop."""
 

@@ -14,8 +14,6 @@ from txbox_cli.commands.operate import maintain, pause
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
 from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE
 
-__all__ = ["app", "run"]
-
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 

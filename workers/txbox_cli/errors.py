@@ -9,8 +9,6 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from txbox import BrokerError, TxboxError
 from txbox.postgres.sqlstates import PREPARED_REMEDY, UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 
-__all__ = ["CREATE_TABLES", "CommandFailed", "Interrupted", "UsageError", "explain", "mask", "masked_traceback"]
-
 CREATE_TABLES = "`txbox db upgrade`"
 """As errors about missing tables name it, ours and those of the database."""
 

@@ -12,8 +12,6 @@ from types import ModuleType
 from txbox import TxboxError
 from txbox_cli.errors import CommandFailed, UsageError
 
-__all__ = ["Imported", "find", "load"]
-
 
 @dataclass(frozen=True, slots=True)
 class Imported:

@@ -19,23 +19,6 @@ from txbox.postgres.urls import DATABASE_URL_VARIABLE, database_engine, database
 from txbox_cli.errors import CREATE_TABLES, CommandFailed, UsageError, explain
 from txbox_cli.settings import Settings
 
-__all__ = [
-    "PREFIX_VARIABLE",
-    "SCHEMA_VARIABLE",
-    "Database",
-    "JsonOption",
-    "PrefixOption",
-    "SchemaOption",
-    "UrlOption",
-    "database",
-    "read_moment",
-    "read_span",
-    "read_url",
-    "require_order",
-    "require_queue_url",
-    "this_user",
-]
-
 SCHEMA_VARIABLE = "TXBOX_DATABASE_SCHEMA"
 PREFIX_VARIABLE = "TXBOX_TABLE_PREFIX"
 

@@ -18,8 +18,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-__all__ = ["counted", "plain_console", "print_counts", "print_json", "print_table", "printable", "progress_bars"]
-
 UNFOLDED_COLUMNS = 10_000
 """Outside a terminal no line is folded."""
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["Settings", "aws_endpoint", "is_submitted", "lead_boto3_to", "uses_hadoop"]
-
 
 class Settings(BaseSettings):
     """What the environment says; the command line's options come before it."""

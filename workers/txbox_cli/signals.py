@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["ended_in_time", "hangup_terminates", "interrupted_plainly", "seen_as_interrupt", "terminated_as_interrupt"]
-
 KILL_SECONDS = 4.0
 END_SECONDS = 8.0
 

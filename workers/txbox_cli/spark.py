@@ -20,24 +20,6 @@ from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interr
 if TYPE_CHECKING:
     from txbox_spark import JobProgress
 
-__all__ = [
-    "ConfOption",
-    "CurrentRun",
-    "EncodingOption",
-    "FieldsOption",
-    "FormatOption",
-    "JarOption",
-    "MasterOption",
-    "MessageIdOption",
-    "PathsArgument",
-    "ReadOption",
-    "SubscriberOption",
-    "check_before_spark",
-    "pairs",
-    "progress_display",
-    "session",
-]
-
 PathsArgument = Annotated[
     list[str],
     typer.Argument(

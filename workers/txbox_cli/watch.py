@@ -13,8 +13,6 @@ from txbox_cli.errors import explain, mask
 from txbox_cli.output import plain_console
 from txbox_cli.signals import terminated_as_interrupt
 
-__all__ = ["watch"]
-
 
 def watch(read: Callable[[], Callable[[], None]], seconds: float, *, headed: bool) -> None:
     """Show a report until this process is asked to end, which is its usual end.

@@ -14,8 +14,6 @@ from txbox_local.errors import LocalServerError, missing_extra
 if TYPE_CHECKING:
     from aiosmtpd.smtp import SMTP, Envelope, Session
 
-__all__ = ["AcceptedMail", "LocalSmtp"]
-
 HOST = "127.0.0.1"
 
 IDLE_SECONDS = 3600.0

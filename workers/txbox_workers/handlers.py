@@ -11,8 +11,6 @@ from txbox import InvalidConfiguration, Message
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter
 
-__all__ = ["BatchHandler", "Handler", "HandlerWithLease", "SessionFactory", "refuse_unfit"]
-
 
 class HandlerWithLease(Protocol):
     """handler(session, message, lease=…), beside an inbox with a ledger."""

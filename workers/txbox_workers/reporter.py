@@ -28,8 +28,6 @@ from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.thread_loop import run_until_return
 
-__all__ = ["REPORT_SECONDS", "ReportPlace", "WorkerFigures", "WorkerReporter"]
-
 REPORT_SECONDS = 3.0
 """Between two reports; and so long until a pause is noticed, at most."""
 

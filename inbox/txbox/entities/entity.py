@@ -50,8 +50,6 @@ from txbox.errors import EntityMissing, InvalidConfiguration, TxboxError
 from txbox.message import valid_message_id
 from txbox.postgres.transactions import ConnectionOrSession, in_transaction, refuse_autocommit
 
-__all__ = ["MAX_KEPT", "HighestEventIds", "RecentMessageIds", "update_if_newer", "update_once"]
-
 MAX_KEPT = 10_000
 """Ids of a row at most. Every update writes all of them anew; some hundreds are cheap."""
 

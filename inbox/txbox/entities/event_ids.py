@@ -10,8 +10,6 @@ from typing import TypeAlias
 from txbox.errors import InvalidConfiguration
 from txbox.message import valid_message_id, valid_text
 
-__all__ = ["EventId", "check_kind", "valid_event_id", "valid_source"]
-
 EventId: TypeAlias = int | str
 """A number, or a text whose bytes grow, such as a UUID of version 7 or a ULID."""
 

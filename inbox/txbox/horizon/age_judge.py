@@ -55,8 +55,6 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, sqlstate
 from txbox.postgres.transactions import check_table, missing_schema
 
-__all__ = ["MIN_WINDOW", "PRODUCER_SLACK", "AgeJudge", "UnknownAge"]
-
 MIN_WINDOW = timedelta(hours=1)
 """The shortest time for which what is processed is kept."""
 

@@ -48,8 +48,6 @@ from txbox.postgres.transactions import (
     valid_lock_timeout,
 )
 
-__all__ = ["WAIT_SECONDS", "Inbox", "ParkedIds", "Recorded"]
-
 WAIT_SECONDS = 1.0
 """How long to wait for another transaction that is processing the same message."""
 

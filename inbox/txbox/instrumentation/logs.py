@@ -31,8 +31,6 @@ from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outcome import Outcome
 from txbox.postgres.sqlstates import CONFLICTS
 
-__all__ = ["log_event"]
-
 _maintenance_log = logging.getLogger("txbox.maintenance")
 _relay_log = logging.getLogger("txbox.relay")
 _worker_log = logging.getLogger("txbox.worker")

@@ -25,8 +25,6 @@ from txbox.instrumentation.events import (
     Settled,
 )
 
-__all__ = ["COMMIT_SECONDS_BUCKETS", "METRICS", "Kind", "Metric", "figures"]
-
 GENERATIONS = 8
 """Of the inbox, that have a label each: from 0, the newest. Older ones have one label together."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from txbox.errors import InvalidConfiguration
 
-__all__ = ["has_lease_parameter", "refuse_unfinished"]
-
 
 def has_lease_parameter(handler: Callable[..., Any]) -> bool:
     """Return whether a handler has a parameter ``lease``; raises ``InvalidConfiguration`` if it is positional only."""

@@ -31,8 +31,6 @@ from txbox.leases.runner import LeaseRunner, refuse_expired
 from txbox.message import Message, earliest, time_of_id
 from txbox.message import fingerprint as sha256
 
-__all__ = ["idempotent"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

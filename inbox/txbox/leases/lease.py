@@ -36,20 +36,6 @@ from enum import StrEnum
 
 from txbox.errors import InvalidConfiguration, LeaseLost, Mismatch
 
-__all__ = [
-    "LEASE_SECONDS",
-    "MAX_LEASE_SECONDS",
-    "Acquisition",
-    "AttemptEnd",
-    "Lease",
-    "LeaseRecord",
-    "LeaseState",
-    "acquisition_from",
-    "elapsed",
-    "owner",
-    "valid_lease_seconds",
-]
-
 LEASE_SECONDS = 30.0
 """How long a message stays with an owner that has died; a live owner renews its lease."""
 

@@ -5,8 +5,6 @@ from typing import Protocol
 from txbox.errors import InvalidConfiguration
 from txbox.leases.lease import LEASE_SECONDS, Acquisition, AttemptEnd, Lease
 
-__all__ = ["Ledger", "require_ledger"]
-
 
 class Ledger(Protocol):
     """The leases of one subscriber's messages. Every method may be called by several threads at once.

@@ -46,8 +46,6 @@ from txbox.postgres.transactions import missing_schema
 from txbox.postgres.watchdog import bounded
 from txbox.retries import retry
 
-__all__ = ["PostgresLedger"]
-
 SILENT_PART = 1 / 6
 """Of a lease's length: how long the database may be silent before it is asked, and how long after that. A renewal
 that one silent connection holds up is tried again on others while the lease lasts.

@@ -15,8 +15,6 @@ from txbox.leases.lease import Lease, elapsed
 from txbox.leases.ledger import Ledger
 from txbox.thread_loop import run_until_return
 
-__all__ = ["LeaseRenewer"]
-
 RENEWED_AFTER = 1 / 3
 """Of a lease's length. A ledger gives up a silent store in a third of it at most, so others may be tried then."""
 

@@ -31,8 +31,6 @@ from txbox.leases.renewer import LeaseRenewer
 from txbox.outcome import Outcome
 from txbox.postgres.sqlstates import TIMED_OUT, is_outage, sqlstate
 
-__all__ = ["LeaseRunner", "Release", "WorkResult", "refuse_expired", "release_after"]
-
 WAIT_BACKOFF = Backoff(first_seconds=0.05, longest_seconds=1.0)
 """Between requests for a message that another owner works on."""
 

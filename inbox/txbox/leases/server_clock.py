@@ -15,8 +15,6 @@ A process has nothing to compare its first answer with.
 import threading
 from dataclasses import dataclass
 
-__all__ = ["DRIFT", "TOLERANCE_SECONDS", "ServerClock"]
-
 DRIFT = 0.001
 """How much faster or slower than the server's our clock may run. One that is being adjusted: by 0.0005."""
 

@@ -2,8 +2,6 @@
 
 from txbox.postgres.sql_files import SqlFile
 
-__all__ = ["LeaseStatements"]
-
 
 class LeaseStatements(SqlFile, file="leases.sql"):
     """The statements for the leases in one schema, under one prefix."""

@@ -8,8 +8,6 @@ import hashlib
 import zlib
 from functools import lru_cache
 
-__all__ = ["LANES_PER_DESTINATION", "destination_of", "lane_of", "number_of"]
-
 LANES_PER_DESTINATION = 64
 """A power of two, and never to be changed: messages of one key would be in two lanes."""
 

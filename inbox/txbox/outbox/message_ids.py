@@ -8,8 +8,6 @@ import threading
 import time
 import uuid
 
-__all__ = ["new_message_id"]
-
 
 def new_message_id() -> str:
     """Return a UUID of version 7, greater than every one that this process has made before.

@@ -14,8 +14,6 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Pool, event
 
-__all__ = ["CHANNEL", "NOTIFY_SECONDS", "notify_when_returned"]
-
 CHANNEL = "txbox_outbox"
 """What relays listen on."""
 

@@ -32,8 +32,6 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 from txbox.wire.destinations import require_sendable
 
-__all__ = ["RELAY_SUBSCRIBER", "Outbox", "Outgoing"]
-
 RELAY_SUBSCRIBER = "txbox:outbox"
 """The subscriber_id of relays in events; with ``:`` and the destination, that of their dead letters."""
 

@@ -25,8 +25,6 @@ from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 
-__all__ = ["Kind", "Pause", "find_named", "pause", "read_pauses", "resume"]
-
 Kind = Literal["subscriber", "destination"]
 
 

@@ -30,8 +30,6 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import TransactionEnded
 
-__all__ = ["add_guard", "begin_guarded", "commit_guarded", "is_refused_commit", "remove_guard"]
-
 REFUSAL = "txbox refuses this COMMIT: it commits this transaction itself"
 
 DECLARE_GUARD = (

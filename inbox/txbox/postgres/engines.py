@@ -29,18 +29,6 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import is_of_the_session
 from txbox.postgres.watchdog import WATCHDOG_SECONDS, bound, note_pooler, watch
 
-__all__ = [
-    "CONNECT_SECONDS",
-    "KEEPALIVES",
-    "adopt",
-    "discard_if_session_broken",
-    "note_server",
-    "open_engine",
-    "refuse_other_encodings",
-    "retry_on_new_connections",
-    "stop_preparing",
-]
-
 T = TypeVar("T")
 
 KEEPALIVES: dict[str, object] = {

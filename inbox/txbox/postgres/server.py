@@ -4,8 +4,6 @@ from sqlalchemy import Connection
 
 from txbox.postgres.sql_files import SqlFile
 
-__all__ = ["SERVER", "estimate_rows"]
-
 
 class ServerStatements(SqlFile, file="server.sql"):
     """The statements of ``server.sql``, which need no table of ours."""

@@ -7,18 +7,6 @@ from typing import Any
 from sqlalchemy import RowMapping, Table
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
-__all__ = [
-    "literal",
-    "microseconds",
-    "moment",
-    "quote",
-    "quoted",
-    "read_nothing",
-    "text_array",
-    "unescaped",
-    "with_moments",
-]
-
 
 def text_array(values: Sequence[str]) -> str | Sequence[str]:
     """Return values as what is quickest to bind to ``%s::text[]``: the array's literal, written with one join.

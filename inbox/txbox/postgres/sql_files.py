@@ -27,8 +27,6 @@ from sqlalchemy import Table
 from txbox.postgres.sql import literal, microseconds, quoted, unescaped
 from txbox.schema import Tables, tables
 
-__all__ = ["SqlFile", "parse"]
-
 _HEADER = re.compile(r"^-- (name|fragment): (\w+)$", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{\{(?:(\w+)\((.+?)\)|(\w+))\}\}")
 

@@ -16,8 +16,6 @@ from sqlalchemy import Connection, Engine, event
 
 from txbox.errors import StatementLeftOpen, TransactionAborted, TransactionEnded
 
-__all__ = ["ends_transaction", "guard", "left_in_use", "protect", "refuse_aborted"]
-
 
 def guard(engine: Engine) -> Engine:
     """Return a copy of an engine, with the same pool, whose connections can be protected.

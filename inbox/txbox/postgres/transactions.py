@@ -15,18 +15,6 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.sql import quoted, read_nothing, unescaped
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 
-__all__ = [
-    "ConnectionOrSession",
-    "check_table",
-    "driver_cursor",
-    "in_transaction",
-    "missing_schema",
-    "refuse_autocommit",
-    "short_transaction",
-    "unless_locked",
-    "valid_lock_timeout",
-]
-
 T = TypeVar("T")
 
 ConnectionOrSession = Connection | Session | scoped_session[Any]

@@ -6,8 +6,6 @@ from sqlalchemy.exc import ArgumentError
 from txbox.errors import InvalidConfiguration
 from txbox.postgres.engines import open_engine
 
-__all__ = ["DATABASE_URL_VARIABLE", "database_engine", "database_url"]
-
 DATABASE_URL_VARIABLE = "TXBOX_DATABASE_URL"
 """The environment variable in which programs of ours look for one."""
 

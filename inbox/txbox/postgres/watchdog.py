@@ -33,8 +33,6 @@ from psycopg.pq import TransactionStatus
 from txbox.error_logging import log_failure
 from txbox.postgres.server import SERVER
 
-__all__ = ["ANSWER_SECONDS", "WATCHDOG_SECONDS", "bound", "bounded", "note_pooler", "watch"]
-
 WATCHDOG_SECONDS = 20.0
 """How long an answer may take before the server is asked whether it works on it."""
 

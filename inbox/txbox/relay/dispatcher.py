@@ -18,8 +18,6 @@ from txbox.relay.publisher import OutboxMessage, PartlySent, Publisher, Refused
 from txbox.relay.settlement import Row
 from txbox.wire.destinations import scheme
 
-__all__ = ["CallSize", "Dispatcher", "KeyOrder"]
-
 CLAIM_CHECKS = 4
 """Checks that the claim is still ours, within the time after which the server ends it."""
 

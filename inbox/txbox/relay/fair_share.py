@@ -22,8 +22,6 @@ from enum import IntEnum
 
 from txbox.bounded_memory import Recent
 
-__all__ = ["SLOW_SECONDS", "ClaimInProgress", "FairShare", "Health"]
-
 SLOW_SECONDS = 0.5
 """A publisher's call that takes longer is a slow one."""
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from txbox.bounded_memory import MOST_DESTINATIONS, Recent
 from txbox.outbox.lanes import LANES_PER_DESTINATION, destination_of
 
-__all__ = ["Claim", "PendingLanes"]
-
 LOCKED_SECONDS = 0.02
 """Until a lane that another relay had locked is tried again, the first time."""
 

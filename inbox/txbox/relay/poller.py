@@ -25,8 +25,6 @@ from txbox.relay.reporter import RelayReporter
 from txbox.relay.scheduler import OUTAGE_BACKOFF, Scheduler
 from txbox.relay.sender import RelayStatements
 
-__all__ = ["Found", "MessageFinder", "PausedDestination", "Poller", "Snapshot"]
-
 AWAKE_SECONDS = 1.0
 """How long after the last message, or notification, an idle relay still polls often."""
 

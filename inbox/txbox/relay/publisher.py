@@ -10,8 +10,6 @@ from txbox.dead_letters.failures import describe
 from txbox.error_logging import text_of
 from txbox.errors import BrokerError
 
-__all__ = ["FunctionPublisher", "OutboxMessage", "PartlySent", "Publisher", "Refused"]
-
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:

@@ -59,8 +59,6 @@ from txbox.relay.sender import ClaimResult, RelayStatements, Sender
 from txbox.relay.settlement import BatchSettlement
 from txbox.service import Service
 
-__all__ = ["Relay"]
-
 MAX_ATTEMPTS = 16
 """With the default backoff, 45 to 90 minutes from a message's first refusal to its dead letter."""
 

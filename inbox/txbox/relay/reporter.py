@@ -16,8 +16,6 @@ from txbox.outbox.sent_messages import PURGE_ROWS
 from txbox.postgres.transactions import unless_locked
 from txbox.relay.sender import RelayStatements
 
-__all__ = ["RelayReporter"]
-
 REPORT_SECONDS = 10.0
 """Between reports that this relay is at work."""
 

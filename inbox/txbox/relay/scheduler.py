@@ -12,8 +12,6 @@ from txbox.relay.fair_share import SLOW_SECONDS, ClaimInProgress, FairShare, Hea
 from txbox.relay.pending import Claim, PendingLanes
 from txbox.relay.sender import ClaimResult
 
-__all__ = ["OUTAGE_BACKOFF", "DestinationChange", "Scheduler"]
-
 OUTAGE_BACKOFF = Backoff(first_seconds=0.5, longest_seconds=30.0)
 """Between tries while a destination or the database cannot be reached."""
 

@@ -36,8 +36,6 @@ from txbox.relay.pending import Claim
 from txbox.relay.publisher import OutboxMessage, Refused
 from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle
 
-__all__ = ["ClaimResult", "RelayStatements", "Sender"]
-
 TIMED_SINCE = (17,)
 """The version of PostgreSQL that brought transaction_timeout."""
 

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from txbox.relay.publisher import OutboxMessage, Refused
 
-__all__ = ["BatchSettlement", "HeldKey", "Row", "settle"]
-
 
 class HeldKey(NamedTuple):
     """A key of a lane that has a failed message."""

@@ -10,8 +10,6 @@ from sqlalchemy import Connection
 
 from txbox.postgres.sql_files import SqlFile
 
-__all__ = ["BlockedLoad", "find_blocked_loads", "run_lock"]
-
 
 class BlockedLoadStatements(SqlFile, file="blocked_loads.sql"):
     """The statements of ``blocked_loads.sql``."""

@@ -12,8 +12,6 @@ from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
 
-__all__ = ["GenerationStatus", "HorizonStatus", "MaintenanceTask", "Runway", "read_runway"]
-
 LOOKED_AT_BLOCKS = 128
 """Of the inbox, from each cursor of its maintainer on: the oldest ids are there."""
 

@@ -30,8 +30,6 @@ from txbox.schema import tables
 from txbox.service import Service
 from txbox.status.runway import Runway, read_runway
 
-__all__ = ["INTERVAL_SECONDS", "RunwayReporter"]
-
 INTERVAL_SECONDS = 60.0
 """Between two reports."""
 

@@ -22,8 +22,6 @@ from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads
 from txbox.status.runway import Runway, read_runway
 from txbox.status.workers import WorkerStatus, read_workers
 
-__all__ = ["EXACT_UP_TO_ROWS", "HandlerConflict", "Status", "SubscriberStatus", "read_status"]
-
 EXACT_UP_TO_ROWS = 1_000_000
 """A larger inbox is estimated unless asked otherwise: counting reads every row of it."""
 

@@ -10,8 +10,6 @@ from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
 
-__all__ = ["WorkerStatus", "read_workers"]
-
 STALE_SECONDS = 10.0
 """A worker reports every 3 seconds; one that is so late does not run, or cannot reach the database."""
 

@@ -6,8 +6,6 @@ import threading
 
 from txbox.instrumentation.events import Event, Hook
 
-__all__ = ["kill_at"]
-
 
 def kill_at(moment: type[Event], *, after: int = 1) -> Hook:
     """Make a hook that kills this process at the n-th event of a type (``after``), counted over all threads.

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from enum import StrEnum
 
-__all__ = ["Advance", "decide"]
-
 
 class Advance(StrEnum):
     """How an event compares with the watermark of its aggregate."""

@@ -3,8 +3,6 @@
 from txbox.postgres.sql import quote
 from txbox.postgres.sql_files import SqlFile
 
-__all__ = ["WatermarkStatements"]
-
 
 class WatermarkStatements(SqlFile, file="watermarks.sql"):
     """The statements for the watermarks in one schema, under one prefix."""

@@ -43,8 +43,6 @@ from txbox.postgres.transactions import ConnectionOrSession, in_transaction, mis
 from txbox.watermarks.advance import Advance, decide
 from txbox.watermarks.statements import WatermarkStatements
 
-__all__ = ["WAIT_SECONDS", "Watermarks"]
-
 WAIT_SECONDS = 1.0
 """How long to wait for another transaction that has the same watermark."""
 

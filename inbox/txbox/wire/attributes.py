@@ -16,18 +16,6 @@ from enum import StrEnum
 from txbox.errors import MalformedMessage
 from txbox.message import HEADER_MESSAGE_ID
 
-__all__ = [
-    "HEADER_BODY_ENCODING",
-    "OWN_ATTRIBUTES",
-    "RESERVED_PREFIX",
-    "BodyEncoding",
-    "attributes",
-    "decoded",
-    "encoded",
-    "is_wire_text",
-    "wire_bytes",
-]
-
 RESERVED_PREFIX = "txbox-"
 """What no header's name may begin with."""
 

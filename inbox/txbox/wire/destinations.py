@@ -19,21 +19,6 @@ from txbox.errors import MessageTooLarge, NotSendable
 from txbox.wire.attributes import OWN_ATTRIBUTES, RESERVED_PREFIX, attributes, encoded, is_wire_text, wire_bytes
 from txbox.wire.eventbridge import entry_bytes, event_entry, is_event_detail
 
-__all__ = [
-    "EVENTBRIDGE",
-    "MAX_ATTRIBUTES",
-    "MAX_EVENTBRIDGE_BYTES",
-    "MAX_SNS_BYTES",
-    "MAX_SQS_BYTES",
-    "SNS",
-    "SQS",
-    "is_fifo",
-    "is_token",
-    "region",
-    "require_sendable",
-    "scheme",
-]
-
 SQS = "sqs"
 SNS = "sns"
 EVENTBRIDGE = "eventbridge"

@@ -27,8 +27,6 @@ from urllib.parse import quote, unquote
 
 from txbox.errors import MalformedMessage
 
-__all__ = ["as_body", "entry_bytes", "event_entry", "is_event_detail", "labels"]
-
 DEFAULT_SOURCE = "txbox"
 """An event's source, where no header ``source`` names one."""
 

@@ -3,8 +3,6 @@
 import sqlalchemy as sa
 from alembic.operations import Operations
 
-__all__ = ["downgrade", "upgrade"]
-
 
 def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     """Create message_lease and aggregate_watermark."""

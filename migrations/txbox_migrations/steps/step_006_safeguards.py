@@ -4,8 +4,6 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
-__all__ = ["downgrade", "upgrade"]
-
 
 def upgrade(op: Operations, schema: str | None, prefix: str) -> None:
     """Add the columns and tables of the safeguards."""

@@ -4,8 +4,6 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from sqlalchemy.dialects.postgresql import JSONB, dialect
 
-__all__ = ["downgrade", "upgrade"]
-
 BYTEWISE = sa.Text(collation="C")
 MOMENT = sa.DateTime(timezone=True)
 

@@ -20,8 +20,6 @@ from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
 from txbox_spark.runtime.lazy_imports import SparkSession, spark_errors
 
-__all__ = ["BulkLoadFailed", "LoadContext"]
-
 TIMES = ("timestamp with time zone", "timestamptz")
 """Types of a column that tells when an event was sent."""
 

@@ -47,8 +47,6 @@ from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow
 from txbox_spark.runtime.retries import retry_outages
 
-__all__ = ["CopyWriter", "likely_repeated"]
-
 COPY_BYTES = 16 << 20
 """How much one COPY sends, about."""
 

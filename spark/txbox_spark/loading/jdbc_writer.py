@@ -38,8 +38,6 @@ from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
 from txbox_spark.runtime.lazy_imports import spark_errors, sql
 
-__all__ = ["JdbcWriter"]
-
 BATCH_ROWS = 10_000
 """Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
 

@@ -35,8 +35,6 @@ from txbox_spark.reading.survey import Survey
 from txbox_spark.runtime.periodic import every
 from txbox_spark.runtime.retries import retry_outages
 
-__all__ = ["HEARTBEAT_SECONDS", "LoadLedger", "Run", "RunNotFound", "Totals", "heartbeat"]
-
 HEARTBEAT_SECONDS = 10.0
 """How often a run's heartbeat is recorded."""
 

@@ -31,8 +31,6 @@ from txbox_spark.reading.survey import survey
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
 
-__all__ = ["load"]
-
 MIN_CHUNK_ROWS = 5_000
 """A smaller chunk costs more as a transaction than it saves by being merged in parallel."""
 

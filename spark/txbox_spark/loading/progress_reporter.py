@@ -11,8 +11,6 @@ from txbox_spark.report import JobProgress, OnProgress
 from txbox_spark.runtime.lazy_imports import SparkSession
 from txbox_spark.runtime.periodic import every
 
-__all__ = ["POLL_SECONDS", "ProgressReporter"]
-
 POLL_SECONDS = 0.5
 """How often ``on_progress`` is called."""
 

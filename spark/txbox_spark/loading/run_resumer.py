@@ -17,8 +17,6 @@ from txbox_spark.options import JDBC
 from txbox_spark.reading.survey import content_digest
 from txbox_spark.runtime.session import require_jdbc_driver
 
-__all__ = ["resume_run"]
-
 
 def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:
     """Check that a run's events are the same, and begin another attempt unless the run is finished.

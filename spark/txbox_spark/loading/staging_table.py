@@ -28,8 +28,6 @@ from txbox_spark.merging.fresh_event import quote_text, staged_columns
 from txbox_spark.reading.columns import MAX_NAME_BYTES, EventColumn
 from txbox_spark.runtime.retries import retry_outages
 
-__all__ = ["MAX_PARTITIONS", "StagingTables", "creation"]
-
 MAX_PARTITIONS = 1_000
 """A query of a partitioned table is planned with each of its partitions."""
 

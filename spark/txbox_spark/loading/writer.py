@@ -11,8 +11,6 @@ from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import COPY, JDBC
 from txbox_spark.runtime.lazy_imports import SparkSession
 
-__all__ = ["RowCounts", "StagingLost", "Writer", "WriterChoice", "choose_writer"]
-
 CONNECT_SECONDS = 5
 """How long an executor waits for Postgres to answer."""
 

@@ -52,19 +52,6 @@ from txbox_spark.merging.effect_runner import Apply, ApplyFailed, apply_effects
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, insert_fresh
 from txbox_spark.reading.columns import EventColumn
 
-__all__ = [
-    "EFFECTS_SECONDS",
-    "MERGE_ATTEMPTS",
-    "STALLED_SECONDS",
-    "ChunkCounts",
-    "ChunkHeld",
-    "EffectsHeld",
-    "MergePlan",
-    "begin_chunk",
-    "merge_chunk",
-    "settle_processed_chunk",
-]
-
 MERGE_ATTEMPTS = 10
 """How often a chunk is merged that meets a deadlock or a serialization failure."""
 

@@ -13,8 +13,6 @@ from collections.abc import Collection, Sequence
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
-__all__ = ["CHUNK", "chunk_bounds", "chunk_range", "partition_by_chunk", "partition_keys"]
-
 CHUNK = "chunk"
 """The column with the number of a row's chunk."""
 

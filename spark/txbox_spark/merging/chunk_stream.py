@@ -7,8 +7,6 @@ from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
-__all__ = ["SHOWN_REJECTED", "ChunkStream", "DistinctEvents"]
-
 SHOWN_REJECTED = 10
 """How many rejected rows are shown."""
 

@@ -9,8 +9,6 @@ https://www.postgresql.org/docs/current/sql-copy.html
 
 from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
-__all__ = ["csv_lines"]
-
 
 def csv_lines(batch: "pyarrow.RecordBatch") -> memoryview:
     """Return the rows of a batch as lines of CSV, in UTF-8."""

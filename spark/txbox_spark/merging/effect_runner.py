@@ -12,8 +12,6 @@ from txbox.postgres.transaction_guard import left_in_use, protect, refuse_aborte
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.retries import is_transient
 
-__all__ = ["Apply", "ApplyFailed", "apply_effects", "in_one_statement"]
-
 Apply = str | Callable[[Connection], object]
 """SQL over the relation ``fresh_event``, or a callable that is given the transaction's connection.
 

@@ -7,8 +7,6 @@ import psycopg
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.retries import is_transient
 
-__all__ = ["FailedChunk"]
-
 
 @dataclass(frozen=True, slots=True)
 class FailedChunk:

@@ -7,8 +7,6 @@ from psycopg import sql as psycopg_sql
 from txbox.postgres.sql import quote, unescaped
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
 
-__all__ = ["FRESH_EVENT", "copy_fresh", "create_fresh", "drop_expired", "insert_fresh", "quote_text", "staged_columns"]
-
 SHOWN_EXPIRED = 5
 """Ids of expired events that are named in the log, for each chunk."""
 

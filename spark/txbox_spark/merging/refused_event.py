@@ -17,8 +17,6 @@ from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.lazy_imports import pyarrow, sql
 
-__all__ = ["EventRefused", "refused_event", "search_refused_event"]
-
 SEARCH_SECONDS = 60.0
 """How long events are searched for the message that Postgres has refused, before the error does without."""
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from txbox_spark.runtime.lazy_imports import Column, SparkSession, sql
 
-__all__ = ["EVERY_CHARSET", "REMEDY", "REPLACED", "Charset", "EncodingError", "charset_named"]
-
 REPLACED = "\ufffd"
 """What Java puts for bytes that are not in an encoding."""
 

@@ -15,19 +15,6 @@ from typing import cast
 from txbox import InvalidConfiguration
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, types
 
-__all__ = [
-    "AS_IT_WAS",
-    "CORRUPT_RECORD",
-    "MAX_NAME_BYTES",
-    "MESSAGE_ID",
-    "EventColumn",
-    "SentColumn",
-    "dates_as_text",
-    "event_columns",
-    "quoted",
-    "refuse_duplicate_columns",
-]
-
 CORRUPT_RECORD = "_corrupt_record"
 """The column with the text of a line that could not be read; null for all other lines."""
 

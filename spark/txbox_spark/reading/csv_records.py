@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, StructType, sql, types
 
-__all__ = ["as_text", "checked_records", "decimals_of"]
-
 
 def decimals_of(columns: StructType) -> dict[str, "types.DecimalType"]:
     """Return the columns that are decimals."""

@@ -23,20 +23,6 @@ from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, StructType, sql, types
 
-__all__ = [
-    "LINE",
-    "OF_DOCUMENTS",
-    "all_text",
-    "checked_documents",
-    "csv_records",
-    "json_columns",
-    "json_records",
-    "read_as_bytes",
-    "with_mark",
-    "with_true_names",
-    "without_replaced",
-]
-
 LINE = "value"
 """What Spark calls the column with a line of a text file."""
 

@@ -8,8 +8,6 @@ from txbox_spark.reading.charsets import EncodingError
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.lazy_imports import spark_errors
 
-__all__ = ["InvalidFields", "SourceError", "explained"]
-
 
 class SourceError(TxboxError):
     """Events cannot be read from where they should be; the message says what to do."""

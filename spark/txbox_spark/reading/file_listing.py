@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from txbox_spark.reading.errors import SourceError, explained
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession
 
-__all__ = ["CHOOSING_FILES", "described", "files_in", "listing", "nothing_in", "refuse_overlooked"]
-
 CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremissingfiles", "timezone")
 """The options of Spark's readers that choose among files, in small letters."""
 

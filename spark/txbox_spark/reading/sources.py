@@ -35,8 +35,6 @@ from txbox_spark.reading.file_listing import described, files_in, listing, nothi
 from txbox_spark.reading.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, sql, types
 
-__all__ = ["FORMATS", "EventSource", "read_events", "source_of"]
-
 FORMATS = ("parquet", "json", "csv")
 """What events can be read from; json means one JSON object a line."""
 

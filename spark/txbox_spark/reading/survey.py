@@ -8,8 +8,6 @@ from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
 from txbox_spark.runtime.lazy_imports import Column, sql
 
-__all__ = ["Survey", "content_digest", "survey"]
-
 SAMPLE_IDS = 20_000
 """How many ids the bounds of the chunks are chosen from."""
 

@@ -8,8 +8,6 @@ import re
 
 import psycopg
 
-__all__ = ["ABOUT_DATA", "describe_postgres_error", "describe_spark_error"]
-
 ABOUT_DATA = ("22", "23")
 """The classes of SQLSTATE in which a detail holds values: data exceptions, and constraints that are violated."""
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from txbox import TxboxError
 
-__all__ = ["SparkSetupError", "java_environment", "java_found", "require_jdk"]
-
 MINIMUM_JAVA = 17
 """What Spark 4 needs."""
 

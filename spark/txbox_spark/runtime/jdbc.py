@@ -19,8 +19,6 @@ from txbox import InvalidConfiguration
 from txbox.postgres.urls import database_url
 from txbox_spark.runtime.explanations import ABOUT_DATA
 
-__all__ = ["JDBC_DRIVER_CLASS", "is_about_data", "jdbc_options"]
-
 JDBC_DRIVER_CLASS = "org.postgresql.Driver"
 
 DEFAULT_PORT = "5432"

@@ -8,8 +8,6 @@ from contextlib import contextmanager, suppress
 from txbox_spark.runtime.jvm import cause_of_death
 from txbox_spark.runtime.lazy_imports import SparkContext, SparkSession
 
-__all__ = ["changed_settings", "job_group", "small_plans"]
-
 CALL_ATTEMPTS = 3
 """How often Java is called if it does not answer."""
 

@@ -11,8 +11,6 @@ from contextlib import suppress
 from subprocess import Popen
 from typing import Any
 
-__all__ = ["MORE_MEMORY", "OUT_OF_MEMORY", "cause_of_death", "kill_after_exit", "kill_jvm"]
-
 GRACE_SECONDS = 3.0
 """How long a JVM may take to end by itself after the process that has started it."""
 

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 
 from txbox.thread_loop import run_until_return
 
-__all__ = ["every"]
-
 
 @contextmanager
 def every(seconds: float, work: Callable[[], object], *, name: str, at_end: bool = False) -> Iterator[None]:

@@ -11,8 +11,6 @@ from txbox.backoff import Backoff
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_outage, is_retryable, sqlstate
 from txbox.retries import retry
 
-__all__ = ["is_transient", "retry_outages"]
-
 OUTAGE_ATTEMPTS = 8
 """With the pauses between, half a minute or more, in which a standby can take over."""
 

@@ -18,8 +18,6 @@ from txbox_spark.runtime.jdbc import JDBC_DRIVER_CLASS
 from txbox_spark.runtime.jvm import MORE_MEMORY, OUT_OF_MEMORY, kill_after_exit
 from txbox_spark.runtime.lazy_imports import SparkSession
 
-__all__ = ["JDBC_DRIVER", "quiet_pyspark", "require_jdbc_driver", "require_pyspark", "spark_session"]
-
 JDBC_DRIVER = "org.postgresql:postgresql:42.7.8"
 """Maven coordinates of the JDBC driver."""
 

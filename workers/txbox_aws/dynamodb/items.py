@@ -15,8 +15,6 @@ from txbox_aws.dynamodb.values import plain, typed
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
-__all__ = ["LeaseItems"]
-
 
 @dataclass(frozen=True, slots=True)
 class ItemResponse:

@@ -13,8 +13,6 @@ from txbox_aws.dynamodb.values import plain
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
-__all__ = ["EXACT_UP_TO_ITEMS", "read_lease_table"]
-
 EXACT_UP_TO_ITEMS = 100_000
 """Counting reads every item: as many as these cost some cents, and take seconds."""
 

@@ -21,8 +21,6 @@ from typing import Any
 from txbox.errors import LedgerError
 from txbox.leases.server_clock import DRIFT
 
-__all__ = ["SKEW_SECONDS", "StoreClock", "response_time"]
-
 SKEW_SECONDS = 1.0
 """How far the clocks of any two of the store's hosts may be apart. Those of one provider differ by milliseconds."""
 

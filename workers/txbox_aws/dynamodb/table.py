@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
     from types_boto3_dynamodb.type_defs import KeySchemaElementTypeDef
 
-__all__ = ["TABLE", "create_lease_table"]
-
 TABLE = "message_lease"
 
 REMOVED_BY = "remove_at"

@@ -6,8 +6,6 @@ from typing import Any
 
 from boto3.dynamodb.types import Binary, TypeDeserializer, TypeSerializer
 
-__all__ = ["plain", "typed"]
-
 
 def typed(value: Any) -> Any:
     """Return a Python value as DynamoDB's client takes it, such as ``{"N": "1"}``.

@@ -20,8 +20,6 @@ from txbox import Message
 from txbox.leases.lease import elapsed
 from txbox_workers.handlers import BatchHandler, Handler
 
-__all__ = ["MARGIN_SECONDS", "Deadline", "seconds_left", "timed", "timed_batch"]
-
 MARGIN_SECONDS = 1.0
 """Before the end of an invocation, in which no handler is begun any more: for the commit, and for the answer."""
 

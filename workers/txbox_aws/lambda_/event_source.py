@@ -12,8 +12,6 @@ from txbox import Identify, InvalidConfiguration, identify
 from txbox_aws.envelopes import Envelope, open_envelope
 from txbox_workers.delivery import Delivery
 
-__all__ = ["Batch", "batch_item_failures", "batches", "queue_url"]
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -32,8 +32,6 @@ from txbox_workers.delivery import Settlement
 from txbox_workers.options import ProcessingOptions, ValidOptions, lists_options, valid_options
 from txbox_workers.processing import DatabaseUnavailable, Processor, ProcessorContext, make_processor
 
-__all__ = ["sqs_handler"]
-
 UNSAVED_SECONDS = 10.0
 """How long an invocation goes on trying to save how an attempt has ended, within its own time."""
 

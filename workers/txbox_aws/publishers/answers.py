@@ -13,8 +13,6 @@ from txbox.relay import OutboxMessage, Refused
 from txbox_aws.publishers.calls import Entry, PublishCall
 from txbox_aws.publishers.faults import Fault, is_counted, is_final, of_entry
 
-__all__ = ["PublishResult", "refusal", "result_by_ids", "result_in_order"]
-
 Unlike = Callable[[Entry, Mapping[str, Any]], str | None]
 """Says in what a confirmed entry is unlike the one that was sent; None: in nothing."""
 

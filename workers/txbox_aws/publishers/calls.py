@@ -10,8 +10,6 @@ from txbox.relay import OutboxMessage
 from txbox.wire.attributes import attributes, encoded, wire_bytes
 from txbox.wire.destinations import is_fifo, is_token
 
-__all__ = ["Entry", "PublishCall", "attributed_entry", "calls"]
-
 MAX_ENTRIES = 10
 """Of one call: of SQS's SendMessageBatch, SNS's PublishBatch and EventBridge's PutEvents alike.
 

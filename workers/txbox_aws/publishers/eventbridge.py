@@ -13,8 +13,6 @@ from txbox_aws.publishers.publisher import AwsPublisher
 if TYPE_CHECKING:
     from types_boto3_events import EventBridgeClient
 
-__all__ = ["EventBridgePublisher"]
-
 
 class EventBridgePublisher(AwsPublisher):
     """Sends to EventBridge buses: destinations that are an event bus's ARN.

@@ -20,8 +20,6 @@ from botocore.parsers import ResponseParserError
 
 from txbox_aws.clients import code_of
 
-__all__ = ["CALL_ERRORS", "Fault", "fault_of", "is_counted", "is_final", "of_entry"]
-
 CALL_ERRORS = (BotoCoreError, ClientError, ResponseParserError)
 """What a call raises when it fails as a whole."""
 

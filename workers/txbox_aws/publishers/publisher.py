@@ -21,8 +21,6 @@ from txbox_aws.publishers.answers import PublishResult, refusal
 from txbox_aws.publishers.calls import Entry, PublishCall, calls
 from txbox_aws.publishers.faults import CALL_ERRORS, Fault, fault_of, is_final
 
-__all__ = ["AwsPublisher"]
-
 CALLS_AT_ONCE = 8
 
 

@@ -12,8 +12,6 @@ from txbox_aws.publishers.publisher import AwsPublisher
 if TYPE_CHECKING:
     from types_boto3_sns import SNSClient
 
-__all__ = ["SnsPublisher"]
-
 
 class SnsPublisher(AwsPublisher):
     """Sends to SNS topics: destinations that are a topic's ARN.

@@ -14,8 +14,6 @@ from txbox_aws.publishers.publisher import AwsPublisher
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["SqsPublisher"]
-
 
 class SqsPublisher(AwsPublisher):
     """Sends to SQS queues: destinations that are a queue's URL.

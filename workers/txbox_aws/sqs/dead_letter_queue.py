@@ -39,8 +39,6 @@ from txbox_workers.delivery import Delivery, Settlement
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["DeadLetterQueue", "ImportedLetters", "MessageMove"]
-
 IMPORT_VISIBILITY_SECONDS = 60
 """How long ten messages are ours: parking one waits for a second at most."""
 

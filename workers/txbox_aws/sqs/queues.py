@@ -18,17 +18,6 @@ from txbox_aws.envelopes import restored_attributes
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = [
-    "MAX_ATTRIBUTES",
-    "MAX_BATCH",
-    "MAX_VISIBILITY_SECONDS",
-    "MAX_WAIT_SECONDS",
-    "create_queue",
-    "delete_queue",
-    "queue_backlog",
-    "redrive_to_queue",
-]
-
 MAX_ATTRIBUTES = 10
 """Message attributes of one message."""
 

@@ -20,8 +20,6 @@ from txbox_workers.delivery import Delivery, Settlement
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["ENTRY_BACKOFF", "ENTRY_RUNS", "VISIBILITY_SECONDS", "SqsSource"]
-
 VISIBILITY_SECONDS = 30
 """How long a delivery is ours before the heartbeat has to extend it."""
 

@@ -13,8 +13,6 @@ from txbox_workers.worker import Worker
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["SqsWorker"]
-
 
 class SqsWorker(Worker):
     """Processes the messages of one SQS queue, each exactly once in effect.

@@ -13,8 +13,6 @@ from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, read_moment, read_span
 from txbox_cli.output import counted, print_counts, print_json, printable
 
-__all__ = ["audit"]
-
 SHOWN_STRETCHES = 5
 
 

@@ -17,8 +17,6 @@ from txbox_cli.signals import terminated_as_interrupt
 if TYPE_CHECKING:
     from txbox_spark import BulkLoadReport
 
-__all__ = ["bulk_load"]
-
 
 def bulk_load(
     paths: spark.PathsArgument,

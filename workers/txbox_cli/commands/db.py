@@ -12,8 +12,6 @@ from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption,
 from txbox_cli.output import print_json, printable
 from txbox_migrations import LATEST, Severity, downgrade_database, find_drift, upgrade_database
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Create, change and check the tables.")
 
 

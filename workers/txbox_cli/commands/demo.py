@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from txbox_demo.run import Plan
     from txbox_demo.sandbox import Progress as RunProgress
 
-__all__ = ["demo"]
-
 DEFAULT_KILLS, PURCHASES_PER_KILL = 24, 50  # a run too small for the default number of kills has fewer
 SECONDS_PER_LINE = 10.0  # between two lines of the same stage, where there is no terminal
 

@@ -14,8 +14,6 @@ from txbox_cli.errors import UsageError
 from txbox_cli.output import print_json
 from txbox_cli.settings import lead_boto3_to
 
-__all__ = ["dev"]
-
 
 def dev(
     data: Annotated[

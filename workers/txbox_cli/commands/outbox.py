@@ -14,8 +14,6 @@ from txbox_cli.errors import CommandFailed, Interrupted, UsageError, explain
 from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, read_moment, require_order
 from txbox_cli.output import counted, plain_console, print_json, print_table, printable, progress_bars
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Look up what was sent and is kept, and put it into the outbox again.")
 
 LINE_ENDS = "\n\t"

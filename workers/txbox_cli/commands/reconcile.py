@@ -14,8 +14,6 @@ from txbox_cli.signals import terminated_as_interrupt
 if TYPE_CHECKING:
     from txbox_spark import Reconciliation
 
-__all__ = ["reconcile"]
-
 
 def reconcile(
     paths: spark.PathsArgument,

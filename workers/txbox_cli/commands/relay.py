@@ -14,8 +14,6 @@ from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database, PrefixOption, SchemaOption, UrlOption, database, read_span
 from txbox_cli.signals import hangup_terminates
 
-__all__ = ["relay"]
-
 SENDERS = 4
 
 SPARE_CONNECTIONS = 3

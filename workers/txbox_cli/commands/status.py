@@ -19,8 +19,6 @@ from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption,
 from txbox_cli.output import counted, print_json, print_table, printable
 from txbox_cli.watch import watch
 
-__all__ = ["status"]
-
 ERROR_CHARACTERS = 60
 """Of an error in the table of destinations; `--json` has more of it."""
 

@@ -10,8 +10,6 @@ from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.signals import hangup_terminates
 from txbox_workers.worker import Worker
 
-__all__ = ["worker"]
-
 HANDLER_PARAMETERS = 2
 """Session and message."""
 

@@ -7,8 +7,6 @@ from typing import Protocol
 from txbox.instrumentation import Hook
 from txbox_workers.processing.transaction_limits import TimeLimit, unlimited
 
-__all__ = ["Halt", "ProcessorContext"]
-
 
 class Halt(Protocol):
     """Says when nothing more is to be begun: a ``threading.Event``, or a deadline."""

@@ -38,8 +38,6 @@ from txbox.postgres.transactions import short_transaction
 from txbox.retries import retry
 from txbox_workers.processing.context import ProcessorContext
 
-__all__ = ["ConflictReport", "ConflictRetries", "ModeSelector", "Stopping", "TransactionMode"]
-
 T = TypeVar("T")
 
 

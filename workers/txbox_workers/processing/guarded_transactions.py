@@ -15,8 +15,6 @@ from txbox.postgres.transaction_guard import guard, left_in_use, protect, refuse
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, unavailable, without_values
 from txbox_workers.processing.transaction_limits import TimeLimit, limit_statement, unlimited
 
-__all__ = ["GuardedTransactions", "finish"]
-
 
 class GuardedTransactions:
     """Opens transactions that only the worker can end."""

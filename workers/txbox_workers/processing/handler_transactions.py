@@ -27,8 +27,6 @@ from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
 from txbox_workers.processing.guarded_transactions import GuardedTransactions, finish
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording
 
-__all__ = ["HandlerTransactions", "Parked"]
-
 T = TypeVar("T")
 
 

@@ -53,8 +53,6 @@ from txbox_workers.processing.parker import NOT_TRIED, Parker
 from txbox_workers.processing.processor import Processor, in_flight
 from txbox_workers.processing.transaction_limits import limited
 
-__all__ = ["InboxProcessor"]
-
 
 class InboxProcessor(Processor):
     """Processes deliveries of one worker through the inbox and the handler."""

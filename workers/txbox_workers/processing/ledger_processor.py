@@ -63,8 +63,6 @@ from txbox_workers.processing.parker import Parker
 from txbox_workers.processing.processor import Processor, in_flight
 from txbox_workers.processing.transaction_limits import limited
 
-__all__ = ["LedgerProcessor"]
-
 
 class LedgerProcessor(Processor):
     """Processes deliveries of one worker under the leases of a ledger."""

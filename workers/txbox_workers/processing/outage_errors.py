@@ -18,8 +18,6 @@ from txbox.postgres.sqlstates import (
     sqlstate,
 )
 
-__all__ = ["DatabaseUnavailable", "bookkeeping", "connecting", "recording", "unavailable", "without_values"]
-
 
 class DatabaseUnavailable(Exception):
     """The database cannot be worked with now, or did not answer a commit; it is no message's fault.

@@ -10,8 +10,6 @@ from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.processing.outage_errors import bookkeeping, connecting
 from txbox_workers.processing.processor import in_flight
 
-__all__ = ["Parker"]
-
 
 class Parker:
     """Keeps what has failed for the last time, whole."""

@@ -17,8 +17,6 @@ from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.outage_errors import bookkeeping
 
-__all__ = ["Processor", "in_flight"]
-
 
 class Processor(ABC):
     """Processes the deliveries of one worker."""

@@ -17,8 +17,6 @@ from sqlalchemy import Connection, Engine, event
 
 from txbox_workers.processing.outage_errors import bookkeeping
 
-__all__ = ["TimeLimit", "limit_statement", "limited", "unlimited"]
-
 TimeLimit = Callable[[], float | None]
 """Says how many seconds a transaction that begins now may take; None: no limit."""
 

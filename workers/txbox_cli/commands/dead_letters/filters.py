@@ -12,8 +12,6 @@ from txbox.dead_letters import LetterFilter
 from txbox_cli.errors import UsageError
 from txbox_cli.options import read_moment, require_order
 
-__all__ = ["with_filter"]
-
 Result = TypeVar("Result")
 
 

@@ -12,8 +12,6 @@ from txbox_cli.commands.dead_letters.filters import with_filter
 from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
 from txbox_cli.output import print_json, print_table, printable
 
-__all__ = ["LINE_ENDS", "TIME", "list_letters", "print_letters", "show", "summary"]
-
 ERROR_CHARACTERS = 100
 """Of an error in the list; `show` has all of it."""
 

@@ -43,8 +43,6 @@ from txbox_cli.signals import hangup_terminates
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-__all__ = ["discard", "list_operations", "redrive", "resume"]
-
 SHOWN_LETTERS = 10
 """Of a dry run."""
 

@@ -19,8 +19,6 @@ from txbox_cli.signals import hangup_terminates
 if TYPE_CHECKING:
     from txbox_aws.sqs import DeadLetterQueue, ImportedLetters, MessageMove
 
-__all__ = ["import_letters", "redrive_queue"]
-
 POLL_SECONDS = 2.0
 """Between two looks at how far SQS is with a move."""
 

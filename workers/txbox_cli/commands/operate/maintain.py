@@ -16,8 +16,6 @@ from txbox_cli.output import print_counts, print_json
 from txbox_cli.settings import Settings
 from txbox_cli.signals import hangup_terminates
 
-__all__ = ["maintain"]
-
 
 def _keep(what: str) -> Any:
     return typer.Option(metavar="SPAN", help=f"Keep {what} for so long: 12h, 30d. Without it, for ever.")

@@ -12,8 +12,6 @@ from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database, JsonOption, PrefixOption, SchemaOption, UrlOption, database, this_user
 from txbox_cli.output import print_json
 
-__all__ = ["pause", "resume"]
-
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A subscriber, or a destination as it was published.", show_default=False)
 ]
