@@ -269,7 +269,8 @@ class MessageTooLarge(NotSendable):
 class RightsMissing(TxboxError):
     """This user may not do with a table of ours what it has to.
 
-    ``table`` is named as in SQL; ``rights`` are those that are lacking, such as ``UPDATE, DELETE``.
+    ``table`` is named as in SQL, or it is ``SCHEMA`` and the name of its schema. ``rights`` are those that are lacking,
+    such as ``UPDATE, DELETE``.
     """
 
     def __init__(self, table: str, rights: str) -> None:

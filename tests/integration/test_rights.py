@@ -11,18 +11,21 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 from support.documents import blocks
+from support.postgres.roles import restricted
 from support.postgres.statements import run
 from support.txbox.leases import acquired
 from support.waiting import wait_until
-from support.workers.memory_worker import at_work, messages, work_off
-from txbox import DeadLetters, Inbox, Message, Outcome
+from support.workers.memory_worker import at_work, make, messages, work_off
+from txbox import DeadLetters, Inbox, Message, Outcome, RightsMissing
 from txbox.backoff import Backoff
+from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event
 from txbox.leases import PostgresLedger
 from txbox.maintenance import Maintainer, Retention
 from txbox.outbox import Outbox
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.watermarks import Advance, Watermarks
+from txbox_spark.loading.ledger import LoadLedger
 from txbox_workers.memory_source import MemorySource
 
 OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
@@ -138,7 +141,7 @@ def test_for_a_worker(engine: Engine, roles: Callable[..., list[Engine]], caplog
     with caplog.at_level("WARNING", "txbox.worker"):
         work_off(source, limited, handle, inbox=inbox)  # as before step 7, with the grants of then
     assert "cannot report that it works, and notices no pause: " in caplog.text
-    assert "permission denied for table paused" in caplog.text
+    assert "the right to SELECT on paused is lacking; GRANT SELECT ON paused TO this user" in caplog.text
     with engine.begin() as connection:  # what the page says of redriving
         connection.exec_driver_sql(
             f"GRANT SELECT ON message_lease TO {role}; "
@@ -148,3 +151,60 @@ def test_for_a_worker(engine: Engine, roles: Callable[..., list[Engine]], caplog
     (letter,) = letters.list()
     assert letters.redrive(letter.dead_letter_id or 0, lambda _: None).message_id == "bad"
     assert worker.counts == {Outcome.PROCESSED: 1, Outcome.DUPLICATE: 1, Outcome.FAILED: 2, Outcome.DEAD: 1}
+
+
+def start_relay(engine: Engine, **where: str) -> None:
+    Relay(engine, {"own": Picky()}, keep_sent=timedelta(days=1), **where).start()  # type: ignore[arg-type]
+
+
+def start_worker(engine: Engine) -> None:
+    make(MemorySource(), engine).start()
+
+
+def start_maintainer(engine: Engine) -> None:
+    Maintainer(engine).start()
+
+
+def check_loads(engine: Engine) -> None:
+    LoadLedger(engine).check()
+
+
+@pytest.mark.parametrize(
+    ("start", "right", "table"),
+    [
+        *((start_relay, right, "outbox_message") for right in ("SELECT", "UPDATE, DELETE")),
+        *((start_relay, right, "outbox_relay") for right in ("SELECT", "INSERT")),
+        *((start_relay, right, "outbox_sent") for right in ("SELECT", "INSERT")),
+        *((start_relay, right, "dead_letter") for right in ("SELECT", "INSERT, UPDATE")),
+        (start_relay, "SELECT", "paused"),
+        *((start_worker, "SELECT", table) for table in ("processed_message", "processed_earlier", "inbox_horizon")),
+        *((start_worker, "SELECT", table) for table in ("message_failure", "dead_letter")),
+        *((start_maintainer, "SELECT", table) for table in ("maintenance", "processed_message")),
+        *((check_loads, "SELECT", table) for table in ("bulk_load", "bulk_load_chunk")),
+    ],
+)
+def test_what_lacks_a_right_does_not_start_and_says_which(
+    engine: Engine, start: Callable[[Engine], None], right: str, table: str
+) -> None:
+    with restricted(engine, f"{right} ON {table}") as limited, pytest.raises(RightsMissing) as caught:
+        start(limited)
+    assert (caught.value.table, caught.value.rights) == (table, right)
+
+
+def test_a_schema_that_may_not_be_used_is_named(engine: Engine) -> None:
+    with engine.connect() as connection:
+        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
+    with restricted(engine, f"USAGE ON SCHEMA {schema}") as limited, pytest.raises(RightsMissing) as caught:
+        start_relay(limited, schema=schema)
+    assert (caught.value.table, caught.value.rights) == (f'SCHEMA "{schema}"', "USAGE")
+
+
+def test_a_maintainer_goes_on_once_it_may_read_again(engine: Engine) -> None:
+    heard: list[Event] = []
+    with restricted(engine) as limited, at_work(Maintainer(limited, interval_seconds=0.01, hooks=[heard.append])):
+        role = limited.url.query["options"].rpartition("-crole=")[2]  # type: ignore[union-attr]
+        run(engine, f"REVOKE SELECT ON processed_message FROM {role}")
+        (lost,) = wait_until(lambda: [event for event in heard if isinstance(event, DatabaseLost)][:1])
+        run(engine, f"GRANT SELECT ON processed_message TO {role}")
+        wait_until(lambda: any(isinstance(event, DatabaseRestored) for event in heard))
+    assert isinstance(lost.error, RightsMissing)

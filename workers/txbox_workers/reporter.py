@@ -18,13 +18,12 @@ from typing import Any
 from sqlalchemy import AssertionPool, Connection, Engine, StaticPool
 from sqlalchemy.exc import DBAPIError
 
-from txbox import TxboxError, __version__
+from txbox import RightsMissing, TxboxError, __version__
 from txbox.error_logging import text_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.pauses import Pause
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.thread_loop import run_until_return
 
@@ -139,10 +138,10 @@ class WorkerReporter:
                 check_table(connection, self._statements.tables.paused)
                 check_table(connection, self._statements.tables.worker_report)
                 pause = self._asked(connection, self._statements.read_pause, self._worker)
-        except DBAPIError as error:
-            if sqlstate(error) != INSUFFICIENT_PRIVILEGE:
-                raise TxboxError(f"the database cannot be used: {text_of(error)}") from error
+        except RightsMissing as error:
             self._log_failure(error)
+        except DBAPIError as error:
+            raise TxboxError(f"the database cannot be used: {text_of(error)}") from error
         else:
             self._on_answer(pause)
         self._wake.set()

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.backoff import Backoff
 from txbox.error_logging import text_of
-from txbox.errors import InvalidConfiguration
+from txbox.errors import InvalidConfiguration, TxboxError
 from txbox.instrumentation import DatabaseLost, DatabaseRestored, Event, Hook, Maintained, Stopped, emit
 from txbox.instrumentation.events import MAINTAINER
 from txbox.instrumentation.logs import log_event
@@ -270,7 +270,7 @@ class Maintainer(Service):
             while not self._stopping.is_set():
                 try:
                     self._round(ROUND_SECONDS, once=False)
-                except (DBAPIError, InvalidConfiguration) as error:
+                except (DBAPIError, TxboxError) as error:
                     failures += 1
                     pause = AGAIN.seconds(failures)
                     self._emit(DatabaseLost(MAINTAINER, self._sql.name_of("maintenance"), error, pause))

@@ -9,11 +9,17 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
-from txbox.errors import InvalidConfiguration, NotInTransaction, SchemaMissing
+from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing
 from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.server import SERVER
-from txbox.postgres.sql import quoted, read_nothing, unescaped
-from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+from txbox.postgres.sql import quote, quoted, read_nothing, unescaped
+from txbox.postgres.sqlstates import (
+    INSUFFICIENT_PRIVILEGE,
+    LOCK_NOT_AVAILABLE,
+    UNDEFINED_COLUMN,
+    UNDEFINED_TABLE,
+    sqlstate,
+)
 
 T = TypeVar("T")
 
@@ -101,13 +107,27 @@ def driver_cursor(connection: Connection) -> Iterator[Any]:
 
 
 def check_table(connection: Connection, table: Table) -> None:
-    """Raise ``SchemaMissing`` if a table is not there or of an older version, by reading nothing from it."""
+    """Check a table by reading nothing from it.
+
+    Raises:
+        SchemaMissing: it is not there, or of an older version.
+        RightsMissing: this user may not read it.
+    """
     try:
         connection.exec_driver_sql(read_nothing(table))
     except DBAPIError as error:
         if (missing := missing_schema(error, unescaped(quoted(table)))) is not None:
             raise missing from error
+        if sqlstate(error) == INSUFFICIENT_PRIVILEGE:
+            raise _rights_missing(error, table) from error
         raise
+
+
+def _rights_missing(error: DBAPIError, table: Table) -> RightsMissing:
+    # The server names what was refused, in any language: the table, or the schema around it.
+    if table.schema is not None and table.name not in str(error.orig):
+        return RightsMissing(f"SCHEMA {unescaped(quote(table.schema))}", "USAGE")
+    return RightsMissing(unescaped(quoted(table)), "SELECT")
 
 
 def missing_schema(error: DBAPIError, table: str) -> SchemaMissing | None:

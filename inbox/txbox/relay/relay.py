@@ -231,15 +231,18 @@ class Relay(Service):
         """Check that what is sent could be settled: the tables, this user's rights, the encoding."""
         refuse_other_encodings(connection)
         sql = self._statements
-        names = [self._outbox, sql.name_of("outbox_relay")]
+        needed = dict.fromkeys((self._outbox, sql.name_of("outbox_relay")), _ALL_RIGHTS)
+        needed[sql.name_of("dead_letter")] = ("SELECT", "INSERT", "UPDATE")
         check_table(connection, sql.tables.outbox_message)
         check_table(connection, sql.tables.outbox_relay)
         check_table(connection, sql.tables.paused)
         if self._keep_sent is not None:
             check_table(connection, sql.tables.outbox_sent)
-            names.append(sql.name_of("outbox_sent"))
+            needed[sql.name_of("outbox_sent")] = _ALL_RIGHTS
         self._letters.check(connection)
-        for name, rights in connection.exec_driver_sql(sql.missing_rights, {"tables": names}):
+        pairs = [(name, right) for name, rights in needed.items() for right in rights]
+        asked = {"tables": [name for name, _ in pairs], "rights": [right for _, right in pairs]}
+        for name, rights in connection.exec_driver_sql(sql.missing_rights, asked):
             raise RightsMissing(name, rights)
 
     def _is_halted(self, destination: str) -> bool:
@@ -359,6 +362,8 @@ def _relayed(destination: str, settlement: BatchSettlement) -> Relayed:
         error=errors[0] if errors else None,
     )
 
+
+_ALL_RIGHTS: tuple[str, ...] = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
 _BESIDE_SENDERS = 2
 """Connections of the poller and its listener."""

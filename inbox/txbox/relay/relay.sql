@@ -21,13 +21,12 @@ set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_se
 
 -- name: missing_rights
 -- What the user may not do with tables.
--- parameters: tables text[] (quoted names)
+-- parameters: tables text[] (quoted names), rights text[] (one for each)
 -- returns: name, the rights that are missing
-SELECT named.name, string_agg(right_to, ', ')
-FROM unnest(%(tables)s::text[]) AS named (name)
-CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS right_to
-WHERE NOT has_table_privilege(named.name::regclass, right_to)
-GROUP BY named.name ORDER BY named.name
+SELECT name, string_agg(right_to, ', ' ORDER BY position)
+FROM unnest(%(tables)s::text[], %(rights)s::text[]) WITH ORDINALITY AS needed (name, right_to, position)
+WHERE NOT has_table_privilege(name::regclass, right_to)
+GROUP BY name ORDER BY name
 
 -- name: default_isolation
 -- The isolation level of a transaction that names none.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from txbox.errors import InvalidConfiguration
+from txbox.errors import InvalidConfiguration, TxboxError
 from txbox.instrumentation import (
     DatabaseLost,
     DatabaseRestored,
@@ -104,7 +104,7 @@ class RunwayReporter(Service):
         while not self._stopping.wait(self._interval_seconds):
             try:
                 self.run_once()
-            except DBAPIError as error:
+            except (DBAPIError, TxboxError) as error:
                 is_lost = True
                 emit(self._hooks, DatabaseLost(MAINTAINER, self._source, error, self._interval_seconds))
             else:

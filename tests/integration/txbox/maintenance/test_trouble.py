@@ -3,14 +3,13 @@
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, create_engine, event
 
 from integration.txbox.maintenance.conftest import KEPT, StartMaintainer, found, left, record
+from support.postgres.roles import restricted
 from support.postgres.statements import run
 from support.waiting import wait_until
 from txbox import Inbox
@@ -21,23 +20,6 @@ from txbox_cli.app import run as run_program
 
 BILLING = Retention(inbox={"billing": KEPT})
 HOUR = timedelta(hours=1)
-
-
-@contextmanager
-def restricted(engine: Engine, *revoked: str) -> Iterator[Engine]:
-    """An engine of a role that may do everything with the tables but what is revoked: ``DELETE ON dead_letter``."""
-    schema, role = found(engine, "SELECT current_schema()"), f"maintainer_{uuid.uuid4().hex[:8]}"
-    run(engine, f"CREATE ROLE {role}")
-    run(engine, f"GRANT USAGE ON SCHEMA {schema} TO {role}")
-    run(engine, f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")
-    for one in revoked:
-        run(engine, f"REVOKE {one} FROM {role}")
-    of_role = create_engine(engine.url.update_query_dict({"options": f"-csearch_path={schema} -crole={role}"}))
-    try:
-        yield of_role
-    finally:
-        of_role.dispose()
-        run(engine, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def old_failures_workers_and_ids(engine: Engine) -> None:
