@@ -83,12 +83,12 @@ def test_no_generation_is_opened_while_a_subscriber_has_no_window(
 def test_nothing_goes_before_every_transaction_can_see_the_horizons(
     engine: Engine, generations: Generations, make_maintainer: StartMaintainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txbox.maintenance.maintainer.SETTLE_SECONDS", 0.1)
     record(engine, "billing", "old-", 10, days_ago=0)
     assert generations.rotate()
     age(engine, 40)
     record(engine, "billing", "young-", 10, days_ago=0)
-    with engine.connect() as other:
+    with monkeypatch.context() as patch, engine.connect() as other:
+        patch.setattr("txbox.maintenance.maintainer.SETTLE_SECONDS", 0.1)
         other.exec_driver_sql("SELECT 1")
         make_maintainer(BILLING).run_once()
         assert left(engine) == {"old-": 10, "young-": 10}
