@@ -78,15 +78,15 @@ def database(url: str | None, schema: str | None, prefix: str | None) -> Databas
         raise UsageError(f"no database is named; give --url or set {DATABASE_URL_VARIABLE} (`txbox dev` starts one)")
     given = [("--schema", schema or None), ("--prefix", prefix)]
     return Database(
-        read_url(text),
+        read_url(text, "--url" if url else DATABASE_URL_VARIABLE),
         schema or settings.database_schema,
         settings.table_prefix if prefix is None else prefix,
         " ".join(f"{option} {shlex.quote(value)}" for option, value in given if value is not None),
     )
 
 
-def read_url(text: str) -> URL:
-    """Read a database URL.
+def read_url(text: str, origin: str = "--url") -> URL:
+    """Read a database URL; ``origin`` is the option or the variable that it is from.
 
     Raises:
         UsageError: it is not the URL of a Postgres database.
@@ -94,7 +94,7 @@ def read_url(text: str) -> URL:
     try:
         return database_url(text)
     except InvalidConfiguration as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{origin}: {error}") from error
 
 
 def require_queue_url(text: str, option: str = "--queue") -> None:

@@ -70,6 +70,36 @@ def test_what_cannot_work_is_one_line(txbox: Txbox, arguments: tuple[str, ...], 
     assert ended.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("inbox", "30d", "must be SUBSCRIBER=SPAN"),
+        ("inbox", "billing=soon", "must be a span of time"),
+        ("inbox", "billing=5m", "['billing'] must be at least an hour"),
+        ("results", "soon", "must be a span of time"),
+        ("leases", "5m", "must be at least an hour"),
+        ("sent", "200000d", "must be a timedelta"),
+    ],
+)
+def test_a_window_that_cannot_be_names_the_option_or_the_variable_that_it_is_from(
+    txbox: Txbox, monkeypatch: pytest.MonkeyPatch, name: str, text: str, problem: str
+) -> None:
+    by_option = txbox("maintain", "--once", f"--keep-{name}", text)
+    by_option.failed_in_one_line(2, f"txbox: --keep-{name}", problem)
+    monkeypatch.setenv(f"TXBOX_KEEP_{name.upper()}", text)
+    by_variable = txbox("maintain", "--once")
+    by_variable.failed_in_one_line(2, f"txbox: TXBOX_KEEP_{name.upper()}", problem)
+    assert "--keep" not in by_variable.err
+
+
+def test_a_bad_url_names_the_option_or_the_variable_that_it_is_from(
+    txbox: Txbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    txbox("status", "--url", "nonsense").failed_in_one_line(2, "txbox: --url: this is not a database URL")
+    monkeypatch.setenv("TXBOX_DATABASE_URL", "mysql://localhost/db")
+    txbox("status").failed_in_one_line(2, "txbox: TXBOX_DATABASE_URL: mysql:// cannot be used")
+
+
 def test_as_a_process_it_works_until_sigterm(engine: Engine, schema_url: str) -> None:
     record(engine, "billing", 20, days_ago=40)
     command = [sys.executable, "-m", "txbox_cli", "maintain", "--url", schema_url, "--keep-inbox", "*=30d"]

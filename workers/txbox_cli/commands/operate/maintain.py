@@ -1,12 +1,14 @@
 """``txbox maintain``: forget what was kept long enough, as a process or from cron."""
 
 import logging
+import re
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
+from txbox import InvalidConfiguration
 from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.maintainer import BUDGET_MS_PER_SECOND, FEWEST_ROWS, GENERATIONS, ROWS_PER_TRANSACTION
 from txbox.service import STOP_SECONDS
@@ -84,16 +86,15 @@ def maintain(
     """
     if as_json and not (once or dry_run):
         raise UsageError("--json needs --once or --dry-run: a service reports in its log and in `txbox status`")
-    settings = Settings()
-    retention = Retention(
-        inbox=_windows(keep_inbox if keep_inbox else (settings.keep_inbox or "").split()),
-        leases=_span("--keep-leases", keep_leases or settings.keep_leases),
-        results=_span("--keep-results", keep_results or settings.keep_results),
-        letters=_span("--keep-letters", keep_letters or settings.keep_letters),
-        operations=_span("--keep-operations", keep_operations or settings.keep_operations),
-        sent=_span("--keep-sent", keep_sent or settings.keep_sent),
-        loads=_span("--keep-loads", keep_loads or settings.keep_loads),
-        staging=_span("--keep-staging", keep_staging or settings.keep_staging),
+    retention = _retention(
+        keep_inbox,
+        leases=keep_leases,
+        results=keep_results,
+        letters=keep_letters,
+        operations=keep_operations,
+        sent=keep_sent,
+        loads=keep_loads,
+        staging=keep_staging,
     )
     db = database(url, schema, prefix)
     with db.engine(pool_size=2, hide_parameters=True) as engine:
@@ -144,15 +145,25 @@ def _print_plan(maintainer: Maintainer, *, as_json: bool) -> None:
         print_counts([(one.task, one.rows, "would go" if one.exact else "would go; estimated") for one in plan])
 
 
-def _windows(given: list[str]) -> dict[str, timedelta]:
+def _retention(inbox: list[str] | None, **others: str | None) -> Retention:
+    """Read the windows: each from its option, or else from its variable, and errors name the one it is from."""
+    settings = Settings()
+    origin = {name: f"--keep-{name}" if text else f"TXBOX_KEEP_{name.upper()}" for name, text in others.items()}
+    origin["inbox"] = "--keep-inbox" if inbox else "TXBOX_KEEP_INBOX"
+    windows = _windows(origin["inbox"], inbox or (settings.keep_inbox or "").split())
+    texts = {name: text or getattr(settings, f"keep_{name}") for name, text in others.items()}
+    spans = {name: read_span(origin[name], text) for name, text in texts.items() if text}
+    try:
+        return Retention(inbox=windows, **spans)
+    except InvalidConfiguration as error:
+        raise UsageError(re.sub(r"^Retention\.(\w+)", lambda found: origin[found[1]], str(error))) from error
+
+
+def _windows(origin: str, given: list[str]) -> dict[str, timedelta]:
     windows = {}
     for text in given:
         name, equals, span = text.rpartition("=")
         if not equals or not name:
-            raise UsageError(f"--keep-inbox must be SUBSCRIBER=SPAN, such as billing=30d or *=90d, not {text!r}")
-        windows[name] = read_span("--keep-inbox", span)
+            raise UsageError(f"{origin} must be SUBSCRIBER=SPAN, such as billing=30d or *=90d, not {text!r}")
+        windows[name] = read_span(origin, span)
     return windows
-
-
-def _span(option: str, text: str | None) -> timedelta | None:
-    return None if not text else read_span(option, text)
