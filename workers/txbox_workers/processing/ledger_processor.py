@@ -172,13 +172,14 @@ class LedgerProcessor(Processor):
                     raise Parked
                 if lease.attempt > 1:  # a letter that was redriven begins anew
                     lease.attempt -= min(self._parker.attempts_before(delivery), lease.attempt - 1)
+            if self._transactions is None:  # else the inbox judges, also what is parked without having run
+                refuse_expired(self._ledger, lease, delivery.message.sent_at)
             if self._max_attempts is not None and lease.attempt > self._max_attempts:
                 raise _Spent
             if delivery.problem is not None:
                 raise delivery.problem
             if self._transactions is not None:
                 return self._transactions.run_one(delivery, lease=lease)
-            refuse_expired(self._ledger, lease, delivery.message.sent_at)
             lease.begin_work()
             refuse_unfinished(self._handler(delivery.message, **({"lease": lease} if self._wants_lease else {})))
         except BaseException as error:

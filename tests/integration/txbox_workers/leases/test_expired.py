@@ -12,7 +12,7 @@ from support.txbox.leases import acquired
 from support.workers.business import Business
 from support.workers.ledger_worker import beside, make, noting
 from support.workers.memory_worker import delivery, process
-from txbox import DeadLetters, Expired, Message, Outcome, Reason, idempotent
+from txbox import DeadLetters, Expired, MalformedMessage, Message, Outcome, Reason, idempotent
 from txbox.leases import PostgresLedger
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
@@ -82,18 +82,34 @@ def test_beside_an_inbox_the_inbox_judges(engine: Engine, ledger: PostgresLedger
     assert (business.applied(), seen) == ({"b": 1}, [(1, 0)])
 
 
-@pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.parametrize(("attempts", "max_attempts"), [(1, 10), (3, 10), (1, 1), (3, 2)])
 def test_an_owner_that_was_killed_before_it_judged_leaves_the_message_to_be_judged(
-    engine: Engine, ledger: PostgresLedger, mails: list[str], attempts: int
+    engine: Engine,
+    ledger: PostgresLedger,
+    mails: list[str],
+    business: Business,
+    attempts: int,
+    max_attempts: int,
 ) -> None:
-    worker = make(MemorySource(), ledger, lambda message: mails.append(message.id), engine)
+    worker = make(MemorySource(), ledger, lambda message: mails.append(message.id), engine, max_attempts=max_attempts)
     assert process(worker, old("a")) == [("a-1", Outcome.PROCESSED)]
     forget_lease(engine, "a")
     for _ in range(attempts):
         acquired(ledger, "a")
         run(engine, "UPDATE message_lease SET expires_at = now() - interval '1 second'")
     assert process(worker, old("a")) == [("a-1", Outcome.EXPIRED)]
-    assert mails == ["a"]
+    assert (mails, business.letters()) == (["a"], {"a": "expired"})
+
+
+def test_a_copy_that_cannot_be_read_any_more_is_judged_too(
+    engine: Engine, ledger: PostgresLedger, mails: list[str], business: Business
+) -> None:
+    worker = make(MemorySource(), ledger, lambda message: mails.append(message.id), engine)
+    assert process(worker, old("a")) == [("a-1", Outcome.PROCESSED)]
+    forget_lease(engine, "a")
+    unread = replace(old("a"), problem=MalformedMessage("its envelope is another one"))
+    assert process(worker, unread) == [("a-1", Outcome.EXPIRED)]
+    assert (mails, business.letters()) == (["a"], {"a": "expired"})
 
 
 def test_a_message_that_has_failed_before_the_horizon_is_known_and_runs(
