@@ -47,7 +47,7 @@ from txbox.dead_letters.letter import DeadLetter, Reason, columns_of, key_of, le
 from txbox.dead_letters.letter_filter import LetterFilter, filtered
 from txbox.dead_letters.order import OrderStatements, ids_of
 from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound, OutOfOrder
-from txbox.horizon import AgeJudge
+from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import earliest, fingerprint, time_of_id
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt, refuse_other_encodings
@@ -126,6 +126,7 @@ class DeadLetters:
         wait_seconds: float = WAIT_SECONDS,
         lease_attempts: int | None = None,
         sent_at: datetime | None = None,
+        unknown_age: UnknownAge = "process",
     ) -> int | None:
         """Park a message and forget its failures, in one transaction.
 
@@ -137,6 +138,7 @@ class DeadLetters:
             lease_attempts: where there is a ledger too: as ``park_leased``.
             sent_at: when it was sent, if its age is to be judged now: one from before the horizon may have been
                 processed and forgotten, and is parked as EXPIRED.
+            unknown_age: as the inbox has it; "park": it is judged, and EXPIRED, also without ``sent_at``.
 
         Returns:
             The letter's number; None if the message is processed, and no letter is kept.
@@ -147,7 +149,8 @@ class DeadLetters:
         digest = fingerprint(letter.body if body is None else body)
         try:
             with bounded_transaction(self._engine, wait_seconds, letter.subscriber_id, letter.message_id) as connection:
-                return self._park(connection, letter, digest, lease_attempts, sent_at)
+                judged = sent_at is not None or unknown_age == "park"
+                return self._park(connection, letter, digest, lease_attempts, sent_at, judged=judged)
         except _OtherOutcome as other:
             with short_transaction(self._engine) as connection:
                 self._forget_failures(connection, letter)
@@ -160,6 +163,8 @@ class DeadLetters:
         digest: bytes,
         lease_attempts: int | None,
         sent_at: datetime | None,
+        *,
+        judged: bool,
     ) -> int:
         """Park a message and mark it in the inbox; InFlight and _OtherOutcome mean: roll back."""
         number = self.park_in(connection, letter, lease_attempts=lease_attempts)
@@ -180,13 +185,13 @@ class DeadLetters:
                 return number
             if parked_as != number:
                 raise _OtherOutcome(parked_as)
-        elif sent_at is not None:
+        elif judged:
             self._judge(connection, letter, number, sent_at)
         self._take_place(connection, letter, number)
         self._forget_failures(connection, letter)
         return number
 
-    def _judge(self, connection: Connection, letter: DeadLetter, number: int, sent_at: datetime) -> None:
+    def _judge(self, connection: Connection, letter: DeadLetter, number: int, sent_at: datetime | None) -> None:
         """Make a letter one of an expired message if it is; asked after its row in the inbox is made."""
         ages = AgeJudge(letter.subscriber_id, schema=self.schema, prefix=self.prefix)
         times = {letter.message_id: earliest(sent_at, time_of_id(letter.message_id))}

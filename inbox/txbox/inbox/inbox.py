@@ -131,6 +131,7 @@ class Inbox:
         self.prefix = prefix
         self.fingerprint = fingerprint
         self.wait_seconds = wait_seconds
+        self.unknown_age: UnknownAge = unknown_age
         self._ages = AgeJudge(
             self.subscriber_id, schema=schema, prefix=prefix, unknown_age=unknown_age, of=type(self).__name__
         )

@@ -39,6 +39,7 @@ def test_passwords_are_masked(text: str, masked: str) -> None:
         ),
         (FileNotFoundError(2, "No such file", "/x"), "/x: No such file"),
         (OSError("odd"), "odd"),
+        (UnicodeEncodeError("utf-8", "a\udcff\udcfeb", 1, 3, "no"), r"'\udcff\udcfe' is not UTF-8"),
         (ModuleNotFoundError("m", name="boto3.session"), "boto3.session is missing; install it: pip install"),
         (
             ModuleNotFoundError("No module named 'x'", name="x"),

@@ -83,6 +83,7 @@ class Parker:
                         wait_seconds=self._inbox.wait_seconds if wait_seconds is None else wait_seconds,
                         lease_attempts=lease_attempts,
                         sent_at=sent_at,
+                        unknown_age=self._inbox.unknown_age,
                     )
             except InFlight as error_in_flight:
                 return in_flight(delivery, error_in_flight)

@@ -14,7 +14,7 @@ from support.txbox.horizon import LONG_AGO, forget, move_horizon
 from support.waiting import wait_until
 from support.workers.business import Business, apply
 from support.workers.memory_worker import delivery, make, messages, process, work_off
-from txbox import DeadLetters, Inbox, InvalidConfiguration, Message, Outcome, Reason
+from txbox import DeadLetters, Inbox, InvalidConfiguration, MalformedMessage, Message, Outcome, Reason
 from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
 from txbox.instrumentation import Settled
 from txbox_workers.delivery import Delivery
@@ -111,6 +111,15 @@ def test_unknown_age_is_the_inboxs_policy(engine: Engine, business: Business) ->
     worker = make(MemorySource(), engine, inbox=Inbox("billing", unknown_age="park"))
     assert process(worker, delivery("a"), delivery("b")) == [("a-1", Outcome.EXPIRED), ("b-1", Outcome.EXPIRED)]
     assert business.applied() == {}
+
+
+def test_unknown_age_is_the_policy_of_what_is_parked_without_having_run_too(engine: Engine, business: Business) -> None:
+    worker = make(MemorySource(), engine, inbox=Inbox("billing", unknown_age="park"))
+    assert process(worker, delivery("a")) == [("a-1", Outcome.PROCESSED)]
+    forget(engine, "a")
+    unread = replace(delivery("a"), problem=MalformedMessage("its envelope is another one"))
+    assert process(worker, unread) == [("a-1", Outcome.DEAD)]
+    assert business.letters() == {"a": "expired"}
 
 
 # --- redrive ---------------------------------------------------------------------------------------------------------
