@@ -189,6 +189,7 @@ class Maintainer(Service):
         self._chores_at = self._holders_at = self._runway_at = -float("inf")
         self._is_at_work: bool | None = None
         self._failed: dict[str, str] = {}
+        self._prevented: dict[str, str | None] = {}
 
     def run_once(self) -> MaintenanceReport:
         """Do all that is due now, to its end, and return what was done: for cron.
@@ -351,32 +352,38 @@ class Maintainer(Service):
                     ring, until=time.monotonic() + seconds, once=once
                 ),
             )
-        if partitioned and inbox:
+        if partitioned:
             yield "rotation", lambda: self._rotate(inbox, settled)
 
     def _rotate(self, windows: Mapping[str, timedelta], settled: Mapping[str, float]) -> int:
         """Open a generation if that is due, drop those that are forgotten; return how many rows they had, about."""
-        every_seconds = max(windows.values()).total_seconds() / (self._generation_count - 1)
+        longest = max(windows.values(), default=timedelta.max)
+        every_seconds = longest.total_seconds() / (self._generation_count - 1)
 
         def look(connection: Connection) -> tuple[float, list[str]]:
             age = float(connection.exec_driver_sql(self._sql.generation_seconds).scalar_one())
-            self._transactions.progress(connection, "rotation", 0, {"every_seconds": every_seconds})
             return age, self._horizons.without_window(connection, windows)
 
         age, without = self._transactions.run(look)
         before = self._generations.list()
+        most = 2 * self._generation_count
+        prevented = None
         if without:
-            _log.error(
-                "the inbox rotates, and %d of its subscribers may not be forgotten, %s first: no generation can go, so "
-                "none is opened; give every subscriber a window that is long enough, '*' those that are not named",
-                len(without),
-                without[0],
+            prevented = (
+                f"{len(without)} of the subscribers of the inbox may not be forgotten, {without[0]} first: no "
+                "generation can go, so none is opened; give every subscriber a window that is long enough, '*' those "
+                "that are not named"
             )
-        elif age >= every_seconds:
-            self._generations.rotate(tries=ROTATION_TRIES, most=2 * self._generation_count)
-        dropped = self._generations.forget(settled=settled, tries=ROTATION_TRIES)
+        elif age >= every_seconds and not self._generations.rotate(tries=ROTATION_TRIES, most=most):
+            prevented = (
+                f"no generation is opened: there are {len(before)}, and more would slow recording down"
+                if len(before) >= most
+                else "no generation is opened: transactions that use the inbox do not end; it is tried again"
+            )
+        self._note_prevented("rotation", prevented)
+        dropped = self._generations.forget(settled=settled, tries=ROTATION_TRIES) if windows else ()
         rows = sum(one.rows for one in before if one.generation in dropped)
-        noted = {"every_seconds": every_seconds}
+        noted = {"every_seconds": every_seconds if windows else None, "prevented_by": prevented}
         self._transactions.run(lambda connection: self._transactions.progress(connection, "rotation", rows, noted))
         return rows
 
@@ -448,6 +455,12 @@ class Maintainer(Service):
             _log.error("%s: not done, and tried again later: %s", task, text)
         self._transactions.fail(task, text)
         return text
+
+    def _note_prevented(self, task: str, why: str | None) -> None:
+        """Log what prevents a task, once while that does not change."""
+        if why is not None and self._prevented.get(task) != why:
+            _log.error("%s: %s", task, why)
+        self._prevented[task] = why
 
     def _note_work(self, *, works: bool) -> None:
         if works != self._is_at_work:

@@ -1,6 +1,6 @@
 """The runway: what is kept, how far back, how large that is, and when something was forgotten last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -51,7 +51,7 @@ class GenerationStatus:
 @dataclass(frozen=True, slots=True)
 class MaintenanceTask:
     """What maintainers have done of one task: when last, how many rows they have removed in all, and
-    what the database has said if it could not be done last."""
+    what has prevented it, if it could not be done last: what the database has said, or a window that is missing."""
 
     task: str
     finished_at: datetime | None
@@ -74,6 +74,8 @@ class Runway:
         generations: of a rotating inbox, the oldest first.
         rotation_due_seconds: until a new one is opened; negative: since; None if that is not known.
         tasks: by name.
+        waits_for: the server processes whose transactions began before the horizons moved, and still run: until they
+            have ended, nothing more is forgotten.
     """
 
     maintainer: str | None
@@ -86,6 +88,7 @@ class Runway:
     generations: tuple[GenerationStatus, ...] = ()
     rotation_due_seconds: float | None = None
     tasks: tuple[MaintenanceTask, ...] = ()
+    waits_for: tuple[int, ...] = ()
 
 
 class RunwayStatements(SqlFile, file="runway.sql"):
@@ -96,6 +99,7 @@ class RunwayStatements(SqlFile, file="runway.sql"):
     inbox_size: str
     generations: str
     oldest_kept: str
+    waits_for: str
 
 
 def read_runway(connection: Connection, *, schema: str | None = None, prefix: str = "") -> Runway | None:
@@ -133,11 +137,24 @@ def read_runway(connection: Connection, *, schema: str | None = None, prefix: st
         generations=tuple(_generation(row) for row in generations),
         rotation_due_seconds=_due(generations, tasks.get("rotation")),
         tasks=tuple(
-            MaintenanceTask(name, moment(row["finished_at"]), row["removed"], row["detail"].get("error"))
+            MaintenanceTask(name, moment(row["finished_at"]), row["removed"], _prevented_by(row["detail"]))
             for name, row in tasks.items()
             if name not in ("lease", "horizons")
         ),
+        waits_for=_waits_for(connection, sql, tasks.get("horizons")),
     )
+
+
+def _prevented_by(detail: Mapping[str, Any]) -> str | None:
+    return detail.get("error") or detail.get("prevented_by")
+
+
+def _waits_for(connection: Connection, sql: RunwayStatements, horizons: RowMapping | None) -> tuple[int, ...]:
+    """Return the server processes that the maintainer waits for, of those that have not ended meanwhile."""
+    waits_for = [] if horizons is None else horizons["detail"].get("waits_for", [])
+    if not waits_for:
+        return ()
+    return tuple(connection.exec_driver_sql(sql.waits_for, {"virtualxids": waits_for}).scalars())
 
 
 def _oldest(connection: Connection, sql: RunwayStatements, inbox: RowMapping | None) -> dict[str, datetime | None]:

@@ -45,3 +45,11 @@ ORDER BY one.generation
 -- returns: subscriber_id, oldest
 SELECT subscriber_id, {{microseconds(min(processed_at))}} AS oldest FROM {{processed_message}}
 WHERE ctid >= %(first)s::text::tid AND ctid < %(beyond)s::text::tid GROUP BY subscriber_id
+
+-- name: waits_for
+-- The sessions of some transactions that are running still.
+-- parameters: virtualxids text[]
+-- returns: pid
+SELECT DISTINCT pid FROM pg_locks
+WHERE locktype = 'virtualxid' AND mode = 'ExclusiveLock' AND virtualxid = ANY(%(virtualxids)s::text[]) AND pid IS NOT NULL
+ORDER BY pid

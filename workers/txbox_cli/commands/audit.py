@@ -140,8 +140,8 @@ def _print(report: AuditReport) -> None:
 def _not_compared(report: AuditReport) -> str:
     where, since = ", ".join(report.not_compared), report.compared_since
     return (
-        f"nothing was compared for {where}: nothing was sent there since {since:%Y-%m-%d %H:%M:%S}, as far back as this "
-        "audit can judge; name the destination as it was published, give an earlier --since, or leave it out"
+        f"nothing was compared for {where}: nothing was sent there since {since:%Y-%m-%d %H:%M:%S}, as far back as "
+        "this audit can judge; name the destination as it was published, give an earlier --since, or leave it out"
     )
 
 

@@ -228,6 +228,12 @@ def _print_runway(runway: Runway) -> None:
     else:
         parts.append(f"it ran {_span(runway.seconds_ago)} ago, by {runway.maintainer}")
     typer.echo(printable(f"maintenance: {'; '.join(parts)}"))
+    if runway.waits_for:
+        pids = ", ".join(map(str, runway.waits_for))
+        typer.echo(
+            "maintenance: nothing more is forgotten until the transactions have ended that began before the horizons "
+            f"moved: server processes {pids}; wait, or end one by SELECT pg_terminate_backend({runway.waits_for[0]})"
+        )
     for task in runway.tasks:
         if task.error is not None:
             typer.echo(printable(mask(f"maintenance: {task.task} is not done: {task.error}")))

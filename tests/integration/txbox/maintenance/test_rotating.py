@@ -11,6 +11,7 @@ from txbox import Inbox, InvalidConfiguration
 from txbox.maintenance import PlannedTask, Retention
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.maintenance.rotation.generations import GenerationStatements
+from txbox.status import read_status
 
 WINDOW = timedelta(days=30)
 BILLING = Retention(inbox={"billing": WINDOW})
@@ -28,6 +29,13 @@ def age(engine: Engine, days: int) -> None:
     opened, closed, processed = (earlier.format(name, days) for name in ("opened_at", "closed_at", "processed_at"))
     run(engine, f"UPDATE inbox_generation SET opened_at = {opened}, closed_at = {closed}")
     run(engine, f"UPDATE processed_message SET processed_at = {processed}")
+
+
+def prevented(engine: Engine) -> str | None:
+    """Return what the status says."""
+    runway = read_status(engine).runway
+    assert runway is not None
+    return {one.task: one.error for one in runway.tasks}["rotation"]
 
 
 def test_generations_are_opened_and_dropped_as_the_window_moves(
@@ -75,9 +83,35 @@ def test_no_generation_is_opened_while_a_subscriber_has_no_window(
     for subscriber in ("billing", "forever"):
         record(engine, subscriber, f"{subscriber}-", 10, days_ago=0)
     age(engine, 400)
+    for retention in (BILLING, Retention()):
+        caplog.clear()
+        make_maintainer(retention).run_once()
+        assert len(generations.list()) == 1
+        first = "forever" if retention.inbox else "billing"
+        assert f"{first} first" in caplog.text
+        assert f"{first} first: no generation can go" in (prevented(engine) or "")
+    make_maintainer(Retention(inbox={"*": WINDOW})).run_once()
+    assert len(generations.list()) == 2
+    assert prevented(engine) is None
+
+
+def test_the_status_says_what_keeps_a_generation_that_is_due_from_being_opened(
+    engine: Engine, generations: Generations, make_maintainer: StartMaintainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txbox.maintenance.maintainer.SETTLE_SECONDS", 0.1)
+    record(engine, "billing", "m-", 10, days_ago=0)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("LOCK processed_message IN ROW EXCLUSIVE MODE")
+        run(engine, "UPDATE inbox_generation SET opened_at = opened_at - interval '20 days'")
+        make_maintainer(BILLING).run_once()
+        assert "transactions that use the inbox do not end" in (prevented(engine) or "")
+    while len(generations.list()) < 4:
+        assert generations.rotate()
+    age(engine, 31)
+    make_maintainer(BILLING, generations=2).run_once()
+    assert "there are 4, and more would slow recording down" in (prevented(engine) or "")
     make_maintainer(BILLING).run_once()
-    assert len(generations.list()) == 1
-    assert "forever first" in caplog.text
+    assert prevented(engine) is None
 
 
 def test_nothing_goes_before_every_transaction_can_see_the_horizons(
@@ -89,9 +123,15 @@ def test_nothing_goes_before_every_transaction_can_see_the_horizons(
     record(engine, "billing", "young-", 10, days_ago=0)
     with monkeypatch.context() as patch, engine.connect() as other:
         patch.setattr("txbox.maintenance.maintainer.SETTLE_SECONDS", 0.1)
-        other.exec_driver_sql("SELECT 1")
+        pid = other.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         make_maintainer(BILLING).run_once()
         assert left(engine) == {"old-": 10, "young-": 10}
+        runway = read_status(engine).runway
+        assert runway is not None
+        assert runway.waits_for == (pid,)
+    runway = read_status(engine).runway
+    assert runway is not None
+    assert runway.waits_for == (), "it has ended"
     make_maintainer(BILLING).run_once()
     assert left(engine) == {"young-": 10}
 

@@ -181,3 +181,20 @@ def test_one_that_waits_for_another_tells_of_the_runway_too(engine: Engine, make
     events: list[Event] = []
     assert not make_maintainer(BILLING, hooks=[events.append]).run_once().worked
     assert [type(one) for one in events] == [RunwayRead]
+
+
+def test_it_says_what_a_maintainer_waits_for(
+    engine: Engine, make_maintainer: StartMaintainer, txbox: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txbox.maintenance.maintainer.SETTLE_SECONDS", 0.1)
+    InboxConversion(engine).forward()
+    record(engine, "forever", "f-", 10, days_ago=0)
+    record(engine, "billing", "m-", 10, days_ago=0)
+    with engine.connect() as other:
+        pid = other.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        make_maintainer(BILLING).run_once()
+        said = txbox("status").out
+        assert f"server processes {pid}; wait, or end one by SELECT pg_terminate_backend({pid})" in said
+        assert "maintenance: rotation is not done: 1 of the subscribers" in said
+        assert json.loads(txbox("status", "--json").out)["runway"]["waits_for"] == [pid]
+    assert "server processes" not in txbox("status").out
