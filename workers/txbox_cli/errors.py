@@ -51,7 +51,7 @@ def _explanation(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if isinstance(error, UnicodeEncodeError):
-        return f"{ascii(error.object[error.start : error.end])} is not UTF-8, and was to be sent as text; correct it"
+        return f"{error.object[error.start : error.end]!a} is not UTF-8, and was to be sent as text; correct it"
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get((error.name or "").split(".")[0])):
         return f"{error.name} is missing; install it: pip install 'txbox[{extra}]'"
     if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
