@@ -195,7 +195,7 @@ class Maintainer(Service):
         """Do all that is due now, to its end, and return what was done: for cron.
 
         Raises:
-            InvalidConfiguration: a window is too short; or the server takes no writes.
+            InvalidConfiguration: a window is too short; or the server takes no writes, or its clock was set forward.
             SchemaMissing: the tables do not exist.
             DBAPIError: as the database raised it; what only some tasks have met is in the report.
         """
@@ -343,7 +343,7 @@ class Maintainer(Service):
             yield "staging", self._drop_staging
             if self._retention.sent is not None:
                 yield "sent", self._forget_sent
-        inbox, leases = self._transactions.run(self._horizons.move)
+        inbox, leases = self._transactions.run(self._move_horizons)
         settled = self._horizons.settle(wait_seconds=SETTLE_SECONDS) if inbox or leases else {}
         for ring in rings(self._retention, self._sweeper_sql, {} if partitioned else inbox, leases, settled):
             yield (
@@ -354,6 +354,10 @@ class Maintainer(Service):
             )
         if partitioned:
             yield "rotation", lambda: self._rotate(inbox, settled)
+
+    def _move_horizons(self, connection: Connection) -> tuple[Mapping[str, timedelta], Mapping[str, timedelta]]:
+        self._read_partitioned(connection)  # the clock may have been set since the round began
+        return self._horizons.move(connection)
 
     def _rotate(self, windows: Mapping[str, timedelta], settled: Mapping[str, float]) -> int:
         """Open a generation if that is due, drop those that are forgotten; return how many rows they had, about."""
@@ -436,14 +440,20 @@ class Maintainer(Service):
         """Return whether the inbox rotates.
 
         Raises:
-            InvalidConfiguration: this server takes no writes.
+            InvalidConfiguration: this server takes no writes, or its clock was set forward.
         """
         check_table(connection, self._sql.tables.processed_message)
-        read_only, partitioned = connection.exec_driver_sql(self._sql.server_state).one()
+        read_only, partitioned, server_seconds = connection.exec_driver_sql(self._sql.server_state).one()
         if read_only:
             raise InvalidConfiguration(
                 "this server takes no writes: it is a standby, or default_transaction_read_only is on; "
                 "maintenance needs the URL of the primary"
+            )
+        # A horizon never moves back, and ids are kept longer by this slack. A wrong clock here forgets nothing too early.
+        if (ahead := timedelta(seconds=server_seconds - time.time())) > SLACK:
+            raise InvalidConfiguration(
+                f"the database's clock is {ahead.total_seconds() / 3600:,.1f} hours ahead of this machine's: nothing is "
+                "forgotten, as it could be too early; set the clock that is wrong"
             )
         return bool(partitioned)
 

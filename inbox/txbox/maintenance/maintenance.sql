@@ -71,10 +71,11 @@ VALUES (%(task)s, %(owner)s, jsonb_build_object('error', %(error)s::text))
 ON CONFLICT (task) DO UPDATE SET owner = excluded.owner, detail = failed.detail || excluded.detail
 
 -- name: server_state
--- Whether this server takes no writes, and how its inbox is stored.
+-- Whether this server takes no writes, how its inbox is stored, and its clock.
 -- parameters: none
--- returns: read_only boolean, partitioned boolean
-SELECT current_setting('transaction_read_only')::boolean AS read_only, relkind = 'p' AS partitioned
+-- returns: read_only boolean, partitioned boolean, seconds (since 1970)
+SELECT current_setting('transaction_read_only')::boolean AS read_only, relkind = 'p' AS partitioned,
+  extract(epoch FROM clock_timestamp())::double precision AS seconds
 FROM pg_class WHERE oid = '{{literal(processed_message)}}'::regclass
 
 -- name: inbox_subscribers

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine, make_url
 
 from integration.txbox.maintenance.conftest import KEPT, StartMaintainer, found, left, record
 from support.postgres.statements import run, statements_sent
@@ -441,6 +441,27 @@ def test_a_server_that_takes_no_writes_is_named(engine: Engine, make_maintainer:
     read_only = engine.execution_options(postgresql_readonly=True)
     with pytest.raises(InvalidConfiguration, match=r"takes no writes.*the URL of the primary"):
         make_maintainer(engine=read_only).run_once()
+
+
+def test_nothing_is_forgotten_by_a_clock_that_was_set_forward(
+    engine: Engine, schema_url: str, make_maintainer: StartMaintainer
+) -> None:
+    """The horizon never moves back, and what was sent lately is not judged: it would run again."""
+    record(engine, "billing", "m-", 10, days_ago=0)
+    for clock in ("now", "clock_timestamp"):
+        run(
+            engine,
+            f"CREATE FUNCTION {clock}() RETURNS timestamptz LANGUAGE sql STABLE AS "
+            f"'SELECT pg_catalog.{clock}() + interval $$60 days$$'",
+        )
+    url = make_url(schema_url)
+    forward = create_engine(url.update_query_dict({"options": f"{url.query['options']},pg_catalog"}))
+    maintainer = make_maintainer(Retention(inbox={"billing": KEPT}), engine=forward)
+    with pytest.raises(InvalidConfiguration, match=r"clock is 1,4[34]\d\.\d hours ahead of this machine's"):
+        maintainer.run_once()
+    forward.dispose()
+    assert left(engine) == {"m-": 10}
+    assert found(engine, "SELECT count(*) FROM inbox_horizon") == 0
 
 
 def test_a_server_that_is_too_old_is_named(engine: Engine, make_maintainer: StartMaintainer) -> None:
