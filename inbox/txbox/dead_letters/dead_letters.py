@@ -48,7 +48,7 @@ from txbox.dead_letters.letter_filter import LetterFilter, filtered
 from txbox.dead_letters.order import OrderStatements, ids_of
 from txbox.errors import InFlight, InvalidConfiguration, LetterNotFound, OutOfOrder
 from txbox.horizon import AgeJudge, UnknownAge
-from txbox.message import earliest, fingerprint, time_of_id
+from txbox.message import Message, earliest, fingerprint, time_of_id
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.sql_files import SqlFile
@@ -122,23 +122,22 @@ class DeadLetters:
         self,
         letter: DeadLetter,
         *,
-        body: bytes | None = None,
+        message: Message | None = None,
         wait_seconds: float = WAIT_SECONDS,
         lease_attempts: int | None = None,
-        sent_at: datetime | None = None,
         unknown_age: UnknownAge = "process",
     ) -> int | None:
         """Park a message and forget its failures, in one transaction.
 
         Args:
-            letter: the message.
-            body: as handlers see it, without envelopes; None: as the letter has it. Another body under an id that is
-                parked becomes another letter, of reason MISMATCH.
+            letter: what is kept of the message. Another body under an id that is parked becomes another letter, of
+                reason MISMATCH.
+            message: as handlers see it, without envelopes. Its age is judged now: one from before the horizon may have
+                been processed and forgotten, and is parked as EXPIRED. None: the body is the letter's, and no age is
+                judged.
             wait_seconds: how long to wait for another transaction that is processing the message.
             lease_attempts: where there is a ledger too: as ``park_leased``.
-            sent_at: when it was sent, if its age is to be judged now: one from before the horizon may have been
-                processed and forgotten, and is parked as EXPIRED.
-            unknown_age: as the inbox has it; "park": it is judged, and EXPIRED, also without ``sent_at``.
+            unknown_age: as the inbox has it; "park": a message of which no time is known is EXPIRED, too.
 
         Returns:
             The letter's number; None if the message is processed, and no letter is kept.
@@ -146,10 +145,12 @@ class DeadLetters:
         Raises:
             InFlight: another transaction is processing the message; nothing is parked.
         """
-        digest = fingerprint(letter.body if body is None else body)
+        digest = fingerprint(letter.body if message is None else message.body)
+        # A transaction that judged it before has ended, and this process may have been suspended since.
+        sent_at = None if message is None else earliest(message.sent_at, time_of_id(message.id))
+        judged = message is not None and (sent_at is not None or unknown_age == "park")
         try:
             with bounded_transaction(self._engine, wait_seconds, letter.subscriber_id, letter.message_id) as connection:
-                judged = sent_at is not None or unknown_age == "park"
                 return self._park(connection, letter, digest, lease_attempts, sent_at, judged=judged)
         except _OtherOutcome as other:
             with short_transaction(self._engine) as connection:
@@ -194,8 +195,7 @@ class DeadLetters:
     def _judge(self, connection: Connection, letter: DeadLetter, number: int, sent_at: datetime | None) -> None:
         """Make a letter one of an expired message if it is; asked after its row in the inbox is made."""
         ages = AgeJudge(letter.subscriber_id, schema=self.schema, prefix=self.prefix)
-        times = {letter.message_id: earliest(sent_at, time_of_id(letter.message_id))}
-        if (expired := ages.judge(connection, times)) is not None:
+        if (expired := ages.judge(connection, {letter.message_id: sent_at})) is not None:
             marked = {"error": storable(f"{letter.error}; {expired}"), "dead_letter_id": number}
             connection.exec_driver_sql(self._statements.mark_expired, marked)
 

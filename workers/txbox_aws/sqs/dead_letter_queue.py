@@ -211,7 +211,7 @@ class DeadLetterQueue:
             for delivery in deliveries:
                 letter = self._letter(reader, failures, delivery)
                 try:
-                    number = letters.park(letter, body=delivery.message.body, sent_at=delivery.message.sent_at)
+                    number = letters.park(letter, message=delivery.message)
                 except InFlight:  # its visibility brings it back
                     done = replace(done, in_flight=done.in_flight + 1)
                     continue

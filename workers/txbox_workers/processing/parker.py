@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from txbox import DeadLetter, DeadLetters, Expired, Inbox, InFlight, Mismatch, Outcome, Reason
 from txbox.dead_letters.failures import Failed
-from txbox.message import earliest, time_of_id
 from txbox.postgres.transactions import short_transaction
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.processing.outage_errors import bookkeeping, connecting
@@ -70,8 +69,6 @@ class Parker:
             wait_seconds: for another transaction that is processing the message; None: as long as usual.
         """
         letter = self._letter(delivery, reason, text, failed)
-        # The transaction that judged the message's age has ended, and this process may have been suspended since.
-        sent_at = earliest(delivery.message.sent_at, time_of_id(delivery.message.id))
         with bookkeeping(before_handler=False):
             try:
                 if self._inbox is None:
@@ -79,10 +76,9 @@ class Parker:
                 else:
                     number = self._letters.park(
                         letter,
-                        body=delivery.message.body,
+                        message=delivery.message,
                         wait_seconds=self._inbox.wait_seconds if wait_seconds is None else wait_seconds,
                         lease_attempts=lease_attempts,
-                        sent_at=sent_at,
                         unknown_age=self._inbox.unknown_age,
                     )
             except InFlight as error_in_flight:

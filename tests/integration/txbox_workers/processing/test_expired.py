@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from support.txbox.events import Kept
-from support.txbox.horizon import LONG_AGO, forget, move_horizon
+from support.txbox.horizon import LONG_AGO, forget, id_of, move_horizon
 from support.waiting import wait_until
 from support.workers.business import Business, apply
 from support.workers.memory_worker import delivery, make, messages, process, work_off
@@ -25,6 +25,11 @@ def old(message_id: str, **more: Any) -> Delivery:
     """A delivery of a message that was sent long ago."""
     made = delivery(message_id, **more)
     return replace(made, message=replace(made.message, sent_at=LONG_AGO), body=b"<" + made.message.body + b">")
+
+
+def sent_now(message_id: str) -> Delivery:
+    made = delivery(message_id)
+    return replace(made, message=replace(made.message, sent_at=datetime.now(UTC)))
 
 
 @pytest.mark.parametrize("options", [{}, {"transactions": "message"}, {"max_attempts": 1}, {"max_attempts": None}])
@@ -52,8 +57,9 @@ def test_a_message_that_was_forgotten_and_comes_again_is_parked_and_not_run(
 
 
 @pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("one", [old("a"), delivery(id_of(LONG_AGO)), sent_now(id_of(LONG_AGO))])
 def test_a_message_that_is_forgotten_between_its_last_attempt_and_its_parking_is_expired(
-    engine: Engine, leveled: Engine, business: Business, ordered: bool
+    engine: Engine, leveled: Engine, business: Business, one: Delivery, ordered: bool
 ) -> None:
     """Its worker was suspended after its attempt: another one may have processed it, and a redrive would, too."""
 
@@ -61,13 +67,12 @@ def test_a_message_that_is_forgotten_between_its_last_attempt_and_its_parking_is
         move_horizon(engine)
         raise ValueError("the last attempt")
 
-    assert process(make(MemorySource(), leveled, fail, max_attempts=1, ordered=ordered), old("a")) == [
-        ("a-1", Outcome.DEAD)
-    ]
+    worker = make(MemorySource(), leveled, fail, max_attempts=1, ordered=ordered)
+    assert process(worker, one) == [(one.receipt, Outcome.DEAD)]
     (letter,) = DeadLetters(engine).list()
     assert letter.reason is Reason.EXPIRED
     assert "the last attempt" in letter.error
-    assert business.letters() == {"a": "expired"}
+    assert business.letters() == {one.message.id: "expired"}
 
 
 def test_a_batch_runs_what_is_young_and_parks_what_is_old_in_one_transaction(
@@ -81,7 +86,7 @@ def test_a_batch_runs_what_is_young_and_parks_what_is_old_in_one_transaction(
             apply(session, message)
 
     move_horizon(engine)
-    young = replace(delivery("b"), message=replace(delivery("b").message, sent_at=datetime.now(UTC)))
+    young = sent_now("b")
     worker = make(MemorySource(), leveled, batch_handler=together)
     assert process(worker, old("a"), young, old("c"), delivery("unknown"), old("a", receive_count=2)) == [
         ("a-1", Outcome.EXPIRED),
