@@ -251,24 +251,13 @@ class _Audit:
         for bucket in sent.keys() | recorded.keys():
             ours, theirs = sent.get(bucket, _NOTHING), recorded.get(bucket, _NOTHING)
             unusual = ours.sent_again or theirs.doubled or theirs.unparked
-            counts.update(
-                forgotten=ours.forgotten,
-                sent_again=ours.sent_again,
-                not_kept=theirs.not_kept,
-                doubled=theirs.doubled,
-                unparked=theirs.unparked,
-            )
+            counts.update(_named(_OF_SENT, ours))
+            counts.update(_named(_OF_RECORDED, theirs))
             differs = self._sent is not None and (ours.ids, ours.digest) != (theirs.ids, theirs.digest)
             if differs or (unusual and len(self._findings) < self._limit):
                 opened.append(bucket)
             else:
-                counts.update(
-                    sent=ours.ids,
-                    processed=theirs.processed,
-                    parked=theirs.parked,
-                    expired=theirs.expired,
-                    discarded=theirs.discarded,
-                )
+                counts.update(_named(_STATES, theirs), sent=ours.ids)
         findings = self._open(stretch, opened, counts) if opened else []
         self._note(stretch, counts, findings, *(sum(row.ids for row in side.values()) for side in (sent, recorded)))
 
@@ -375,6 +364,15 @@ class _Audit:
         figures = ", ".join(f"{self._counts[name]:,} {name}" for name in names)
         return figures + (f", up to {upto:%Y-%m-%d %H:%M:%S}" if upto else "")
 
+
+def _named(counts: Iterable[str], bucket: Any) -> dict[str, int]:
+    return {name: getattr(bucket, name) for name in counts}
+
+
+_OF_SENT = ("forgotten", "sent_again")
+_OF_RECORDED = ("not_kept", "doubled", "unparked")
+_STATES = ("processed", "parked", "expired", "discarded")
+"""Of what is in the inbox; counted here where a bucket is not opened, else id by id."""
 
 _NOTHING: Any = SimpleNamespace(**dict.fromkeys(("digest", "ids", *COUNTS), 0))
 """The counts of a bucket that is empty."""
