@@ -25,7 +25,9 @@ LINES = {
 }
 HEADS = {"▶": RIGHT, "◀": LEFT, "▼": DOWN, "▲": UP}
 _FENCE = re.compile(r'^```diagram title="([^"]+)"\n(.*?)^```$', re.M | re.S)
-_TEXT = re.compile(rf"[^\s{''.join([*LINES, *HEADS])}]+(?: [^\s{''.join([*LINES, *HEADS])}]+)*")
+_TEXT = re.compile(
+    rf"[^\s{''.join([*LINES, *HEADS])}]+(?: [^\s{''.join([*LINES, *HEADS])}]+)*"
+)
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -62,7 +64,9 @@ def svg(drawing: str, title: str) -> str:
 
 def _lines(x: int, y: int, ends: tuple[tuple[int, int], ...]) -> str:
     middle = f"M{(x + 0.5) * WIDTH:g} {(y + 0.5) * HEIGHT:g}"
-    path = "".join(f"{middle}l{dx * WIDTH / 2:g} {dy * HEIGHT / 2:g}" for dx, dy in ends)
+    path = "".join(
+        f"{middle}l{dx * WIDTH / 2:g} {dy * HEIGHT / 2:g}" for dx, dy in ends
+    )
     return f'<path class="line" d="{path}"/>'
 
 
@@ -73,7 +77,9 @@ def _head(x: int, y: int, dx: int, dy: int) -> str:
     tip_x, tip_y = middle_x + dx * half, middle_y + dy * half
     back_x, back_y = tip_x - dx * WIDTH, tip_y - dy * WIDTH
     side_x, side_y = dy * WIDTH / 2, dx * WIDTH / 2
-    tail = f"M{middle_x - dx * half:g} {middle_y - dy * half:g}L{back_x:g} {back_y:g}"
+    tail = (
+        f"M{middle_x - dx * half:g} {middle_y - dy * half:g}L{back_x:g} {back_y:g}"
+    )
     return (
         f'<path class="line" d="{tail}"/>'
         f'<path d="M{tip_x:g} {tip_y:g}L{back_x + side_x:g} {back_y + side_y:g}'
