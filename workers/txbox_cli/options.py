@@ -3,7 +3,6 @@
 import getpass
 import re
 import shlex
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox import InvalidConfiguration, SchemaMissing
 from txbox.postgres.urls import DATABASE_URL_VARIABLE, database_engine, database_url
+from txbox.text import host_name
 from txbox_cli.errors import CREATE_TABLES, CommandFailed, UsageError, explain
 from txbox_cli.settings import Settings
 
@@ -113,7 +113,7 @@ def this_user() -> str:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number that has no name
         user = "unknown"
-    return f"{user}@{socket.gethostname()}"
+    return f"{user}@{host_name()}"
 
 
 def read_span(option: str, text: str) -> timedelta:

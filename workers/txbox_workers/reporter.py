@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from txbox.pauses import Pause
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
+from txbox.text import host_name, storable
 from txbox.thread_loop import run_until_return
 
 REPORT_SECONDS = 3.0
@@ -105,9 +105,9 @@ class WorkerReporter:
         self._worker = {
             "worker_id": new_message_id(),
             "subscriber_id": subscriber_id,
-            "source": source,
+            "source": storable(source),
             "source_retention_seconds": source_retention_seconds,
-            "host": socket.gethostname(),
+            "host": host_name(),
             "pid": os.getpid(),
             "version": __version__,
         }

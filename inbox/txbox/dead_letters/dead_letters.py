@@ -42,7 +42,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, Engine
 
-from txbox.dead_letters.failures import WAIT_SECONDS, FailureStatements, bounded_transaction, storable
+from txbox.dead_letters.failures import WAIT_SECONDS, FailureStatements, bounded_transaction
 from txbox.dead_letters.letter import DeadLetter, Reason, columns_of, key_of, letter_from
 from txbox.dead_letters.letter_filter import LetterFilter, filtered
 from txbox.dead_letters.order import OrderStatements, ids_of
@@ -53,6 +53,7 @@ from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
+from txbox.text import storable
 
 __all__ = ["DeadLetters"]
 

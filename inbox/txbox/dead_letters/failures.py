@@ -30,6 +30,7 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
+from txbox.text import storable
 
 __all__ = ["Attempt", "Failed", "Failures"]
 
@@ -265,11 +266,6 @@ def _message(error: BaseException) -> str:
         return str(error)
     except BaseException as broken:  # noqa: BLE001 - an error that cannot be printed has still failed its message
         return f"(str() of it raised {type(broken).__name__})"
-
-
-def storable(text: str) -> str:
-    """Return text without what Postgres's text and jsonb cannot hold."""
-    return text.replace("\0", "�").encode("utf-8", "replace").decode()
 
 
 _MAX_CAUSES = 4

@@ -9,9 +9,10 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, History, storable
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, History
 from txbox.message import fingerprint
 from txbox.postgres.sql import with_moments
+from txbox.text import storable
 
 __all__ = ["DeadLetter", "Reason", "columns_of", "key_of", "letter_from"]
 

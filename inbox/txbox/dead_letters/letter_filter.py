@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox.dead_letters.failures import storable
 from txbox.dead_letters.letter import Reason
 from txbox.errors import InvalidConfiguration
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.sent_messages import Moment
 from txbox.postgres.sqlstates import sqlstate
+from txbox.text import storable
 
 __all__ = ["LetterFilter", "filtered"]
 

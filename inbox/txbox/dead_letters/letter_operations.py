@@ -37,7 +37,7 @@ from sqlalchemy import Connection, Engine, RowMapping
 from sqlalchemy.exc import SQLAlchemyError
 
 from txbox.dead_letters.dead_letters import DeadLetters, DeadLetterStatements, republish_in
-from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, storable
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS
 from txbox.dead_letters.letter import DeadLetter, Reason
 from txbox.dead_letters.letter_filter import LetterFilter, filtered
 from txbox.dead_letters.order import OrderStatements
@@ -46,6 +46,7 @@ from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.transactions import check_table, short_transaction
+from txbox.text import storable
 
 __all__ = [
     "HeldKey",

@@ -45,10 +45,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from txbox.dead_letters.failures import storable
 from txbox.message import HEADER_EVENTBRIDGE_KEY, HEADER_FIRST_DELIVERY_ID, HEADER_KEY
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table
+from txbox.text import storable
 
 __all__ = ["KeyHeld", "KeyOrder", "OrderStatements", "ids_of", "order_key"]
 

@@ -29,12 +29,12 @@ until the store answers; the fence is for that.)
 """
 
 import os
-import socket
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 
 from txbox.errors import InvalidConfiguration, LeaseLost, Mismatch
+from txbox.text import host_name
 
 LEASE_SECONDS = 30.0
 """How long a message stays with an owner that has died; a live owner renews its lease."""
@@ -227,7 +227,7 @@ def elapsed() -> float:
 
 def owner() -> str:
     """Return the name of an owner: its host and process."""
-    return f"{socket.gethostname()} {os.getpid()}"
+    return f"{host_name()} {os.getpid()}"
 
 
 _INTERVALS: int | None = getattr(time, "CLOCK_BOOTTIME", None)

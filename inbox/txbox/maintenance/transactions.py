@@ -16,7 +16,6 @@ No session lock is held, so a pooler in transaction mode may be between.
 import json
 import logging
 import os
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +31,7 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_retryable, sqlstate
 from txbox.postgres.transactions import short_transaction
 from txbox.retries import retry
+from txbox.text import host_name
 
 __all__ = ["LEASE_SECONDS", "LeaseGone", "MaintenanceStatements", "MaintenanceTransactions"]
 
@@ -98,7 +98,7 @@ class MaintenanceTransactions:
             budget_ms_per_second: milliseconds of each second that transactions may take; 1,000 is no limit.
             wait: pauses for so many seconds; returns whether the maintainer is to stop.
         """
-        self.owner = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"
+        self.owner = f"{host_name()} {os.getpid()} {uuid.uuid4().hex[:8]}"
         self._engine = engine
         self._sql = statements
         self._pause_share = 1000.0 / budget_ms_per_second - 1.0

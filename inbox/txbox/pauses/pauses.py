@@ -17,13 +17,13 @@ from typing import Literal
 
 from sqlalchemy import Connection, Engine
 
-from txbox.dead_letters.failures import storable
 from txbox.errors import InvalidConfiguration
 from txbox.outbox.lanes import LANES_PER_DESTINATION, number_of
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
+from txbox.text import storable
 
 Kind = Literal["subscriber", "destination"]
 

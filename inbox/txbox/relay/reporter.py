@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +10,10 @@ from sqlalchemy import Connection
 
 from txbox import __version__
 from txbox.bounded_memory import Recent
-from txbox.dead_letters.failures import storable
 from txbox.outbox.sent_messages import PURGE_ROWS
 from txbox.postgres.transactions import unless_locked
 from txbox.relay.sender import RelayStatements
+from txbox.text import host_name, storable
 
 REPORT_SECONDS = 10.0
 """Between reports that this relay is at work."""
@@ -117,7 +116,7 @@ class RelayReporter:
             destinations = json.dumps(self._destinations)
         figures = {
             "relay_id": self._relay_id,
-            "host": socket.gethostname(),
+            "host": host_name(),
             "pid": os.getpid(),
             "sent": sent,
             "failed": failed,

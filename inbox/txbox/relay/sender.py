@@ -25,7 +25,7 @@ from sqlalchemy import Connection, Engine
 
 from txbox.backoff import Backoff
 from txbox.dead_letters import DeadLetter, DeadLetters, Reason
-from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, storable
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS
 from txbox.errors import BrokerError
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.sql import moment
@@ -35,6 +35,7 @@ from txbox.relay.dispatcher import Dispatcher
 from txbox.relay.pending import Claim
 from txbox.relay.publisher import OutboxMessage, Refused
 from txbox.relay.settlement import BatchSettlement, HeldKey, Row, settle
+from txbox.text import storable
 
 TIMED_SINCE = (17,)
 """The version of PostgreSQL that brought transaction_timeout."""

@@ -2,11 +2,9 @@
 
 import itertools
 
-from hypothesis import given
-from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
-from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, describe, storable
+from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS, describe
 
 
 def chained(*errors: Exception) -> Exception:
@@ -37,19 +35,6 @@ def test_an_error_that_cannot_be_printed_is_told_nevertheless() -> None:
             raise LookupError
 
     assert describe(Unprintable()) == "Unprintable: (str() of it raised LookupError)"
-
-
-@given(st.text())
-def test_storable_text_is_what_postgres_can_hold(text: str) -> None:
-    kept = storable(text)
-    kept.encode()
-    assert "\0" not in kept
-    assert len(kept) == len(text)
-
-
-@given(st.text(st.characters(exclude_characters="\0", codec="utf-8")))
-def test_text_that_postgres_can_hold_is_left_alone(text: str) -> None:
-    assert storable(text) == text
 
 
 def test_the_values_of_a_statement_are_not_kept() -> None:
