@@ -449,11 +449,11 @@ class Maintainer(Service):
                 "this server takes no writes: it is a standby, or default_transaction_read_only is on; "
                 "maintenance needs the URL of the primary"
             )
-        # A horizon never moves back, and ids are kept longer by this slack. A wrong clock here forgets nothing too early.
+        # A horizon never moves back, and ids are kept longer by this slack. Of two clocks, the earlier one counts.
         if (ahead := timedelta(seconds=server_seconds - time.time())) > SLACK:
             raise InvalidConfiguration(
-                f"the database's clock is {ahead.total_seconds() / 3600:,.1f} hours ahead of this machine's: nothing is "
-                "forgotten, as it could be too early; set the clock that is wrong"
+                f"the database's clock is {ahead.total_seconds() / 3600:,.1f} hours ahead of this machine's: nothing "
+                "is forgotten, as it could be too early; set the clock that is wrong"
             )
         return bool(partitioned)
 
