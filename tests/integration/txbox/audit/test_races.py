@@ -1,19 +1,18 @@
 """Audits while messages move: through a relay, a worker, dead letters and redrives. No id is named that is fine."""
 
-import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
-from integration.txbox.audit.test_faults import HERE, World, fill, named
 from integration.txbox.conftest import StartRelay
 from support.postgres.statements import run
 from support.postgres.tables import make_tables
+from support.txbox.audit_world import HERE, make_world, named
 from support.txbox.outbox import numbered, publish
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
@@ -35,8 +34,7 @@ KEEP = (
 
 def processed_and_unsettled(engine: Engine) -> str:
     """A message that was sent and processed long ago by a relay that died before it settled it."""
-    world = World(engine, engine, random.Random(1), True, datetime.now(UTC))
-    fill(world, 3)
+    world = make_world(engine, engine, 1, 3)
     at = world.some_time()
     message_id = world.new_id(at)
     world.record(message_id, at)
@@ -70,8 +68,7 @@ def test_a_message_that_is_settled_while_it_is_judged_is_not_foreign(
 def test_a_message_that_arrives_while_it_is_judged_is_not_missing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, becomes: str
 ) -> None:
-    world = World(engine, engine, random.Random(2), True, datetime.now(UTC))
-    fill(world, 3)
+    world = make_world(engine, engine, 2, 3)
     at = world.some_time()
     message_id = world.new_id(at)
     world.send(message_id, at)
@@ -118,8 +115,7 @@ def test_a_message_that_arrives_while_it_is_judged_is_not_missing(
 
 
 def test_what_the_outbox_forgets_meanwhile_is_not_foreign(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(engine, engine, random.Random(3), True, datetime.now(UTC))
-    fill(world, 30)
+    world = make_world(engine, engine, 3, 30)
     world.write()
     real = sides.Recorded.check
 
@@ -138,8 +134,7 @@ def test_a_generation_that_is_forgotten_meanwhile_is_not_missing(
 ) -> None:
     make_tables(fresh_engine)
     monkeypatch.setattr(auditor, "STRETCH_ROWS", 100)
-    world = World(engine, fresh_engine, random.Random(4), True, datetime.now(UTC))
-    fill(world, 300)
+    world = make_world(engine, fresh_engine, 4, 300)
     world.write()
     generations = Generations(fresh_engine)
     assert InboxConversion(fresh_engine).forward()
@@ -173,8 +168,7 @@ def test_a_connection_that_ends_is_replaced(
     engine: Engine, fresh_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica ends those that keep it from replaying."""
-    world = World(engine, engine, random.Random(5), True, datetime.now(UTC))
-    fill(world, 30)
+    world = make_world(engine, engine, 5, 30)
     world.write()
     monkeypatch.setattr(sides, "_AGAIN", Backoff(first_seconds=0.01, longest_seconds=0.01))
     real = sides.Sent.digests
