@@ -52,10 +52,14 @@ __all__ = [
     "is_generation",
     "is_staging",
     "tables",
+    "too_long",
 ]
 
 VIEW_NAME: Final = "processed_earlier"
 """The only view of txbox, without prefix."""
+
+PREFIX_BYTES: Final = 33
+"""Of a prefix, at most: a name of Postgres has 63 bytes, and the longest one of ours has 30."""
 
 BYTEWISE = Text(collation="C")
 """Ids are compared byte by byte: fastest, and the same order as Python's for sorted inserts."""
@@ -110,6 +114,13 @@ def _made(name: str, metadata: MetaData, prefix: str, items: list[SchemaItem]) -
         if isinstance(item, CheckConstraint | Index):
             item.name = f"{prefix}{item.name}"
     return Table(name, metadata, *items)
+
+
+def too_long(prefix: str) -> str | None:
+    """Return what is wrong with a prefix that leaves too few bytes for our names; None if it is short enough."""
+    if (count := len(prefix.encode())) <= PREFIX_BYTES:
+        return None
+    return f"the prefix {prefix!r} has {count} bytes, and {PREFIX_BYTES} are the most: a name in Postgres has 63"
 
 
 def is_staging(name: str, prefix: str = "") -> bool:

@@ -19,7 +19,7 @@ from txbox.postgres.urls import database_url
 from txbox_migrations.environment import VersionChange
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
-from txbox_migrations.version_mark import require_version
+from txbox_migrations.version_mark import require_prefix, require_version
 
 _HISTORY: Final = Path(__file__).parent / "history"
 
@@ -46,10 +46,11 @@ def upgrade_database(
         The version before and after.
 
     Raises:
-        MigrationError: another alembic history manages the tables, or a version is unknown.
+        MigrationError: another alembic history manages the tables, a version is unknown, or the prefix is too long.
         sqlalchemy.exc.SQLAlchemyError: the database cannot be reached, or refuses.
     """
     require_version("to", to, lowest=1)
+    require_prefix(prefix)
     return _run(command.upgrade, str(to), database, schema, prefix)
 
 
@@ -94,6 +95,8 @@ def migration_sql(*, since: int = 0, to: int = LATEST, schema: str | None = None
     require_version("to", to)
     if since == to:
         raise MigrationError(f"since={since} and to={to}: there is nothing to do between a version and itself")
+    if to > since:
+        require_prefix(prefix)
     script = io.StringIO()
     config = _config(schema, prefix, output_buffer=script)
     change = command.upgrade if to > since else command.downgrade

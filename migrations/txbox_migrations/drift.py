@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from txbox.postgres.engines import refuse_other_encodings
 from txbox.postgres.transactions import refuse_autocommit
 from txbox.schema import TABLE_NAMES, VIEW_NAME, is_generation, tables
+from txbox_migrations.version_mark import require_prefix
 
 
 class Severity(StrEnum):
@@ -169,7 +170,9 @@ def find_drift(connection: Connection, *, schema: str | None = None, prefix: str
     Raises:
         NotInTransaction: the connection is in autocommit mode.
         InvalidConfiguration: the database is not UTF-8.
+        MigrationError: the prefix is too long.
     """
+    require_prefix(prefix)
     refuse_autocommit(connection)
     refuse_other_encodings(connection)
     names = [f"{prefix}{name}" for name in TABLE_NAMES]

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, inspect
 from txbox.postgres.engines import refuse_other_encodings
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST, STEPS
-from txbox_migrations.version_mark import current_version, require_version, write_version
+from txbox_migrations.version_mark import current_version, require_prefix, require_version, write_version
 
 
 class HasMigrationContext(Protocol):
@@ -35,11 +35,12 @@ def upgrade(
         since: the version the tables are at; None: read it from the database. Needed with ``--sql``.
 
     Raises:
-        MigrationError: no such version, or the version in the database cannot be determined.
+        MigrationError: no such version, or the version in the database cannot be determined; or the prefix is too long.
         InvalidConfiguration: the database is not UTF-8.
     """
     operations = Operations(op.get_context())
     require_version("to", to)
+    require_prefix(prefix)
     if not operations.migration_context.as_sql:
         refuse_other_encodings(operations.get_bind())
     for version in range(_since(operations, schema, prefix, since) + 1, to + 1):

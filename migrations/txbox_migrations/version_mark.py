@@ -13,6 +13,7 @@ from alembic.operations import Operations
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import SetColumnComment, SetConstraintComment
 
+from txbox.schema import too_long
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
 
@@ -90,6 +91,12 @@ def write_version(op: Operations, version: int, *, schema: str | None, prefix: s
 def _find(connection: Connection, schema: str | None, prefix: str) -> sa.Row[Any] | None:
     where = {"table": f"{prefix}processed_message", "schema": schema}
     return connection.execute(_READ_MARK, where).one_or_none()
+
+
+def require_prefix(prefix: str) -> None:
+    """Refuse a prefix with which names would be cut off, by raising MigrationError."""
+    if problem := too_long(prefix):
+        raise MigrationError(f"{problem}. Choose a shorter one, or a schema of its own")
 
 
 def require_version(argument: str, version: int, *, lowest: int = 0) -> None:

@@ -7,9 +7,10 @@ from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 
 import txbox_migrations
+from txbox.errors import InvalidConfiguration
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.postgres.sql import quoted
-from txbox.schema import tables
+from txbox.schema import PREFIX_BYTES, tables
 from txbox_migrations import LATEST, MigrationError, current_version, downgrade_database, find_drift, upgrade_database
 from txbox_migrations.autogenerate import include_object
 
@@ -57,6 +58,37 @@ def test_there_and_back_is_as_it_was(engine: sa.Engine, schema: str | None, pref
         assert find_drift(connection, **place) == []
         assert current_version(connection, **place) == LATEST
     assert downgrade_database(engine, to=0, **place).after == 0
+
+
+@pytest.mark.parametrize("prefix", ["x" * 34, "ü" * 17], ids=["letters", "bytes"])
+def test_a_prefix_that_leaves_too_few_bytes_is_refused_before_anything_is_done(engine: sa.Engine, prefix: str) -> None:
+    def by_hand() -> None:
+        with engine.begin() as connection:
+            txbox_migrations.upgrade(Operations(MigrationContext.configure(connection)), prefix=prefix)
+
+    def drift() -> None:
+        with engine.begin() as connection:
+            find_drift(connection, prefix=prefix)
+
+    for refused in (
+        lambda: upgrade_database(engine, prefix=prefix),
+        lambda: txbox_migrations.migration_sql(prefix=prefix),
+        by_hand,
+        drift,
+    ):
+        with pytest.raises(MigrationError, match="has 34 bytes, and 33 are the most"):
+            refused()
+    with pytest.raises(InvalidConfiguration, match="has 34 bytes, and 33 are the most"):
+        InboxConversion(engine, prefix=prefix).forward()
+    assert sa.inspect(engine).get_table_names() == []
+    assert downgrade_database(engine, prefix=prefix).after == 0, "what an older release has made can be taken back"
+
+
+def test_the_longest_name_has_room_behind_the_longest_prefix() -> None:
+    metadata = tables().metadata
+    named = [part.name for table in metadata.tables.values() for part in (table, *table.indexes, *table.constraints)]
+    longest = max(len(str(name)) for name in (*named, "processed_message_g999999_pkey") if name)
+    assert longest + PREFIX_BYTES == 63
 
 
 CHANGES = [

@@ -27,6 +27,7 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
 from txbox.retries import retry
+from txbox.schema import too_long
 
 __all__ = ["InboxConversion"]
 
@@ -80,6 +81,7 @@ class InboxConversion:
             say: called with each step that is done.
         """
         self._engine = adopt(engine)
+        self._prefix = prefix
         self._sql = ConversionStatements.load(schema, prefix)
         self._generations = Generations(engine, schema=schema, prefix=prefix, wait=wait)
         self._wait = wait
@@ -109,8 +111,11 @@ class InboxConversion:
 
         Raises:
             SchemaMissing: there is no inbox.
-            InvalidConfiguration: others have made something of the table that would be left behind.
+            InvalidConfiguration: others have made something of the table that would be left behind; or the prefix is
+                too long for the names of generations.
         """
+        if problem := too_long(self._prefix):
+            raise InvalidConfiguration(f"{problem}, and those of generations are longer than their table's")
         form = self._form()
         if form.partitioned:
             return True

@@ -2,6 +2,8 @@
 
 import threading
 import time
+import uuid
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -184,6 +186,45 @@ def test_a_new_generation_is_stored_as_the_one_before(engine: Engine, generation
         "processed_message_g3": ["autovacuum_vacuum_insert_scale_factor=0.05", "fillfactor=70"],
         "processed_message_g3_pkey": ["fillfactor=95"],
     }
+
+
+@pytest.fixture
+def tablespace(engine: Engine) -> Iterator[str]:
+    """A tablespace of the server, inside its own directory."""
+    name = f"txbox_test_{uuid.uuid4().hex}"
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        able = "SELECT rolsuper AND current_setting('server_version_num')::int >= 150000 FROM pg_roles"
+        if not connection.exec_driver_sql(f"{able} WHERE rolname = current_user").scalar():
+            pytest.skip("a tablespace inside the server's directory needs a superuser and PostgreSQL 15")
+        connection.exec_driver_sql("SET allow_in_place_tablespaces = on")
+        connection.exec_driver_sql(f"CREATE TABLESPACE {name} LOCATION ''")
+        yield name
+        connection.exec_driver_sql("DROP TABLE processed_message CASCADE")
+        connection.exec_driver_sql(f"DROP TABLESPACE {name}")
+
+
+def test_a_new_generation_is_in_the_tablespaces_of_the_one_before(
+    engine: Engine, generations: Generations, tablespace: str
+) -> None:
+    def stored_in(generation: int) -> dict[str, str]:
+        with engine.connect() as connection:
+            names = f"processed_message_g{generation}", f"processed_message_g{generation}_pkey"
+            rows = connection.exec_driver_sql(
+                "SELECT relname, coalesce(spcname, 'the usual one') FROM pg_class LEFT JOIN pg_tablespace AS its "
+                "ON its.oid = reltablespace WHERE pg_class.oid = ANY(%s::regclass[]) ORDER BY relkind = 'i'",
+                (list(names),),
+            )
+            return dict(zip(("table", "key"), rows.scalars("coalesce"), strict=True))
+
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"ALTER TABLE processed_message_g1 SET TABLESPACE {tablespace}")
+    assert generations.rotate()
+    assert stored_in(2) == {"table": tablespace, "key": "the usual one"}
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE processed_message_g2 SET TABLESPACE pg_default")
+        connection.exec_driver_sql(f"ALTER INDEX processed_message_g2_pkey SET TABLESPACE {tablespace}")
+    assert generations.rotate()
+    assert stored_in(3) == {"table": "the usual one", "key": tablespace}
 
 
 def test_too_many_generations_are_not_opened(
