@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], what: str = "", *, timeout: float = 20.0, every: float = 0.02) -> T:
+def wait_until(condition: Callable[[], T], what: str = "", *, timeout: float = 60.0, every: float = 0.02) -> T:
     """Return what the condition returns as soon as it is true; fail if it is not in time.
 
     Args:

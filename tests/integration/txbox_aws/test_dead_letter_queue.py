@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +28,19 @@ class Killed(BaseException):
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txbox_aws.sqs.dead_letter_queue.IMPORT_WAIT_SECONDS", 0)
-    monkeypatch.setattr("txbox_aws.sqs.dead_letter_queue.IMPORT_VISIBILITY_SECONDS", 1)
+
+
+@pytest.fixture
+def soon_visible(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[object]]:
+    """For a while, have what an import leaves come again after a second; a slow import would meet it twice."""
+
+    @contextmanager
+    def patched() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr("txbox_aws.sqs.dead_letter_queue.IMPORT_VISIBILITY_SECONDS", 1)
+            yield
+
+    return patched
 
 
 @pytest.fixture
@@ -139,12 +152,16 @@ def test_what_may_have_been_processed_and_forgotten_is_parked_as_expired(
 
 
 def test_what_another_transaction_processes_is_left(
-    engine: Engine, sqs: "SQSClient", queues: tuple[str, str], dead_letter_queue: DeadLetterQueue
+    engine: Engine,
+    sqs: "SQSClient",
+    queues: tuple[str, str],
+    dead_letter_queue: DeadLetterQueue,
+    soon_visible: Callable[[], AbstractContextManager[object]],
 ) -> None:
     queue, dead = queues
     send(sqs, queue, ["busy"])
     exhaust(sqs, queue, dead, 1)
-    with engine.begin() as connection:
+    with engine.begin() as connection, soon_visible():
         assert Inbox("billing").record(connection, "busy")
         assert imported(engine, dead_letter_queue) == ImportedLetters(in_flight=1)
         assert DeadLetters(engine).list() == []
@@ -159,6 +176,7 @@ def test_an_import_that_dies_loses_nothing_and_parks_nothing_twice(
     queues: tuple[str, str],
     dead_letter_queue: DeadLetterQueue,
     monkeypatch: pytest.MonkeyPatch,
+    soon_visible: Callable[[], AbstractContextManager[object]],
     dies: str,
 ) -> None:
     queue, dead = queues
@@ -176,7 +194,7 @@ def test_an_import_that_dies_loses_nothing_and_parks_nothing_twice(
     def dying_ack(self: SqsSource, deliveries: Sequence[Delivery]) -> Collection[str]:
         raise Killed
 
-    with monkeypatch.context() as patched:
+    with soon_visible(), monkeypatch.context() as patched:
         patched.setattr(DeadLetters, "park", dying_park)
         patched.setattr(SqsSource, "ack", dying_ack)
         with pytest.raises(Killed):
@@ -243,7 +261,11 @@ def test_a_fifo_queue_s_letters_keep_group_and_deduplication_id(
 
 
 def test_the_source_is_asked_for_where_two_queues_share_a_dead_letter_queue(
-    engine: Engine, sqs: "SQSClient", make_queue: Callable[..., str], queues: tuple[str, str]
+    engine: Engine,
+    sqs: "SQSClient",
+    make_queue: Callable[..., str],
+    queues: tuple[str, str],
+    soon_visible: Callable[[], AbstractContextManager[object]],
 ) -> None:
     queue, dead = queues
     policy = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["RedrivePolicy"])["Attributes"]["RedrivePolicy"]
@@ -252,7 +274,7 @@ def test_the_source_is_asked_for_where_two_queues_share_a_dead_letter_queue(
     assert found.source_queues() == sorted([queue, other])
     send(sqs, queue, ["m"])
     exhaust(sqs, queue, dead, 1)
-    with pytest.raises(InvalidConfiguration, match="Name it with --source"):
+    with soon_visible(), pytest.raises(InvalidConfiguration, match="Name it with --source"):
         imported(engine, found)
     assert DeadLetters(engine).list() == []
     wait_until(lambda: held(sqs, dead)["waiting"] == 1, "the message being visible again")

@@ -77,7 +77,7 @@ def test_a_duplicate_of_a_running_execution_is_told_by_its_start(client: "SFNCli
     first = executions.start(MESSAGE)
     # A second within which nobody can tell, and one that the clocks of two servers may differ by.
     wait_until(lambda: executions.start(MESSAGE).outcome is Outcome.DUPLICATE, "told as a duplicate", every=0.2)
-    assert 1.0 < time.monotonic() - begun < 10
+    assert time.monotonic() - begun > 1.0
     assert executions.start(MESSAGE).arn == first.arn
     assert executions_of(client, machine) == ["m-1"]
 

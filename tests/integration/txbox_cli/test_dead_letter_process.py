@@ -21,6 +21,8 @@ pytestmark = pytest.mark.chaos
 
 LETTERS = 150
 KILLS = 3
+SLOWLY = ("--per-second", "5")
+"""All three processes are killed long before the last letter, also where the machine stands still for seconds."""
 
 
 def at_work(engine: Engine) -> int:
@@ -57,10 +59,10 @@ def test_processes_that_are_killed_send_no_committed_letter_twice(
         with engine.connect() as connection:
             return int(connection.exec_driver_sql("SELECT count(redriven_at) FROM dead_letter").scalar_one())
 
-    with Running("dead-letters", "redrive", "--all", "--per-second", "100", env=env) as first:
+    with Running("dead-letters", "redrive", "--all", *SLOWLY, env=env) as first:
         wait_until(lambda: redriven() >= 1, "the first letter being sent", timeout=60)
         (operation,) = LetterOperations(engine).list()
-        with Running("dead-letters", "resume", str(operation.operation_id), env=env) as second:
+        with Running("dead-letters", "resume", str(operation.operation_id), *SLOWLY, env=env) as second:
             wait_until(lambda: redriven() >= 10, "both being at work", timeout=60)
             first.signal(signal.SIGKILL)
             first.wait()
@@ -68,7 +70,7 @@ def test_processes_that_are_killed_send_no_committed_letter_twice(
             second.signal(signal.SIGKILL)
             second.wait()
     before = redriven()
-    with Running("dead-letters", "resume", str(operation.operation_id), "--per-second", "100", env=env) as third:
+    with Running("dead-letters", "resume", str(operation.operation_id), *SLOWLY, env=env) as third:
         wait_until(lambda: redriven() > before, "a third one going on", timeout=60)
         third.signal(signal.SIGKILL)
         third.wait()

@@ -76,9 +76,10 @@ def test_a_signal_ends_a_start_that_waits_for_a_lock(
 
 
 def waiting(engine: Engine) -> bool:
-    """Whether some session waits for a lock in the tables."""
+    """Whether some session waits for the lock on the dead letters."""
+    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'dead_letter'::regclass"
     with engine.connect() as connection:
-        return bool(connection.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one())
+        return bool(connection.exec_driver_sql(waits).scalar_one())
 
 
 def test_of_two_threads_that_start_a_worker_at_once_one_does_and_the_other_is_told(

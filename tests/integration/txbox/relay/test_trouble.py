@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -191,10 +191,10 @@ def held(engine: Engine) -> int:
 def test_a_publisher_that_is_slower_than_its_timeout_is_given_less_at_a_time(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
-    # A broker that takes 30 ms for each: 50 of them take longer than the timeout.
-    broker = RecordingPublisher(before=lambda messages: time.sleep(0.03 * len(messages)))
+    # A broker that takes 100 ms for each: 50 of them take longer than the timeout.
+    broker = RecordingPublisher(before=lambda messages: time.sleep(0.1 * len(messages)))
     publish(engine, *[Outgoing(OWN, str(number)) for number in range(100)])
-    start_relay(broker, publish_timeout_seconds=1, senders=2)
+    start_relay(broker, publish_timeout_seconds=4, senders=2)
     wait_until(lambda: left() == [], "an empty outbox", timeout=60)
     times = Counter(message.id for message in broker.received)
     assert len(times) == 100
@@ -264,11 +264,16 @@ def test_an_outage_with_nonsense_in_it_is_an_outage_of_everything(engine: Engine
 def test_a_stop_ends_a_long_batch_of_one_key_and_settles_what_was_sent(
     engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
 ) -> None:
-    broker = RecordingPublisher(before=lambda _: time.sleep(0.01))  # a broker takes its time
+    def send_slowly(messages: Sequence[OutboxMessage]) -> None:
+        if messages[0].body == b"5":
+            wait_until(lambda: any(relay._stopping.is_set() for relay in relays), "it is told to stop in its batch")
+
+    relays: list[Relay] = []
+    broker = RecordingPublisher(before=send_slowly)
     publish(engine, *[Outgoing(OWN, str(number), key="a") for number in range(500)])
-    relay = start_relay(broker)
+    relays.append(start_relay(broker))
     broker.wait_for(5)
-    assert relay.stop(10)
+    assert relays[0].stop(60)
     assert len(broker.received) < 500
     assert len(left()) == 500 - len(broker.received)
 

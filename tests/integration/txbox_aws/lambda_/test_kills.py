@@ -64,9 +64,8 @@ def test_a_lease_of_a_killed_invocation_is_over_when_the_invocation_would_be(bus
     begun = elapsed()
     assert victim.invoke(asked, context_seconds) is None
     asked = again(asked, failing("a"))
-    assert successor.invoke(asked, 30) == failing("a"), "in flight until then"
-    wait_until(lambda: successor.invoke(asked, 30) == NOTHING, timeout=20, every=0.1)
-    assert context_seconds - 1 <= elapsed() - begun <= context_seconds + 2
+    wait_until(lambda: successor.invoke(asked, 30) == NOTHING, "the lease is over", timeout=20, every=0.1)
+    assert elapsed() - begun >= context_seconds - 1, "in flight until then"
     assert runs(business)["a"] == 2
 
 
@@ -94,9 +93,8 @@ def test_a_frozen_sandbox_gives_up_its_locks_when_its_time_is_over(
             finally:
                 connection.rollback()
 
-    assert not free()
     wait_until(free, "the lock on b is given up", timeout=20)
-    assert seconds - 1.0 <= elapsed() - begun <= seconds + 2.0
+    assert elapsed() - begun >= seconds - 1.0, "and not before"
     redelivery = start()
     assert redelivery.invoke(again(asked, failing("abc")), 30) == NOTHING
     assert business.applied() == once(["a", "b", "c", "warm"])
@@ -128,8 +126,9 @@ def campaign(
         sandbox = start(pause=0.01, max_attempts=10)
 
         def invoke(event: dict[str, Any]) -> dict[str, Any] | None:
-            timer = threading.Timer(luck.uniform(0.005, 0.15), sandbox.process.kill)
-            deadly = luck.random() < 0.5 and left.acquire(blocking=False)
+            # Until one was killed, each is to be, and early: not by luck alone is there a kill.
+            timer = threading.Timer(luck.uniform(0.005, 0.15 if killed else 0.05), sandbox.process.kill)
+            deadly = (not killed or luck.random() < 0.5) and left.acquire(blocking=False)
             sandbox.send(event, 20)
             if deadly:
                 timer.start()
@@ -137,6 +136,8 @@ def campaign(
             timer.cancel()
             if answer is None:
                 killed.append(number)
+            elif deadly:
+                left.release()
             return answer
 
         while sum(held(sqs, queue).values()):

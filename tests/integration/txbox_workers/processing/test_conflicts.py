@@ -49,7 +49,7 @@ def test_a_serialization_failure_is_retried_and_never_read_as_a_duplicate(
         balance = session.execute(text("SELECT balance FROM account WHERE account_id = 1")).scalar_one()
         if message.id not in met:
             met.add(message.id)
-            both_have_read.wait(10)
+            both_have_read.wait(60)
         session.execute(text("UPDATE account SET balance = :new WHERE account_id = 1"), {"new": balance + 1})
         apply(session, message)
 
@@ -137,7 +137,7 @@ def test_a_deadlock_between_two_handlers_is_retried(
         session.execute(ADD, {"account": accounts[0], "amount": 1})
         if message.id not in met:
             met.add(message.id)
-            both_hold_one.wait(10)
+            both_hold_one.wait(60)
         session.execute(ADD, {"account": accounts[1], "amount": 1})
         apply(session, message)
 

@@ -81,10 +81,12 @@ def test_redrivers_that_die_free_the_keys_in_order_while_messages_come(
         first, second = select(engine), select(engine, LetterFilter())
         assert (first.letters, second.letters) == (3, 15)
         producing = pool.submit(produce, *range(5, 20))
-        redrives = [
-            pool.submit(redrive, each.operation_id, random.Random(number))
-            for number, each in enumerate([first, second, first])
-        ]
+        redrives = [pool.submit(redrive, first.operation_id, random.Random(number)) for number in range(2)]
+        wait_until(
+            lambda: operations.get(first.operation_id).letters >= 15 or any(each.done() for each in redrives),
+            "the first operation going on with what is parked behind its letters",
+        )
+        redrives.append(pool.submit(redrive, second.operation_id, random.Random(2)))
         ended = [each.result(120) for each in redrives]
         producing.result(120)
         assert source.wait_until_empty(60), "something was never acked"
