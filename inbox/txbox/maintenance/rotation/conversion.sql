@@ -89,7 +89,8 @@ END LOOP;
 
 -- name: make_rotating
 -- The table becomes generation 1 of a new one of its name. The version's mark goes from the primary key, which the new
--- one has not, to the column.
+-- one has not, to the column. A publication by the partitions' root sends rows that are deleted with the root's replica
+-- identity: as it has no key, the default would stop the subscription. What is written is by the generations' own.
 -- parameters: none
 -- returns: nothing
 DO $txbox$
@@ -113,6 +114,7 @@ BEGIN
   EXECUTE format('CREATE TABLE %%s (LIKE %%s INCLUDING DEFAULTS INCLUDING STORAGE '
     'INCLUDING COMPRESSION) PARTITION BY LIST (generation)', now_it, former);
   EXECUTE format('ALTER TABLE %%s ATTACH PARTITION %%s FOR VALUES IN (1)', now_it, former);
+  EXECUTE format('ALTER TABLE %%s REPLICA IDENTITY FULL', now_it);
   EXECUTE format('ALTER TABLE %%s DROP CONSTRAINT first_generation', former);
   {{copy_rights_and_comments}}
   EXECUTE format('COMMENT ON COLUMN %%s.generation IS %%L', now_it, inbox.mark);

@@ -4,9 +4,10 @@ import re
 import threading
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
+from support.postgres.statements import run
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox
 from txbox.dead_letters.letter import DeadLetter, Reason
@@ -14,7 +15,9 @@ from txbox.errors import InvalidConfiguration, SchemaMissing
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sqlstates import is_retryable
+from txbox.schema import tables
 from txbox.status import read_status
+from txbox_local import LocalPostgres
 
 
 def ids(engine: Engine) -> list[str]:
@@ -164,6 +167,42 @@ def test_what_others_have_made_of_the_table_is_named(schema_url: str, engine: En
     finally:
         with engine.begin() as connection:
             connection.exec_driver_sql(f"DROP PUBLICATION IF EXISTS {publication}")
+
+
+def test_what_is_deleted_of_a_rotating_inbox_is_deleted_where_it_is_replicated() -> None:
+    """The publication sends it under the name of the whole table, which has no key."""
+    with LocalPostgres(durable=False, settings={"wal_level": "logical"}) as server:
+        url = make_url(server.url)
+        engine = create_engine(url)
+        tables().metadata.create_all(engine)
+        assert InboxConversion(engine).forward()
+        run(engine, "CREATE PUBLICATION of_inbox FOR TABLE processed_message WITH (publish_via_partition_root)")
+        run(engine, "SELECT pg_create_logical_replication_slot('of_inbox', 'pgoutput')")
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("CREATE DATABASE replica")
+        replica = create_engine(url.set(database="replica"), isolation_level="AUTOCOMMIT")
+        tables().metadata.create_all(replica)
+        run(replica, "ALTER TABLE processed_message ADD COLUMN generation integer")
+        source = f"host={url.host} port={url.port} user={url.username} password={url.password} dbname={url.database}"
+        run(
+            replica,
+            f"CREATE SUBSCRIPTION of_inbox CONNECTION '{source}' PUBLICATION of_inbox "
+            "WITH (create_slot = false, copy_data = false)",
+        )
+        letters, inbox = DeadLetters(engine), Inbox("billing")
+        with engine.begin() as connection:
+            inbox.record(connection, "m-1")
+        number = letters.park(DeadLetter("billing", "parked", Reason.FAILED, "error", 1, "queue", b"{}"))
+        assert Generations(engine).rotate()
+        with engine.begin() as connection:
+            inbox.record(connection, "m-2")
+        wait_until(lambda: ids(replica) == ["m-1", "m-2", "parked"], "what is recorded is replicated")
+        letters.redrive(number or 0, lambda _: None)
+        run(engine, "UPDATE processed_message SET generation = 2 WHERE message_id = 'm-1'")  # as parked rows are moved
+        run(engine, "DELETE FROM processed_message WHERE message_id = 'm-2'")
+        wait_until(lambda: ids(replica) == ["m-1"], "what is deleted is deleted there")
+        engine.dispose()
+        replica.dispose()
 
 
 def test_without_an_inbox_there_is_nothing_to_convert(fresh_engine: Engine) -> None:
