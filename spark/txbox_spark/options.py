@@ -81,15 +81,11 @@ class LoadOptions(TypedDict, total=False):
 class ValidLoadOptions:
     """Options that can work, with their defaults; the fields are those of ``LoadOptions``.
 
-    Attributes:
-        of: what they are given to, for errors.
-        database: the URL with its driver.
-
     Raises:
         InvalidConfiguration: when made, if something cannot work.
     """
 
-    of: str
+    of: str  # what they are given to, for errors
     url: str | URL = field(repr=False)
     subscriber_id: str
     message_id: str
@@ -106,7 +102,7 @@ class ValidLoadOptions:
     force: bool = False
     sent_at: str | None = None
     apply_expired: bool = False
-    database: URL = field(init=False)
+    database: URL = field(init=False)  # the URL with its driver
 
     @classmethod
     def given_to(cls, function: str, options: LoadOptions) -> Self:

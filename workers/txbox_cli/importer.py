@@ -15,23 +15,15 @@ from txbox_cli.errors import CommandFailed, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What MODULE:NAME is, or what it returned.
+    """What MODULE:NAME is, or what it returned."""
 
-    Attributes:
-        module: where it was found.
-        name: its name there.
-        value: the thing itself; or, of a function without parameters, what it returned.
-        what: says what it is, for an error.
-        wanted: names of the parameters that it wants to be called with; a function with some was not called.
-        fitting: names of what would fit, in the same module.
-    """
-
-    module: ModuleType
-    name: str
-    value: object
-    what: str
+    module: ModuleType  # where it was found
+    name: str  # its name there
+    value: object  # the thing itself; or, of a function without parameters, what it returned
+    what: str  # says what it is, for an error
     wanted: tuple[str, ...]
-    fitting: tuple[str, ...]
+    """Names of the parameters that it wants to be called with; a function with some was not called."""
+    fitting: tuple[str, ...]  # names of what would fit, in the same module
 
 
 def load(target: str, fits: Callable[[object], bool], *, such_as: str) -> Imported:

@@ -97,14 +97,11 @@ class WorkerOptions(ProcessingOptions, total=False):
 class ValidOptions:
     """Options that can work, with their defaults; the fields are those of ``WorkerOptions``.
 
-    Attributes:
-        of: what they are given to, for errors.
-
     Raises:
         InvalidConfiguration: when made, if something cannot work.
     """
 
-    of: str
+    of: str  # what they are given to, for errors
     inbox: Inbox | None = None
     ledger: Ledger | None = None
     engine: Engine | None = None

@@ -51,21 +51,13 @@ class ReportPlace:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """How a worker stands.
+    """How a worker stands."""
 
-    Attributes:
-        state: working, paused or drained.
-        outcomes: how many deliveries came to which outcome.
-        deadlocks: transactions of handlers that the database has rolled back because of a deadlock.
-        retries: transactions that were run again, those after deadlocks included.
-        last_batch_at: when the last deliveries came, by ``time.monotonic``; None: none did.
-    """
-
-    state: str
-    outcomes: Mapping[str, int]
-    deadlocks: int
-    retries: int
-    last_batch_at: float | None
+    state: str  # working, paused or drained
+    outcomes: Mapping[str, int]  # how many deliveries came to which outcome
+    deadlocks: int  # transactions of handlers that the database has rolled back because of a deadlock
+    retries: int  # transactions that were run again, those after deadlocks included
+    last_batch_at: float | None  # when the last deliveries came, by ``time.monotonic``; None: none did
 
 
 class ReportStatements(SqlFile, file="reporter.sql"):

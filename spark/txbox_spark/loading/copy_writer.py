@@ -108,19 +108,13 @@ def _run_tasks(frame: DataFrame, task: "CopyTask") -> list[FailedChunk]:
 
 @dataclass(frozen=True)
 class CopyTask:
-    """What a task does. It is sent to the executors, so it holds only values.
+    """What a task does. It is sent to the executors, so it holds only values."""
 
-    Attributes:
-        url: of the database, as SQLAlchemy has it.
-        plan: of the run.
-        bounds: between the chunks.
-        ids_alone: the frame has ids only; settle the chunks in which every id is processed, and leave the others.
-    """
-
-    url: str = field(repr=False)
-    plan: MergePlan
-    bounds: tuple[str, ...]
+    url: str = field(repr=False)  # of the database, as SQLAlchemy has it
+    plan: MergePlan  # of the run
+    bounds: tuple[str, ...]  # between the chunks
     ids_alone: bool = False
+    """The frame has ids only; settle the chunks in which every id is processed, and leave the others."""
 
     def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
         """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""

@@ -51,37 +51,22 @@ class RunNotFound(TxboxError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One bulk load.
+    """One bulk load."""
 
-    Attributes:
-        run_id: 12 hexadecimal digits.
-        subscriber_id: the subscriber that the events are applied for.
-        source: what is loaded, in words.
-        digest: SHA-256 of what another attempt must find again.
-        content: digest of the ids that another attempt must find again; None: an older txbox has begun the run.
-        writer: "copy" or "jdbc".
-        bounds: between its chunks.
-        attempt: the number of this attempt, from 1.
-        staging_table: the complete staging table, if there is one.
-        rows: how many rows the source has.
-        rejected: how many of them were rejected; None as long as only the chunks know.
-        rejected_sample: some of those.
-        finished: whether every chunk is merged.
-    """
-
-    run_id: str
-    subscriber_id: str
-    source: str
-    digest: bytes
+    run_id: str  # 12 hexadecimal digits
+    subscriber_id: str  # the subscriber that the events are applied for
+    source: str  # what is loaded, in words
+    digest: bytes  # SHA-256 of what another attempt must find again
     content: bytes | None
-    writer: str
-    bounds: tuple[str, ...]
-    attempt: int = 1
-    staging_table: str | None = None
-    rows: int = 0
-    rejected: int | None = None
-    rejected_sample: tuple[str, ...] = ()
-    finished: bool = False
+    """Digest of the ids that another attempt must find again; None: an older txbox has begun the run."""
+    writer: str  # "copy" or "jdbc"
+    bounds: tuple[str, ...]  # between its chunks
+    attempt: int = 1  # the number of this attempt, from 1
+    staging_table: str | None = None  # the complete staging table, if there is one
+    rows: int = 0  # how many rows the source has
+    rejected: int | None = None  # how many of them were rejected; None as long as only the chunks know
+    rejected_sample: tuple[str, ...] = ()  # some of those
+    finished: bool = False  # whether every chunk is merged
 
     @property
     def chunks(self) -> int:

@@ -21,31 +21,19 @@ class StagingLost(TxboxError):
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """The rows of a run whose chunks are all merged.
+    """The rows of a run whose chunks are all merged."""
 
-    Attributes:
-        expected: rows that the survey has counted, as far as chunks can count them again.
-        found: the same rows, as the chunks have counted them.
-        rejected: rows that cannot be loaded.
-        rejected_sample: some of those.
-    """
-
-    expected: int
-    found: int
-    rejected: int
-    rejected_sample: tuple[str, ...]
+    expected: int  # rows that the survey has counted, as far as chunks can count them again
+    found: int  # the same rows, as the chunks have counted them
+    rejected: int  # rows that cannot be loaded
+    rejected_sample: tuple[str, ...]  # some of those
 
 
 class Writer(Protocol):
-    """Writes the chunks of a run that are not merged yet, and merges them.
+    """Writes the chunks of a run that are not merged yet, and merges them."""
 
-    Attributes:
-        max_chunks: how many chunks a run may have.
-        survey_counts_rejected: the survey counts the rejected rows, since no chunk has them.
-    """
-
-    max_chunks: ClassVar[int]
-    survey_counts_rejected: ClassVar[bool]
+    max_chunks: ClassVar[int]  # how many chunks a run may have
+    survey_counts_rejected: ClassVar[bool]  # the survey counts the rejected rows, since no chunk has them
 
     def write(self, run: Run) -> list[FailedChunk]:
         """Merge every chunk that is not merged yet; return those that failed.

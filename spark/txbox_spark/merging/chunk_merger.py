@@ -105,31 +105,19 @@ class EffectsHeld(TxboxError):
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What all chunks of a run have in common. It is sent to the executors.
+    """What all chunks of a run have in common. It is sent to the executors."""
 
-    Attributes:
-        run_id: of the ledger.
-        subscriber_id: the subscriber that the events are applied for.
-        columns: of ``fresh_event``.
-        apply: the effect.
-        schema: of the tables; None leaves it to the search path.
-        prefix: of their names.
-        stalled_seconds: how long a chunk's transaction may do nothing, and how long it waits for a lock.
-        effects_seconds: how long it waits for one and the same other chunk to apply its events.
-        sent_at: the column that has when an event was sent; None: none has.
-        apply_expired: also apply events that were sent before the subscriber's horizon.
-    """
-
-    run_id: str
-    subscriber_id: str
-    columns: tuple[EventColumn, ...]
-    apply: Apply
-    schema: str | None
-    prefix: str
+    run_id: str  # of the ledger
+    subscriber_id: str  # the subscriber that the events are applied for
+    columns: tuple[EventColumn, ...]  # of ``fresh_event``
+    apply: Apply  # the effect
+    schema: str | None  # of the tables; None leaves it to the search path
+    prefix: str  # of their names
     stalled_seconds: float = STALLED_SECONDS
-    effects_seconds: float = EFFECTS_SECONDS
-    sent_at: str | None = None
-    apply_expired: bool = False
+    """How long a chunk's transaction may do nothing, and how long it waits for a lock."""
+    effects_seconds: float = EFFECTS_SECONDS  # how long it waits for one and the same other chunk to apply its events
+    sent_at: str | None = None  # the column that has when an event was sent; None: none has
+    apply_expired: bool = False  # also apply events that were sent before the subscriber's horizon
 
     @property
     def sql(self) -> MergeStatements:
@@ -144,19 +132,12 @@ class MergePlan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCounts:
-    """The rows of a chunk.
+    """The rows of a chunk."""
 
-    Attributes:
-        read: rows of the source.
-        rejected: rows that cannot be loaded.
-        distinct: different message ids.
-        rejected_sample: some of the rejected rows.
-    """
-
-    read: int
-    rejected: int
-    distinct: int
-    rejected_sample: tuple[str, ...] = ()
+    read: int  # rows of the source
+    rejected: int  # rows that cannot be loaded
+    distinct: int  # different message ids
+    rejected_sample: tuple[str, ...] = ()  # some of the rejected rows
 
 
 def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:

@@ -10,17 +10,11 @@ from txbox_spark.runtime.retries import is_transient
 
 @dataclass(frozen=True, slots=True)
 class FailedChunk:
-    """A chunk that is not merged.
+    """A chunk that is not merged."""
 
-    Attributes:
-        chunk: its number.
-        error: why, in one line.
-        transient: another attempt may succeed: a lost connection, a deadlock.
-    """
-
-    chunk: int
-    error: str
-    transient: bool
+    chunk: int  # its number
+    error: str  # why, in one line
+    transient: bool  # another attempt may succeed: a lost connection, a deadlock
 
     @classmethod
     def of(cls, chunk: int, error: Exception) -> "FailedChunk":

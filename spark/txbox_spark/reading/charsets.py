@@ -17,15 +17,10 @@ class EncodingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Charset:
-    """An encoding.
+    """An encoding."""
 
-    Attributes:
-        name: as Java calls it.
-        codec: as Python calls it.
-    """
-
-    name: str
-    codec: str
+    name: str  # as Java calls it
+    codec: str  # as Python calls it
 
     @property
     def is_utf8(self) -> bool:

@@ -30,34 +30,22 @@ MAX_NAME_BYTES = 63
 
 @dataclass(frozen=True, slots=True)
 class EventColumn:
-    """One column of the relation ``fresh_event``.
+    """One column of the relation ``fresh_event``."""
 
-    Attributes:
-        name: as in the source.
-        staged_as: its name on the way, which needs no quotes; ``message_id`` if it is the id, which is not sent twice.
-        postgres_type: its type.
-    """
-
-    name: str
+    name: str  # as in the source
     staged_as: str
-    postgres_type: str
+    """Its name on the way, which needs no quotes; ``message_id`` if it is the id, which is not sent twice."""
+    postgres_type: str  # its type
 
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """How one column of the source is sent, in Spark's expressions.
+    """How one column of the source is sent, in Spark's expressions."""
 
-    Attributes:
-        column: what ``fresh_event`` has.
-        value: what is sent.
-        holds_nul: whether what is sent, by its name on the way, holds a NUL character; None if it cannot.
-        not_utf8: whether a text in the value has bytes that are not UTF-8; None if there is no text in it.
-    """
-
-    column: EventColumn
-    value: Column
-    holds_nul: Column | None
-    not_utf8: Column | None
+    column: EventColumn  # what ``fresh_event`` has
+    value: Column  # what is sent
+    holds_nul: Column | None  # whether what is sent, by its name on the way, holds a NUL character; None if it cannot
+    not_utf8: Column | None  # whether a text in the value has bytes that are not UTF-8; None if there is no text in it
 
 
 def event_columns(frame: DataFrame, declared: Mapping[str, str], path: str) -> tuple[SentColumn, ...]:

@@ -27,20 +27,15 @@ REJECTED_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class PreparedEvents:
-    """The rows of a source, ready to be loaded.
-
-    Attributes:
-        identified: its rows as ``message_id`` (text; null if the row is rejected), ``rejected`` (the reason and the
-            row; null unless it is) and ``event`` (a struct of the source's columns).
-        staged: its rows as ``message_id``, ``rejected`` and the columns as they are sent.
-        ids: the ids alone, bad ones included.
-        columns: the columns of ``fresh_event`` beside ``message_id``.
-    """
+    """The rows of a source, ready to be loaded."""
 
     identified: DataFrame
-    staged: DataFrame
-    ids: DataFrame
-    columns: tuple[EventColumn, ...]
+    """Its rows as ``message_id`` (text; null if the row is rejected), ``rejected`` (the reason and the row; null unless
+    it is) and ``event`` (a struct of the source's columns).
+    """
+    staged: DataFrame  # its rows as ``message_id``, ``rejected`` and the columns as they are sent
+    ids: DataFrame  # the ids alone, bad ones included
+    columns: tuple[EventColumn, ...]  # the columns of ``fresh_event`` beside ``message_id``
 
     @property
     def checked_ids(self) -> DataFrame:

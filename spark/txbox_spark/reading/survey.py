@@ -14,21 +14,13 @@ SAMPLE_IDS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a first pass over the events has found.
+    """What a first pass over the events has found."""
 
-    Attributes:
-        rows: how many rows there are, bad ones included.
-        sample: ids, evenly drawn from all distinct ones, sorted as Postgres sorts them.
-        content: a digest of the rows' ids, whatever their order.
-        rejected: how many rows cannot be loaded; None if they were not counted.
-        rejected_sample: some of those.
-    """
-
-    rows: int
-    sample: tuple[str, ...]
-    content: bytes
-    rejected: int | None = None
-    rejected_sample: tuple[str, ...] = ()
+    rows: int  # how many rows there are, bad ones included
+    sample: tuple[str, ...]  # ids, evenly drawn from all distinct ones, sorted as Postgres sorts them
+    content: bytes  # a digest of the rows' ids, whatever their order
+    rejected: int | None = None  # how many rows cannot be loaded; None if they were not counted
+    rejected_sample: tuple[str, ...] = ()  # some of those
 
 
 def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:

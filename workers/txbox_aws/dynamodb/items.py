@@ -18,17 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ItemResponse:
-    """DynamoDB's response about one item.
+    """DynamoDB's response about one item."""
 
-    Attributes:
-        accepted: whether the condition was met.
-        item: as it is now, if that was asked for; or as it was, if the condition was not met; empty if there is none.
-        clock_agreed: whether the time in it agrees with the responses before it.
-    """
-
-    accepted: bool
+    accepted: bool  # whether the condition was met
     item: dict[str, Any]
-    clock_agreed: bool
+    """As it is now, if that was asked for; or as it was, if the condition was not met; empty if there is none."""
+    clock_agreed: bool  # whether the time in it agrees with the responses before it
 
 
 class LeaseItems:

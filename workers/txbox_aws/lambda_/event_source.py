@@ -15,17 +15,11 @@ from txbox_workers.delivery import Delivery
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one queue has delivered in one event.
+    """What one queue has delivered in one event."""
 
-    Attributes:
-        source: the queue's URL.
-        deliveries: in the queue's order.
-        item_ids: by receipt, what Lambda calls each of them.
-    """
-
-    source: str
-    deliveries: tuple[Delivery, ...]
-    item_ids: Mapping[str, str]
+    source: str  # the queue's URL
+    deliveries: tuple[Delivery, ...]  # in the queue's order
+    item_ids: Mapping[str, str]  # by receipt, what Lambda calls each of them
 
 
 def batches(event: Any, *, envelope: Envelope = Envelope.AUTO, identify: Identify = identify) -> list[Batch]:

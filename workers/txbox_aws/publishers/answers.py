@@ -23,17 +23,11 @@ def _in_nothing(_entry: Entry, _confirmed: Mapping[str, Any]) -> None:
 
 @dataclass(slots=True)
 class PublishResult:
-    """What became of entries. Those that are nowhere in it were sent.
+    """What became of entries. Those that are nowhere in it were sent."""
 
-    Attributes:
-        refused: by their own fault, or by chance.
-        unsent: not by their fault; to be sent again.
-        error: why there are unsent ones.
-    """
-
-    refused: list[Refused] = field(default_factory=list)
-    unsent: list[OutboxMessage] = field(default_factory=list)
-    error: BrokerError | None = None
+    refused: list[Refused] = field(default_factory=list)  # by their own fault, or by chance
+    unsent: list[OutboxMessage] = field(default_factory=list)  # not by their fault; to be sent again
+    error: BrokerError | None = None  # why there are unsent ones
 
     def add(self, other: "PublishResult") -> None:
         """Take in what became of other entries."""

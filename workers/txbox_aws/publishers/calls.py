@@ -21,30 +21,19 @@ https://docs.aws.amazon.com/eventbridge/latest/APIReference/API_PutEvents.html
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message as one entry of a call.
-
-    Attributes:
-        message: the message.
-        parameters: the entry as boto3 takes it.
-        size: in bytes, as the service counts them.
-    """
+    """A message as one entry of a call."""
 
     message: OutboxMessage
-    parameters: Mapping[str, Any]
-    size: int
+    parameters: Mapping[str, Any]  # the entry as boto3 takes it
+    size: int  # in bytes, as the service counts them
 
 
 @dataclass(frozen=True, slots=True)
 class PublishCall:
-    """One call.
+    """One call."""
 
-    Attributes:
-        destination: of all of its entries.
-        entries: at least one.
-    """
-
-    destination: str
-    entries: tuple[Entry, ...]
+    destination: str  # of all of its entries
+    entries: tuple[Entry, ...]  # at least one
 
     @property
     def messages(self) -> list[OutboxMessage]:

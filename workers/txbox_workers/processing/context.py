@@ -20,23 +20,16 @@ class Halt(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorContext:
-    """Where a processor runs.
+    """Where a processor runs."""
 
-    Attributes:
-        source_name: where deliveries come from, for events and dead letters.
-        hooks: called with every event.
-        wants_details: whether a hook or the log takes the events of messages that succeed.
-        stopping: says when nothing more is to be begun.
-        cut_short: within a batch, begin no more handlers once this is set: what was not begun is taken out of the
-            inbox again, and the rest commits. None: batches are always finished.
-        ends_at: a reading of ``elapsed`` at which this process ends, and no lease may last longer; None: never.
-        limit: says how long a transaction may take.
-    """
-
-    source_name: str
-    hooks: Sequence[Hook]
-    wants_details: Callable[[], bool]
-    stopping: Halt
+    source_name: str  # where deliveries come from, for events and dead letters
+    hooks: Sequence[Hook]  # called with every event
+    wants_details: Callable[[], bool]  # whether a hook or the log takes the events of messages that succeed
+    stopping: Halt  # says when nothing more is to be begun
     cut_short: Halt | None = None
+    """Within a batch, begin no more handlers once this is set: what was not begun is taken out of the inbox again, and
+    the rest commits. None: batches are always finished.
+    """
     ends_at: Callable[[], float | None] = lambda: None
-    limit: TimeLimit = unlimited
+    """A reading of ``elapsed`` at which this process ends, and no lease may last longer; None: never."""
+    limit: TimeLimit = unlimited  # says how long a transaction may take

@@ -36,21 +36,13 @@ class Parked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch that was committed.
+    """What became of a batch that was committed."""
 
-    Attributes:
-        first: ids that were processed now.
-        mismatched: ids processed before, or parked, with another body.
-        parked: ids that wait as dead letters.
-        left: ids that were not begun, as time ran out, and are not recorded.
-        expired: tells of ids that are too old to judge, and are not recorded; None if none is.
-    """
-
-    first: frozenset[str]
-    mismatched: frozenset[str]
-    parked: frozenset[str]
-    left: frozenset[str]
-    expired: Expired | None = None
+    first: frozenset[str]  # ids that were processed now
+    mismatched: frozenset[str]  # ids processed before, or parked, with another body
+    parked: frozenset[str]  # ids that wait as dead letters
+    left: frozenset[str]  # ids that were not begun, as time ran out, and are not recorded
+    expired: Expired | None = None  # tells of ids that are too old to judge, and are not recorded; None if none is
 
 
 class HandlerTransactions:

@@ -267,21 +267,13 @@ class LedgerProcessor(Processor):
 
 @dataclass(slots=True)
 class _Attempt:
-    """What has become of one delivery so far.
-
-    Attributes:
-        delivery: of what.
-        begun: the ledger has given the lease.
-        of_all: the how-manieth attempt this is in the ledger, those before a redrive included.
-        error: what the work has raised.
-        settlement: what that means.
-    """
+    """What has become of one delivery so far."""
 
     delivery: Delivery
-    begun: bool = False
-    of_all: int = 1
-    error: BaseException | None = None
-    settlement: Settlement | None = None
+    begun: bool = False  # the ledger has given the lease
+    of_all: int = 1  # the how-manieth attempt this is in the ledger, those before a redrive included
+    error: BaseException | None = None  # what the work has raised
+    settlement: Settlement | None = None  # what that means
 
 
 class _Spent(Exception):
