@@ -107,14 +107,7 @@ def migration_sql(*, since: int = 0, to: int = LATEST, schema: str | None = None
 
 @contextmanager
 def connected(database: str | URL | Engine) -> Iterator[Connection]:
-    """Open a READ COMMITTED connection to a database for one run.
-
-    Args:
-        database: an engine, or a URL; ``postgres://`` and ``postgresql://`` mean psycopg 3.
-
-    Raises:
-        MigrationError: not the URL of a Postgres database.
-    """
+    """Open a READ COMMITTED connection to a Postgres database for one run; raises ``MigrationError`` for another URL."""
     if isinstance(database, Engine):
         with database.connect() as connection:
             yield connection.execution_options(isolation_level="READ COMMITTED")

@@ -80,9 +80,7 @@ def run_online(connection: Connection, *, schema: str | None, prefix: str) -> Ve
 def run_offline(*, schema: str | None, prefix: str) -> None:
     """Write the SQL of the pending alembic command instead of running it; needs no database.
 
-    Args:
-        schema: the schema of the tables, created if it does not exist; None: the search path in which the SQL is run.
-        prefix: the prefix of every name.
+    ``schema`` is created if it does not exist; None: the search path in which the SQL is run.
     """
     context.configure(
         dialect_name="postgresql",

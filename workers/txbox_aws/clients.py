@@ -173,14 +173,9 @@ DYNAMODB = AwsUse(
 
 
 def make_client(use: AwsUse[Any], *, region: str | None = None) -> Any:
-    """Make a client for a use.
+    """Make a client for a use in a region; None: the one that boto3 is configured for.
 
-    Args:
-        use: how it is called.
-        region: which region; None: the one that boto3 is configured for.
-
-    Raises:
-        BotoCoreError: boto3 has no region, or is configured wrongly.
+    Raises ``BotoCoreError``: boto3 has no region, or is configured wrongly.
     """
     # A session of its own: boto3's default one is not made for several threads.
     return boto3.session.Session().client(
@@ -262,23 +257,14 @@ class RegionalClients:
     """Clients of one use, one for each region, made when they are needed. May be used by several threads."""
 
     def __init__(self, use: AwsUse[Any], given: Any = None) -> None:
-        """Nothing is made yet.
-
-        Args:
-            use: how they are called.
-            given: a client to use for everything; None makes them.
-        """
+        """Nothing is made yet; ``given`` is a client to use for everything."""
         self._use = use
         self._given = given
         self._made: dict[str | None, Any] = {}
         self._making = threading.Lock()
 
     def of(self, region: str | None) -> Any:
-        """Return the client for a region; None: for the one that is configured.
-
-        Raises:
-            BotoCoreError: no region is known, or boto3 is configured wrongly.
-        """
+        """Return the client for a region, as ``make_client`` makes it; None: for the one that is configured."""
         if self._given is not None:
             return self._given
         if (client := self._made.get(region)) is None:
@@ -308,16 +294,10 @@ def translated(use: AwsUse[Any], target: str, remedies: Mapping[str, str] | None
 def translation(
     use: AwsUse[_Error], error: Exception, target: str, remedies: Mapping[str, str] | None = None
 ) -> _Error:
-    """Return what boto3 says in our words, with the remedy.
+    """Return what boto3 says in our words, with the remedy: permanent if there is one, but for ``use.passing``.
 
-    Args:
-        use: what was called.
-        error: boto3's.
-        target: the queue's URL, the table, or what else the call was about.
-        remedies: of this call, as those of the use, and before them. ``{table}`` and ``{operation}`` are filled in.
-
-    Returns:
-        The error; permanent if there is a remedy, as trying again is none; but for what is in ``use.passing``.
+    ``target`` is the queue's URL, the table, or what else the call was about. ``remedies`` are this call's, before
+    those of the use; ``{table}`` and ``{operation}`` are filled in.
     """
     operation, code = "", code_of(error)
     verb = "reached" if isinstance(error, ConnectionFailed | HTTPClientError) else "used"

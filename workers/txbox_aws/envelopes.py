@@ -197,13 +197,10 @@ def _unmarked(message: Message) -> Message:
 
 
 def _member(message: Message, name: str) -> bytes:
-    """Return one member of a JSON object as it is written there, character for character.
+    """Return one member of a JSON object, the message's body, as it is written there, character for character.
 
-    Parsing and writing it again would change it: 10.10 would become 10.1, and a long decimal lose its last digits.
-
-    Args:
-        message: one whose body is a JSON object that has the member.
-        name: the member's name; of several, the last counts, as it does for ``json.loads``.
+    Parsing and writing it again would change it: 10.10 would become 10.1, and a long decimal lose its last digits. Of
+    several with the name, the last counts, as it does for ``json.loads``.
     """
     text = message.body.decode("utf-8", "surrogatepass")
     decoder = json.JSONDecoder(parse_int=_number)

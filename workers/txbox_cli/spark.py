@@ -95,13 +95,8 @@ def check_before_spark(
 ) -> None:
     """Check what can be checked before Spark starts, which takes long.
 
-    Args:
-        db: the database, which must have the inbox.
-        paths: of the events; those on this machine must exist.
-        format_: of the events.
-        master: where Spark is to run.
-        ledger: the tables of bulk loads must exist, too.
-        resume: a run that must exist.
+    The database must have the inbox, or with ``ledger`` the tables of bulk loads; paths on this machine, and the run to
+    ``resume``, must exist.
     """
     from txbox_spark import SourceError
     from txbox_spark.loading.ledger import LoadLedger, RunNotFound
@@ -178,12 +173,7 @@ class CurrentRun:
 
 @contextmanager
 def progress_display(run: CurrentRun, *, silent: bool = False) -> "Iterator[Callable[[JobProgress], None]]":
-    """Show the progress of a job: bars in a terminal, otherwise lines.
-
-    Args:
-        run: gets the run's id.
-        silent: print nothing.
-    """
+    """Show the progress of a job: bars in a terminal, otherwise lines, or nothing. ``run`` gets the run's id."""
     console = plain_console(stderr=True)
 
     def shown_by(display: "Callable[[JobProgress], None]") -> "Callable[[JobProgress], None]":

@@ -18,12 +18,8 @@ def watch(read: Callable[[], Callable[[], None]], seconds: float, *, headed: boo
     """Show a report until this process is asked to end, which is its usual end.
 
     In a terminal each report takes the place of the one before. If the first one cannot be read, that is raised; of a
-    later one it is said, and the next one is tried.
-
-    Args:
-        read: reads the report, and returns what prints it.
-        seconds: between two reports.
-        headed: whether each begins with a line that says when it was read.
+    later one it is said, and the next one is tried. ``read`` reads a report, and returns what prints it. ``headed``:
+    each begins with a line that says when it was read.
     """
     console, in_terminal = plain_console(), sys.stdout.isatty()
     is_first = True

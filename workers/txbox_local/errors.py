@@ -40,13 +40,7 @@ def no_space(error: OSError) -> LocalServerError | None:
 
 
 def server_failed(program: str, log: str, *, port: int | None = None) -> LocalServerError:
-    """The error for a program of PostgreSQL that has failed: the cause first, then what to do, then its log.
-
-    Args:
-        program: its name.
-        log: what it wrote.
-        port: the TCP port that it was to use.
-    """
+    """The error for a program of PostgreSQL that has failed: the cause first, then what to do, then its log."""
     if NO_SPACE in log:
         return _full("", log)
     complaint = _COMPLAINT.search(log)

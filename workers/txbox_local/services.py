@@ -10,13 +10,7 @@ from txbox_local.postgres.local_postgres import LocalPostgres
 
 
 class DevServices:
-    """PostgreSQL and a local AWS for `txbox dev`.
-
-    Args:
-        directory: where PostgreSQL's data are kept; by default a temporary directory.
-        port: PostgreSQL's TCP port; by default a free one.
-        durable: whether a commit survives a crash of the machine.
-    """
+    """PostgreSQL and a local AWS for `txbox dev`; the arguments are those of ``LocalPostgres``."""
 
     def __init__(self, directory: Path | None = None, *, port: int | None = None, durable: bool = True) -> None:
         self.postgres = LocalPostgres(directory, port=port, durable=durable)
@@ -24,11 +18,7 @@ class DevServices:
         self._started = ExitStack()
 
     def start(self) -> Self:
-        """Start both; when one fails, the other is stopped.
-
-        Raises:
-            LocalServerError: one of them could not be started.
-        """
+        """Start both; when one fails with ``LocalServerError``, the other is stopped."""
         with ExitStack() as starting:
             starting.enter_context(self.postgres)
             starting.enter_context(self.aws)

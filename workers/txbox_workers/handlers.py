@@ -42,16 +42,10 @@ class SessionFactory(Protocol):
 
 
 def refuse_unfit(handler: Any, name: str, wanted: str, *, ledger: bool) -> None:
-    """Refuse what cannot be called as it will be, or would return before it has run.
+    """Refuse, with ``InvalidConfiguration``, what cannot be called as it will be, or would return before it has run.
 
-    Args:
-        handler: what was given.
-        name: of the argument that it was given as, for errors.
-        wanted: how it is called, such as ``session, message``.
-        ledger: whether there is a ledger, and so a lease for a handler that names it.
-
-    Raises:
-        InvalidConfiguration: it does not fit.
+    ``name`` is that of the argument, and ``wanted`` says how it is called, such as ``session, message``. With a
+    ``ledger`` there is a lease for a handler that names it.
     """
     if not callable(handler):
         raise InvalidConfiguration(f"{name} must be a function, not {type(handler).__name__}")

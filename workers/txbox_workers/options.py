@@ -205,11 +205,7 @@ class ValidOptions:
         return None if letters is None else ReportPlace(letters.engine, letters.schema, letters.prefix)
 
     def limit_seconds(self, visibility_seconds: float | None) -> float | None:
-        """Return how long a transaction may take; None: no limit.
-
-        Args:
-            visibility_seconds: of the source.
-        """
+        """Return how long a transaction may take, by the visibility of the source; None: no limit."""
         seconds = self.transaction_seconds
         if seconds is None:
             return max(TRANSACTION_VISIBILITIES * (visibility_seconds or 0.0), TRANSACTION_SECONDS)
@@ -217,12 +213,7 @@ class ValidOptions:
 
 
 def valid_options(of: str, options_type: type, options: Mapping[str, Any]) -> ValidOptions:
-    """Validate keyword arguments.
-
-    Args:
-        of: what they are given to, for errors.
-        options_type: the class that types them.
-        options: the arguments.
+    """Validate keyword arguments of a function or class, whose name is ``of``, by the class that types them.
 
     Raises:
         TypeError: there is no such option.

@@ -136,12 +136,9 @@ class LeaseRunner:
     ) -> WorkResult:
         """Do the work of a message, unless it is done; raises as ``idempotent``, and what the work raises.
 
-        Args:
-            message_id: the message.
-            work: is given the lease; it raises to fail.
-            fingerprint: the SHA-256 of the payload, to have another one refused.
-            until: a reading of ``elapsed`` after which no lease may last, as this process ends then.
-            on_error: called with the error of the work before the message is released; returns with what.
+        ``fingerprint`` is the payload's SHA-256, to have another one refused. ``until`` is a reading of ``elapsed``
+        after which no lease may last, as this process ends then. ``on_error`` is called with the error of the work
+        before the message is released, and returns with what.
         """
         steps = self._steps(message_id, fingerprint, until, on_error)
         step = next(steps)

@@ -42,13 +42,7 @@ LOAD_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=30.0)
 
 
 def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoadReport:
-    """Load the events, or those that are left of a run.
-
-    Args:
-        context: of this load.
-        writer_name: "copy", "jdbc" or ``AUTO``.
-        resume: the run to resume; None: begin one.
-    """
+    """Load the events, or those that are left of the run ``resume``; ``writer_name`` is "copy", "jdbc" or ``AUTO``."""
     if resume is None:
         choice = WriterChoice(writer_name, "asked for")
         if writer_name == AUTO:

@@ -53,8 +53,7 @@ class StagingTables:
     def create(self, run: Run, columns: Sequence[EventColumn]) -> str:
         """Create an empty staging table for the attempt that a run is in, and return its name.
 
-        Raises:
-            InvalidConfiguration: the name would be too long.
+        Raises ``InvalidConfiguration``: the name would be too long.
         """
         name = self._catalogue.name(run.run_id, run.attempt)
         if len(f"{name}_{run.chunks}".encode()) > MAX_NAME_BYTES:
@@ -136,12 +135,7 @@ def creation(
 ) -> tuple[str, ...]:
     """Return the statements that create a staging table with one partition for each chunk; DDL has no parameters.
 
-    Args:
-        schema: of our tables, quoted.
-        name: of the staging table.
-        columns: of the events.
-        bounds: between the chunks.
-        comment: by which to recognize the columns.
+    ``schema`` is that of our tables, quoted. By ``comment`` the columns are recognized.
     """
     ends = ["MINVALUE", *(quote_text(bound) for bound in bounds), "MAXVALUE"]
     table = f"{schema}.{quote(name)}"

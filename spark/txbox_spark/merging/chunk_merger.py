@@ -174,10 +174,8 @@ def merge_chunk(
 
     Args:
         connection: in the transaction that has claimed the chunk.
-        plan: of the run.
-        chunk: its number.
+        plan, chunk, counts: the run's, the chunk's number, and the counts of its rows.
         ids: its first possible id, and the first one beyond it.
-        counts: of its rows.
         staged: the table that holds its events, quoted; None: ``fresh_event`` does, one of each id and sorted.
         pause: waits for so many seconds between two attempts.
 

@@ -20,9 +20,7 @@ CHUNK = "chunk"
 def chunk_bounds(sample: Sequence[str], chunks: int) -> tuple[str, ...]:
     """Return the bounds between chunks: bound k is the first id of chunk k + 1.
 
-    Args:
-        sample: distinct ids, sorted.
-        chunks: how many chunks there should be; with few ids there are fewer.
+    ``sample`` has distinct ids, sorted. With few of them there are fewer chunks.
     """
     wanted = min(chunks, len(sample))
     return tuple(sample[len(sample) * number // wanted] for number in range(1, wanted))
@@ -36,11 +34,8 @@ def chunk_range(bounds: Sequence[str], chunk: int) -> tuple[str, str | None]:
 def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> Column:
     """Return Spark's expression for an id's chunk, by binary search; a rejected row belongs to the last one.
 
-    Spark compares strings byte by byte, as Postgres does with COLLATE "C".
-
-    Args:
-        bounds: from ``chunk_bounds``.
-        leaves: what to return in place of the chunk's number, for each chunk.
+    Spark compares strings byte by byte, as Postgres does with COLLATE "C". ``leaves`` is what to return in place of the
+    number of each chunk.
     """
     numbers = range(len(bounds) + 1) if leaves is None else leaves
     if not bounds:
@@ -56,11 +51,7 @@ def partition_by_chunk(
 ) -> DataFrame:
     """Partition events so that each task gets whole chunks, each sorted by id.
 
-    Args:
-        events: rows with ``message_id``.
-        bounds: between the chunks.
-        left_out: chunks to leave out.
-        tasks: how many tasks there may be; None: as many as there are chunks.
+    There are as many tasks as chunks, ``tasks`` at most; chunks that are ``left_out`` are in none.
     """
     chunks = len(bounds) + 1
     numbered = events.withColumn(CHUNK, chunk_number(bounds))

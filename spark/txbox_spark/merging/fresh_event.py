@@ -33,10 +33,7 @@ def copy_fresh(columns: Sequence[EventColumn]) -> str:
 def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range: str) -> str:
     """Fill ``fresh_event`` with the staged events whose ids are not in the inbox, one of each id, sorted.
 
-    Args:
-        columns: of the events.
-        staged: the table that has them, quoted.
-        processed_in_range: from chunk_merger.sql.
+    ``staged`` is the table that has them, quoted; ``processed_in_range`` is from chunk_merger.sql.
     """
     sent = _sent(columns)
     names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in sent)])
@@ -51,11 +48,8 @@ def drop_expired(sent_at: str | None, behind_horizon: str) -> str:
     """Leave no event in ``fresh_event`` that was sent before the horizon; count them, with some of their ids.
 
     When an event was sent is the time in an id that is a UUID of version 7, as ``txbox.message.time_of_id`` has it, or
-    that of a column, whichever is earlier; one without either is of unknown age, and stays.
-
-    Args:
-        sent_at: the column that has it; None: none has.
-        behind_horizon: from chunk_merger.sql.
+    that of the column ``sent_at``, whichever is earlier; one without either is of unknown age, and stays.
+    ``behind_horizon`` is from chunk_merger.sql.
     """
     column = "NULL::timestamptz" if sent_at is None else f"event.{quote(sent_at)}"
     return (

@@ -31,10 +31,7 @@ class EventRefused(TxboxError):
 def refused_event(error: psycopg.Error, batches: "Sequence[pyarrow.RecordBatch]", names: Sequence[str]) -> EventRefused:
     """Name the message and the column that an error of COPY is about, without the value.
 
-    Args:
-        error: of the COPY.
-        batches: the rows that it was sent.
-        names: of the columns.
+    ``batches`` are the rows that it was sent, ``names`` those of the columns.
     """
     where = ""
     # The words are in the server's language; the number comes first, and then the column, unless it is the whole line.

@@ -56,8 +56,7 @@ class Charset:
 def charset_named(spark: SparkSession, name: str) -> Charset:
     """Find an encoding by Python's name for it, if Java has the same encoding.
 
-    Raises:
-        EncodingError: Python or Java does not have it, or Java reads it otherwise.
+    Raises ``EncodingError``: Python or Java does not have it, or Java reads it otherwise.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException

@@ -51,13 +51,9 @@ class SentColumn:
 def event_columns(frame: DataFrame, declared: Mapping[str, str], path: str) -> tuple[SentColumn, ...]:
     """Decide how the columns of a source are sent.
 
-    Args:
-        frame: the source.
-        declared: Postgres types of columns, where Spark's own type does not say enough.
-        path: what to put before a column's name to reach its value.
-
-    Raises:
-        InvalidConfiguration: a column cannot be sent, or a declared one is not there.
+    ``declared`` has Postgres types of columns, where Spark's own type does not say enough; ``path`` is put before a
+    column's name to reach its value. Raises ``InvalidConfiguration``: a column cannot be sent, or a declared one is not
+    there.
     """
     names = [field.name for field in frame.schema.fields]
     if unknown := [name for name in declared if name not in names]:

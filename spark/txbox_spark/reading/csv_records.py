@@ -26,10 +26,7 @@ def checked_records(frame: DataFrame, decimals: Mapping[str, "types.DecimalType"
 
     A record is malformed too if a text does not fit its decimal, and if the last field ends with CR: Spark finds out
     from the first line of a file how lines end, and if the others end with CR LF, the CR would be part of the event.
-
-    Args:
-        frame: the records, with ``CORRUPT_RECORD``.
-        decimals: columns that were read as text, and what they are to be.
+    ``decimals`` are columns that were read as text, and what they are to be.
     """
     in_file = [sql.col(quoted(name)) for name in frame.columns[: frame.columns.index(CORRUPT_RECORD)]]
     if not in_file:

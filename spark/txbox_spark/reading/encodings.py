@@ -39,8 +39,7 @@ def all_text(lines: DataFrame, *, json_lines: bool) -> bool:
 def read_as_bytes(charset: Charset, given: Mapping[str, str]) -> dict[str, str]:
     """Return options of Spark's reader by which every byte is read as one character.
 
-    Raises:
-        EncodingError: one of the options cannot be written in this encoding.
+    Raises ``EncodingError``: one of the options cannot be written in this encoding.
     """
     options = {name: value if name.lower() in _OF_FILES else charset.in_latin1(value) for name, value in given.items()}
     return {**options, "encoding": "ISO-8859-1"}
@@ -49,8 +48,7 @@ def read_as_bytes(charset: Charset, given: Mapping[str, str]) -> dict[str, str]:
 def with_true_names(header: StructType, charset: Charset, folders: Collection[str], *, as_bytes: bool) -> StructType:
     """Return the columns of a header, without those of folders, by their names in its encoding.
 
-    Raises:
-        EncodingError: a name is not in this encoding.
+    Raises ``EncodingError``: a name is not in this encoding.
     """
     fields = []
     for field in header.fields:
@@ -70,9 +68,7 @@ def with_true_names(header: StructType, charset: Charset, folders: Collection[st
 def with_mark(spark: SparkSession, files: DataFrame) -> dict[str, bool]:
     """Return whether each file begins with the byte order mark of UTF-8, by its ``_metadata.file_path``.
 
-    Args:
-        spark: the session.
-        files: as Spark lists them in the format ``binaryFile``.
+    ``files`` are as Spark lists them in the format ``binaryFile``.
     """
     jvm: Any = spark._jvm  # noqa: SLF001 pyspark has no other way to open a file of Hadoop's
     hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
@@ -171,11 +167,8 @@ def json_columns(lines: DataFrame, charset: Charset, given: Mapping[str, str]) -
 def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], columns: StructType) -> DataFrame:
     """Parse lines of JSON. Of one that is not all text, the cause is in ``CORRUPT_RECORD``, and all else is null.
 
-    Args:
-        lines: of the files, as bytes, with the columns that come from names of folders.
-        charset: of the files.
-        given: options of Spark's reader.
-        columns: with ``CORRUPT_RECORD``.
+    ``lines`` are the files' as bytes, with the columns that come from names of folders; ``given`` are options of
+    Spark's reader.
     """
     if charset.is_wide:
         raise EncodingError(f"JSON in {charset.name} cannot be read line by line; convert the files to UTF-8 first")
@@ -217,10 +210,7 @@ def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], c
 def checked_documents(frame: DataFrame, lines: DataFrame, charset: Charset) -> DataFrame:
     """Mark all records as malformed of documents of JSON that are not all text: Spark tells no record's place in them.
 
-    Args:
-        frame: the records.
-        lines: of the files, as bytes; of a wide encoding, the whole files.
-        charset: of the files.
+    ``lines`` are the files' as bytes; of a wide encoding, the whole files.
     """
     line, file = sql.col(LINE), sql.col(_FILE)
     # Where no encoding is named, Spark takes UTF-16 for what it is; that has NUL bytes, and no JSON in UTF-8 has.

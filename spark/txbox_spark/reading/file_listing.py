@@ -10,11 +10,7 @@ CHOOSING_FILES = ("pathglobfilter", "modifiedbefore", "modifiedafter", "ignoremi
 
 
 def listing(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str] | None) -> DataFrame:
-    """Return every file below the paths that Spark's readers reach, without its content.
-
-    Raises:
-        SourceError: they cannot be listed.
-    """
+    """Return every file below the paths that Spark's readers reach, without its content; raises ``SourceError``."""
     if isinstance(paths, str) or not paths:
         raise SourceError("give at least one path to read events from, in a list")
     choosing = {name: value for name, value in (options or {}).items() if name.lower() in CHOOSING_FILES}
@@ -25,11 +21,7 @@ def listing(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str
 
 
 def files_in(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str] | None) -> list[str]:
-    """Return the names of the files below the paths.
-
-    Raises:
-        SourceError: there are none.
-    """
+    """Return the names of the files below the paths; raises ``SourceError`` if there are none."""
     found = listing(spark, paths, options)
     with explained(f"cannot list {described(paths)}"):
         files = found.inputFiles()

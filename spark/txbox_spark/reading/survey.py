@@ -26,9 +26,7 @@ class Survey:
 def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
     """Count the rows and sample ``SAMPLE_IDS`` ids, in one pass.
 
-    Args:
-        events: the source.
-        count_rejected: count the rejected rows too; then every text column is read, not the ids alone.
+    With ``count_rejected``, the rejected rows too; then every text column is read, not the ids alone.
     """
     from pyspark.sql import Observation
 

@@ -15,9 +15,7 @@ ABOUT_DATA = ("22", "23")
 def describe_postgres_error(error: psycopg.Error, where: str = "") -> str:
     """Describe an error of Postgres in one line: its message and hint, and its detail unless that quotes data.
 
-    Args:
-        error: what it has raised.
-        where: to be put behind its message.
+    ``where`` is put behind its message.
     """
     diagnostic = error.diag
     if diagnostic.message_primary is None:
@@ -40,11 +38,7 @@ def without_values(message: str) -> str:
 
 
 def describe_spark_error(text: str) -> str:
-    """Describe an error of Spark in one line: a file that cannot be read, an error of Postgres, or its first line.
-
-    Args:
-        text: the error as pyspark has it, with Java's traces.
-    """
+    """Describe an error of Spark in one line: a file that cannot be read, an error of Postgres, or its first line."""
     if refused := _BY_POSTGRES.search(text):
         return f"Postgres says: {without_values(_line(refused[1]))}"
     if unread := _FILE.search(text):

@@ -52,8 +52,7 @@ def require_jdk(java: str | None = None) -> int:
 def java_found() -> Iterator[None]:
     """Have this process's environment name a Java that Spark can use, until the block ends.
 
-    Raises:
-        SparkSetupError: there is none.
+    Raises ``SparkSetupError``: there is none.
     """
     settings = java_environment()
     before = {name: os.environ.get(name) for name in settings}
@@ -67,8 +66,7 @@ def java_found() -> Iterator[None]:
 def java_environment() -> dict[str, str | None]:
     """Return the environment variables by which a process that starts Spark finds Java; None: it must not be set.
 
-    Raises:
-        SparkSetupError: there is none.
+    Raises ``SparkSetupError``: there is none.
     """
     return _choose()[0]
 

@@ -11,11 +11,7 @@ from txbox.thread_loop import run_until_return
 def every(seconds: float, work: Callable[[], object], *, name: str, at_end: bool = False) -> Iterator[None]:
     """Call work every so many seconds until the block ends, and wait for the last call to end.
 
-    Args:
-        seconds: between two calls, and before the first.
-        work: what it raises is logged, and it is called again.
-        name: of the thread.
-        at_end: call it once more when the block has ended.
+    What it raises is logged. ``at_end``: it is called once more when the block has ended.
     """
     ended = threading.Event()
 

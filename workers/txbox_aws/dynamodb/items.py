@@ -65,8 +65,7 @@ class LeaseItems:
 
         Args:
             message_id: of which message.
-            change: an UpdateExpression; ``#name`` for each attribute, ``:name`` for each value.
-            condition: a ConditionExpression, in the same spelling.
+            change, condition: expressions of DynamoDB; ``#name`` for each attribute, ``:name`` for each value.
             values: plain ones, by their names.
             asked_at: the reading of ``elapsed`` by which all of it was reckoned.
             returned: what the response has of an item that was changed: NONE or ALL_NEW.

@@ -99,8 +99,7 @@ class StoreClock:
     def earliest(self, at: float) -> float:
         """Return what the store's time is at least, in seconds since 1970, at a reading of our clock.
 
-        Raises:
-            LookupError: there was no answer yet.
+        Raises ``LookupError``: there was no answer yet.
         """
         return at + self._both()[0].lowest(at)
 
@@ -117,8 +116,7 @@ class StoreClock:
 def response_time(response: Mapping[str, Any]) -> float:
     """Return the time in the ``Date`` header of boto3's response, in seconds since 1970 (RFC 9110, section 6.6.1).
 
-    Raises:
-        LedgerError: there is none.
+    Raises ``LedgerError``: there is none.
     """
     header = response["ResponseMetadata"].get("HTTPHeaders", {}).get("date", "")
     try:

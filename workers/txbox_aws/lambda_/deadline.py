@@ -42,8 +42,7 @@ class Deadline(threading.local):
     def __init__(self, margin_seconds: float) -> None:
         """Made once for all invocations, each of which calls ``begin``.
 
-        Args:
-            margin_seconds: before the end, in which nothing is begun any more.
+        In ``margin_seconds`` before an end, nothing is begun any more.
         """
         self._margin_seconds = margin_seconds
         self._ends_at: float | None = None

@@ -59,8 +59,7 @@ def batches(event: Any, *, envelope: Envelope = Envelope.AUTO, identify: Identif
 def batch_item_failures(item_ids: list[str]) -> dict[str, list[dict[str, str]]]:
     """Return the answer that has these delivered again, and everything else deleted from the queue.
 
-    Args:
-        item_ids: in the queue's order; each is named once, however often it is in here.
+    The ids are in the queue's order; each is named once, however often it is in there.
     """
     return {"batchItemFailures": [{"itemIdentifier": item_id} for item_id in dict.fromkeys(item_ids)]}
 
@@ -68,8 +67,7 @@ def batch_item_failures(item_ids: list[str]) -> dict[str, list[dict[str, str]]]:
 def queue_url(arn: str) -> str:
     """Return the URL of the queue with this ARN: what a worker calls it, and where a redrive sends to.
 
-    Raises:
-        ValueError: it is not the ARN of a queue.
+    Raises ``ValueError``: it is not the ARN of a queue.
     """
     try:
         prefix, partition, service, region, account, name = arn.split(":")

@@ -57,10 +57,7 @@ def refusal(entry: Entry, why: str, *, final: bool = False) -> Refused:
 def result_by_ids(call: PublishCall, answer: Mapping[str, Any], unlike: Unlike = _in_nothing) -> PublishResult:
     """Read the answer of SQS and SNS, in which each entry has the id that it was given: its place in the call.
 
-    Args:
-        call: what was sent.
-        answer: its Successful and Failed entries.
-        unlike: checks a confirmed one.
+    ``unlike`` checks a confirmed one.
     """
     if "Successful" not in answer and "Failed" not in answer:
         return _no_answer(call)

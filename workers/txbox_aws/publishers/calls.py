@@ -48,13 +48,8 @@ class PublishCall:
 def calls(entries: Iterable[Entry], max_bytes: int, max_entries: int = MAX_ENTRIES) -> list[PublishCall]:
     """Cut entries into calls, each for one destination, and for each in the order in which they came.
 
-    The destinations take turns: one that does not answer is noticed before it has taken all threads.
-
-    Args:
-        entries: what is to be sent.
-        max_bytes: of all entries of a call together. An entry that is larger by itself has a call of its own: it is
-            for the service to refuse it.
-        max_entries: of a call.
+    The destinations take turns: one that does not answer is noticed before it has taken all threads. An entry of more
+    than ``max_bytes`` has a call of its own: it is for the service to refuse it.
     """
     by_destination: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -83,9 +78,7 @@ def attributed_entry(message: OutboxMessage, body_parameter: str) -> Entry:
     A standard queue is given no group. There it would keep no order; it would make SQS's fair queues take each key for
     a tenant, which an order's or an account's number is not; and there are stand-ins for SQS that refuse it.
 
-    Args:
-        message: the message.
-        body_parameter: what the service calls the body.
+    ``body_parameter`` is what the service calls the body.
     """
     text, encoding = encoded(message.body)
     travelling = attributes(message.id, message.headers, encoding)

@@ -46,11 +46,7 @@ def fault_of(error: Exception) -> Fault:
 
 
 def of_entry(code: str) -> Fault:
-    """Return whose fault it is that one entry was refused.
-
-    Args:
-        code: of the entry.
-    """
+    """Return whose fault it is that one entry was refused with this code."""
     name = _plain(code)
     if _is_throttle(name):
         return Fault.BROKER
@@ -62,11 +58,9 @@ def of_entry(code: str) -> Fault:
 def is_final(code: str, *, sender_fault: bool | None) -> bool:
     """Whether sending an entry again cannot help that was refused by its own fault.
 
-    Args:
-        code: of the entry; or of the call, if it had no other entry.
-        sender_fault: what the answer says of the entry; None if it says nothing, as EventBridge's and that to a call.
-            Then it is final if the code is one that only a message itself can cause: an invalid parameter may be
-            the destination's setting, and that can be put right.
+    The code is the entry's; or the call's, if it had no other entry. ``sender_fault`` is what the answer says of the
+    entry; None if it says nothing, as EventBridge's and that to a call. Then it is final if the code is one that only a
+    message itself can cause: an invalid parameter may be the destination's setting, and that can be put right.
     """
     name = _plain(code)
     return name in _MESSAGES if sender_fault is None else sender_fault and name not in _PASSING
@@ -75,9 +69,7 @@ def is_final(code: str, *, sender_fault: bool | None) -> bool:
 def is_counted(code: str, *, sender_fault: bool | None) -> bool:
     """Whether it is an attempt that an entry was refused: not if the broker says that it has failed itself.
 
-    Args:
-        code: of the entry.
-        sender_fault: as for ``is_final``.
+    The arguments are those of ``is_final``.
     """
     name = _plain(code)
     return name not in _PASSING and (sender_fault is not False or name in _ENTRIES)

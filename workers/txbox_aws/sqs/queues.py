@@ -121,11 +121,7 @@ def redrive_to_queue(letter: DeadLetter, *, client: "SQSClient | None" = None, q
 
 
 def _keep_order(letter: DeadLetter, target: str, headers: dict[str, str]) -> None:
-    """See that a letter's copy keeps its key: as its group, or as a header that is added.
-
-    Raises:
-        BrokerError: it cannot.
-    """
+    """See that a letter's copy keeps its key: as its group, or as a header that is added; or raise ``BrokerError``."""
     key = letter.order_key or ""
     if is_fifo(target):
         if not is_token(key):

@@ -12,11 +12,9 @@ from typing import Any
 
 
 def patch_sns_eventbridge(service: str) -> None:
-    """Patch one of these services, before it is used for the first time.
+    """Patch one of these services, before it is used for the first time; ``service`` is moto's name of it.
 
-    Args:
-        service: moto's name of it. Any other is left alone; so are these until they are used, as importing them takes
-            time and memory.
+    Any other is left alone; so are these until they are used, as importing them takes time and memory.
     """
     if service == "sns":
         _patch_topics()

@@ -17,15 +17,8 @@ def ensure_cluster(
 ) -> str:
     """Create the data directory unless it is there, complete with the database; return the password.
 
-    Args:
-        installation: the programs that create it.
-        directory: where; it is locked.
-        user: the superuser's name.
-        database: the database's name.
-        durable: whether what is created survives a crash of the machine.
-
-    Raises:
-        LocalServerError: it could not be created, or is there without its password.
+    The directory is locked. ``durable``: what is created survives a crash of the machine. Raises ``LocalServerError``:
+    it could not be created, or is there without its password.
     """
     if directory.data.exists():
         try:

@@ -33,11 +33,7 @@ READY_LINE = 7
 
 
 class ServerDirectory:
-    """The directory of one server.
-
-    Args:
-        path: where it is, or where ``prepare`` makes it.
-    """
+    """The directory of one server: where it is, or where ``prepare`` makes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,11 +44,7 @@ class ServerDirectory:
         self._pid_file = self.data / "postmaster.pid"
 
     def prepare(self, user: ServiceUser | None) -> None:
-        """Make the directory, unless it is there, and see that the server's user can enter it.
-
-        Raises:
-            LocalServerError: it cannot be made or entered.
-        """
+        """Make the directory, unless it is there, and open it to the server's user, or raise ``LocalServerError``."""
         try:
             if not self.path.exists():
                 self.path.mkdir(mode=0o700, parents=True)
@@ -149,11 +141,7 @@ class ServerDirectory:
 
 
 def temporary_directory(user: ServiceUser | None) -> Path:
-    """Make a new directory that the server's user can reach.
-
-    Raises:
-        LocalServerError: that user can reach no directory for temporary files.
-    """
+    """Make a new directory that the server's user can reach, or raise ``LocalServerError``."""
     for parent in dict.fromkeys((tempfile.gettempdir(), "/var/tmp", "/tmp")):  # noqa: S108 # mkdtemp makes it private
         if not can_enter(user, Path(parent)):
             continue

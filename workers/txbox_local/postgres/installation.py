@@ -74,11 +74,7 @@ def find_installation() -> Installation:
 
 
 def bin_directory() -> Path:
-    """The directory of ``psql``, ``pgbench`` and PostgreSQL's other programs.
-
-    Raises:
-        LocalServerError: the ``[embedded]`` extra is missing.
-    """
+    """The directory of ``psql``, ``pgbench`` and PostgreSQL's other programs; raises as ``find_installation``."""
     return _site_packages() / PROGRAMS
 
 

@@ -70,12 +70,7 @@ class ModeSelector:
     """Chooses the transaction mode from recent conflicts. Used by all threads of one worker."""
 
     def __init__(self, *, batches: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin without any conflict.
-
-        Args:
-            batches: whether there are batches at all.
-            clock: of seconds.
-        """
+        """Begin without any conflict; ``batches``: whether there are batches at all."""
         self._modes = list(TransactionMode)[0 if batches else 1 :]
         self._clock = clock
         self._lock = threading.Lock()
@@ -122,16 +117,10 @@ class ModeSelector:
             self._on_trial, self._hold_seconds = False, HOLD_SECONDS
 
     def conflicted(self, mode: TransactionMode, code: str, relation: str, seconds: float) -> ConflictReport | None:
-        """Note a transaction that was rolled back because of a conflict.
+        """Note a transaction that was rolled back because of a conflict; return what to report, now and then.
 
-        Args:
-            mode: how it was run; one that began in another mode says nothing of the present one.
-            code: its SQLSTATE.
-            relation: in which it met another one; empty if the server does not say.
-            seconds: that it took.
-
-        Returns:
-            What to report, now and then.
+        ``mode`` is how it was run; one that began in another mode says nothing of the present one. ``relation`` is
+        where it met another one; empty if the server does not say.
         """
         with self._lock:
             self._conflicts[code, relation] += 1
@@ -200,14 +189,9 @@ class ConflictRetries:
         return self._selector.mode
 
     def run(self, messages: int, transaction: Callable[[], T]) -> T:
-        """Run a transaction, and again if the database rolls it back for the sake of another one.
+        """Run a transaction of so many messages, and again if the database rolls it back for the sake of another one.
 
-        Args:
-            messages: how many it has.
-            transaction: what is run.
-
-        Raises:
-            Stopping: it was rolled back, and nothing more is to be begun.
+        Raises ``Stopping``: it was rolled back, and nothing more is to be begun.
         """
         mode, begun = self.mode, time.monotonic()
 

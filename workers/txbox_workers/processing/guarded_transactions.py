@@ -20,12 +20,7 @@ class GuardedTransactions:
     """Opens transactions that only the worker can end."""
 
     def __init__(self, engine: Engine, limit: TimeLimit = unlimited) -> None:
-        """Take the engine.
-
-        Args:
-            engine: the host's; its other connections notice nothing.
-            limit: says how long a transaction may take.
-        """
+        """Take the host's engine; its other connections notice nothing. ``limit``: how long a transaction may take."""
         self._host = engine
         self._engine = guard(engine)
         self._limit = limit

@@ -116,15 +116,10 @@ class HandlerTransactions:
         return self._conflicts.run(len(deliveries), lambda: self._unless_closed(lambda: self._batch(deliveries)))
 
     def run_one(self, delivery: Delivery, failures: Failures | None = None, **extra: Any) -> bool:
-        """Process a delivery in a transaction of its own.
+        """Process a delivery in a transaction of its own; return False if it was processed before.
 
-        Args:
-            delivery: what.
-            failures: forget those of the message in this transaction.
-            extra: what the handler is to be given besides.
-
-        Returns:
-            True: it was processed now. False: it was before.
+        ``failures``: forget those of the message in this transaction. ``extra`` is what the handler is to be given
+        besides.
 
         Raises:
             InFlight, Mismatch, Expired, Parked, KeyHeld, Stopping, DatabaseUnavailable; and whatever the handler
@@ -206,8 +201,7 @@ class HandlerTransactions:
     def _handle(self, connection: Connection, deliveries: Sequence[Delivery], extra: Mapping[str, Any]) -> list[str]:
         """Run the handler for messages that are first, in the transaction that has recorded them.
 
-        Returns:
-            The ids of those that were not begun.
+        Returns the ids of those that were not begun.
         """
         # rollback_only: session.commit() in a handler flushes and ends nothing; session.rollback() does end the
         # transaction, which is then found inactive.

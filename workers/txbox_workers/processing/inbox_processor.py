@@ -197,11 +197,7 @@ class InboxProcessor(Processor):
         raise refused
 
     def _take_back(self, attempt: Attempt | None) -> None:
-        """Take back an attempt that was none.
-
-        Raises:
-            DatabaseUnavailable: that could not be done now, and is done later.
-        """
+        """Take back an attempt that was none; raises ``DatabaseUnavailable`` if that is done later."""
         if attempt is not None:
             self._take_back_later(attempt)
             self.save_unsaved()
