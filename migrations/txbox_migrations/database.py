@@ -107,7 +107,7 @@ def migration_sql(*, since: int = 0, to: int = LATEST, schema: str | None = None
 
 @contextmanager
 def connected(database: str | URL | Engine) -> Iterator[Connection]:
-    """Open a READ COMMITTED connection to a Postgres database for one run; raises ``MigrationError`` for another URL."""
+    """Open a READ COMMITTED connection to a database for one run; raises ``MigrationError`` for no URL of Postgres."""
     if isinstance(database, Engine):
         with database.connect() as connection:
             yield connection.execution_options(isolation_level="READ COMMITTED")

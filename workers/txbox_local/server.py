@@ -5,7 +5,6 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from txbox_local.errors import no_space
@@ -68,9 +67,7 @@ class LocalServer(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @abstractmethod

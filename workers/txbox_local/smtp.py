@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
@@ -119,9 +118,7 @@ class LocalSmtp:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
