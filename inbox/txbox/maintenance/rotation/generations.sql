@@ -25,7 +25,7 @@ ORDER BY generation.generation
 -- name: rotate
 -- Open a new generation. The lock waits until no transaction has recorded, or looked for ids, and not ended: what was
 -- recorded before is committed, and what is recorded behind it is with a snapshot that has it (see inbox.sql). It has the
--- storage parameters of the one before.
+-- tablespaces and storage parameters of the one before.
 -- parameters: none
 -- returns: nothing
 DO $txbox$
@@ -34,6 +34,7 @@ DECLARE
   kept record;
   next integer;
   part text;
+  tablespaces text[];
 BEGIN
   LOCK TABLE ONLY {{processed_message}} IN ACCESS EXCLUSIVE MODE;
   SELECT t.oid::regclass AS name, t.relkind, n.nspname AS schema, t.relname, t.relowner::regrole AS owner
@@ -45,8 +46,15 @@ BEGIN
   END IF;
   SELECT max(generation) + 1 INTO next FROM {{inbox_generation}};
   part := format('%%I.%%I', inbox.schema, inbox.relname || '_g' || next);
-  EXECUTE format('CREATE TABLE %%s PARTITION OF %%s (CONSTRAINT %%I PRIMARY KEY (subscriber_id, message_id)) '
-    'FOR VALUES IN (%%s)', part, inbox.name, inbox.relname || '_g' || next || '_pkey', next);
+  SELECT array_agg(coalesce(own.spcname, usual.spcname) ORDER BY t.relkind = 'i') INTO tablespaces
+    FROM pg_class AS t JOIN pg_database AS here ON here.datname = current_database()
+    JOIN pg_tablespace AS usual ON usual.oid = here.dattablespace
+    LEFT JOIN pg_tablespace AS own ON own.oid = t.reltablespace
+    WHERE t.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = inbox.schema)
+      AND t.relname IN (inbox.relname || '_g' || (next - 1), inbox.relname || '_g' || (next - 1) || '_pkey');
+  EXECUTE format('CREATE TABLE %%s PARTITION OF %%s (CONSTRAINT %%I PRIMARY KEY (subscriber_id, message_id) '
+    'USING INDEX TABLESPACE %%I) FOR VALUES IN (%%s) TABLESPACE %%I', part, inbox.name,
+    inbox.relname || '_g' || next || '_pkey', coalesce(tablespaces[2], tablespaces[1]), next, tablespaces[1]);
   EXECUTE format('ALTER TABLE %%s OWNER TO %%s', part, inbox.owner);
   FOR kept IN
     SELECT CASE WHEN t.relkind = 'i' THEN 'INDEX' ELSE 'TABLE' END AS kind,
