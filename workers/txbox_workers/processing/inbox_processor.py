@@ -33,7 +33,7 @@ does not count.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -72,6 +72,7 @@ class InboxProcessor(Processor):
         self._max_attempts = options.max_attempts
         self._backoff = options.backoff or Backoff()
         self._lost: OrderedDict[str, int] = OrderedDict()
+        self._told_of_keyless = not self._ordered
         most = self._max_attempts
         self._suspect_after = SUSPECT_AFTER if most is None else min(SUSPECT_AFTER, most - 1)
 
@@ -86,6 +87,24 @@ class InboxProcessor(Processor):
         """See that a message could be recorded."""
         self.save_unsaved()
         self._transactions.check_recording()
+
+    def process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
+        """Process deliveries; see ``Processor``."""
+        if not self._told_of_keyless:
+            self._tell_of_keyless(deliveries)
+        return super().process(deliveries)
+
+    def _tell_of_keyless(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            if delivery.problem is None and delivery.order_key is None:
+                self._told_of_keyless = True
+                _log.warning(
+                    "%s: ordered=True, but %s came without a FIFO group and without a key header: nothing orders it or "
+                    "others like it; send them to a FIFO queue, or with a key header. This is said once",
+                    self._failures.subscriber_id,
+                    delivery.message.id,
+                )
+                return
 
     def _suspect(self, delivery: Delivery) -> bool:
         return delivery.receive_count > self._suspect_after

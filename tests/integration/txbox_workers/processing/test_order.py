@@ -16,7 +16,7 @@ from support.waiting import wait_until
 from support.workers.business import Business
 from support.workers.memory_worker import delivery, process
 from support.workers.ordered import failing, in_group, ordered, outcomes, park_m1, waiting, with_key
-from txbox import DeadLetter, DeadLetters, Inbox, InvalidConfiguration, Message, Outcome
+from txbox import DeadLetter, DeadLetters, Inbox, InvalidConfiguration, MalformedMessage, Message, Outcome
 from txbox.dead_letters.order import MAX_KEY_BYTES, order_key
 from txbox_workers.delivery import Delivery
 
@@ -49,6 +49,23 @@ def test_without_the_option_a_key_goes_on(engine: Engine, business: Business) ->
     assert business.order() == ["m2"]
     (letter,) = DeadLetters(engine).list()
     assert (letter.order_key, letter.order_position) == (None, None)
+
+
+def test_a_message_without_a_group_and_a_key_is_told_of_once(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "ordered=True" in record.getMessage()]
+
+    worker = ordered(engine)
+    unread = replace(delivery("unreadable"), problem=MalformedMessage("no"))
+    outcomes(worker, in_group("m1"), with_key("m2"), unread)
+    assert told() == []
+    outcomes(worker, in_group("m3"), delivery("x1"), delivery("x2"))
+    outcomes(worker, delivery("x3"))
+    (said,) = told()
+    assert said.startswith("billing: ordered=True, but x1 came without a FIFO group and without a key header")
+    caplog.clear()
+    outcomes(ordered(engine, ordered=False), delivery("x4"))
+    assert told() == []
 
 
 def test_another_subscriber_is_not_held(engine: Engine, business: Business) -> None:
