@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -32,6 +31,8 @@ from txbox.maintenance.horizons import Horizons
 from txbox.maintenance.retention import Retention
 from txbox.maintenance.rotation import Generations
 from txbox.maintenance.rotation.generations import MOST_GENERATIONS
+from txbox.maintenance.rotation.rotator import Rotator
+from txbox.maintenance.staging_sweeper import StagingSweeper
 from txbox.maintenance.staging_tables import StagingCatalogue
 from txbox.maintenance.sweeper import Sweeper, estimate
 from txbox.maintenance.tasks import SLACK, SweeperStatements, chores, rings
@@ -67,9 +68,6 @@ CHORE_SECONDS = 600.0
 
 GENERATIONS = 4
 """Of a rotating inbox; it keeps up to a third more than its longest window."""
-
-ROTATION_TRIES = 5
-"""How often a lock on a rotating inbox is waited for in one round; the next one tries again."""
 
 COUNTED_SENT = 1_000_000
 """A plan counts no more sent messages."""
@@ -165,13 +163,10 @@ class Maintainer(Service):
             )
         super().__init__()
         self._engine = adopt(engine)
-        self._generation_count = generations
-        self._generations = Generations(self._engine, schema=schema, prefix=prefix, wait=self._stopping.wait)
         self._retention = retention or Retention()
         self._sql = MaintenanceStatements.load(schema, prefix)
         self._sweeper_sql = SweeperStatements.load(schema, prefix)
         self._sent_sql = SentMessagesStatements.load(schema, prefix)
-        self._staging = StagingCatalogue(schema, prefix)
         self._rows_per_transaction = rows_per_transaction
         self._interval_seconds = interval_seconds
         self._transactions = MaintenanceTransactions(
@@ -184,12 +179,25 @@ class Maintainer(Service):
             rows_per_transaction=rows_per_transaction,
             stopping=self._stopping.is_set,
         )
+        self._staging = StagingSweeper(
+            self._transactions,
+            StagingCatalogue(schema, prefix),
+            window=self._retention.staging,
+            stopping=self._stopping.is_set,
+        )
+        self._rotator = Rotator(
+            self._engine,
+            self._transactions,
+            self._sql,
+            self._horizons,
+            Generations(self._engine, schema=schema, prefix=prefix, wait=self._stopping.wait),
+            generation_count=generations,
+        )
         self._hooks: tuple[Hook, ...] = (log_event, *hooks)
         self._runway_reporter = RunwayReporter(self._engine, schema=schema, prefix=prefix, hooks=hooks)
         self._chores_at = self._holders_at = self._runway_at = -float("inf")
         self._is_at_work: bool | None = None
         self._failed: dict[str, str] = {}
-        self._prevented: dict[str, str | None] = {}
 
     def run_once(self) -> MaintenanceReport:
         """Do all that is due now, to its end, and return what was done: for cron.
@@ -227,25 +235,15 @@ class Maintainer(Service):
             with short_transaction(self._engine) as connection:
                 planned.append(PlannedTask(task.task, *estimate(connection, task, sql)))
         with short_transaction(self._engine) as connection:
-            planned.append(PlannedTask("staging", len(self._abandoned_staging(connection)), True))
+            planned.append(PlannedTask("staging", len(self._staging.abandoned(connection)), True))
         if self._retention.sent is not None:
             limits = {"keep_sent": self._retention.sent, "limit": COUNTED_SENT + 1}
             with short_transaction(self._engine) as connection:
                 found = int(connection.exec_driver_sql(self._sent_sql.count_old_sent, limits).scalar_one())
             planned.append(PlannedTask("sent", min(found, COUNTED_SENT), found <= COUNTED_SENT))
         if partitioned and inbox:
-            planned.append(PlannedTask("rotation", self._rows_to_drop(inbox), exact=False))
+            planned.append(PlannedTask("rotation", self._rotator.rows_to_drop(inbox), exact=False))
         return planned
-
-    def _rows_to_drop(self, windows: Mapping[str, timedelta]) -> int:
-        """Return how many rows, about, are in generations that were closed before the longest window began."""
-        with short_transaction(self._engine) as connection:
-            if self._horizons.without_window(connection, windows):
-                return 0
-            age = timedelta(seconds=float(connection.exec_driver_sql(self._sql.generation_seconds).scalar_one()))
-        *closed, current = self._generations.list()
-        until = current.opened_at + age - max(windows.values()) - SLACK
-        return sum(one.rows for one in closed if one.closed_at and one.closed_at < until)
 
     def _prepare(self) -> Mapping[str, Callable[[], object]]:
         self._check()
@@ -340,7 +338,7 @@ class Maintainer(Service):
             self._chores_at = time.monotonic()
             for chore in chores(self._retention, self._sweeper_sql):
                 yield chore.task, lambda chore=chore: self._sweeper.sweep_all(chore)  # type: ignore[misc]
-            yield "staging", self._drop_staging
+            yield "staging", self._staging.drop_all
             if self._retention.sent is not None:
                 yield "sent", self._forget_sent
         inbox, leases = self._transactions.run(self._move_horizons)
@@ -353,71 +351,11 @@ class Maintainer(Service):
                 ),
             )
         if partitioned:
-            yield "rotation", lambda: self._rotate(inbox, settled)
+            yield "rotation", lambda: self._rotator.rotate(inbox, settled)
 
     def _move_horizons(self, connection: Connection) -> tuple[Mapping[str, timedelta], Mapping[str, timedelta]]:
         self._read_partitioned(connection)  # the clock may have been set since the round began
         return self._horizons.move(connection)
-
-    def _rotate(self, windows: Mapping[str, timedelta], settled: Mapping[str, float]) -> int:
-        """Open a generation if that is due, drop those that are forgotten; return how many rows they had, about."""
-        longest = max(windows.values(), default=timedelta.max)
-        every_seconds = longest.total_seconds() / (self._generation_count - 1)
-
-        def look(connection: Connection) -> tuple[float, list[str]]:
-            age = float(connection.exec_driver_sql(self._sql.generation_seconds).scalar_one())
-            return age, self._horizons.without_window(connection, windows)
-
-        age, without = self._transactions.run(look)
-        before = self._generations.list()
-        most = 2 * self._generation_count
-        prevented = None
-        if without:
-            prevented = (
-                f"{len(without)} of the subscribers of the inbox may not be forgotten, {without[0]} first: no "
-                "generation can go, so none is opened; give every subscriber a window that is long enough, '*' those "
-                "that are not named"
-            )
-        elif age >= every_seconds and not self._generations.rotate(tries=ROTATION_TRIES, most=most):
-            prevented = (
-                f"no generation is opened: there are {len(before)}, and more would slow recording down"
-                if len(before) >= most
-                else "no generation is opened: transactions that use the inbox do not end; it is tried again"
-            )
-        self._note_prevented("rotation", prevented)
-        dropped = self._generations.forget(settled=settled, tries=ROTATION_TRIES) if windows else ()
-        rows = sum(one.rows for one in before if one.generation in dropped)
-        noted = {"every_seconds": every_seconds if windows else None, "prevented_by": prevented}
-        self._transactions.run(lambda connection: self._transactions.progress(connection, "rotation", rows, noted))
-        return rows
-
-    def _abandoned_staging(self, connection: Connection) -> list[str]:
-        window = self._retention.staging
-        return self._staging.abandoned(connection, None if window is None else window.total_seconds())
-
-    def _drop_staging(self) -> int:
-        """Drop the staging tables that no load needs; one that cannot be dropped keeps none of the others."""
-        dropped, refused = 0, None
-        for table in self._transactions.run(self._abandoned_staging):
-            if self._stopping.is_set():
-                break
-            try:
-                self._drop_staging_table(table)
-            except DBAPIError as error:
-                if is_outage(error):
-                    raise
-                refused = error
-            else:
-                dropped += 1
-        if refused is not None:
-            raise refused
-        return dropped
-
-    def _drop_staging_table(self, table: str) -> None:
-        for drop in self._transactions.run(lambda connection: self._staging.drops(connection, table)):
-            self._transactions.run(partial(Connection.exec_driver_sql, statement=drop))
-        self._transactions.run(lambda connection: self._transactions.progress(connection, "staging", 1, {}))
-        _log.info("staging: dropped %s", table)
 
     def _forget_sent(self) -> int:
         """Delete the sent messages that were kept long enough, by their index on the time."""
@@ -465,12 +403,6 @@ class Maintainer(Service):
             _log.error("%s: not done, and tried again later: %s", task, text)
         self._transactions.fail(task, text)
         return text
-
-    def _note_prevented(self, task: str, why: str | None) -> None:
-        """Log what prevents a task, once while that does not change."""
-        if why is not None and self._prevented.get(task) != why:
-            _log.error("%s: %s", task, why)
-        self._prevented[task] = why
 
     def _note_work(self, *, works: bool) -> None:
         if works != self._is_at_work:
