@@ -7,8 +7,8 @@ vacuumed, in the pages that it has left. So the table becomes a ring, and what i
     │ new rows, in freed pages │ too old … too old … │ not too old … │
 
 The cursor of a window moves on until it meets rows that are younger than that window, and stays there. It is kept in
-the table of maintenance, in the same transaction as each delete. It never looks at what it has left behind: rows that
-were deleted, and that Postgres cannot clean up because an old snapshot is held, are not read again and again.
+the table of maintenance, in the same transaction as each delete; another window goes on from there. It never looks at what it has left behind:
+rows that were deleted, and that Postgres cannot clean up because an old snapshot is held, are not read again and again.
 
 What the cursor has passed or cannot reach (a letter's row that was waiting then; rows that an update has moved) is
 found by a second one, slowly: it goes through the whole table once a day.
@@ -34,8 +34,8 @@ LONGEST_MS = 100
 WANTED_MS = 40
 """The next statement looks at more blocks while one takes less than half of it, and at fewer if it takes more."""
 
-MOST_BLOCKS = 1_024
-"""Of one statement: 8 MB."""
+MOST_BLOCKS = 64
+"""Of one statement: half a megabyte. More would be no quicker, and hold up what else is committed for longer."""
 
 FIRST_BLOCKS = 16
 """Of the first statement."""
@@ -64,9 +64,26 @@ SAMPLE_STEP_BLOCKS = 512
 
 @dataclass(frozen=True, slots=True)
 class _Found:
+    """What a statement has found in its stretch.
+
+    Attributes:
+        removed: rows.
+        last_block: of those.
+        fresh: rows that are younger than the cursor's window.
+        first_fresh: the first block of those.
+        removed_behind: rows that were removed behind the first of those.
+    """
+
     removed: int
     last_block: int | None = None
     fresh: int = 0
+    first_fresh: int | None = None
+    removed_behind: int = 0
+
+    @property
+    def young_from(self) -> int | None:
+        """The block from which most rows are young; None: only some are, between old ones."""
+        return self.first_fresh if self.fresh > self.removed_behind else None
 
 
 class Sweeper:
@@ -109,7 +126,7 @@ class Sweeper:
         total = self._count_blocks(ring.table)
         if total == 0:
             return 0
-        state = {"heads": {f"{window:g}": heads.get(f"{window:g}", 0) % total for window in ring.windows}}
+        state = {"heads": {f"{window:g}": _head_of(window, heads) % total for window in ring.windows}}
         state["swept"] = swept % total  # type: ignore[assignment]
         removed = sum(self._move_head(ring, state, window, total, until) for window in ring.windows)
         since = (SWEEP_SECONDS if once else 0.0) if seconds is None else min(seconds, SWEEP_SECONDS)
@@ -132,12 +149,11 @@ class Sweeper:
             moved = at - begin
             scanned, removed = scanned + moved, removed + found.removed
             fruitless = 0 if found.removed else fruitless + moved
-            if found.last_block is not None:  # which may have young rows, too; what is behind it is not too old
-                start_of_young = found.last_block
-                young = max(begin + moved - start_of_young - 1, 0) if found.fresh else 0
-            elif found.fresh:
-                start_of_young = start_of_young if young else begin
-                young += moved
+            if found.young_from is not None and found.young_from < at:
+                start_of_young = start_of_young if young else found.young_from
+                young += at - found.young_from
+            elif found.removed:
+                young = 0
             at %= total
             if young >= min(STOP_BLOCKS, total):
                 heads[key] = start_of_young
@@ -179,7 +195,7 @@ class Sweeper:
     ) -> tuple[int, _Found]:
         """Look at the next stretch in one transaction; return where to go on, and what was found.
 
-        It goes on at the same place if there were more rows than a transaction may remove.
+        It goes on in the same stretch if there were more rows than a transaction may remove.
         """
         while True:
             blocks = self._blocks.get(task.task, FIRST_BLOCKS)
@@ -195,7 +211,9 @@ class Sweeper:
                 result = connection.exec_driver_sql(task.forget, {**parameters, **places})
                 found = _Found(*result.one()) if result.returns_rows else _Found(result.rowcount)
                 took = (time.monotonic() - began) * 1000
-                goes_on_at = at if found.removed >= self._rows else beyond
+                goes_on_at = beyond
+                if found.removed >= self._rows:
+                    goes_on_at = at if found.last_block is None else found.last_block
                 detail = next_state(found, goes_on_at)
                 if found.removed or detail:
                     self._transactions.progress(connection, task.task, found.removed, detail)
@@ -221,6 +239,11 @@ class Sweeper:
 
     def _is_over(self, until: float) -> bool:
         return self._stopping() or time.monotonic() >= until
+
+
+def _head_of(window: float, heads: Mapping[str, int]) -> int:
+    """Return where a window's cursor is: a new window goes on from the cursor of the one that is most like it."""
+    return heads[min(heads, key=lambda key: abs(float(key) - window))] if heads else 0
 
 
 def estimate(connection: Connection, task: Chore, sql: SweeperStatements) -> tuple[int, bool]:

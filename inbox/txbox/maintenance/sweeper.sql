@@ -10,8 +10,12 @@ ctid >= %(first)s::text::tid AND ctid < %(beyond)s::text::tid
 -- fragment: ago
 now() - make_interval(secs => %(window)s::double precision)
 
--- fragment: removed_rows
-(SELECT count(*) FROM removed) AS removed, (SELECT (max(tid)::text::point)[0]::bigint FROM locked) AS last_block
+-- What a statement says of its stretch; before it comes ``young``, what is younger than the cursor's window.
+-- fragment: found
+SELECT (SELECT count(*) FROM removed) AS removed, (SELECT (max(tid)::text::point)[0]::bigint FROM locked) AS last_block,
+  young.rows AS fresh, (young.first::text::point)[0]::bigint AS first_fresh,
+  (SELECT count(*) FROM locked WHERE tid > young.first) AS removed_behind
+FROM young
 
 -- Never beyond the horizon that every running transaction can see, and less an hour for clocks that differ: the message
 -- of a row that is deleted was sent before the horizon, and is not run again.
@@ -45,7 +49,8 @@ cuts AS MATERIALIZED (
 -- parameters: first text (a place), beyond text (a place), subscriber_ids text[], windows double precision[] (in seconds),
 --   settled double precision[] (horizons, in seconds since 1970), window double precision (the cursor's, in seconds), slack
 --   interval, rows bigint (at most)
--- returns: removed, last_block (of those), fresh (rows that are younger than the cursor's window)
+-- returns: removed, last_block (of those), fresh (rows that are younger than the cursor's window),
+--   first_fresh (the first block of those), removed_behind (removed rows behind the first of those)
 WITH {{cuts}}, seen AS MATERIALIZED (
   SELECT ctid AS tid, subscriber_id, processed_at, dead_letter_id FROM {{processed_message}}
   WHERE {{stretch}} AND tableoid = '{{literal(processed_message)}}'::regclass
@@ -57,9 +62,10 @@ WITH {{cuts}}, seen AS MATERIALIZED (
   SELECT ctid AS tid FROM {{processed_message}} WHERE ctid = ANY(ARRAY(SELECT tid FROM old)) FOR UPDATE SKIP LOCKED
 ), removed AS (
   DELETE FROM {{processed_message}} WHERE ctid = ANY(ARRAY(SELECT tid FROM locked)) RETURNING 1
+), young AS (
+  SELECT count(*) AS rows, min(tid) AS first FROM seen WHERE processed_at >= {{fresh_since}}
 )
-SELECT {{removed_rows}},
-  (SELECT count(*) FROM seen WHERE processed_at >= {{fresh_since}}) AS fresh
+{{found}}
 
 -- name: count_ids
 -- Count what forget_ids would delete, once the horizons have moved.
@@ -87,7 +93,8 @@ WHERE seen.processed_at < cuts.before AND {{not_waiting}}
 -- parameters: first text (a place), beyond text (a place), subscriber_ids text[], windows double precision[] (in seconds),
 --   settled double precision[] (horizons, in seconds since 1970), window double precision (the cursor's, in seconds), slack
 --   interval, rows bigint (at most)
--- returns: removed, last_block (of those), fresh (completed leases that are younger than the cursor's window)
+-- returns: removed, last_block (of those), fresh (completed leases that are younger than the cursor's window),
+--   first_fresh (the first block of those), removed_behind (removed rows behind the first of those)
 WITH {{cuts}}, seen AS MATERIALIZED (
   SELECT ctid AS tid, subscriber_id, message_id, completed_at FROM {{message_lease}} WHERE {{stretch}}
 ), old AS MATERIALIZED (
@@ -100,9 +107,10 @@ WITH {{cuts}}, seen AS MATERIALIZED (
 ), removed AS (
   DELETE FROM {{message_lease}}
   WHERE ctid = ANY(ARRAY(SELECT tid FROM locked)) AND completed_at IS NOT NULL RETURNING 1
+), young AS (
+  SELECT count(*) AS rows, min(tid) AS first FROM seen WHERE completed_at >= {{fresh_since}}
 )
-SELECT {{removed_rows}},
-  (SELECT count(*) FROM seen WHERE completed_at >= {{fresh_since}}) AS fresh
+{{found}}
 
 -- name: count_leases
 -- Count what forget_leases would delete, once the horizons have moved.
@@ -119,7 +127,8 @@ WHERE seen.completed_at < now() - make_interval(secs => given.seconds) - %(slack
 -- name: forget_results
 -- Forget the results of leases that were completed long enough ago; the leases stay.
 -- parameters: first text (a place), beyond text (a place), window double precision (in seconds), rows bigint (at most)
--- returns: removed, last_block (of those), fresh (results that are younger than the window)
+-- returns: removed, last_block (of those), fresh (results that are younger than the window),
+--   first_fresh (the first block of those), removed_behind (removed rows behind the first of those)
 WITH seen AS MATERIALIZED (
   SELECT ctid AS tid, completed_at < {{ago}} AS old FROM {{message_lease}}
   WHERE {{stretch}} AND result IS NOT NULL AND completed_at IS NOT NULL
@@ -130,8 +139,10 @@ WITH seen AS MATERIALIZED (
 ), removed AS (
   UPDATE {{message_lease}} SET result = NULL
   WHERE ctid = ANY(ARRAY(SELECT tid FROM locked)) AND completed_at IS NOT NULL RETURNING 1
+), young AS (
+  SELECT count(*) AS rows, min(tid) AS first FROM seen WHERE NOT old
 )
-SELECT {{removed_rows}}, (SELECT count(*) FROM seen WHERE NOT old) AS fresh
+{{found}}
 
 -- name: count_results
 -- Count what forget_results would forget.
