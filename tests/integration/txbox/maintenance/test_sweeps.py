@@ -134,8 +134,9 @@ def test_a_budget_is_kept(engine: Engine, make_maintainer: StartMaintainer, monk
     assert all(paused), "nine times as long as its statements take"
 
 
+@pytest.mark.parametrize("then_kept", [KEPT, timedelta(days=20)], ids=["the same window", "another window"])
 def test_the_table_becomes_a_ring_and_the_cursor_follows_it(
-    engine: Engine, make_maintainer: StartMaintainer, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, make_maintainer: StartMaintainer, monkeypatch: pytest.MonkeyPatch, then_kept: timedelta
 ) -> None:
     for name, days_ago in (("oldest-", 50), ("old-", 40), ("young-", 1)):
         record(engine, "billing", name, 30_000, days_ago=days_ago)
@@ -150,9 +151,20 @@ def test_the_table_becomes_a_ring_and_the_cursor_follows_it(
     assert found(engine, "SELECT (min(ctid)::text::point)[0] FROM processed_message WHERE message_id = 'new-1'") < 50
     monkeypatch.undo()
     looked_at = stretches(engine)
-    make_maintainer(BILLING).run_once()
+    make_maintainer(Retention(inbox={"billing": then_kept})).run_once()
     assert left(engine) == {"young-": 30_000, "new-": 20_000}
     assert looked_at[0][0] == stayed_at, "it does not begin at the table's first block, which has new rows"
+
+
+def test_a_few_old_rows_behind_young_ones_do_not_take_the_cursor_past_them(
+    engine: Engine, make_maintainer: StartMaintainer
+) -> None:
+    for name, days_ago, count in (("old-", 40, 20_000), ("next-", 29, 1_000), ("odd-", 40, 20), ("young-", 1, 30_000)):
+        record(engine, "billing", name, count, days_ago=days_ago)
+    next_ones = found(engine, "SELECT (min(ctid)::text::point)[0] FROM processed_message WHERE message_id ~ '^next-'")
+    make_maintainer(BILLING).run_once()
+    assert left(engine) == {"next-": 1_000, "young-": 30_000}
+    assert cursor(engine)["head"] == next_ones
 
 
 def test_rows_that_cannot_be_cleaned_up_are_not_looked_at_again(
