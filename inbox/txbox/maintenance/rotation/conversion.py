@@ -155,12 +155,13 @@ class InboxConversion:
         self._refuse_hindrances()
         for _ in range(tries):
             self._move_older()
+            self._generations.drop_detached(tries=tries)
             if not self._exclusively(self._sql.make_plain, tries):
                 return False
             if not self.rotating():
                 self._say("the inbox is one table")
                 return True
-            if self._wait(AGAIN.seconds(tries)):  # letters are being redriven, or it was rotated meanwhile
+            if self._wait(AGAIN.seconds(tries)):  # letters are being redriven, or a maintainer works
                 break
         return False
 

@@ -169,7 +169,7 @@ WHERE processed.generation = %(generation)s AND processed.subscriber_id = parked
   AND processed.message_id = parked.message_id AND processed.dead_letter_id IS NOT NULL
 
 -- name: make_plain
--- The current generation becomes the table again, if it has all the rows.
+-- The current generation becomes the table again, if it has all the rows, and what was detached is dropped.
 -- parameters: none
 -- returns: nothing; the form says whether it is done
 DO $txbox$
@@ -182,7 +182,9 @@ DECLARE
   newest integer;
 BEGIN
   LOCK TABLE ONLY {{processed_message}} IN ACCESS EXCLUSIVE MODE;
-  IF EXISTS (SELECT FROM {{processed_earlier}}) THEN
+  IF EXISTS (SELECT FROM {{processed_earlier}}) OR EXISTS (
+    SELECT FROM {{inbox_generation}} WHERE closed_at = '-infinity'
+  ) THEN
     RETURN;
   END IF;
   SELECT t.oid::regclass AS oid, t.relkind, format('%%I.%%I', n.nspname, t.relname) AS name, t.relname,

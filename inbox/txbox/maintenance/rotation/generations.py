@@ -85,8 +85,9 @@ class GenerationStatements(SqlFile, file="generations.sql"):
     forgettable: str
     move_parked: str
     name_generation: str
-    drop_generation: str
-    is_kept: str
+    detach_generation: str
+    drop_detached: str
+    detached: str
 
 
 class Generations:
@@ -156,6 +157,9 @@ class Generations:
     ) -> tuple[int, ...]:
         """Drop every generation all of whose ids lie behind their subscribers' horizons; return their numbers.
 
+        A generation is taken out of the inbox under a lock that is held for a moment, and its files are removed
+        afterwards. One that was cut off between the two is dropped the next time.
+
         Rows of letters that wait, and of those that were discarded since the horizon, are moved into the current
         generation before. One whose lock cannot be had, or whose letters are being redriven, is left for the next time.
 
@@ -174,6 +178,7 @@ class Generations:
             horizons = None if settled is None else json.dumps(dict(settled))
             wanted = {"slack_seconds": slack.total_seconds(), "settled": horizons}
             found = list(connection.exec_driver_sql(self._sql.forgettable, wanted))
+        self.drop_detached(tries=tries)
         return tuple(generation for generation, closed_at in found if self._drop(generation, closed_at, tries))
 
     def exclusively(self, change: Callable[[Connection], object], *, tries: int = TRIES) -> bool:
@@ -204,18 +209,27 @@ class Generations:
         with short_transaction(self._engine) as connection:
             return connection.exec_driver_sql(self._sql.move_parked, moved).rowcount
 
+    def drop_detached(self, *, tries: int = TRIES) -> tuple[int, ...]:
+        """Drop the tables of the generations that are detached, and return their numbers.
+
+        Args:
+            tries: how often the lock of each is waited for; one that somebody reads is left for the next time.
+        """
+        with short_transaction(self._engine) as connection:
+            detached = tuple(connection.exec_driver_sql(self._sql.detached).scalars())
+        for _ in detached:
+            self.exclusively(lambda connection: connection.exec_driver_sql(self._sql.drop_detached), tries=tries)
+        return detached
+
     def _drop(self, generation: int, closed_at: int, tries: int) -> bool:
         while self.move_parked(generation):
             pass
 
-        def drop(connection: Connection) -> None:
+        def detach(connection: Connection) -> None:
             connection.exec_driver_sql(self._sql.name_generation, {"generation": generation, "closed_at": closed_at})
-            connection.exec_driver_sql(self._sql.drop_generation)
+            connection.exec_driver_sql(self._sql.detach_generation)
 
-        if not self.exclusively(drop, tries=tries):
-            return False
-        with short_transaction(self._engine) as connection:
-            return not connection.exec_driver_sql(self._sql.is_kept, {"generation": generation}).scalar_one()
+        return self.exclusively(detach, tries=tries) and generation in self.drop_detached(tries=tries)
 
 
 def is_contended(error: BaseException) -> bool:

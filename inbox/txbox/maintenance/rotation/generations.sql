@@ -82,7 +82,7 @@ END $txbox$
 --   by subscriber, beyond which nothing may go; null: any horizon counts)
 -- returns: generation, when it was closed in microseconds since 1970
 SELECT generation.generation, {{microseconds(generation.closed_at)}} FROM {{inbox_generation}} AS generation
-WHERE generation.closed_at IS NOT NULL AND NOT EXISTS (
+WHERE isfinite(generation.closed_at) AND NOT EXISTS (
   WITH RECURSIVE found AS (
     (SELECT subscriber_id FROM {{processed_message}} AS processed
       WHERE processed.generation = generation.generation ORDER BY subscriber_id LIMIT 1)
@@ -131,21 +131,27 @@ WHERE parked.generation = %(generation)s AND parked.subscriber_id = waiting.subs
   AND parked.message_id = waiting.message_id AND parked.dead_letter_id IS NOT NULL
 
 -- name: name_generation
--- Name a generation for drop_generation, in this transaction. Its number alone may be that of another one, since the
+-- Name a generation for detach_generation, in this transaction. Its number alone may be that of another one, since the
 -- inbox was turned back and rotates again.
 -- parameters: generation int, closed_at bigint (microseconds since 1970)
 -- returns: the settings
 SELECT set_config('txbox.generation', %(generation)s::text, true),
   set_config('txbox.closed_at', %(closed_at)s::text, true)
 
--- name: drop_generation
--- Drop a closed generation, unless rows of letters that wait are left in it.
+-- fragment: name_of_generation
+(SELECT format('%%I.%%I', n.nspname, t.relname || '_g' || old)
+    FROM pg_class AS t JOIN pg_namespace AS n ON n.oid = t.relnamespace
+    WHERE t.oid = '{{literal(processed_message)}}'::regclass)
+
+-- name: detach_generation
+-- Take a closed generation out of the inbox, unless rows of letters that wait are left in it. Its files are not removed
+-- here: that takes as long as the file system needs, in the commit, with the lock held.
 -- parameters: none
--- returns: nothing; inbox_generation says whether it is there
+-- returns: nothing; inbox_generation says whether it is detached: it was closed before all time
 DO $txbox$
 DECLARE
   old integer := current_setting('txbox.generation')::integer;
-  part text;
+  inbox regclass := '{{literal(processed_message)}}';
 BEGIN
   LOCK TABLE ONLY {{processed_message}} IN ACCESS EXCLUSIVE MODE;
   IF NOT EXISTS (
@@ -157,15 +163,28 @@ BEGIN
   ) THEN
     RETURN;
   END IF;
-  SELECT format('%%I.%%I', n.nspname, t.relname || '_g' || old) INTO part
-    FROM pg_class AS t JOIN pg_namespace AS n ON n.oid = t.relnamespace
-    WHERE t.oid = '{{literal(processed_message)}}'::regclass;
-  EXECUTE format('DROP TABLE %%s', part);
-  DELETE FROM {{inbox_generation}} WHERE generation = old;
+  EXECUTE format('ALTER TABLE %%s DETACH PARTITION %%s', inbox, {{name_of_generation}});
+  UPDATE {{inbox_generation}} SET closed_at = '-infinity' WHERE generation = old;
 END $txbox$
 
--- name: is_kept
--- Whether a generation is there.
--- parameters: generation int
--- returns: a boolean
-SELECT EXISTS (SELECT FROM {{inbox_generation}} WHERE generation = %(generation)s)
+-- name: drop_detached
+-- Drop the table of a generation that was detached. Nothing else uses it, so nobody waits.
+-- parameters: none
+-- returns: nothing
+DO $txbox$
+DECLARE
+  old integer;
+BEGIN
+  SELECT generation INTO old FROM {{inbox_generation}} WHERE closed_at = '-infinity'
+    ORDER BY generation LIMIT 1 FOR UPDATE;
+  IF FOUND THEN
+    EXECUTE format('DROP TABLE IF EXISTS %%s', {{name_of_generation}});
+    DELETE FROM {{inbox_generation}} WHERE generation = old;
+  END IF;
+END $txbox$
+
+-- name: detached
+-- The generations that are detached, and not dropped yet.
+-- parameters: none
+-- returns: generation
+SELECT generation FROM {{inbox_generation}} WHERE closed_at = '-infinity'
