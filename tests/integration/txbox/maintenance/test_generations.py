@@ -54,6 +54,12 @@ def rows(engine: Engine) -> list[tuple[str, int]]:
         return [(row[0], row[1]) for row in found]
 
 
+def rows_of_one_table(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT to_regclass('processed_message_g1')").scalar_one() is None
+        return list(connection.exec_driver_sql("SELECT message_id FROM processed_message ORDER BY 1").scalars())
+
+
 def letter(message_id: str) -> DeadLetter:
     return DeadLetter(
         subscriber_id="billing",
@@ -263,6 +269,28 @@ def test_a_generation_is_forgotten_when_all_its_subscribers_are_past_it(
     assert rows(engine) == [("m-2", 2)]
     assert generations.forget() == (), "the current one is never forgotten"
     assert record(engine, inbox, "m-1", "m-2") == {"m-1"}
+
+
+def test_files_are_removed_when_nobody_waits_also_if_that_was_cut_off(
+    engine: Engine, generations: Generations, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(engine, inbox, "m-1")
+    assert generations.rotate()
+    set_horizon(engine, "billing")
+    with monkeypatch.context() as cut_off:
+        cut_off.setattr(Generations, "drop_detached", lambda *_, **__: ())
+        assert generations.forget(slack=timedelta()) == ()
+    assert [one.generation for one in generations.list()] == [2]
+    with engine.connect() as reader:
+        assert reader.exec_driver_sql("SELECT count(*) FROM processed_message_g1").scalar_one() == 1
+        assert generations.forget(tries=1) == ()
+        assert record(engine, inbox, "m-1") == {"m-1"}
+        assert not InboxConversion(engine).back(tries=1)
+        assert generations.rotating()
+    assert InboxConversion(engine).back()
+    assert rows_of_one_table(engine) == ["m-1"]
+    assert InboxConversion(engine).forward()
+    assert generations.rotate()
 
 
 def test_what_is_parked_goes_along_and_is_redriven_once(engine: Engine, generations: Generations, inbox: Inbox) -> None:
