@@ -19,6 +19,7 @@ from benchmarks.shared.program import Benchmark, Option, Run
 from benchmarks.shared.work import in_processes, ready
 from txbox import Inbox
 from txbox.maintenance import Maintainer, Retention
+from txbox.maintenance.maintainer import BUDGET_MS_PER_SECOND
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.outbox.message_ids import new_message_id
 from txbox.schema import tables as schema_tables
@@ -33,8 +34,14 @@ YEAR = timedelta(days=365)
 FORGOTTEN_AT_MOST, RECORDED_AT_LEAST, SLOWER_AT_MOST, GROWTH_AT_MOST = 0.05, 0.85, 1.2, 1.1
 STATEMENT_MS = 100
 WINDOWS, STEPS = 10, 10
+BESIDE_TURNS = 5
+"""A worker is alone and beside a maintainer by turns."""
+
 BETWEEN_BATCHES_SECONDS = 0.002
 """A worker that is not at its limit: its delays are not those of its own queue."""
+
+WAL = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+"""The bytes of WAL that were ever written."""
 
 FILL = f"""
 INSERT INTO {{schema}}.processed_message (subscriber_id, message_id, processed_at)
@@ -63,13 +70,17 @@ class RetentionRun:
         return int(self._run.options["rows"])
 
     def forget(self, way: str) -> dict[str, Sample]:
-        """Forget a table of old rows, beside a tenth of young ones; return the seconds, and the bytes of WAL."""
+        """Forget a table of old rows, beside a tenth of young ones; return the seconds, and the bytes of WAL.
+
+        Both until the ids are gone, and, of a DELETE and of a generation, until their room is free again.
+        """
         database, young = self._run.database, self._rows // 10
+        found: dict[str, Sample] = {}
         now = datetime.now(UTC)
-        with self._in_form(ROTATING if way == DROPPED else PLAIN) as engine:
+        with self._in_form(ROTATING if way == DETACHED else PLAIN) as engine:
             self._fill(self._rows, now - 2 * YEAR, now - YEAR)
             generations = Generations(engine, schema=SCHEMA)
-            if way == DROPPED:
+            if way == DETACHED:
                 generations.rotate()
                 database.execute(
                     f"UPDATE {SCHEMA}.inbox_generation SET closed_at = now() - interval '1 year' "
@@ -78,22 +89,36 @@ class RetentionRun:
             self._fill(young, now - timedelta(days=1), now)
             database.execute(f"VACUUM ANALYZE {INBOX}")
             database.checkpoint()
-            before = database.number("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
-            began = time.monotonic()
+            before, began = database.number(WAL), time.monotonic()
+
+            def note(until: str) -> None:
+                seconds = time.monotonic() - began
+                written = (database.number(WAL) - before) / 1e6
+                found.update({f"{until}, seconds": Sample(seconds), f"{until}, WAL": Sample(written)})
+
             if way == DELETED:
                 database.execute(f"DELETE FROM {INBOX} WHERE processed_at < now() - interval '180 days'")
+                note(DELETED)
+                database.execute(f"VACUUM {INBOX}")
+                note(VACUUMED)
             elif way == IN_PLACE:
                 self._maintainer(engine, timedelta(days=180)).run_once()
+                note(IN_PLACE)
             else:
+
+                @event.listens_for(engine, "before_cursor_execute")
+                def see(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+                    if "DROP TABLE" in statement and not found:
+                        note(DETACHED)
+
                 database.execute(
                     f"INSERT INTO {SCHEMA}.inbox_horizon VALUES ('{SUBSCRIBER}', now() - interval '180 days')"
                 )
                 generations.forget()
-            seconds = time.monotonic() - began
-            wal = database.number("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn") - before
+                note(DROPPED)
             if (left := database.recorded()) != young:
                 raise WrongResult(f"{way}: {left:,} rows are left, not {young:,}")
-        return {f"{way}, seconds": Sample(seconds), f"{way}, WAL": Sample(wal / 1e6)}
+        return found
 
     def record(self, rows: int, batch: int, ids: str) -> dict[str, Sample]:
         """Record in two inboxes of so many rows in turns, one of each form; return messages a second of each."""
@@ -137,13 +162,14 @@ class RetentionRun:
         engine.dispose()
 
     def beside(self) -> dict[str, Sample]:
-        """Record batches without a maintainer, then beside one; return the slowest hundredth, in milliseconds."""
+        """Record batches alone and beside a maintainer, by turns; return the slowest hundredth, in milliseconds."""
         now, options = datetime.now(UTC), self._run.options
         with self._in_form(PLAIN) as engine:
             self._fill(self._rows, now - 2 * YEAR, now - YEAR)
             self._run.database.execute(f"VACUUM ANALYZE {INBOX}")
             self._run.database.checkpoint()
-            alone = in_processes(1, record_slowly, self._run.url, options["seconds"])[0]
+            alone: list[float] = []
+            beside: list[float] = []
             longest, begun = [0.0], [0.0]
 
             @event.listens_for(engine, "before_cursor_execute")
@@ -154,12 +180,14 @@ class RetentionRun:
             def end(*_: object) -> None:
                 longest[0] = max(longest[0], time.monotonic() - begun[0])
 
-            maintainer = self._maintainer(engine, timedelta(days=180), budget_ms_per_second=100)
-            maintainer.start()
-            try:
-                both = in_processes(1, record_slowly, self._run.url, options["seconds"])[0]
-            finally:
-                maintainer.stop()
+            for _ in range(BESIDE_TURNS):
+                alone += in_processes(1, record_slowly, self._run.url, options["seconds"] / BESIDE_TURNS)[0]
+                maintainer = self._maintainer(engine, timedelta(days=180), BUDGET_MS_PER_SECOND)
+                maintainer.start()
+                try:
+                    beside += in_processes(1, record_slowly, self._run.url, options["seconds"] / BESIDE_TURNS)[0]
+                finally:
+                    maintainer.stop()
             left = self._run.database.number(
                 f"SELECT count(*) FROM {INBOX} WHERE processed_at < now() - interval '180 days'"
             )
@@ -167,7 +195,7 @@ class RetentionRun:
                 raise WrongResult(
                     f"of {self._rows:,} rows, {left:,} are left: the maintainer did not work all the time"
                 )
-        return {ALONE: Sample(alone), BESIDE: Sample(both), LONGEST: Sample(longest[0] * 1e3)}
+        return {ALONE: slowest(alone), BESIDE: slowest(beside), LONGEST: Sample(longest[0] * 1e3)}
 
     def growth(self) -> dict[str, Sample]:
         """Record at a constant rate for ten windows; return the megabytes of table and key, after the second and most.
@@ -257,8 +285,8 @@ def record_in_turns(
     return list(zip(done, passed, strict=True))
 
 
-def record_slowly(_number: int, url: str, seconds: float) -> float:
-    """Record a batch of ten every few milliseconds; return the slowest hundredth, in milliseconds."""
+def record_slowly(_number: int, url: str, seconds: float) -> list[float]:
+    """Record a batch of ten every few milliseconds; return how long each took, in milliseconds."""
     inbox, taken = Inbox(SUBSCRIBER, schema=SCHEMA), []
     with create_engine(url).connect() as connection:
         ready()
@@ -269,10 +297,17 @@ def record_slowly(_number: int, url: str, seconds: float) -> float:
             connection.commit()
             taken.append((time.monotonic() - began) * 1e3)
             time.sleep(BETWEEN_BATCHES_SECONDS)
-    return sorted(taken)[len(taken) * 99 // 100]
+    return taken
 
 
-DELETED, IN_PLACE, DROPPED = "DELETE", "in place", "a generation dropped"
+def slowest(taken: Sequence[float]) -> Sample:
+    """Return the slowest hundredth, with the median beside it."""
+    ordered = sorted(taken)
+    return Sample(ordered[len(ordered) * 99 // 100], {"median": ordered[len(ordered) // 2]})
+
+
+DELETED, VACUUMED, IN_PLACE = "DELETE", "DELETE and VACUUM", "in place"
+DETACHED, DROPPED = "a generation taken out", "a generation dropped"
 ALONE, BESIDE, LONGEST = "p99 alone", "p99 beside a maintainer", "its longest statement"
 SETTLED, GROWN = "size after two windows", "largest size in ten"
 
@@ -282,15 +317,21 @@ def tables(run: Run) -> list[Table]:
     this = RetentionRun(run)
     ways = [
         Row(
-            f"{way}, {what}",
-            partial(this.forget, way) if what == "seconds" else None,
-            None if way == DELETED else f"{DELETED}, {what}",
-            at_most=FORGOTTEN_AT_MOST if way == DROPPED else None,
+            f"{until}, {what}",
+            partial(this.forget, until) if what == "seconds" and until in (DELETED, IN_PLACE, DETACHED) else None,
+            limit and f"{limit}, {what}",
+            at_most=at_most,
             unit=unit,
-            ours=way != DELETED,
+            ours=limit is not None,
         )
         for what, unit in (("seconds", "s"), ("WAL", "MB"))
-        for way in (DELETED, IN_PLACE, DROPPED)
+        for until, limit, at_most in (
+            (DELETED, None, None),
+            (VACUUMED, None, None),
+            (IN_PLACE, DELETED, None),
+            (DETACHED, DELETED, FORGOTTEN_AT_MOST),
+            (DROPPED, VACUUMED, FORGOTTEN_AT_MOST),
+        )
     ]
     recording: list[Row] = []
     for rows in run.options["inbox_rows"]:

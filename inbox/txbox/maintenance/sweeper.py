@@ -7,8 +7,9 @@ vacuumed, in the pages that it has left. So the table becomes a ring, and what i
     │ new rows, in freed pages │ too old … too old … │ not too old … │
 
 The cursor of a window moves on until it meets rows that are younger than that window, and stays there. It is kept in
-the table of maintenance, in the same transaction as each delete; another window goes on from there. It never looks at what it has left behind:
-rows that were deleted, and that Postgres cannot clean up because an old snapshot is held, are not read again and again.
+the table of maintenance, in the same transaction as each delete; another window goes on from there. It never looks at
+what it has left behind: rows that were deleted, and that Postgres cannot clean up because an old snapshot is held, are
+not read again and again.
 
 What the cursor has passed or cannot reach (a letter's row that was waiting then; rows that an update has moved) is
 found by a second one, slowly: it goes through the whole table once a day.

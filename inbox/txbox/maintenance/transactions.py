@@ -49,6 +49,9 @@ LOCK_MS = 1_000
 STATEMENT_MS = 10_000
 """How long a statement may take that cannot be made smaller."""
 
+SAVED_SECONDS = 10.0
+"""The budget of so many seconds is saved up while there is nothing to do: a small round is over at once."""
+
 RUNS = 5
 """How often a transaction is run that meets a deadlock, a serialization failure or a lock."""
 
@@ -101,7 +104,9 @@ class MaintenanceTransactions:
         self.owner = f"{host_name()} {os.getpid()} {uuid.uuid4().hex[:8]}"
         self._engine = engine
         self._sql = statements
-        self._pause_share = 1000.0 / budget_ms_per_second - 1.0
+        self._share = budget_ms_per_second / 1000.0
+        self._saved = SAVED_SECONDS * self._share
+        self._saved_at = time.monotonic()
         self._wait = wait
 
     def acquire(self) -> bool:
@@ -123,7 +128,7 @@ class MaintenanceTransactions:
             connection.exec_driver_sql(self._sql.release, {"owner": self.owner})
 
     def run(self, work: Callable[[Connection], T], *, statement_ms: int = STATEMENT_MS) -> T:
-        """Run work in a transaction, and pause afterwards for as long as the budget says.
+        """Run work in a transaction, and pause afterwards if the budget is used up.
 
         Args:
             work: one or a few short statements; run again after a deadlock, a serialization failure, or a wait for a
@@ -142,10 +147,17 @@ class MaintenanceTransactions:
             runs=RUNS,
             wait=self._wait,
         )
-        pause = (time.monotonic() - began) * self._pause_share
-        if pause > 0:
-            self._wait(min(pause, LEASE_SECONDS / 3))
+        self._keep_to_budget(worked=time.monotonic() - began)
         return result
+
+    def _keep_to_budget(self, worked: float) -> None:
+        now = time.monotonic()
+        self._saved = min(self._saved + (now - self._saved_at) * self._share, SAVED_SECONDS * self._share) - worked
+        if self._saved < 0:
+            self._wait(min(-self._saved / self._share, LEASE_SECONDS / 3))
+            self._saved = 0.0
+            now = time.monotonic()
+        self._saved_at = now
 
     def _once(self, work: Callable[[Connection], T], statement_ms: int) -> T:
         with self._leased(statement_ms) as connection:
