@@ -18,6 +18,9 @@ from txbox.text import storable
 
 __all__ = ["LetterFilter", "filtered"]
 
+LONGEST_AGO = timedelta(days=365_000)
+"""So long ago, Postgres has no times much earlier."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFilter:
@@ -60,6 +63,9 @@ class LetterFilter:
             raise InvalidConfiguration(
                 "letters have a subscriber or, from a relay, a destination: give LetterFilter one of the two"
             )
+        for name, (is_valid, wanted) in _FIELDS.items():
+            if not is_valid(value := getattr(self, name)):
+                raise InvalidConfiguration(f"LetterFilter.{name} must be {wanted}, not {value!r}")
         for name in ("since", "until"):
             moment = getattr(self, name)
             if isinstance(moment, datetime) and moment.tzinfo is None:
@@ -79,7 +85,7 @@ class LetterFilter:
             subscriber_id = f"{RELAY_SUBSCRIBER}:{self.destination}"
         given = {
             "subscriber_id": subscriber_id,
-            "reasons": [reason.value for reason in self.reasons] or None,
+            "reasons": [Reason(reason).value for reason in self.reasons] or None,
             "error": self.error,
             "since": None if isinstance(self.since, timedelta) else self.since,
             "since_ago": self.since if isinstance(self.since, timedelta) else None,
@@ -155,6 +161,42 @@ def _stored(value: Any) -> Any:
             return [_stored(each) for each in value]
     return value
 
+
+def _is_text(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_moment(value: object) -> bool:
+    if isinstance(value, timedelta):
+        return abs(value) <= LONGEST_AGO
+    return value is None or isinstance(value, datetime)
+
+
+def _are(is_valid: Callable[[Any], bool]) -> Callable[[object], bool]:
+    # Text is a sequence, too: of single characters.
+    return lambda value: isinstance(value, tuple | list) and all(map(is_valid, value))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**63
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("subscriber_id", "destination", "error", "source", "json_path"), (_is_text, "text, or None")),
+    "reasons": (_are(lambda each: each in tuple(Reason)), f"a tuple of reasons, {', '.join(Reason)}"),
+    **dict.fromkeys(
+        ("since", "until"), (_is_moment, f"a datetime, a timedelta of up to {LONGEST_AGO.days:,} days, or None")
+    ),
+    "message_ids": (_are(lambda each: isinstance(each, str)), "a tuple of texts"),
+    "headers": (
+        lambda headers: (
+            isinstance(headers, Mapping) and all(isinstance(each, str) for pair in headers.items() for each in pair)
+        ),
+        "a mapping of texts to texts",
+    ),
+    "numbers": (lambda numbers: numbers is None or _are(_is_number)(numbers), "a tuple of numbers of letters, or None"),
+}
+"""What each field may be, and how an error says so."""
 
 _SYNTAX_ERROR = "42601"
 _DATA_EXCEPTION = "22"

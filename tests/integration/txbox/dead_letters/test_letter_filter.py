@@ -130,8 +130,32 @@ def test_no_trace_of_a_json_path_stays_in_the_session(engine: Engine) -> None:
         ({"subscriber_id": "a", "destination": "b"}, "give LetterFilter one of the two"),
         ({"since": datetime(2026, 3, 1)}, "LetterFilter.since needs a zone"),  # noqa: DTZ001 - what is refused
         ({"until": datetime(2026, 3, 1)}, "LetterFilter.until needs a zone"),  # noqa: DTZ001 - what is refused
+        *(
+            ({name: value}, f"LetterFilter.{name} must be text, or None, not {value!r}")
+            for name in ("subscriber_id", "destination", "error", "source", "json_path")
+            for value in (7, b"x")
+        ),
+        *(
+            ({"reasons": value}, "LetterFilter.reasons must be a tuple of reasons, failed, mismatch, .* not .*")
+            for value in (("nope",), (7,), ([],), "failed", Reason.FAILED, None)
+        ),
+        *(
+            ({name: value}, f"LetterFilter.{name} must be a datetime, a timedelta of up to 365,000 days, or None")
+            for name in ("since", "until")
+            for value in ("2026-03-01", 7, timedelta.max, timedelta.min)
+        ),
+        *(
+            ({"message_ids": value}, "LetterFilter.message_ids must be a tuple")
+            for value in ("m", (1,), None, {"m": 1})
+        ),
+        *(({"headers": value}, "LetterFilter.headers must be a mapping") for value in ("a=b", {"a": 1}, [("a", "b")])),
+        *(({"numbers": value}, "LetterFilter.numbers must be a tuple") for value in (7, ("7",), (-1,), (2**63,), "7")),
     ],
 )
 def test_what_cannot_be_meant_is_refused(which: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidConfiguration, match=why):
         LetterFilter(**which)
+
+
+def test_a_reason_may_be_given_by_its_name() -> None:
+    assert LetterFilter(reasons=("failed",)).parameters()["reasons"] == ["failed"]  # type: ignore[arg-type]
