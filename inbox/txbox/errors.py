@@ -22,6 +22,7 @@
     │   └── StatementLeftOpen    or left a statement unfinished in it
     ├── TransactionTimedOut  a handler's transaction was open for longer than it may
     ├── RightsMissing        this user may not do with a table what it has to
+    ├── TableLocked          another session has locked a table, for longer than it is waited for
     ├── InvalidConfiguration an argument or a setting that cannot work
     ├── LetterNotFound       no dead letter of that number waits
     ├── OperationNotFound    no redrive or discard of that number is on record
@@ -61,6 +62,7 @@ __all__ = [
     "RightsMissing",
     "SchemaMissing",
     "StatementLeftOpen",
+    "TableLocked",
     "TransactionAborted",
     "TransactionEnded",
     "TransactionTimedOut",
@@ -277,6 +279,20 @@ class RightsMissing(TxboxError):
         self.table = table
         self.rights = rights
         super().__init__(f"the right to {rights} on {table} is lacking; GRANT {rights} ON {table} TO this user")
+
+
+class TableLocked(TxboxError):
+    """Another session's transaction has locked a table of ours, for longer than a check waits.
+
+    ``table`` is named as in SQL.
+    """
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        super().__init__(
+            f"{table} is locked by another session; try again when its transaction has ended. pg_locks shows which "
+            "session it is"
+        )
 
 
 class TransactionEnded(TxboxError):

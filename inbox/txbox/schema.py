@@ -52,7 +52,6 @@ __all__ = [
     "is_generation",
     "is_staging",
     "tables",
-    "too_long",
 ]
 
 VIEW_NAME: Final = "processed_earlier"

@@ -20,8 +20,8 @@ PUBLIC = {
         BrokerError DeadLetter DeadLetters EffectUnknown EntityMissing Expired Failures Identify InFlight Inbox
         InvalidConfiguration InvalidMessageId LeaseLost LedgerError LetterNotFound MalformedMessage Message
         MessageTooLarge Mismatch NotInTransaction NotSendable OperationNotFound OutOfOrder Outbox Outcome Outgoing
-        Reason Recorded ResultNotStored RightsMissing SchemaMissing StatementLeftOpen TransactionAborted
-        TransactionEnded TransactionTimedOut TxboxError idempotent identify
+        Reason Recorded ResultNotStored RightsMissing SchemaMissing StatementLeftOpen TableLocked
+        TransactionAborted TransactionEnded TransactionTimedOut TxboxError idempotent identify
     """,
     "txbox.testing": "kill_at",
     "txbox.leases": "Acquisition LEASE_SECONDS Lease LeaseState Ledger PostgresLedger idempotent",

@@ -81,7 +81,10 @@ class Source(Protocol):
         """See that the source exists and may be used, before a worker starts."""
 
     def receive(self) -> Sequence[Delivery]:
-        """Return the next deliveries, in order; wait for them a bounded time, and return none after it."""
+        """Return the next deliveries, in order; wait for them a bounded time, and return none after it.
+
+        A stop does not interrupt it, so it ends within that time also where the broker does not answer.
+        """
 
     def ack(self, deliveries: Sequence[Delivery]) -> Collection[str]:
         """Have the broker forget deliveries.

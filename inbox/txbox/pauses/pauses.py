@@ -22,7 +22,7 @@ from txbox.outbox.lanes import LANES_PER_DESTINATION, number_of
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.transactions import check_table, short_transaction
+from txbox.postgres.transactions import bounded_wait, check_table, short_transaction
 from txbox.text import storable
 
 Kind = Literal["subscriber", "destination"]
@@ -81,13 +81,15 @@ def pause(
     Raises:
         InvalidConfiguration: not exactly one of the two is named.
         SchemaMissing: our tables do not exist.
+        TableLocked: another session has locked one of them.
     """
     kind, name = _named(subscriber_id, destination)
     values = {"kind": kind, "name": name, "paused_by": storable(by), "note": note and storable(note)}
     sql = PauseStatements.load(schema, prefix)
     with short_transaction(engine) as connection:
         check_table(connection, sql.tables.paused)
-        return connection.exec_driver_sql(sql.pause, values).rowcount > 0
+        with bounded_wait(connection, sql.tables.paused):
+            return connection.exec_driver_sql(sql.pause, values).rowcount > 0
 
 
 def resume(
@@ -103,7 +105,8 @@ def resume(
     sql = PauseStatements.load(schema, prefix)
     with short_transaction(engine) as connection:
         check_table(connection, sql.tables.paused)
-        return connection.exec_driver_sql(sql.resume, {"kind": kind, "name": name}).rowcount > 0
+        with bounded_wait(connection, sql.tables.paused):
+            return connection.exec_driver_sql(sql.resume, {"kind": kind, "name": name}).rowcount > 0
 
 
 def read_pauses(connection: Connection, *, schema: str | None = None, prefix: str = "") -> tuple[Pause, ...]:
@@ -120,6 +123,10 @@ def find_named(connection: Connection, name: str, *, schema: str | None = None, 
     A destination of which nothing waits, and to which no relay has sent for a day, has none.
     """
     sql = PauseStatements.load(schema, prefix)
+    ours = sql.tables
+    inbox = (ours.worker_report, ours.processed_message, ours.message_failure, ours.dead_letter, ours.message_lease)
+    for table in (*inbox, ours.outbox_message, ours.outbox_relay):
+        check_table(connection, table)
     first = number_of(name) * LANES_PER_DESTINATION
     of_destination = {
         "name": name,

@@ -11,6 +11,7 @@ class ServerStatements(SqlFile, file="server.sql"):
     backend_pid: str
     sessions_at_work: str
     row_estimate: str
+    lock_timeout: str
     bound_wait: str
     running_transactions: str
 

@@ -28,6 +28,12 @@ WHERE oid IN (
   UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = %(table_name)s::regclass
 )
 
+-- name: lock_timeout
+-- How long this transaction waits for a lock.
+-- parameters: none
+-- returns: the setting; 0: for ever
+SELECT current_setting('lock_timeout')
+
 -- name: bound_wait
 -- Wait for locks no longer than this, in this transaction.
 -- parameters: lock_timeout text

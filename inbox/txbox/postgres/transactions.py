@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
-from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing
+from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing, TableLocked
 from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql import quote, quoted, read_nothing, unescaped
@@ -107,20 +107,42 @@ def driver_cursor(connection: Connection) -> Iterator[Any]:
 
 
 def check_table(connection: Connection, table: Table) -> None:
-    """Check a table by reading nothing from it.
+    """Check a table by reading nothing from it; it stays locked against being changed until the transaction ends.
 
     Raises:
         SchemaMissing: it is not there, or of an older version.
         RightsMissing: this user may not read it.
+        TableLocked: another session has locked it.
     """
     try:
-        connection.exec_driver_sql(read_nothing(table))
+        with bounded_wait(connection, table):
+            connection.exec_driver_sql(read_nothing(table))
     except DBAPIError as error:
         if (missing := missing_schema(error, unescaped(quoted(table)))) is not None:
             raise missing from error
         if sqlstate(error) == INSUFFICIENT_PRIVILEGE:
             raise _rights_missing(error, table) from error
         raise
+
+
+@contextmanager
+def bounded_wait(connection: Connection, table: Table) -> Iterator[None]:
+    """Run statements on a table that wait for each lock for ``LOCK_SECONDS``, or as the session says.
+
+    Raises:
+        TableLocked: another session has locked the table, or a row of it.
+    """
+    unbounded = connection.exec_driver_sql(SERVER.lock_timeout).scalar_one() == "0"
+    if unbounded:
+        connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{LOCK_SECONDS * 1000:.0f}ms"})
+    try:
+        yield
+    except DBAPIError as error:
+        if sqlstate(error) == LOCK_NOT_AVAILABLE:
+            raise TableLocked(unescaped(quoted(table))) from error
+        raise
+    if unbounded:
+        connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": "0"})
 
 
 def _rights_missing(error: DBAPIError, table: Table) -> RightsMissing:
@@ -153,6 +175,9 @@ def refuse_autocommit(connection: Connection) -> None:
 
 
 _MAX_WAIT_SECONDS = 3600
+
+LOCK_SECONDS = 10.0
+"""How long a start, a status or a pause waits for a table that another session has locked."""
 
 NO_WAIT = "50ms"
 """As short as a wait for a lock can be, and longer than a lock is held by sessions that are at work."""

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, RowMapping
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.transactions import check_table
+from txbox.postgres.transactions import bounded_wait, check_table
 
 LOOKED_AT_BLOCKS = 128
 """Of the inbox, from each cursor of its maintainer on: the oldest ids are there."""
@@ -117,10 +117,11 @@ def read_runway(connection: Connection, *, schema: str | None = None, prefix: st
     horizons = tuple(
         HorizonStatus(**with_moments(row, "horizon")) for row in connection.exec_driver_sql(sql.horizons).mappings()
     )
-    generations = connection.exec_driver_sql(sql.generations).mappings().all()
-    if not (tasks or horizons or generations):
-        return None
-    size = connection.exec_driver_sql(sql.inbox_size).one()
+    with bounded_wait(connection, sql.tables.processed_message):
+        generations = connection.exec_driver_sql(sql.generations).mappings().all()
+        if not (tasks or horizons or generations):
+            return None
+        size = connection.exec_driver_sql(sql.inbox_size).one()
     if horizons and not size.partitioned:
         oldest = _oldest(connection, sql, tasks.get("inbox"))
         horizons = tuple(replace(one, oldest_at=oldest.get(one.subscriber_id)) for one in horizons)

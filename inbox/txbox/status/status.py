@@ -17,7 +17,7 @@ from txbox.pauses import Pause, read_pauses
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.transactions import check_table
+from txbox.postgres.transactions import bounded_wait, check_table
 from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads
 from txbox.status.runway import Runway, read_runway
 from txbox.status.workers import WorkerStatus, read_workers
@@ -115,7 +115,8 @@ class StatusStatements(SqlFile, file="status.sql"):
 
 
 def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", exact: bool = False) -> Status:
-    """Read the state of a database; raises ``SchemaMissing`` if our tables do not exist.
+    """Read the state of a database; raises ``SchemaMissing`` if our tables do not exist, and
+    ``TableLocked`` if another session has locked one of them.
 
     Args:
         engine: the database.
@@ -137,7 +138,9 @@ def read_status(engine: Engine, *, schema: str | None = None, prefix: str = "", 
         asked, exact = exact, exact or rows <= EXACT_UP_TO_ROWS
         if exact:
             rows = 0
-            for subscriber, processed, last in connection.exec_driver_sql(sql.inbox_counts):
+            with bounded_wait(connection, sql.tables.processed_message):  # its generations, too
+                counted = connection.exec_driver_sql(sql.inbox_counts).all()
+            for subscriber, processed, last in counted:
                 rows += processed
                 found.setdefault(subscriber, {}).update(processed=processed, last_processed_at=moment(last))
         blocked = find_blocked_loads(connection)

@@ -10,6 +10,8 @@ from support.program import Ended
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work, make, messages
 from txbox import Inbox
+from txbox.maintenance.rotation import InboxConversion
+from txbox.postgres import transactions
 from txbox_workers import reporter
 from txbox_workers.memory_source import MemorySource
 
@@ -90,3 +92,48 @@ def test_a_name_that_both_have_needs_to_say_which(txbox: Txbox, engine: Engine) 
     txbox("resume", "billing").failed_in_one_line(2, "add --subscriber or --destination")
     assert txbox("resume", "billing", "--destination").out == "resumed: destination billing\n"
     assert txbox("resume", "billing").out == "resumed: subscriber billing\n"
+
+
+@pytest.mark.usefixtures("inbox")
+@pytest.mark.parametrize(
+    ("table", "commands"),
+    [
+        ("paused", ("pause", "resume", "status")),
+        ("worker_report", ("pause", "status")),
+        ("processed_message", ("pause", "status")),
+        ("message_lease", ("status",)),
+        ("inbox_horizon", ("status",)),
+    ],
+)
+def test_a_table_that_another_session_has_locked_is_named(
+    txbox: Txbox, engine: Engine, monkeypatch: pytest.MonkeyPatch, table: str, commands: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(transactions, "LOCK_SECONDS", 0.1)
+    with engine.connect() as other:
+        other.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        for command in commands:
+            arguments = () if command == "status" else ("billing",)
+            txbox(command, *arguments).failed_in_one_line(1, f"{table} is locked by another session")
+
+
+@pytest.mark.usefixtures("inbox")
+def test_a_row_that_another_session_has_locked_bounds_a_resume(
+    txbox: Txbox, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    txbox("pause", "billing")
+    with engine.connect() as other, monkeypatch.context() as patch:
+        patch.setattr(transactions, "LOCK_SECONDS", 0.1)
+        other.exec_driver_sql("SELECT FROM paused FOR UPDATE")
+        txbox("resume", "billing").failed_in_one_line(1, "paused is locked by another session")
+    assert txbox("resume", "billing").status == 0
+
+
+def test_a_generation_that_another_session_has_locked_bounds_a_status(
+    txbox: Txbox, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    InboxConversion(engine).forward()
+    with engine.connect() as other, monkeypatch.context() as patch:
+        patch.setattr(transactions, "LOCK_SECONDS", 0.1)
+        other.exec_driver_sql("LOCK TABLE processed_message_g1 IN ACCESS EXCLUSIVE MODE")
+        txbox("status").failed_in_one_line(1, "processed_message is locked by another session")
+    assert txbox("status").status == 0

@@ -12,7 +12,8 @@ from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from support.workers.business import Business, once
 from support.workers.memory_worker import make, messages
-from txbox import Inbox, InvalidConfiguration, NotInTransaction, SchemaMissing
+from txbox import Inbox, InvalidConfiguration, NotInTransaction, SchemaMissing, TableLocked
+from txbox.postgres import transactions
 from txbox.relay import Relay
 from txbox_workers.memory_source import MemorySource
 
@@ -73,6 +74,30 @@ def test_a_signal_ends_a_start_that_waits_for_a_lock(
     asked = threading.Thread(target=service.stop)
     assert service.run(20, started=asked.start) is True, "another start works"
     asked.join()
+
+
+@pytest.mark.parametrize(
+    ("made", "table"),
+    [
+        *(("worker", table) for table in ("processed_message", "message_failure", "dead_letter", "worker_report")),
+        *(("relay", table) for table in ("outbox_message", "outbox_relay", "dead_letter")),
+        ("worker", "paused"),
+        ("relay", "paused"),
+    ],
+)
+def test_a_start_waits_for_a_locked_table_for_so_long_and_names_it(
+    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch, made: str, table: str
+) -> None:
+    monkeypatch.setattr(transactions, "LOCK_SECONDS", 0.1)
+    service = make(MemorySource(), engine) if made == "worker" else Relay(engine, {"own": RecordingPublisher()})
+    with engine.connect() as other:
+        other.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(TableLocked, match=f"{table} is locked by another session"):
+            service.start()
+        assert not service.running
+    monkeypatch.undo()
+    service.start()
+    assert service.stop(20) is True
 
 
 def waiting(engine: Engine) -> bool:

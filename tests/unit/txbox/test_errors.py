@@ -33,6 +33,7 @@ EXAMPLES = [
     errors.SchemaMissing('"Odd schema-%".processed_message'),
     errors.SchemaMissing("processed_message", 'column "dead_letter_id" does not exist'),
     errors.StatementLeftOpen(),
+    errors.TableLocked("paused"),
     errors.TransactionAborted(),
     errors.TransactionEnded(),
     errors.TransactionTimedOut(),
