@@ -115,7 +115,7 @@ def _made(name: str, metadata: MetaData, prefix: str, items: list[SchemaItem]) -
     return Table(name, metadata, *items)
 
 
-def too_long(prefix: str) -> str | None:
+def prefix_problem(prefix: str) -> str | None:
     """Return what is wrong with a prefix that leaves too few bytes for our names; None if it is short enough."""
     if (count := len(prefix.encode())) <= PREFIX_BYTES:
         return None

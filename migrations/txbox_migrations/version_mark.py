@@ -13,7 +13,7 @@ from alembic.operations import Operations
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import SetColumnComment, SetConstraintComment
 
-from txbox.schema import too_long
+from txbox.schema import prefix_problem
 from txbox_migrations.errors import MigrationError
 from txbox_migrations.steps import LATEST
 
@@ -95,7 +95,7 @@ def _find(connection: Connection, schema: str | None, prefix: str) -> sa.Row[Any
 
 def require_prefix(prefix: str) -> None:
     """Refuse a prefix with which names would be cut off, by raising MigrationError."""
-    if problem := too_long(prefix):
+    if problem := prefix_problem(prefix):
         raise MigrationError(f"{problem}. Choose a shorter one, or a schema of its own")
 
 

@@ -27,7 +27,7 @@ from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
 from txbox.retries import retry
-from txbox.schema import too_long
+from txbox.schema import prefix_problem
 
 __all__ = ["InboxConversion"]
 
@@ -114,7 +114,7 @@ class InboxConversion:
             InvalidConfiguration: others have made something of the table that would be left behind; or the prefix is
                 too long for the names of generations.
         """
-        if problem := too_long(self._prefix):
+        if problem := prefix_problem(self._prefix):
             raise InvalidConfiguration(f"{problem}, and those of generations are longer than their table's")
         form = self._form()
         if form.partitioned:
