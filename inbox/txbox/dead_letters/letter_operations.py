@@ -27,145 +27,40 @@ its letters is held. It ends before that, and leaves the operation unfinished, w
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
-from enum import StrEnum
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, RowMapping
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from txbox.dead_letters.dead_letters import DeadLetters, DeadLetterStatements, republish_in
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS
 from txbox.dead_letters.letter import DeadLetter, Reason
 from txbox.dead_letters.letter_filter import LetterFilter, filtered
+from txbox.dead_letters.letter_operation import (
+    HeldKey,
+    LetterCount,
+    LetterOperation,
+    LetterOutcome,
+    LetterResult,
+    OperationKind,
+    operation_from,
+)
 from txbox.dead_letters.order import OrderStatements
 from txbox.errors import InvalidConfiguration, LetterNotFound, OperationNotFound, OutOfOrder
 from txbox.outbox.outbox import Outbox
 from txbox.postgres.engines import adopt
-from txbox.postgres.sql import moment, with_moments
+from txbox.postgres.sql import moment
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.text import storable
 
-__all__ = [
-    "HeldKey",
-    "LetterCount",
-    "LetterOperation",
-    "LetterOperations",
-    "LetterOutcome",
-    "LetterResult",
-    "OperationKind",
-]
+__all__ = ["LetterOperations"]
 
 LEAST_PER_SECOND = 0.001
 """A letter in a quarter of an hour."""
 
 FOLLOW_SECONDS = 0.2
 """Between two looks at what was parked behind the letters of an operation, at least."""
-
-
-class OperationKind(StrEnum):
-    """What is done with the letters of an operation."""
-
-    REDRIVE = "redrive"
-    """They are sent through again."""
-    DISCARD = "discard"
-    """They are given up."""
-
-
-class LetterOutcome(StrEnum):
-    """What became of a letter of an operation."""
-
-    REDRIVEN = "redriven"
-    """It was sent to its source, or put into the outbox again."""
-    DISCARDED = "discarded"
-    """It was given up."""
-    GONE = "gone"
-    """It was redriven or discarded by another process meanwhile, or before; or it was deleted."""
-    PROCESSED = "processed"
-    """Its message was processed since; nothing was sent."""
-    FAILED = "failed"
-    """It could not be sent, and waits; carrying the operation out once more tries it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class LetterCount:
-    """How many letters of a subscriber and a reason a filter means, and since when the oldest has been parked."""
-
-    subscriber_id: str
-    reason: Reason
-    letters: int
-    oldest_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class LetterResult:
-    """What became of one letter; ``error`` says why, if it was neither redriven nor discarded.
-
-    ``to_outbox``: a relay's letter, which was put into the outbox again.
-    """
-
-    dead_letter_id: int
-    outcome: LetterOutcome
-    error: str | None = None
-    to_outbox: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HeldKey:
-    """A key that letters of an operation have, and that is held.
-
-    Attributes:
-        subscriber_id: whose letters.
-        order_key: the FIFO group, or the key.
-        dead_letter_id: the first letter that waits, or else the first one whose copy is on its way.
-        waits: it is not on its way.
-        stuck: it does not only wait for its turn: it takes a person.
-    """
-
-    subscriber_id: str
-    order_key: str
-    dead_letter_id: int
-    waits: bool
-    stuck: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LetterOperation:
-    """A redrive or a discard, as it is on record.
-
-    Attributes:
-        operation_id: its number.
-        kind: redrive or discard.
-        filter: by which its letters were selected; plain values.
-        options: how it is carried out; those of ``LetterOperations.select``.
-        note: why.
-        requested_by: who asked for it.
-        requested_at: when its letters were selected, by the database's clock.
-        finished_at: when the last of them was done; None: some are left, or have failed, or keys are to be freed.
-        outcomes: how many of its letters have each outcome; ``pending`` are those that are left.
-    """
-
-    operation_id: int
-    kind: OperationKind
-    filter: Mapping[str, Any]
-    options: Mapping[str, Any]
-    note: str | None
-    requested_by: str
-    requested_at: datetime
-    finished_at: datetime | None
-    outcomes: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def letters(self) -> int:
-        """How many letters were selected."""
-        return sum(self.outcomes.values())
-
-    @property
-    def pending(self) -> int:
-        """How many letters are left."""
-        return self.outcomes.get(PENDING, 0)
 
 
 class LetterOperations:
@@ -327,7 +222,7 @@ class LetterOperations:
         with short_transaction(self._engine) as connection:
             check_table(connection, self._statements.tables.dead_letter_operation)
             return [
-                _operation(row)
+                operation_from(row)
                 for row in connection.exec_driver_sql(self._statements.operations, parameters).mappings()
             ]
 
@@ -342,7 +237,7 @@ class LetterOperations:
         row = connection.exec_driver_sql(self._statements.operations, parameters).mappings().one_or_none()
         if row is None:
             raise OperationNotFound(operation_id)
-        return _operation(row)
+        return operation_from(row)
 
     def _work_of(self, operation: LetterOperation, send: Callable[[DeadLetter], None] | None, by: str) -> "_Work":
         """Return what is done with one letter, in the transaction that keeps its outcome."""
@@ -434,9 +329,6 @@ class _Step:
 
 _Work = Callable[[Connection, int], LetterResult]
 
-PENDING = "pending"
-"""Among the outcomes of an operation: letters that are left."""
-
 
 class _NotSent(Exception):
     """A letter could not be sent; the cause says why."""
@@ -454,10 +346,6 @@ def _refused(number: int, error: LetterNotFound | OutOfOrder) -> LetterResult:
     if isinstance(error, OutOfOrder):
         return LetterResult(number, LetterOutcome.FAILED, str(error))
     return LetterResult(number, LetterOutcome.PROCESSED if error.processed else LetterOutcome.GONE, str(error))
-
-
-def _operation(row: RowMapping) -> LetterOperation:
-    return LetterOperation(**{**with_moments(row, "requested_at", "finished_at"), "kind": OperationKind(row["kind"])})
 
 
 def _at_least(least: float, name: str, value: float | None) -> float | None:
