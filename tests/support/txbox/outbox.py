@@ -24,3 +24,9 @@ def letters(engine: Engine) -> list[tuple[str, str, int]]:
     with engine.connect() as connection:
         found = connection.exec_driver_sql("SELECT subscriber_id, error, attempts FROM dead_letter ORDER BY 1, 2")
         return [tuple(row) for row in found]
+
+
+def held(engine: Engine) -> int:
+    """Return how many messages of the outbox are held."""
+    with engine.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM outbox_message WHERE held").scalar_one())

@@ -1,12 +1,11 @@
-"""Trouble that nobody planned for: restored rows, slow and mistaken publishers, a database that can only be read."""
+"""Trouble that nobody planned for: restored rows, and a database that can only be read."""
 
 import json
 import random
 import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,15 +16,15 @@ from sqlalchemy.event import listen
 from integration.txbox.conftest import StartRelay
 from support.postgres.statements import run
 from support.postgres.tables import make_tables
-from support.txbox.outbox import OWN, publish
+from support.txbox.outbox import OWN, held, publish
 from support.txbox.publishers import RecordingPublisher, first_arrivals
 from support.waiting import wait_until
 from txbox import Outbox, Outgoing
 from txbox.errors import RightsMissing, SchemaMissing
-from txbox.instrumentation import DatabaseLost, Event, PublisherOverdue
+from txbox.instrumentation import DatabaseLost, Event
 from txbox.outbox.status import read_outbox_status
 from txbox.pauses import pause
-from txbox.relay import OutboxMessage, PartlySent, Refused, Relay, poller, reporter
+from txbox.relay import Relay, poller, reporter
 from txbox.relay.poller import MessageFinder, Poller, Snapshot
 from txbox.relay.sender import RelayStatements
 from txbox.schema import tables
@@ -178,104 +177,6 @@ def test_a_key_whose_failed_message_was_deleted_by_hand_is_not_overtaken(
     relay.start()
     broker.wait_for(3)
     assert broker.bodies == ["other", "1", "2"]
-
-
-def held(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(connection.exec_driver_sql("SELECT count(*) FROM outbox_message WHERE held").scalar_one())
-
-
-# --- publishers ------------------------------------------------------------------------------------------------------
-
-
-def test_a_publisher_that_is_slower_than_its_timeout_is_given_less_at_a_time(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
-) -> None:
-    # A broker that takes 100 ms for each: 50 of them take longer than the timeout.
-    broker = RecordingPublisher(before=lambda messages: time.sleep(0.1 * len(messages)))
-    publish(engine, *[Outgoing(OWN, str(number)) for number in range(100)])
-    start_relay(broker, publish_timeout_seconds=4, senders=2)
-    wait_until(lambda: left() == [], "an empty outbox", timeout=60)
-    times = Counter(message.id for message in broker.received)
-    assert len(times) == 100
-    assert max(times.values()) <= 3, "until it has learned"
-
-
-def test_a_publisher_that_does_not_return_is_told_of(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
-) -> None:
-    def said() -> dict[str, str]:
-        return {where: why for relay in read_outbox_status(engine).relays for where, why in relay.outages.items()}
-
-    freed = threading.Event()
-    broker = RecordingPublisher(after=lambda: len(broker.calls) > 1 or freed.wait(30))
-    heard: list[Event] = []
-    publish(engine, Outgoing(OWN, "one"))
-    start_relay(broker, publish_timeout_seconds=1, senders=1, hooks=[heard.append])
-    wait_until(lambda: said() == {OWN: "its publisher has not returned for 1 s"}, "the status says why nothing is sent")
-    freed.set()
-    broker.wait_for(2)  # its claim was lost
-    wait_until(lambda: left() == [] and said() == {}, "nothing is left, and nothing is said any more")
-    overdue = [event for event in heard if isinstance(event, PublisherOverdue)]
-    assert [(event.source, event.messages) for event in overdue] == [(OWN, 1)], "told once"
-
-
-def test_held_keys_that_come_due_together_are_no_larger_batch(engine: Engine, start_relay: StartRelay) -> None:
-    closed = True
-    broker = RecordingPublisher(lambda _: "closed" if closed else None)
-    publish(engine, *[Outgoing(OWN, str(number), key=f"k{number}") for number in range(300)])
-    start_relay(broker, batch_size=20, max_attempts=None)
-    wait_until(lambda: held(engine) == 300, "all keys are held")
-    closed = False
-    broker.wait_for(300)
-    assert max(broker.calls) <= 20
-
-
-def test_a_publisher_that_refuses_what_it_was_not_given_has_sent_nothing(
-    engine: Engine, start_relay: StartRelay
-) -> None:
-    class Mistaken(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            super().send(messages)
-            return [Refused(OutboxMessage("another", OWN, b""), "no")] if messages[0].attempts == 0 else ()
-
-    broker = Mistaken()
-    publish(engine, Outgoing(OWN, "one"))
-    start_relay(broker)
-    broker.wait_for(2)
-    assert [message.attempts for message in broker.received] == [0, 1]
-
-
-def test_an_outage_with_nonsense_in_it_is_an_outage_of_everything(engine: Engine, start_relay: StartRelay) -> None:
-    class Mistaken(RecordingPublisher):
-        def send(self, messages: Any) -> Any:
-            super().send(messages)
-            if len(self.calls) == 1:
-                raise PartlySent("half", unsent=[OutboxMessage("another", OWN, b"")])
-            return ()
-
-    broker = Mistaken()
-    publish(engine, Outgoing(OWN, "one"))
-    start_relay(broker)
-    broker.wait_for(2)
-    assert [message.attempts for message in broker.received] == [0, 0]
-
-
-def test_a_stop_ends_a_long_batch_of_one_key_and_settles_what_was_sent(
-    engine: Engine, start_relay: StartRelay, left: Callable[[], list[str]]
-) -> None:
-    def send_slowly(messages: Sequence[OutboxMessage]) -> None:
-        if messages[0].body == b"5":
-            wait_until(lambda: any(relay._stopping.is_set() for relay in relays), "it is told to stop in its batch")
-
-    relays: list[Relay] = []
-    broker = RecordingPublisher(before=send_slowly)
-    publish(engine, *[Outgoing(OWN, str(number), key="a") for number in range(500)])
-    relays.append(start_relay(broker))
-    broker.wait_for(5)
-    assert relays[0].stop(60)
-    assert len(broker.received) < 500
-    assert len(left()) == 500 - len(broker.received)
 
 
 # --- rows that somebody else has written -----------------------------------------------------------------------------
