@@ -141,7 +141,7 @@ def test_batch_handler_session_factory_and_threads_are_passed_on(
     calls: list[tuple[type[Session], list[str]]] = []
 
     def handle(session: Session, batch: Sequence[Message]) -> None:
-        both_threads.wait(10)
+        both_threads.wait(60)
         calls.append((type(session), [message.id for message in batch]))
         for message in batch:
             apply(session, message)
@@ -314,7 +314,7 @@ def test_stop_hands_the_rest_back_so_that_another_worker_has_it_promptly(
     assert len(business.applied()) == 1
     assert held(sqs, queue) == {"waiting": 9, "in_flight": 0, "delayed": 0}
     with at_work(make(queue, engine)):
-        wait_until_empty(sqs, queue, timeout=10)
+        wait_until_empty(sqs, queue, timeout=60)
     assert business.applied() == once(ids(10))
 
 

@@ -49,7 +49,7 @@ def test_stop_finishes_the_transaction_under_way_and_hands_back_the_rest(engine:
     source = MemorySource(messages("a", "b", "c"))
     worker = make(source, engine, handle, transactions="message", hooks=[kept])
     worker.start()
-    assert handle.begun.wait(10)
+    assert handle.begun.wait(60)
     stopper = threading.Thread(target=worker.stop)
     stopper.start()
     wait_until(worker._stopping.is_set)
@@ -100,7 +100,7 @@ def test_stop_says_so_when_a_handler_hangs_and_the_worker_can_start_again_later(
     source = MemorySource(messages("a", "b"))
     worker = make(source, engine, handle, transactions="message", hooks=[kept])
     worker.start()
-    assert handle.begun.wait(10)
+    assert handle.begun.wait(60)
     assert worker.stop(0.1) is False
     assert worker.running
     assert not kept.of(Stopped)[-1].drained
@@ -138,7 +138,7 @@ def test_of_several_threads_the_last_one_closes_what_they_share(engine: Engine, 
     source = Closing(messages("a"))
     worker = make(source, engine, handle, threads=3)
     worker.start()
-    assert handle.begun.wait(10)
+    assert handle.begun.wait(60)
     assert worker.stop(0.1) is False
     wait_until(lambda: sum(thread.is_alive() for thread in worker._threads) == 1)
     assert source.closed == 0, "a delivery under way needs its source, and its heartbeat"

@@ -244,7 +244,7 @@ def test_the_reader_of_failures_may_fail_and_every_other_lease_is_kept(
     acquired(ledger, "lost", lease_seconds=LONG)
     one = LeaseRenewer(ledger, broken)
     with one.renewing(lost), one.renewing(other):
-        assert told.wait(10)
+        assert told.wait(60)
         wait_until_renewed(engine, "other", times=2)
 
 
@@ -290,7 +290,7 @@ def test_a_renewal_that_hangs_keeps_no_other_lease_from_being_renewed(engine: En
     ledger = Hanging("mailing", engine=engine)
     one = LeaseRenewer(ledger)
     with one.renewing(acquired(ledger, "hangs", lease_seconds=LEASE)):
-        assert hangs.wait(10)
+        assert hangs.wait(60)
         other = acquired(ledger, "other", lease_seconds=LEASE)
         with one.renewing(other):
             wait_until_renewed(engine, "other", times=3)

@@ -36,7 +36,7 @@ def test_a_relay_takes_what_another_has_not_in_hand_and_waits_for_nobody(
     slow, quick = Gate(), RecordingPublisher()
     publish(engine, Outgoing(OWN, "slow", key="a"))
     start_relay(slow, senders=1)
-    assert slow.reached.wait(10)
+    assert slow.reached.wait(60)
     start_relay(quick)
     publish(engine, Outgoing(OWN, "behind", key="a"), Outgoing(OWN, "other", key="b"))
     wait_until(lambda: quick.bodies + slow.bodies == ["other"], "the other key, by whoever is free")
@@ -53,7 +53,7 @@ def test_while_messages_are_on_their_way_no_snapshot_is_held(engine: Engine, sta
     gate = Gate()
     publish(engine, Outgoing(OWN, "one"))
     start_relay(gate, senders=1)
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     query = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND backend_xmin IS NOT NULL"
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         assert connection.exec_driver_sql(query).scalar_one() == 0
@@ -135,8 +135,16 @@ def test_through_a_bad_day_nothing_is_lost_and_first_arrivals_keep_their_order(
 
 
 def test_relays_share_the_work(engine: Engine, start_relay: StartRelay) -> None:
-    # A broker takes its time; without it, one relay would be done before the other begins.
-    brokers = [RecordingPublisher(before=lambda _: time.sleep(0.002)) for _ in range(2)]
+    # A broker takes its time, and both begin together: one relay would be done before the other begins.
+    both, begun = threading.Barrier(2), threading.local()
+
+    def take_time(_: object) -> None:
+        if not getattr(begun, "already", False):
+            begun.already = True
+            both.wait(60)
+        time.sleep(0.03)
+
+    brokers = [RecordingPublisher(before=take_time) for _ in range(2)]
     for broker in brokers:
         start_relay(broker, senders=1, batch_size=20)
     publish(engine, *[Outgoing(OWN, str(number)) for number in range(2_000)])

@@ -186,7 +186,7 @@ def test_a_pool_of_stale_connections_costs_nobody_an_attempt(
     def handle(session: Session, message: Message) -> None:
         if not getattr(met, "once", False):
             met.once = True
-            everybody.wait(10)
+            everybody.wait(60)
         pay(session, message)
 
     source = MemorySource(messages(*ids[:20]), batch_size=2)

@@ -311,7 +311,7 @@ def test_letters_that_are_redriven_at_the_same_time_do_not_wait_in_a_circle(
     together = threading.Barrier(2)
 
     def redrive(number: int) -> None:
-        together.wait(10)
+        together.wait(60)
         letters.redrive(number, lambda _: None)
 
     with ThreadPoolExecutor(2) as both:
