@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 
 from support.soak.audit import audit, read
 from support.soak.broker import Broker
-from support.soak.campaign import BUSINESS, SETTLE_SECONDS, Campaign
+from support.soak.campaign import BUSINESS, HAPPENINGS, SETTLE_SECONDS, Campaign
 from support.soak.processes import Setting
 from txbox.schema import tables
 from txbox_local import LocalAws, LocalPostgres
@@ -75,7 +75,7 @@ def soak(campaign: Campaign, seconds: float, note_server: Callable[[str], None])
     assert not wrong, "\n".join([summary, *wrong])
     assert not campaign.ended_by_themselves, "processes ended by themselves"
     assert not campaign.late, "processes did not end in order when they were told to"
-    for what in ("kills", "stops", "backends terminated", "server crashes"):
+    for what in HAPPENINGS:
         assert campaign.counts[what], f"no {what}: too short to mean something"
 
 

@@ -42,6 +42,9 @@ KEYS = 40
 MOST_WAITING = 400
 """Orders are placed more slowly while so many messages wait: what befalls those that nobody works on is nothing."""
 
+HAPPENINGS = ("kills", "stops", "backends terminated", "server crashes")
+"""What is counted of what happens; a campaign goes on until each has."""
+
 WEIGHTS = (30, 15, 45, 4)
 """How often processes are killed, and stopped, and backends terminated, and the server crashes: in proportion."""
 
@@ -93,7 +96,7 @@ class Campaign:
         happenings = self._happenings()
         try:
             deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline:
+            while time.monotonic() < deadline or not all(self.counts[what] for what in HAPPENINGS):
                 time.sleep(self._random.expovariate(1 / 0.7))  # not a wait: this is how often something happens
                 self._tend()
                 next(happenings)()
