@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 from support.program import COMMAND, Ended
-from support.program import txbox as run_process
 from support.txbox.leases import acquired, dynamodb_store
 from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
+from txbox.backoff import Backoff
 from txbox.leases import PostgresLedger
+from txbox.maintenance.rotation import generations
 from txbox_migrations import LATEST
 
 if TYPE_CHECKING:
@@ -140,12 +141,15 @@ def test_status_as_json(txbox: Txbox, busy: int, queue: str, sqs: "SQSClient") -
     assert "queue: 1 waiting, 0 delivered, 0 delayed\n" in txbox("status", "--queue", queue).out
 
 
-def test_every_row_is_one_line_that_can_be_searched(schema_url: str, busy: int, engine: Engine) -> None:
+def test_every_row_is_one_line_that_can_be_searched(
+    txbox: Txbox, busy: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
     record(engine, "a-subscriber-with-a-long-name-" * 5, "x")
-    ended = run_process("status", env={"TXBOX_DATABASE_URL": schema_url, "COLUMNS": "40"})
+    ended = txbox("status")
     assert len(ended.out.splitlines()) == 5
     assert "\x1b" not in ended.out
-    listed = run_process("dead-letters", "list", env={"TXBOX_DATABASE_URL": schema_url}).out.splitlines()
+    listed = txbox("dead-letters", "list").out.splitlines()
     assert len(listed) == 2
     assert "ValueError: no stock" in listed[1]
 
@@ -313,7 +317,10 @@ def test_a_name_in_the_url_is_not_taken_for_a_password(txbox: Txbox, schema_url:
 # --- a rotating inbox ------------------------------------------------------------------------------------------------
 
 
-def test_an_inbox_is_turned_into_a_rotating_one_and_back(empty: Txbox, fresh_database: str) -> None:
+def test_an_inbox_is_turned_into_a_rotating_one_and_back(
+    empty: Txbox, fresh_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "AGAIN", Backoff(first_seconds=0.01, longest_seconds=0.02))  # else 40 s while busy
     place = ("--schema", "ours", "--prefix", "tx_")
     assert empty("db", "rotate-inbox", *place).status == 1, "there is none"
     empty("db", "upgrade", *place)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
+from botocore.config import Config
 
 from txbox import EntityMissing, InvalidConfiguration, InvalidMessageId, LedgerError
 from txbox_aws.dynamodb import dynamodb_client
@@ -19,10 +20,12 @@ from txbox_local import LocalAws
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
+THREADS = 16
+
 
 @pytest.fixture
 def client(aws: LocalAws) -> Iterator["DynamoDBClient"]:
-    client = boto3.client("dynamodb")
+    client = boto3.client("dynamodb", config=Config(max_pool_connections=THREADS))
     yield client
     client.close()
 
@@ -287,21 +290,19 @@ def test_sixteen_threads_with_the_same_messages_apply_each_once(accounts: Accoun
     amounts = {f"m-{number}": 3**number for number in range(12)}
 
     def deliver_all(seed: int) -> Counter[str]:
-        client = boto3.session.Session().client("dynamodb")
         applied: Counter[str] = Counter()
         for message_id in random.Random(seed).sample(sorted(amounts), len(amounts)):
             applied[message_id] += update_once(
-                client,
+                accounts.client,
                 accounts.table,
                 {"select": "ann"},
                 message_id,
                 update="ADD cents :cents",
                 values={":cents": amounts[message_id]},
             )
-        client.close()
         return applied
 
-    total = sum(pool.map(deliver_all, range(16)), Counter())
+    total = sum(pool.map(deliver_all, range(THREADS)), Counter())
     assert total == dict.fromkeys(amounts, 1)
     assert accounts.item() == {"select": "ann", "cents": sum(amounts.values()), "processed_message_ids": set(amounts)}
 
@@ -310,13 +311,8 @@ def test_sixteen_threads_with_events_out_of_order_leave_the_highest(
     accounts: Accounts, pool: ThreadPoolExecutor
 ) -> None:
     def deliver_all(seed: int) -> list[int]:
-        client = boto3.session.Session().client("dynamodb")
-        mine = Accounts.__new__(Accounts)
-        mine.client, mine.table = client, accounts.table
-        applied = [n for n in random.Random(seed).sample(range(20), 20) if mine.replace(n, n * 7)]
-        client.close()
-        return applied
+        return [n for n in random.Random(seed).sample(range(20), 20) if accounts.replace(n, n * 7)]
 
-    applied = [event_id for part in pool.map(deliver_all, range(16)) for event_id in part]
+    applied = [event_id for part in pool.map(deliver_all, range(THREADS)) for event_id in part]
     assert len(applied) == len(set(applied)), "none was applied twice"
     assert accounts.item() == {"select": "ann", "cents": 19 * 7, "highest_event_id:shop": 19}
