@@ -76,7 +76,7 @@ def family(running: Running) -> list[psutil.Process]:
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     return not alive
 
 

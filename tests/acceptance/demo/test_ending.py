@@ -39,7 +39,7 @@ def test_however_it_ends_nothing_keeps_running(on_its_own: None, number: signal.
         processes = demo.children(recursive=True)
         running.signal(number)
         assert running.wait() == status
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert alive == []
     if status > 0:
         assert running.err[-1] == "txbox: interrupted\n"

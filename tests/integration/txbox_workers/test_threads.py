@@ -19,7 +19,8 @@ from txbox_workers.memory_source import MemorySource
 def test_several_threads_count_exactly(engine: Engine, business: Business) -> None:
     source = MemorySource([*numbered(200), *numbered(50)], batch_size=7)
     worker = work_off(source, engine, threads=4)
-    assert worker.counts == {Outcome.PROCESSED: 200, Outcome.DUPLICATE: 50}
+    counts = {outcome: count for outcome, count in worker.counts.items() if outcome is not Outcome.IN_FLIGHT}
+    assert counts == {Outcome.PROCESSED: 200, Outcome.DUPLICATE: 50}, "one may meet its copy in another thread"
     assert business.applied() == once(message.id for message in numbered(200))
 
 
