@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Engine
@@ -9,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from support.workers.business import apply
 from support.workers.memory_worker import delivery, make, process
-from txbox import DeadLetters, Message, Outcome
+from txbox import DeadLetter, DeadLetters, Message, Outcome, OutOfOrder
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
@@ -59,3 +60,13 @@ def by_key(order: list[str]) -> dict[str, list[str]]:
     for message_id in order:
         found[message_id.partition("-")[0]].append(message_id)
     return found
+
+
+def redrive(engine: Engine, send: Callable[[DeadLetter], None] = lambda _: None) -> list[str]:
+    """Redrive all that wait, by their places; a copy that fails meanwhile keeps back those behind it."""
+    sent: list[str] = []
+    letters = DeadLetters(engine)
+    for letter in sorted(letters.list(), key=lambda each: each.order_position or 0):
+        with suppress(OutOfOrder):
+            letters.redrive(letter.dead_letter_id or 0, lambda it: (sent.append(it.message_id), send(it))[1])
+    return sent
