@@ -12,7 +12,7 @@ from txbox.postgres.urls import DATABASE_URL_VARIABLE
 from txbox_cli.commands import audit, bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status, worker
 from txbox_cli.commands.operate import maintain, pause
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
-from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE
+from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -39,7 +39,7 @@ AWS is found as boto3 finds it: by AWS_ENDPOINT_URL, AWS_DEFAULT_REGION, AWS_PRO
 
 New here? `txbox demo` shows it at work on a database and a queue of its own."""
 
-app = typer.Typer(
+app = Commands(
     name="txbox",
     help="Process every message exactly once in effect, with nothing but the Postgres you already have.",
     epilog=EPILOGUE,

@@ -1,13 +1,15 @@
 """Options that several commands share, and how they are read."""
 
 import getpass
+import inspect
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any, TypeVar
 
 import typer
 from sqlalchemy import URL, Engine
@@ -66,7 +68,7 @@ class Database:
             engine.dispose()
 
 
-def database(url: str | None, schema: str | None, prefix: str | None) -> Database:
+def database(url: UrlOption = None, schema: SchemaOption = None, prefix: PrefixOption = None) -> Database:
     """Return the database that the options, or else the environment, name.
 
     Raises:
@@ -85,6 +87,57 @@ def database(url: str | None, schema: str | None, prefix: str | None) -> Databas
     )
 
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBy:
+    """Marks a parameter of a command that is read from several options: those of this function, which returns it."""
+
+    reader: Callable[..., object]
+
+
+class Commands(typer.Typer):
+    """Commands, whose parameters may be read from several options (``ReadBy``)."""
+
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[Command], Command]:
+        """Register a command, as ``typer.Typer`` does."""
+        register = super().command(*args, **kwargs)
+
+        def add(command: Command) -> Command:
+            register(with_options(command))
+            return command
+
+        return add
+
+
+def with_options(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give a command the options of its parameters' readers in place of the parameters that have one."""
+    own = inspect.signature(command).parameters.values()
+    readers = {one.name: mark.reader for one in own for mark in _marks(one) if isinstance(mark, ReadBy)}
+    options = {name: inspect.signature(reader).parameters for name, reader in readers.items()}
+
+    @wraps(command)
+    def run(**given: Any) -> Result:
+        for name, reader in readers.items():
+            given[name] = reader(**{option: given.pop(option) for option in options[name]})
+        return command(**given)
+
+    parameters = [each for one in own for each in (options[one.name].values() if one.name in options else [one])]
+    by_name = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    run.__signature__ = inspect.signature(command).replace(parameters=by_name)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _marks(parameter: inspect.Parameter) -> tuple[object, ...]:
+    return getattr(parameter.annotation, "__metadata__", ())
+
+
+DatabaseOptions = Annotated[Database, ReadBy(database)]
+
+
 def read_url(text: str, origin: str = "--url") -> URL:
     """Read a database URL; ``origin`` is the option or the variable that it is from.
 
@@ -97,14 +150,16 @@ def read_url(text: str, origin: str = "--url") -> URL:
         raise UsageError(f"{origin}: {error}") from error
 
 
-def require_queue_url(text: str, option: str = "--queue") -> None:
-    """Refuse what cannot be the URL of an SQS queue; a queue's name alone is not one.
+def checked_queue_url(parameter: typer.CallbackParam, text: str | None) -> str | None:
+    """Return the URL of an SQS queue that an option has, for typer; a queue's name alone is not one.
 
     Raises:
         UsageError: it is not such a URL.
     """
-    if not re.fullmatch(r"https?://[^/\s]+/\d+/[\w.-]+", text):
-        raise UsageError(f"{option} must be the URL of a queue, https://HOST/ACCOUNT/NAME, not {text!r}")
+    if text is not None and not re.fullmatch(r"https?://[^/\s]+/\d+/[\w.-]+", text):
+        name = parameter.opts[0] if parameter.param_type_name == "option" else "URL"
+        raise UsageError(f"{name} must be the URL of a queue, https://HOST/ACCOUNT/NAME, not {text!r}")
+    return text
 
 
 def this_user() -> str:

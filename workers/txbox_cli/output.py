@@ -1,8 +1,11 @@
 """Output for a terminal, and for ``grep``, ``cut`` and ``jq``."""
 
 import json
+import queue
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import typer
@@ -17,6 +20,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+
+from txbox.service import StopSignals
+from txbox_cli.signals import hangup_terminates
 
 UNFOLDED_COLUMNS = 10_000
 """Outside a terminal no line is folded."""
@@ -33,6 +39,16 @@ def progress_bars(console: Console, *more: ProgressColumn) -> Progress:
     """Make bars for work that is counted; ``more`` stands between the count and the time."""
     counted = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
     return Progress(*counted, *more, TimeElapsedColumn(), console=console)
+
+
+@contextmanager
+def interruptible_progress(*, quiet: bool) -> "Iterator[tuple[Progress, queue.SimpleQueue[signal.Signals | None]]]":
+    """Show bars, in a terminal, for work that ends itself when the queue has a signal; ``quiet``: show none."""
+    console = plain_console(stderr=True)
+    asked: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
+    with hangup_terminates(), StopSignals(asked), progress_bars(console) as progress:
+        progress.disable = quiet or not console.is_terminal
+        yield progress, asked
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -9,7 +9,7 @@ import typer
 from txbox_cli import spark
 from txbox_cli.errors import Interrupted, UsageError
 from txbox_cli.importer import find
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_cli.options import DatabaseOptions, JsonOption
 from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def bulk_load(
+    *,
     paths: spark.PathsArgument,
     subscriber: spark.SubscriberOption,
     message_id: spark.MessageIdOption,
@@ -34,9 +35,7 @@ def bulk_load(
             help="The effect, in place of --apply: a function that is given a connection.",
         ),
     ] = None,
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     format: spark.FormatOption = None,  # noqa: A002 - the option's name
     fields: spark.FieldsOption = None,
     types: Annotated[
@@ -110,7 +109,6 @@ def bulk_load(
     effect = _effect(apply, call)
     column_types = spark.pairs("--type", types)
     options = spark.pairs("--read-option", read_options)
-    db = database(url, schema, prefix)
     from txbox_spark import bulk_load as load
     from txbox_spark import read_events, source_of
     from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS

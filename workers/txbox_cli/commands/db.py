@@ -8,18 +8,16 @@ import typer
 
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_cli.options import Commands, DatabaseOptions, JsonOption
 from txbox_cli.output import print_json, printable
 from txbox_migrations import LATEST, Severity, downgrade_database, find_drift, upgrade_database
 
-app = typer.Typer(help="Create, change and check the tables.")
+app = Commands(help="Create, change and check the tables.")
 
 
 @app.command()
 def upgrade(
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     to: Annotated[int, typer.Option(help="The version to reach.", min=1, max=LATEST)] = LATEST,
 ) -> None:
     """Create the tables, or bring them up to date.
@@ -27,7 +25,6 @@ def upgrade(
     Our version is kept in a table of our own, so your alembic history is not touched. To run the steps from a
     revision of your own instead, call `txbox_migrations.upgrade(op, to=N)` there.
     """
-    db = database(url, schema, prefix)
     with db.engine() as engine:
         change = upgrade_database(engine, schema=db.schema, prefix=db.prefix, to=to)
     _say_change(change.before, change.after)
@@ -36,13 +33,10 @@ def upgrade(
 @app.command()
 def downgrade(
     to: Annotated[int, typer.Option(help="The version to go back to; 0 drops every table.", min=0, max=LATEST)],
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what the dropped tables hold is lost.")] = False,
 ) -> None:
     """Take the tables back to an earlier version."""
-    db = database(url, schema, prefix)
     if not yes and not sys.stdin.isatty():
         raise UsageError("what the dropped tables hold is lost; if that is meant, give --yes")
     if not yes:
@@ -54,13 +48,13 @@ def downgrade(
 
 @app.command(short_help="Compare the tables with what they should be.")
 def check(
-    url: UrlOption = None, schema: SchemaOption = None, prefix: PrefixOption = None, as_json: JsonOption = False
+    db: DatabaseOptions,
+    as_json: JsonOption = False,
 ) -> int:
     """Compare the live tables with what they should be: columns, keys, CHECK constraints, indexes.
 
     Exit status 1 if something that matters is missing or different.
     """
-    db = database(url, schema, prefix)
     with db.engine() as engine, engine.connect() as connection:
         differences = find_drift(connection, schema=db.schema, prefix=db.prefix)
     harmful = [difference for difference in differences if difference.severity is Severity.DRIFT]
@@ -75,9 +69,7 @@ def check(
 
 @app.command("rotate-inbox", short_help="Turn the inbox into a rotating one, online, or back.")
 def rotate_inbox(
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     back: Annotated[bool, typer.Option("--back", help="Turn it into one table again.")] = False,
     status: Annotated[
         bool, typer.Option("--status", help="Change nothing: show its form, and what stands in the way.")
@@ -92,7 +84,6 @@ def rotate_inbox(
     the tables' owner. Exit status 1 if transactions that do not end kept it from its lock, or for --status if
     something stands in the way.
     """
-    db = database(url, schema, prefix)
     steps: list[str] = []
 
     def say(step: str) -> None:

@@ -1,7 +1,5 @@
 """``txbox outbox``: look up what was sent, and put it into the outbox again."""
 
-import queue
-import signal
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated
@@ -9,38 +7,46 @@ from typing import Annotated
 import typer
 
 from txbox.outbox.sent_messages import ReplayChunk, SentFilter, SentMessage, SentMessages
-from txbox.service import StopSignals
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError, explain
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, read_moment, require_order
-from txbox_cli.output import counted, plain_console, print_json, print_table, printable, progress_bars
+from txbox_cli.options import Commands, DatabaseOptions, JsonOption, ReadBy, read_moment, require_order
+from txbox_cli.output import counted, interruptible_progress, print_json, print_table, printable
 
-app = typer.Typer(help="Look up what was sent and is kept, and put it into the outbox again.")
+app = Commands(help="Look up what was sent and is kept, and put it into the outbox again.")
 
 LINE_ENDS = "\n\t"
 
 NOTHING_KEPT = "nothing is kept; `txbox relay --keep-sent 7d` keeps what it sends"
 NO_SUCH = "no such message is kept"
 
-DestinationOption = Annotated[str | None, typer.Option("--destination", help="Only what was sent there.")]
-KeyOption = Annotated[str | None, typer.Option("--key", help="Only messages of this key.")]
-MessageIdOption = Annotated[str | None, typer.Option("--message-id", help="Only the message of this id.")]
-SinceOption = Annotated[
-    str | None,
-    typer.Option("--since", metavar="TIME", help="Sent then or later: 2026-03-01T08:00Z, or how long ago: 2h, 7d."),
-]
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Sent before then; as --since.")]
+
+def read_filter(
+    destination: Annotated[str | None, typer.Option(help="Only what was sent there.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only messages of this key.")] = None,
+    message_id: Annotated[str | None, typer.Option(help="Only the message of this id.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Sent then or later: 2026-03-01T08:00Z, or how long ago: 2h, 7d."),
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Sent before then; as --since.")] = None,
+) -> SentFilter:
+    """Return the filter that the options ask for.
+
+    Raises:
+        UsageError: one of them cannot be read.
+    """
+    begin = None if since is None else read_moment("--since", since)
+    end = None if until is None else read_moment("--until", until)
+    require_order(begin, end)
+    return SentFilter(destination=destination, key=key, message_id=message_id, since=begin, until=end)
+
+
+FilterOptions = Annotated[SentFilter, ReadBy(read_filter)]
 
 
 @app.command(short_help="List what was sent and is kept, the last first.")
 def sent(
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
-    destination: DestinationOption = None,
-    key: KeyOption = None,
-    message_id: MessageIdOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    db: DatabaseOptions,
+    which: FilterOptions,
     before: Annotated[
         int | None,
         typer.Option(metavar="POSITION", help="The next page: with --until, as the page before ends with them."),
@@ -55,13 +61,11 @@ def sent(
 
     A relay keeps what it sends where it is told to, with `txbox relay --keep-sent 7d` or Relay(keep_sent=…).
     """
-    which = _filter(destination, key, message_id, since, until)
     end = None
     if before is not None:
         if not isinstance(which.until, datetime):
             raise UsageError("--before goes with --until TIME; the page before ends with both")
         end, which = (which.until, before), replace(which, until=None)
-    db = database(url, schema, prefix)
     with db.engine() as engine:
         kept = SentMessages(engine, schema=db.schema, prefix=db.prefix)
         messages = kept.find(which, limit=limit, bodies=bodies, before=end)
@@ -101,14 +105,8 @@ def _print_lines(messages: list[SentMessage]) -> None:
 
 @app.command(short_help="Send kept messages again, under the ids they had.")
 def replay(
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
-    destination: DestinationOption = None,
-    key: KeyOption = None,
-    message_id: MessageIdOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    db: DatabaseOptions,
+    which: FilterOptions,
     after: Annotated[
         int, typer.Option(metavar="POSITION", help="Only messages behind this position: continues where one stopped.")
     ] = -1,
@@ -128,8 +126,7 @@ def replay(
     They go in chunks of one transaction, in the order in which they were published, behind what their keys have now.
     Ctrl-C and SIGTERM end it after a chunk: exit status 130, and a line that says how to continue.
     """
-    which = _filter(destination, key, message_id, since, until, after)
-    db = database(url, schema, prefix)
+    which = replace(which, after=after)
     with db.engine() as engine:
         kept = SentMessages(engine, schema=db.schema, prefix=db.prefix)
         chunks = kept.plan_replay(which)
@@ -149,11 +146,8 @@ def replay(
 
 
 def _replay(kept: SentMessages, chunks: list[ReplayChunk], which: SentFilter, *, quiet: bool) -> int:
-    console = plain_console(stderr=True)
     done, position = 0, which.after
-    asked: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
-    with StopSignals(asked), progress_bars(console) as progress:
-        progress.disable = quiet or not console.is_terminal
+    with interruptible_progress(quiet=quiet) as (progress, asked):
         task = progress.add_task("messages", total=sum(chunk.messages for chunk in chunks))
         for number, chunk in enumerate(chunks, start=1):
             try:
@@ -182,20 +176,6 @@ def _between(chunks: list[ReplayChunk]) -> str:
         return ""
     first, last = min(chunk.sent_from for chunk in chunks), max(chunk.sent_to for chunk in chunks)
     return f", sent from {first.isoformat(timespec='seconds')} to {last.isoformat(timespec='seconds')}"
-
-
-def _filter(
-    destination: str | None,
-    key: str | None,
-    message_id: str | None,
-    since: str | None,
-    until: str | None,
-    after: int = -1,
-) -> SentFilter:
-    begin = None if since is None else read_moment("--since", since)
-    end = None if until is None else read_moment("--until", until)
-    require_order(begin, end)
-    return SentFilter(destination=destination, key=key, message_id=message_id, since=begin, until=end, after=after)
 
 
 def _as_dict(message: SentMessage, bodies: bool) -> dict[str, object]:

@@ -6,7 +6,7 @@ import typer
 
 from txbox.audit.report import COUNTS
 from txbox_cli import spark
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_cli.options import DatabaseOptions, JsonOption
 from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
@@ -19,9 +19,7 @@ def reconcile(
     paths: spark.PathsArgument,
     subscriber: spark.SubscriberOption,
     message_id: spark.MessageIdOption,
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     format: spark.FormatOption = None,  # noqa: A002 - the option's name
     fields: spark.FieldsOption = None,
     encoding: spark.EncodingOption = None,
@@ -45,7 +43,6 @@ def reconcile(
     be loaded.
     """
     options = spark.pairs("--read-option", read_options)
-    db = database(url, schema, prefix)
     from txbox_spark import read_events
     from txbox_spark import reconcile as compare
 

@@ -15,7 +15,7 @@ from txbox.pauses import Pause
 from txbox.postgres.sqlstates import CONFLICTS
 from txbox.status import HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus, read_status
 from txbox_cli.errors import mask
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, require_queue_url
+from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue_url
 from txbox_cli.output import counted, print_json, print_table, printable
 from txbox_cli.watch import watch
 
@@ -24,14 +24,15 @@ ERROR_CHARACTERS = 60
 
 
 def status(
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     exact: Annotated[
         bool, typer.Option("--exact", help="Count inbox and leases even if that reads millions of rows.")
     ] = False,
     every: Annotated[bool, typer.Option("--all", help="Also each worker and relay that is gone.")] = False,
-    queue_url: Annotated[str | None, typer.Option("--queue", help="Also ask this SQS queue for its backlog.")] = None,
+    queue_url: Annotated[
+        str | None,
+        typer.Option("--queue", help="Also ask this SQS queue for its backlog.", callback=checked_queue_url),
+    ] = None,
     lease_table: Annotated[
         str | None, typer.Option("--lease-table", help="Also read this DynamoDB table of leases.")
     ] = None,
@@ -57,9 +58,6 @@ def status(
 
     And what has kept Postgres from cleaning up its tables for more than a minute.
     """
-    if queue_url is not None:
-        require_queue_url(queue_url)
-    db = database(url, schema, prefix)
     with db.engine() as engine:
 
         def read() -> Callable[[], None]:

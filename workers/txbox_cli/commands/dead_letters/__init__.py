@@ -1,12 +1,11 @@
 """``txbox dead-letters``: look at parked messages, send them through again, or give them up."""
 
-import typer
-
 from txbox_cli.commands.dead_letters import letters, operations, queues
+from txbox_cli.options import Commands
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Look at parked messages, send them through again, or give them up.")
+app = Commands(help="Look at parked messages, send them through again, or give them up.")
 app.command("list")(letters.list_letters)
 app.command("show")(letters.show)
 app.command("redrive", short_help="Send dead letters through again.")(operations.redrive)

@@ -1,41 +1,15 @@
 """The filter of dead letters on the command line: its options, the same for each command, and how they are read."""
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
-from typing import Annotated, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 
 from txbox import InvalidConfiguration, Reason
 from txbox.dead_letters import LetterFilter
 from txbox_cli.errors import UsageError
-from txbox_cli.options import read_moment, require_order
-
-Result = TypeVar("Result")
-
-
-def with_filter(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Give a command the options of ``read_filter`` in place of its parameter ``which``, which is the filter then."""
-    options = inspect.signature(read_filter).parameters
-
-    @wraps(command)
-    def run(**given: object) -> Result:
-        which = read_filter(**{name: given.pop(name) for name in options})  # type: ignore[arg-type]
-        try:
-            return command(which=which, **given)
-        except InvalidConfiguration as error:  # what only the database can tell, such as a JSON path that is none
-            raise UsageError(str(error)) from error
-
-    own = inspect.signature(command)
-    parameters = [
-        parameter
-        for each in own.parameters.values()
-        for parameter in (options.values() if each.name == "which" else [each])
-    ]
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+from txbox_cli.options import ReadBy, read_moment, require_order
 
 
 def read_filter(
@@ -92,3 +66,15 @@ def read_filter(
         raise UsageError(
             "letters have a subscriber or, from a relay, a destination: give one of the options"
         ) from refused
+
+
+FilterOptions = Annotated[LetterFilter, ReadBy(read_filter)]
+
+
+@contextmanager
+def refused_as_usage() -> Iterator[None]:
+    """Have what only the database can tell of a filter, such as a JSON path that is none, be a usage error as well."""
+    try:
+        yield
+    except InvalidConfiguration as error:
+        raise UsageError(str(error)) from error

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from txbox import DeadLetter, DeadLetters
-from txbox.dead_letters import LetterFilter
-from txbox_cli.commands.dead_letters.filters import with_filter
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database
+from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_usage
+from txbox_cli.options import DatabaseOptions, JsonOption
 from txbox_cli.output import print_json, print_table, printable
 
 ERROR_CHARACTERS = 100
@@ -20,12 +19,9 @@ LINE_ENDS = "\n\t"
 TIME = "%Y-%m-%d %H:%M:%S"
 
 
-@with_filter
 def list_letters(
-    which: LetterFilter,
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    which: FilterOptions,
+    db: DatabaseOptions,
     redriven: Annotated[
         bool, typer.Option("--all", help="Also those that do not wait: redriven, discarded, processed since.")
     ] = False,
@@ -37,8 +33,7 @@ def list_letters(
 
     Those of a relay were never received; their subscriber is txbox:outbox: and the destination.
     """
-    db = database(url, schema, prefix)
-    with db.engine() as engine:
+    with db.engine() as engine, refused_as_usage():
         letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix).list(
             which, redriven=redriven, after=after, limit=limit
         )
@@ -78,13 +73,10 @@ def print_letters(letters: Sequence[DeadLetter], *, states: bool = False) -> Non
 
 def show(
     number: Annotated[int, typer.Argument(help="The letter's number, from `txbox dead-letters list`.")],
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Show one dead letter whole: its error, headers and body."""
-    db = database(url, schema, prefix)
     with db.engine() as engine:
         letter = DeadLetters(engine, schema=db.schema, prefix=db.prefix).get(number)
     if as_json:

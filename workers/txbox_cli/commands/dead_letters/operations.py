@@ -1,7 +1,6 @@
 """``txbox dead-letters redrive``, ``discard``, ``resume`` and ``operations``."""
 
 import queue
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -22,23 +21,20 @@ from txbox.dead_letters import (
     OperationKind,
 )
 from txbox.outbox.status import relays_at_work
-from txbox.service import StopSignals
-from txbox_cli.commands.dead_letters.filters import with_filter
+from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_usage
 from txbox_cli.commands.dead_letters.letters import TIME, print_letters, summary
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError, explain
 from txbox_cli.options import (
     Database,
+    DatabaseOptions,
     JsonOption,
-    PrefixOption,
-    SchemaOption,
-    UrlOption,
-    database,
+    ReadBy,
+    checked_queue_url,
     read_span,
-    require_queue_url,
     this_user,
+    with_options,
 )
-from txbox_cli.output import counted, plain_console, print_json, print_table, progress_bars
-from txbox_cli.signals import hangup_terminates
+from txbox_cli.output import counted, interruptible_progress, print_json, print_table
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
@@ -49,8 +45,6 @@ SHOWN_LETTERS = 10
 SHOWN_KEYS = 10
 """That are not free."""
 
-NumbersArgument = Annotated[list[int] | None, typer.Argument(help="The letters' numbers.", show_default=False)]
-EveryOption = Annotated[bool, typer.Option("--all", help="All that wait, or all of the filter.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count and show which letters are meant.")]
 ByOption = Annotated[
     str | None, typer.Option("--by", metavar="NAME", help="Who does it, for the record; user@host by default.")
@@ -61,17 +55,31 @@ RateOption = Annotated[
 ]
 
 
-@with_filter
+def read_choice(
+    which: FilterOptions,
+    numbers: Annotated[list[int] | None, typer.Argument(help="The letters' numbers.", show_default=False)] = None,
+    every: Annotated[bool, typer.Option("--all", help="All that wait, or all of the filter.")] = False,
+) -> LetterFilter:
+    """Return the filter, or that of the numbers; one of the two has to be given, or --all."""
+    given = bool(which.as_dict())
+    if numbers and (every or given):
+        raise UsageError("say which letters by their numbers, or by a filter or --all, not by both")
+    if not (numbers or every or given):
+        raise UsageError("say which letters: their numbers, a filter, or --all")
+    return replace(which, numbers=tuple(dict.fromkeys(numbers)) if numbers else None)
+
+
+ChoiceOptions = Annotated[LetterFilter, ReadBy(with_options(read_choice))]
+
+
 def redrive(
-    which: LetterFilter,
-    numbers: NumbersArgument = None,
-    every: EveryOption = False,
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    which: ChoiceOptions,
+    db: DatabaseOptions,
     dry_run: DryRunOption = False,
     per_second: RateOption = None,
-    queue_url: Annotated[str | None, typer.Option("--queue", help="Another queue than the letters' own.")] = None,
+    queue_url: Annotated[
+        str | None, typer.Option("--queue", help="Another queue than the letters' own.", callback=checked_queue_url)
+    ] = None,
     until_free: Annotated[
         str | None,
         typer.Option(
@@ -104,21 +112,15 @@ def redrive(
     was processed since is not sent. One that was parked as expired is not sent either, unless with --expired: whether
     its message was processed is forgotten, so check that first.
     """
-    which = _choice(which, numbers, every=every)
-    if queue_url is not None:
-        require_queue_url(queue_url)
     until_free_seconds = None if until_free is None else read_span("--until-free", until_free).total_seconds()
-    db = database(url, schema, prefix)
-    with db.engine() as engine:
+    with db.engine() as engine, refused_as_usage():
         if dry_run:
             _show(engine, db, which, "sent through again", expired=expired, as_json=as_json)
             return 0
-        operation = _select(
-            engine,
-            db,
+        operation = LetterOperations(engine, schema=db.schema, prefix=db.prefix).select(
             which,
             OperationKind.REDRIVE,
-            by=by,
+            by=by or this_user(),
             note=note,
             queue_url=queue_url,
             per_second=per_second,
@@ -128,14 +130,9 @@ def redrive(
         return _carry_out(engine, db, operation, which, as_json=as_json)
 
 
-@with_filter
 def discard(
-    which: LetterFilter,
-    numbers: NumbersArgument = None,
-    every: EveryOption = False,
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    which: ChoiceOptions,
+    db: DatabaseOptions,
     dry_run: DryRunOption = False,
     note: Annotated[str | None, typer.Option("--note", help="Why, for the record. It has to be given.")] = None,
     by: ByOption = None,
@@ -146,23 +143,20 @@ def discard(
     Name them as for redrive. The letters stay, with who gave them up and why; `list --all` shows them. There is no way
     back: a discarded letter cannot be redriven.
     """
-    which = _choice(which, numbers, every=every)
     if not dry_run and not (note or "").strip():
         raise UsageError("say why they are given up: --note TEXT")
-    db = database(url, schema, prefix)
-    with db.engine() as engine:
+    with db.engine() as engine, refused_as_usage():
         if dry_run:
             _show(engine, db, which, "discarded", as_json=as_json)
             return 0
-        operation = _select(engine, db, which, OperationKind.DISCARD, by=by, note=note)
+        operations = LetterOperations(engine, schema=db.schema, prefix=db.prefix)
+        operation = operations.select(which, OperationKind.DISCARD, by=by or this_user(), note=note)
         return _carry_out(engine, db, operation, which, as_json=as_json)
 
 
 def resume(
     operation: Annotated[int, typer.Argument(help="Its number, from `txbox dead-letters operations`.")],
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     per_second: RateOption = None,
     by: ByOption = None,
     as_json: JsonOption = False,
@@ -171,22 +165,18 @@ def resume(
 
     It may run while another process carries the same operation out: they take turns, and no letter is sent twice.
     """
-    db = database(url, schema, prefix)
     with db.engine() as engine:
         found = LetterOperations(engine, schema=db.schema, prefix=db.prefix).get(operation)
         return _carry_out(engine, db, found, as_json=as_json, per_second=per_second, by=by or this_user())
 
 
 def list_operations(
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Only those that can be resumed.")] = False,
     limit: Annotated[int, typer.Option(help="How many, at most.", min=1, max=10_000)] = 100,
     as_json: JsonOption = False,
 ) -> None:
     """List redrives and discards, the last first: who asked for what, and what became of the letters."""
-    db = database(url, schema, prefix)
     with db.engine() as engine:
         found = LetterOperations(engine, schema=db.schema, prefix=db.prefix).list(unfinished=unfinished, limit=limit)
     if as_json:
@@ -213,16 +203,6 @@ def list_operations(
     )
 
 
-def _choice(which: LetterFilter, numbers: list[int] | None, *, every: bool) -> LetterFilter:
-    """Return the filter, or that of the numbers; one of the two has to be given, or --all."""
-    given = bool(which.as_dict())
-    if numbers and (every or given):
-        raise UsageError("say which letters by their numbers, or by a filter or --all, not by both")
-    if not (numbers or every or given):
-        raise UsageError("say which letters: their numbers, a filter, or --all")
-    return replace(which, numbers=tuple(dict.fromkeys(numbers)) if numbers else None)
-
-
 def _show(engine: Engine, db: Database, which: LetterFilter, what: str, *, expired: bool = True, as_json: bool) -> None:
     """Count and show the letters that are meant; ``expired``: also those that are too old to judge."""
     counts = LetterOperations(engine, schema=db.schema, prefix=db.prefix).counts(which)
@@ -246,13 +226,6 @@ def _show(engine: Engine, db: Database, which: LetterFilter, what: str, *, expir
     typer.echo(f"{counted(total, 'letter')} would be {what}{withheld}")
 
 
-def _select(
-    engine: Engine, db: Database, which: LetterFilter, kind: OperationKind, *, by: str | None, **options: Any
-) -> LetterOperation | None:
-    operations = LetterOperations(engine, schema=db.schema, prefix=db.prefix)
-    return operations.select(which, kind, by=by or this_user(), **options)
-
-
 def _carry_out(
     engine: Engine,
     db: Database,
@@ -267,9 +240,10 @@ def _carry_out(
     held: list[HeldKey] = []
     interrupted = False
     if operation is not None:
-        operation, interrupted = _run(engine, db, operation, latest, quiet=as_json, options=options)
+        operations = LetterOperations(engine, schema=db.schema, prefix=db.prefix)
+        operation, interrupted = _run(operations, operation, latest, quiet=as_json, options=options)
         if "until_free_seconds" in operation.options:
-            held = LetterOperations(engine, schema=db.schema, prefix=db.prefix).held_keys(operation.operation_id)
+            held = operations.held_keys(operation.operation_id)
     results = list(latest.values())
     found = {outcome: [one for one in results if one.outcome is outcome] for outcome in LetterOutcome}
     failed = {one.dead_letter_id: _why(one) for one in found[LetterOutcome.FAILED]}
@@ -314,8 +288,7 @@ def _carry_out(
 
 
 def _run(
-    engine: Engine,
-    db: Database,
+    operations: LetterOperations,
     operation: LetterOperation,
     latest: dict[int, LetterResult],
     *,
@@ -323,29 +296,22 @@ def _run(
     options: dict[str, Any],
 ) -> tuple[LetterOperation, bool]:
     """Carry an operation out until it is done, or a signal asks to end; return how it stands, and whether one did."""
-    operations = LetterOperations(engine, schema=db.schema, prefix=db.prefix)
-    asked: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
     interrupted = False
-
-    def asked_to_end(seconds: float) -> bool:
-        nonlocal interrupted
-        try:
-            asked.get(timeout=seconds)
-        except queue.Empty:
-            return False
-        interrupted = True
-        return True
-
-    console = plain_console(stderr=True)
     left = operation.pending + operation.outcomes.get(LetterOutcome.FAILED, 0)
     with (
-        hangup_terminates(),
-        StopSignals(asked),
+        interruptible_progress(quiet=quiet) as (progress, asked),
         _sender(operation.options.get("queue_url")) as send,
-        progress_bars(console) as progress,
     ):
-        progress.disable = quiet or not console.is_terminal
         task = progress.add_task("letters", total=None if "until_free_seconds" in operation.options else left)
+
+        def asked_to_end(seconds: float) -> bool:
+            nonlocal interrupted
+            try:
+                asked.get(timeout=seconds)
+            except queue.Empty:
+                return False
+            interrupted = True
+            return True
 
         def report(result: LetterResult) -> None:
             latest[result.dead_letter_id] = result

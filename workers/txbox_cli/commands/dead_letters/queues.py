@@ -7,14 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import Progress
 
 from txbox import DeadLetters, Failures, Identify, identify
-from txbox.service import StopSignals
 from txbox_cli import importer
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, require_queue_url
-from txbox_cli.output import counted, plain_console, print_json, progress_bars
-from txbox_cli.signals import hangup_terminates
+from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue_url
+from txbox_cli.output import counted, interruptible_progress, print_json
 
 if TYPE_CHECKING:
     from txbox_aws.sqs import DeadLetterQueue, ImportedLetters, MessageMove
@@ -22,18 +21,23 @@ if TYPE_CHECKING:
 POLL_SECONDS = 2.0
 """Between two looks at how far SQS is with a move."""
 
-QueueArgument = Annotated[str, typer.Argument(metavar="URL", help="The dead-letter queue, https://HOST/ACCOUNT/NAME.")]
+QueueArgument = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="The dead-letter queue, https://HOST/ACCOUNT/NAME.", callback=checked_queue_url),
+]
 
 
 def import_letters(
     queue_url: QueueArgument,
     subscriber: Annotated[str, typer.Option("--subscriber", help="Whose messages they are.")],
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     source: Annotated[
         str | None,
-        typer.Option("--source", metavar="URL", help="The queue that they were sent to, where SQS does not tell it."),
+        typer.Option(
+            metavar="URL",
+            help="The queue that they were sent to, where SQS does not tell it.",
+            callback=checked_queue_url,
+        ),
     ] = None,
     envelope: Annotated[str, typer.Option(help="How the subscriber's workers read bodies.")] = "auto",
     identify_by: Annotated[
@@ -51,23 +55,14 @@ def import_letters(
 
     Read bodies and choose ids as the subscriber's workers do, or the ids are others: --envelope, --identify.
     """
-    require_queue_url(queue_url, "URL")
-    if source is not None:
-        require_queue_url(source, "--source")
     choose = identify if identify_by is None else _load_identify(identify_by)
     from txbox_aws.sqs import DeadLetterQueue
 
-    asked: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
-    console = plain_console(stderr=True)
-    db = database(url, schema, prefix)
     with (
         db.engine() as engine,
         closing(DeadLetterQueue(queue_url)) as letters_there,
-        hangup_terminates(),
-        StopSignals(asked),
-        progress_bars(console) as progress,
+        interruptible_progress(quiet=as_json) as (progress, asked),
     ):
-        progress.disable = as_json or not console.is_terminal
         task = progress.add_task("messages", total=count)
 
         def report(so_far: "ImportedLetters") -> bool:
@@ -101,7 +96,10 @@ def import_letters(
 
 def redrive_queue(
     queue_url: QueueArgument,
-    to: Annotated[str | None, typer.Option("--to", metavar="URL", help="Another queue than the messages' own.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Another queue than the messages' own.", callback=checked_queue_url),
+    ] = None,
     per_second: Annotated[
         int | None, typer.Option("--per-second", metavar="N", help="Messages a second, at most.", min=1, max=500)
     ] = None,
@@ -117,9 +115,6 @@ def redrive_queue(
 
     It waits until SQS is done; Ctrl-C and SIGTERM have SQS end the move, and what was moved stays where it is.
     """
-    require_queue_url(queue_url, "URL")
-    if to is not None:
-        require_queue_url(to, "--to")
     if not yes:
         raise UsageError(
             "SQS gives the messages new MessageIds, so those without an id of their own may run twice: `txbox "
@@ -127,10 +122,12 @@ def redrive_queue(
         )
     from txbox_aws.sqs import DeadLetterQueue
 
-    asked: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
-    with closing(DeadLetterQueue(queue_url)) as letters_there, hangup_terminates(), StopSignals(asked):
+    with (
+        closing(DeadLetterQueue(queue_url)) as letters_there,
+        interruptible_progress(quiet=as_json) as (progress, asked),
+    ):
         handle = letters_there.start_move(to=to, per_second=per_second)
-        move = _watch(letters_there, handle, asked, quiet=as_json)
+        move = _watch(letters_there, handle, progress, asked)
     if as_json:
         print_json({name: value for name, value in asdict(move).items() if name != "task_handle"})
     elif move.status == "COMPLETED":
@@ -145,32 +142,28 @@ def redrive_queue(
 def _watch(
     letters_there: "DeadLetterQueue",
     handle: str,
+    progress: Progress,
     asked: "queue.SimpleQueue[signal.Signals | None]",
-    *,
-    quiet: bool,
 ) -> "MessageMove":
     """Show how far SQS is until it is done."""
-    console = plain_console(stderr=True)
     cancelled = False
-    with progress_bars(console) as progress:
-        progress.disable = quiet or not console.is_terminal
-        task = progress.add_task("messages", total=None)
-        while True:
-            move = letters_there.latest_move()
-            if move is None:
-                raise CommandFailed("SQS does not know the move that it has started; look at the queue itself")
-            progress.update(task, completed=move.moved, total=move.total)
-            if move.ended:
-                return move
-            try:
-                number = asked.get(timeout=POLL_SECONDS)
-            except queue.Empty:
-                continue
-            asked.put(number)  # for the report
-            if cancelled:
-                return move
-            letters_there.cancel_move(handle)
-            cancelled = True
+    task = progress.add_task("messages", total=None)
+    while True:
+        move = letters_there.latest_move()
+        if move is None:
+            raise CommandFailed("SQS does not know the move that it has started; look at the queue itself")
+        progress.update(task, completed=move.moved, total=move.total)
+        if move.ended:
+            return move
+        try:
+            number = asked.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            continue
+        asked.put(number)  # for the report
+        if cancelled:
+            return move
+        letters_there.cancel_move(handle)
+        cancelled = True
 
 
 def _load_identify(target: str) -> Identify:

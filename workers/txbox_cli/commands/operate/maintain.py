@@ -13,7 +13,7 @@ from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.maintainer import BUDGET_MS_PER_SECOND, FEWEST_ROWS, GENERATIONS, ROWS_PER_TRANSACTION
 from txbox.service import STOP_SECONDS
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, read_span
+from txbox_cli.options import DatabaseOptions, JsonOption, read_span
 from txbox_cli.output import print_counts, print_json
 from txbox_cli.settings import Settings
 from txbox_cli.signals import hangup_terminates
@@ -24,9 +24,7 @@ def _keep(what: str) -> Any:
 
 
 def maintain(
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     once: Annotated[bool, typer.Option("--once", help="Do what is due, and end: for cron and Kubernetes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go; nothing is written.")] = False,
     keep_inbox: Annotated[
@@ -96,7 +94,6 @@ def maintain(
         loads=keep_loads,
         staging=keep_staging,
     )
-    db = database(url, schema, prefix)
     with db.engine(pool_size=2, hide_parameters=True) as engine:
         made = Maintainer(
             engine,

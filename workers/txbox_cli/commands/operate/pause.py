@@ -9,7 +9,7 @@ from txbox import pauses
 from txbox.pauses import Pause, find_named, read_pauses
 from txbox.pauses.pauses import Kind
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import Database, JsonOption, PrefixOption, SchemaOption, UrlOption, database, this_user
+from txbox_cli.options import Database, DatabaseOptions, JsonOption, this_user
 from txbox_cli.output import print_json
 
 NameArgument = Annotated[
@@ -22,14 +22,13 @@ KindOption = Annotated[
 
 
 def pause(
+    *,
     name: NameArgument,
     is_subscriber: KindOption = None,
     note: Annotated[str | None, typer.Option(help="Why; `txbox status` shows it.")] = None,
     by: Annotated[str | None, typer.Option(help="Who asks for it. Without it: this user and host.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Also a name that has left no trace yet.")] = False,
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Pause a subscriber or a destination, until `txbox resume`.
@@ -40,7 +39,6 @@ def pause(
 
     Functions in Lambda take no notice: disable their event source mapping.
     """
-    db = database(url, schema, prefix)
     with db.engine() as engine:
         kind = _kind(engine, db, name, is_subscriber, force=force)
         asked_by = by or this_user()
@@ -57,18 +55,16 @@ def pause(
 
 
 def resume(
+    *,
     name: NameArgument,
     is_subscriber: KindOption = None,
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    prefix: PrefixOption = None,
+    db: DatabaseOptions,
     as_json: JsonOption = False,
 ) -> None:
     """End a pause: within 5 seconds, workers or relays go on with what waits.
 
     Exit status 1 if nothing of this name is paused.
     """
-    db = database(url, schema, prefix)
     with db.engine() as engine:
         paused = [one for one in _read(engine, db) if one.name == name]
         kinds = [one.kind for one in paused if is_subscriber in (None, one.kind == "subscriber")]
