@@ -55,6 +55,7 @@ class ConversionStatements(SqlFile, file="conversion.sql"):
     older_generations: str
     move_rows: str
     move_lettered: str
+    is_empty: str
     make_plain: str
     drop_generation_column: str
 
@@ -154,7 +155,7 @@ class InboxConversion:
             return not form.has_generation or self._exclusively(self._sql.drop_generation_column, tries)
         self._refuse_hindrances()
         for _ in range(tries):
-            self._move_older()
+            self._move_older(tries)
             self._generations.drop_detached(tries=tries)
             if not self._exclusively(self._sql.make_plain, tries):
                 return False
@@ -165,10 +166,11 @@ class InboxConversion:
                 break
         return False
 
-    def _move_older(self) -> None:
+    def _move_older(self, tries: int) -> None:
+        """Move the rows of each older generation into the current one, and drop it when it is empty."""
         with short_transaction(self._engine) as connection:
             older = connection.exec_driver_sql(self._sql.older_generations).all()
-        for generation, blocks in older:
+        for generation, closed_at, blocks in older:
             rows = 0
             while moved := self._move(self._sql.move_lettered, {"generation": generation, "most": LETTERS_AT_ONCE}):
                 rows += moved
@@ -177,6 +179,10 @@ class InboxConversion:
                 rows += self._move(self._sql.move_rows, {"generation": generation, **places})
             if rows:
                 self._say(f"{rows} rows of generation {generation} moved")
+            with short_transaction(self._engine) as connection:
+                empty = connection.exec_driver_sql(self._sql.is_empty, {"generation": generation}).scalar_one()
+            if empty:
+                self._generations.drop(generation, closed_at, tries=tries)
 
     def _move(self, statement: str, values: dict[str, object]) -> int:
         def work() -> int:

@@ -127,8 +127,8 @@ END $txbox$
 -- name: older_generations
 -- The closed generations, and how many blocks they have.
 -- parameters: none
--- returns: generation, blocks
-SELECT generation.generation,
+-- returns: generation, when it was closed in microseconds since 1970, blocks
+SELECT generation.generation, {{microseconds(generation.closed_at)}} AS closed_at,
   pg_relation_size(part.oid) / current_setting('block_size')::bigint AS blocks
 FROM {{inbox_generation}} AS generation
 JOIN pg_class AS inbox ON inbox.oid = '{{literal(processed_message)}}'::regclass
@@ -168,8 +168,14 @@ FROM parked
 WHERE processed.generation = %(generation)s AND processed.subscriber_id = parked.subscriber_id
   AND processed.message_id = parked.message_id AND processed.dead_letter_id IS NOT NULL
 
+-- name: is_empty
+-- Whether a closed generation has no rows left; it gets none any more.
+-- parameters: generation int
+-- returns: a boolean
+SELECT NOT EXISTS (SELECT FROM {{processed_message}} WHERE generation = %(generation)s)
+
 -- name: make_plain
--- The current generation becomes the table again, if it has all the rows, and what was detached is dropped.
+-- The current generation becomes the table again, if it is the only one, and what was detached is dropped.
 -- parameters: none
 -- returns: nothing; the form says whether it is done
 DO $txbox$

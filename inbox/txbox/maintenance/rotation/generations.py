@@ -179,7 +179,7 @@ class Generations:
             wanted = {"slack_seconds": slack.total_seconds(), "settled": horizons}
             found = list(connection.exec_driver_sql(self._sql.forgettable, wanted))
         self.drop_detached(tries=tries)
-        return tuple(generation for generation, closed_at in found if self._drop(generation, closed_at, tries))
+        return tuple(generation for generation, closed_at in found if self._forget(generation, closed_at, tries))
 
     def exclusively(self, change: Callable[[Connection], object], *, tries: int = TRIES) -> bool:
         """Run a change that takes the inbox's exclusive lock in a transaction of its own; return False if it is busy.
@@ -221,15 +221,25 @@ class Generations:
             self.exclusively(lambda connection: connection.exec_driver_sql(self._sql.drop_detached), tries=tries)
         return detached
 
-    def _drop(self, generation: int, closed_at: int, tries: int) -> bool:
-        while self.move_parked(generation):
-            pass
+    def drop(self, generation: int, closed_at: int, *, tries: int = TRIES) -> bool:
+        """Take a closed generation out of the inbox, and drop it; return False if its lock could not be had.
+
+        Args:
+            generation: its number. Rows of letters that wait keep it where it is; all its others are gone.
+            closed_at: when it was closed, in microseconds since 1970; a younger one of this number stays.
+            tries: how often the lock is waited for.
+        """
 
         def detach(connection: Connection) -> None:
             connection.exec_driver_sql(self._sql.name_generation, {"generation": generation, "closed_at": closed_at})
             connection.exec_driver_sql(self._sql.detach_generation)
 
         return self.exclusively(detach, tries=tries) and generation in self.drop_detached(tries=tries)
+
+    def _forget(self, generation: int, closed_at: int, tries: int) -> bool:
+        while self.move_parked(generation):
+            pass
+        return self.drop(generation, closed_at, tries=tries)
 
 
 def is_contended(error: BaseException) -> bool:
