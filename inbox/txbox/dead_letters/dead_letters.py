@@ -58,7 +58,7 @@ from txbox.text import storable
 __all__ = ["DeadLetters"]
 
 
-class DeadLetterStatements(SqlFile, file="dead_letters.sql"):
+class DeadLetterStatements(SqlFile, file="dead_letters.sql", fragments_of=OrderStatements):
     """The statements of ``dead_letters.sql``."""
 
     park: str

@@ -177,14 +177,28 @@ WHERE {{wanted}} AND letter.dead_letter_id > %(after)s
 ORDER BY letter.dead_letter_id LIMIT %(page)s
 
 -- name: matching_counts
--- How many letters a filter means.
+-- How many letters a filter means, and how many of them a redrive refuses, as one before them in their key is not sent.
 -- parameters: subscriber_id text, reasons text[], error text, since_ago interval, since timestamptz, until_ago interval,
 --   until timestamptz, source text, message_ids text[], header_names text[], header_values text[], numbers bigint[],
---   all boolean (as letters)
--- returns: subscriber_id, reason, letters, when the oldest was parked
-SELECT letter.subscriber_id, letter.reason, count(*) AS letters, {{microseconds(min(letter.parked_at))}} AS oldest_at
-FROM {{dead_letter}} AS letter WHERE {{wanted}}
-GROUP BY letter.subscriber_id, letter.reason ORDER BY letter.subscriber_id, letter.reason
+--   all boolean (as letters), expired boolean (those are sent, too)
+-- returns: subscriber_id, reason, letters, when the oldest was parked, those that are refused
+WITH meant AS (
+  SELECT letter.dead_letter_id, letter.subscriber_id, letter.reason, letter.parked_at, letter.order_key,
+    letter.order_position
+  FROM {{dead_letter}} AS letter WHERE {{wanted}}
+), kept AS (
+  SELECT letter.subscriber_id, letter.order_key, min(letter.order_position) AS order_position
+  FROM {{dead_letter}} AS letter
+  WHERE letter.redriven_at IS NULL AND {{holds}} AND (
+    letter.dead_letter_id NOT IN (SELECT meant.dead_letter_id FROM meant)
+    OR letter.reason = 'expired' AND NOT %(expired)s
+  )
+  GROUP BY letter.subscriber_id, letter.order_key
+)
+SELECT meant.subscriber_id, meant.reason, count(*) AS letters, {{microseconds(min(meant.parked_at))}} AS oldest_at,
+  count(*) FILTER (WHERE kept.order_position < meant.order_position) AS behind
+FROM meant LEFT JOIN kept USING (subscriber_id, order_key)
+GROUP BY meant.subscriber_id, meant.reason ORDER BY meant.subscriber_id, meant.reason
 
 -- name: store_operation
 -- Keep who asks for what.

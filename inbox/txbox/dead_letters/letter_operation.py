@@ -41,12 +41,16 @@ class LetterOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LetterCount:
-    """How many letters of a subscriber and a reason a filter means, and since when the oldest has been parked."""
+    """How many letters of a subscriber and a reason a filter means, and since when the oldest has been parked.
+
+    ``behind``: how many of them a redrive refuses, as a letter before them in their key waits that it does not send.
+    """
 
     subscriber_id: str
     reason: Reason
     letters: int
     oldest_at: datetime | None
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,12 +80,18 @@ class LetterOperations:
         self._statements = DeadLetterStatements.load(schema, prefix)
         self._order = OrderStatements.load(schema, prefix)
 
-    def counts(self, which: LetterFilter) -> list[LetterCount]:
-        """Return how many letters a filter means now, by subscriber and reason; nothing is selected."""
-        parameters = {**which.parameters(), "all": False}
+    def counts(self, which: LetterFilter, *, expired: bool = False) -> list[LetterCount]:
+        """Return how many letters a filter means now, by subscriber and reason; nothing is selected.
+
+        ``expired`` is as for ``select``: without it, those that were parked as expired keep what is behind them.
+        """
+        parameters = {**which.parameters(), "all": False, "expired": expired}
         with short_transaction(self._engine) as connection, filtered(connection, self._statements, which) as adapted:
             rows = connection.exec_driver_sql(adapted(self._statements.matching_counts), parameters)
-            return [LetterCount(of, Reason(reason), count, moment(oldest)) for of, reason, count, oldest in rows]
+            return [
+                LetterCount(of, Reason(reason), count, moment(oldest), behind)
+                for of, reason, count, oldest, behind in rows
+            ]
 
     def select(
         self,

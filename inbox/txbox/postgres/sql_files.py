@@ -58,10 +58,14 @@ class SqlFile:
         for field in fields(self.tables):
             if isinstance(table := getattr(self.tables, field.name), Table):
                 values[field.name] = quoted(table)
-        for kind in (self._fragments_of, type(self)):
-            if kind is not None:
-                for name, text in _parsed(kind.__module__.rpartition(".")[0], kind._file).items():  # noqa: SLF001 - a class of this module
-                    values[name] = _filled(text, values)
+        kinds: list[type[SqlFile]] = []
+        kind: type[SqlFile] | None = type(self)
+        while kind is not None:
+            kinds.insert(0, kind)
+            kind = kind._fragments_of  # noqa: SLF001 - a class of this module
+        for kind in kinds:
+            for name, text in _parsed(kind.__module__.rpartition(".")[0], kind._file).items():  # noqa: SLF001 - the same
+                values[name] = _filled(text, values)
         for name in _annotated(type(self)):
             setattr(self, name, values[name])
 

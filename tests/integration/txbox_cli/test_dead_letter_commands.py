@@ -254,6 +254,24 @@ def test_a_redrive_until_free_sends_what_waits_behind_and_says_which_keys_are_no
     assert LetterOperations(engine).get(operation.operation_id).outcomes == {"redriven": 3}
 
 
+def test_a_dry_run_counts_no_letters_that_would_be_refused(txbox: Txbox, engine: Engine, queue: str) -> None:
+    for message_id in ("a", "x", "y"):
+        park(engine, queue, message_id, order_key="ann")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE dead_letter SET reason = 'behind' WHERE message_id <> 'a'")
+    redrive = ("dead-letters", "redrive", "--reason", "behind", "--dry-run")
+    assert txbox(*redrive).out.endswith(
+        "0 letters would be sent through again; 2 letters not, behind others of the same key that are not sent\n"
+    )
+    assert json.loads(txbox(*redrive, "--json").out)["letters"] == 0
+    for command, told in (
+        ("redrive", "3 letters would be sent through again"),
+        ("discard", "3 letters would be discarded"),
+    ):
+        assert txbox("dead-letters", command, "--all", "--dry-run").out.endswith(f"{told}\n")
+    assert "2 letters would be discarded\n" in txbox("dead-letters", "discard", *redrive[2:]).out
+
+
 def test_an_operation_of_an_embedding_program_can_be_resumed(
     txbox: Txbox, engine: Engine, queue: str, numbers: list[int]
 ) -> None:

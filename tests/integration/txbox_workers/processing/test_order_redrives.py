@@ -10,12 +10,13 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from support.postgres.statements import run
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
 from support.workers.fifo_source import FifoSource
 from support.workers.memory_worker import at_work, make, process
 from support.workers.ordered import by_key, failing, in_group, ordered, outcomes, park_m1, redrive, waiting, with_key
-from txbox import DeadLetter, DeadLetters, Inbox, LetterNotFound, Message, Outcome, OutOfOrder
+from txbox import DeadLetter, DeadLetters, Inbox, LetterNotFound, Message, Outcome, OutOfOrder, Reason
 from txbox.dead_letters import LetterFilter, LetterOperation, LetterOperations, LetterOutcome, OperationKind
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox_workers.delivery import Delivery
@@ -238,6 +239,40 @@ def test_an_operation_redrives_by_places_what_it_has_and_nothing_out_of_order(
     operations.carry_out(ended.operation_id, lambda letter: sent.append(letter.message_id))
     assert sent == ["m1", "m2", "m3", "m4", "m5"]
     assert operations.get(ended.operation_id).finished_at is not None
+
+
+@pytest.mark.parametrize(
+    ("which", "expired", "sent"),
+    [
+        (LetterFilter(), False, ["m1", "m2", "m3", "n1", "n2", "o2"]),
+        (LetterFilter(reasons=(Reason.BEHIND,)), False, ["o2"]),
+        (LetterFilter(reasons=(Reason.FAILED, Reason.EXPIRED)), False, ["m1", "n1"]),
+        (LetterFilter(message_ids=("m1", "m3")), False, ["m1"]),
+        (LetterFilter(message_ids=("n2", "e1", "e2")), True, ["e1", "e2"]),
+        (LetterFilter(message_ids=("e1", "e2")), False, []),
+        (LetterFilter(subscriber_id="billing", json_path="$.nothing"), False, []),
+    ],
+)
+def test_what_a_redrive_would_send_is_counted_as_it_is_sent(
+    engine: Engine, business: Business, which: LetterFilter, expired: bool, sent: list[str]
+) -> None:
+    """Of the key o, the first letter is on its way; of e, the first is expired."""
+    park_three(engine)
+    for first in ("n1", "e1", "o1"):
+        outcomes(ordered(engine, failing(first)), with_key(first, first[0]), with_key(f"{first[0]}2", first[0]))
+    letters = {letter.message_id: letter.dead_letter_id or 0 for letter in DeadLetters(engine).list()}
+    run(engine, "UPDATE dead_letter SET reason = 'expired' WHERE message_id = 'e1'")
+    DeadLetters(engine).redrive(letters["o1"], lambda _: None)
+    operations = LetterOperations(engine)
+    counts = operations.counts(which, expired=expired)
+    done: list[str] = []
+    operation = operations.select(which, OperationKind.REDRIVE, by="me", expired=expired)
+    if operation is not None:
+        operations.carry_out(operation.operation_id, lambda letter: done.append(letter.message_id))
+        assert operation.letters == sum(count.letters for count in counts)
+    sendable = [count for count in counts if expired or count.reason is not Reason.EXPIRED]
+    assert sorted(done) == sent
+    assert sum(count.letters - count.behind for count in sendable) == len(sent)
 
 
 def test_the_body_that_is_redriven_in_place_of_another_takes_over_its_place(engine: Engine, business: Business) -> None:

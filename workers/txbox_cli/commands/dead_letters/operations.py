@@ -115,7 +115,7 @@ def redrive(
     until_free_seconds = None if until_free is None else read_span("--until-free", until_free).total_seconds()
     with db.engine() as engine, refused_as_usage():
         if dry_run:
-            _show(engine, db, which, "sent through again", expired=expired, as_json=as_json)
+            _show(engine, db, which, "sent through again", expired=expired, in_order=True, as_json=as_json)
             return 0
         operation = LetterOperations(engine, schema=db.schema, prefix=db.prefix).select(
             which,
@@ -203,12 +203,26 @@ def list_operations(
     )
 
 
-def _show(engine: Engine, db: Database, which: LetterFilter, what: str, *, expired: bool = True, as_json: bool) -> None:
-    """Count and show the letters that are meant; ``expired``: also those that are too old to judge."""
-    counts = LetterOperations(engine, schema=db.schema, prefix=db.prefix).counts(which)
+def _show(
+    engine: Engine,
+    db: Database,
+    which: LetterFilter,
+    what: str,
+    *,
+    expired: bool = True,
+    in_order: bool = False,
+    as_json: bool,
+) -> None:
+    """Count and show the letters that are meant.
+
+    ``expired``: also those that are too old to judge. ``in_order``: but for those behind others that are not meant.
+    """
+    counts = LetterOperations(engine, schema=db.schema, prefix=db.prefix).counts(which, expired=expired)
     letters = DeadLetters(engine, schema=db.schema, prefix=db.prefix).list(which, limit=SHOWN_LETTERS)
     left = sum(count.letters for count in counts if count.reason is Reason.EXPIRED and not expired)
-    total = sum(count.letters for count in counts) - left
+    done = [count for count in counts if expired or count.reason is not Reason.EXPIRED]
+    behind = sum(count.behind for count in done) if in_order else 0
+    total = sum(count.letters for count in done) - behind
     if as_json:
         rows = [asdict(count) for count in counts]
         print_json({"letters": total, "counts": rows, "first": [summary(letter) for letter in letters]})
@@ -223,7 +237,8 @@ def _show(engine: Engine, db: Database, which: LetterFilter, what: str, *, expir
         )
         print_letters(letters, states=which.numbers is not None)
     withheld = f"; {counted(left, 'expired letter')} only with --expired" if left else ""
-    typer.echo(f"{counted(total, 'letter')} would be {what}{withheld}")
+    refused = f"; {counted(behind, 'letter')} not, behind others of the same key that are not sent" if behind else ""
+    typer.echo(f"{counted(total, 'letter')} would be {what}{withheld}{refused}")
 
 
 def _carry_out(
