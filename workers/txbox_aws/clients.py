@@ -37,33 +37,23 @@ _Error = TypeVar("_Error", BrokerError, LedgerError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsUse(Generic[_Error]):
-    """How one service is called for one purpose.
+    """How one service is called for one purpose."""
 
-    Attributes:
-        service: boto3's name of it.
-        title: its name in errors.
-        error: what boto3's errors become.
-        remedies: what to do about an error, by a part of AWS's code, or by the whole name of boto3's exception; before
-            those in ``_REMEDIES``.
-        attempts: of a call, made by boto3 itself.
-        connect_seconds, read_seconds: how long an attempt waits for a connection, and for an answer.
-        connections: how many calls may be under way at once.
-        checks_parameters: whether boto3 checks a call's parameters before it sends them.
-        answers: codes of errors that are no trouble: they pass through as boto3's.
-        passing: parts of codes of errors that are not permanent in spite of a remedy.
-    """
-
-    service: str
-    title: str
-    error: type[_Error]
+    service: str  # boto3's name of it
+    title: str  # its name in errors
+    error: type[_Error]  # what boto3's errors become
     remedies: Mapping[str, str]
-    attempts: int = 3
-    connect_seconds: float = 5.0
-    read_seconds: float = 10.0
-    connections: int = 10
-    checks_parameters: bool = True
-    answers: tuple[str, ...] = ()
+    """What to do about an error, by a part of AWS's code, or by the whole name of boto3's exception; before those in
+    ``_REMEDIES``.
+    """
+    attempts: int = 3  # of a call, made by boto3 itself
+    connect_seconds: float = 5.0  # how long an attempt waits for a connection
+    read_seconds: float = 10.0  # how long it waits for an answer
+    connections: int = 10  # how many calls may be under way at once
+    checks_parameters: bool = True  # whether boto3 checks a call's parameters before it sends them
+    answers: tuple[str, ...] = ()  # codes of errors that are no trouble: they pass through as boto3's
     passing: tuple[str, ...] = ("InvalidSignature", "RequestTimeTooSkewed", "RequestExpired")  # a clock may be set
+    """Parts of codes of errors that are not permanent in spite of a remedy."""
 
 
 _NO_QUEUE = "; create the queue, or correct its URL, region or account"

@@ -47,35 +47,19 @@ class BulkLoadFailed(TxboxError):
 
 @dataclass
 class LoadContext:
-    """One bulk load.
+    """One bulk load."""
 
-    Attributes:
-        spark: the session of the events.
-        engine: the database, for this process.
-        options: of the caller.
-        events: the source.
-        source: what is loaded, for people.
-        digest: of the source; a resumed run must find the same.
-        parallelism: how many chunks are merged at once.
-        reporter: reports the progress.
-        seconds: how long each stage took.
-        merged: chunks that were merged when the ledger was last read.
-        sample: ids of a run that begins, until its first attempt; of a resumed one, none.
-        ledger: of bulk loads.
-        staging: the staging tables.
-    """
-
-    spark: SparkSession
-    engine: Engine
-    options: ValidLoadOptions
+    spark: SparkSession  # of the events
+    engine: Engine  # the database, for this process
+    options: ValidLoadOptions  # of the caller
     events: PreparedEvents
-    source: str
-    digest: bytes
-    parallelism: int
+    source: str  # what is loaded, for people
+    digest: bytes  # of the source; a resumed run must find the same
+    parallelism: int  # how many chunks are merged at once
     reporter: ProgressReporter
-    seconds: dict[str, float] = field(default_factory=dict)
-    merged: int = 0
-    sample: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)  # how long each stage took
+    merged: int = 0  # chunks that were merged when the ledger was last read
+    sample: tuple[str, ...] = ()  # ids of a run that begins, until its first attempt; of a resumed one, none
 
     def __post_init__(self) -> None:
         names = self.options.schema, self.options.prefix

@@ -48,20 +48,13 @@ class ChunkStream:
 
 
 class DistinctEvents:
-    """The loadable events of one chunk, one of each id; and the count of everything else.
-
-    Attributes:
-        read: rows so far.
-        rejected: rows so far that cannot be loaded.
-        kept: events so far.
-        rejected_sample: some of the rejected rows.
-    """
+    """The loadable events of one chunk, one of each id; and the count of everything else, so far."""
 
     def __init__(self, batches: "Iterator[pyarrow.RecordBatch]") -> None:
-        self.read = 0
-        self.rejected = 0
-        self.kept = 0
-        self.rejected_sample: list[str] = []
+        self.read = 0  # rows
+        self.rejected = 0  # rows that cannot be loaded
+        self.kept = 0  # events
+        self.rejected_sample: list[str] = []  # some of the rejected rows
         self._batches = batches
         self._last = ""
 

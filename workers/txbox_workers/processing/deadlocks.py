@@ -55,15 +55,11 @@ class TransactionMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConflictReport:
-    """What happened since the last report.
-
-    Attributes:
-        conflicts: how many transactions were rolled back, by SQLSTATE and by the relation in which they conflicted.
-        mode: how transactions are run now.
-    """
+    """What happened since the last report."""
 
     conflicts: dict[tuple[str, str], int]
-    mode: TransactionMode
+    """How many transactions were rolled back, by SQLSTATE and by the relation in which they conflicted."""
+    mode: TransactionMode  # how transactions are run now
 
 
 class ModeSelector:

@@ -22,8 +22,7 @@ from txbox.postgres.sqlstates import (
 class DatabaseUnavailable(Exception):
     """The database cannot be worked with now, or did not answer a commit; it is no message's fault.
 
-    Attributes:
-        before_handler: the error came before any handler was run, so no handler can have caused it.
+    ``before_handler``: the error came before any handler was run, so no handler can have caused it.
     """
 
     def __init__(self, message: str, *, before_handler: bool = False) -> None:
