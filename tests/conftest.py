@@ -42,7 +42,7 @@ pytest_plugins = ["support.side_by_side", "support.spark.spark_session"]
 _servers_used: set[str] = set()
 _numbers = itertools.count(1)
 
-GIVEN_BACK_SECONDS = 2.0
+GIVEN_BACK_SECONDS = 10.0
 """A renewal or a retry that was under way at a test's end takes less."""
 
 
