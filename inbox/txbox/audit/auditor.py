@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -41,7 +41,7 @@ from txbox.errors import InvalidConfiguration
 from txbox.instrumentation import Audited, Hook, emit
 from txbox.instrumentation.logs import log_event
 from txbox.postgres.sql import moment
-from txbox.postgres.sqlstates import sqlstate
+from txbox.postgres.sqlstates import QUERY_CANCELED, sqlstate
 
 __all__ = ["IN_FLIGHT", "STRETCH_ROWS", "audit", "audit_inbox"]
 
@@ -184,7 +184,7 @@ class _Audit:
                 stretch = self._next(after, last, stretch_rows)
                 self._compare(stretch)
             except DBAPIError as error:
-                if sqlstate(error) != _QUERY_CANCELLED or stretch_rows <= SMALLEST_ROWS:
+                if sqlstate(error) != QUERY_CANCELED or stretch_rows <= SMALLEST_ROWS:
                     raise
                 stretch_rows //= 4
                 _log.info("%d rows took longer than %s: going on in smaller parts", stretch_rows * 4, STATEMENT_TIMEOUT)
@@ -196,6 +196,8 @@ class _Audit:
                 _log.info("audit of %s: %s", self._recorded.subscriber_id, self._progress(after))
             time.sleep((now - stretch_begun) * PAUSE_SHARE)
         self._judge_letters()
+        if self._sent is not None and since is not None and since < self._now and self._not_compared:
+            self._not_compared -= self._sent.quiet(Range("", last), self._not_compared)
         destinations = () if self._sent is None else self._sent.destinations
         limits = (since, self._kept_since, None if self._sent is None else self._sent.judged_since)
         report = AuditReport(
@@ -376,7 +378,5 @@ _STATES = ("processed", "parked", "expired", "discarded")
 
 _NOTHING: Any = SimpleNamespace(**dict.fromkeys(("digest", "ids", *COUNTS), 0))
 """The counts of a bucket that is empty."""
-
-_QUERY_CANCELLED: Final = "57014"
 
 _log = logging.getLogger("txbox.audit")

@@ -17,7 +17,7 @@ from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
+from txbox.postgres.sqlstates import QUERY_CANCELED, SERIALIZATION_FAILURE, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.retries import retry
 
@@ -162,6 +162,15 @@ class Sent(_Side):
     def destinations_in(self, stretch: Range, destinations: Collection[str]) -> set[str]:
         """Return to which of some destinations something was sent in a stretch, of what is judged."""
         return {row.destination for row in self._read("destinations", stretch, destinations=sorted(destinations))}
+
+    def quiet(self, every: Range, destinations: Collection[str]) -> set[str]:
+        """Return to which of some destinations something was sent once; none, where it takes too long to find out."""
+        try:
+            return self.destinations_in(every, destinations)
+        except DBAPIError as error:
+            if sqlstate(error) != QUERY_CANCELED:
+                raise
+            return set()
 
     def known(self, message_ids: Sequence[str]) -> dict[str, bool]:
         """Return which ids were sent or parked by this outbox, and whether to these destinations."""

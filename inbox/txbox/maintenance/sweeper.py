@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.maintenance.tasks import Chore, Ring, SweeperStatements
 from txbox.maintenance.transactions import STATEMENT_MS, MaintenanceTransactions
-from txbox.postgres.sqlstates import sqlstate
+from txbox.postgres.sqlstates import QUERY_CANCELED, sqlstate
 
 __all__ = ["Sweeper", "SweeperStatements", "estimate"]
 
@@ -223,7 +223,7 @@ class Sweeper:
             try:
                 result = self._transactions.run(work, statement_ms=LONGEST_MS if blocks > 1 else STATEMENT_MS)
             except DBAPIError as error:
-                if sqlstate(error) != _QUERY_CANCELED or blocks == 1:
+                if sqlstate(error) != QUERY_CANCELED or blocks == 1:
                     raise
                 self._blocks[task.task] = max(blocks // 4, 1)
                 continue
@@ -259,6 +259,3 @@ def estimate(connection: Connection, task: Chore, sql: SweeperStatements) -> tup
         rows += int(connection.exec_driver_sql(task.count, {**task.parameters, **places}).scalar_one())
         looked_at += min(blocks, total - first)
     return (rows, True) if is_counted else (round(rows * total / looked_at), False)
-
-
-_QUERY_CANCELED = "57014"

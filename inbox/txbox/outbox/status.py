@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox.outbox.snapshot_holders import SnapshotHolder, find_snapshot_holders, sees_all_sessions
 from txbox.postgres.sql import moment, with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import sqlstate
+from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, QUERY_CANCELED, sqlstate
 from txbox.postgres.transactions import check_table, short_transaction
 
 __all__ = [
@@ -211,7 +211,7 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
     try:
         found = _in_time(engine, sql, sql.relays_at_work, _STALE)
     except DBAPIError as error:
-        if sqlstate(error) == _INSUFFICIENT_PRIVILEGE:
+        if sqlstate(error) == INSUFFICIENT_PRIVILEGE:
             return None
         raise
     return None if found is None else int(found[0]["count"])
@@ -223,7 +223,7 @@ def _check(engine: Engine, sql: StatusStatements, table: Table) -> None:
         with _bounded(engine, sql) as connection:
             check_table(connection, table)
     except DBAPIError as error:
-        if sqlstate(error) != _QUERY_CANCELED:
+        if sqlstate(error) != QUERY_CANCELED:
             raise
 
 
@@ -256,7 +256,7 @@ def _in_time(
                 connection.exec_driver_sql(setting)
             return connection.exec_driver_sql(statement, dict(parameters)).mappings().all()
     except DBAPIError as error:
-        if sqlstate(error) == _QUERY_CANCELED:
+        if sqlstate(error) == QUERY_CANCELED:
             return None
         raise
 
@@ -290,7 +290,3 @@ def _with_outages(
 
 def _waits(one: DestinationStatus) -> bool:
     return one.waiting + one.retrying > 0
-
-
-_QUERY_CANCELED = "57014"
-_INSUFFICIENT_PRIVILEGE = "42501"

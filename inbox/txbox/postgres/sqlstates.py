@@ -14,6 +14,7 @@ __all__ = [
     "INSUFFICIENT_PRIVILEGE",
     "LOCK_NOT_AVAILABLE",
     "PREPARED_REMEDY",
+    "QUERY_CANCELED",
     "SERIALIZATION_FAILURE",
     "TIMED_OUT",
     "UNDEFINED_COLUMN",
@@ -32,6 +33,7 @@ DEADLOCK_DETECTED = "40P01"
 LOCK_NOT_AVAILABLE = "55P03"
 CONFLICTS = {DEADLOCK_DETECTED: "deadlock", SERIALIZATION_FAILURE: "serialization failure"}
 INSUFFICIENT_PRIVILEGE = "42501"
+QUERY_CANCELED = "57014"  # by a time-out, or by a person
 UNDEFINED_COLUMN = "42703"
 UNDEFINED_TABLE = "42P01"
 TIMED_OUT = frozenset({"25P03", "25P04"})  # idle_in_transaction_session_timeout, transaction_timeout
@@ -118,7 +120,7 @@ _SESSION_STATES = frozenset(
     {
         "25006",  # read_only_sql_transaction
         "3F000",  # invalid_schema_name
-        "57014",  # query_canceled: by a time-out
+        QUERY_CANCELED,
     }
 )
 

@@ -77,6 +77,14 @@ def test_each_destination_has_to_have_something_to_compare(txbox: Txbox, engine:
     printed(txbox(*both), 0, "balanced")
 
 
+def test_a_destination_that_is_quiet_since_then_is_no_fault(txbox: Txbox, engine: Engine, sent: list[str]) -> None:
+    for number, message_id in enumerate(sent):
+        of_2022 = f"0182a5f0-0000-7000-8000-{number:012}"
+        run(engine, "UPDATE outbox_sent SET message_id = %s WHERE message_id = %s", (of_2022, message_id))
+    run(engine, "DELETE FROM processed_message")
+    printed(txbox("audit", *TO, "--since", "2h"), 0, "balanced")
+
+
 def test_what_the_inbox_may_have_forgotten_is_not_compared(txbox: Txbox, engine: Engine, sent: list[str]) -> None:
     run(engine, "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now())")
     txbox("audit", *TO).failed_in_one_line(1, "nothing was compared for own:somewhere:")
