@@ -13,6 +13,7 @@ class ServerStatements(SqlFile, file="server.sql"):
     row_estimate: str
     lock_timeout: str
     bound_wait: str
+    no_time_limit: str
     running_transactions: str
 
 

@@ -40,6 +40,12 @@ SELECT current_setting('lock_timeout')
 -- returns: the setting
 SELECT set_config('lock_timeout', %(lock_timeout)s, true)
 
+-- name: no_time_limit
+-- Let this transaction take as long as it needs, whatever its role may; transaction_timeout is there from PostgreSQL 17 on.
+-- parameters: none
+-- returns: the settings
+SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
+
 -- name: running_transactions
 -- The transactions of this database, without those of VACUUM. Every role may see them.
 -- parameters: none

@@ -14,7 +14,8 @@ then has the row, which is younger than the snapshot: 40001.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row
@@ -128,7 +129,7 @@ class InboxConversion:
         if not form.has_check and not self._exclusively(self._sql.add_check, tries):
             return False
         if not form.is_valid:
-            with short_transaction(self._engine) as connection:
+            with self._without_time_limit() as connection:
                 connection.exec_driver_sql(self._sql.validate_check)
             self._say("every row is of generation 1")
         self._refuse_hindrances()
@@ -179,7 +180,7 @@ class InboxConversion:
                 rows += self._move(self._sql.move_rows, {"generation": generation, **places})
             if rows:
                 self._say(f"{rows} rows of generation {generation} moved")
-            with short_transaction(self._engine) as connection:
+            with self._without_time_limit() as connection:
                 empty = connection.exec_driver_sql(self._sql.is_empty, {"generation": generation}).scalar_one()
             if empty:
                 self._generations.drop(generation, closed_at, tries=tries)
@@ -191,6 +192,13 @@ class InboxConversion:
                 return connection.exec_driver_sql(statement, values).rowcount
 
         return retry(work, again=lambda error, _: is_contended(error), backoff=AGAIN, runs=TRIES, wait=self._wait)
+
+    @contextmanager
+    def _without_time_limit(self) -> Iterator[Connection]:
+        """Begin a transaction for what reads a whole table, and locks nobody out."""
+        with short_transaction(self._engine) as connection:
+            connection.exec_driver_sql(SERVER.no_time_limit)
+            yield connection
 
     def _exclusively(self, statement: str, tries: int) -> bool:
         def change(connection: Connection) -> None:

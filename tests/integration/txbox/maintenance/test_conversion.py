@@ -2,17 +2,20 @@
 
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
+from integration.txbox.maintenance.conftest import found
 from support.postgres.statements import run
 from support.waiting import wait_until
 from txbox import DeadLetters, Inbox
 from txbox.dead_letters.letter import DeadLetter, Reason
 from txbox.errors import InvalidConfiguration, SchemaMissing
 from txbox.maintenance.rotation import Generations, InboxConversion
+from txbox.maintenance.rotation.conversion import ConversionStatements
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sqlstates import is_retryable
 from txbox.schema import tables
@@ -23,6 +26,27 @@ from txbox_local import LocalPostgres
 def ids(engine: Engine) -> list[str]:
     with engine.connect() as connection:
         return list(connection.exec_driver_sql("SELECT message_id FROM processed_message ORDER BY 1").scalars())
+
+
+def test_what_reads_the_whole_inbox_may_take_longer_than_its_role(engine: Engine, schema_url: str) -> None:
+    run(engine, "INSERT INTO processed_message (subscriber_id, message_id) VALUES ('billing', 'm-1')")
+    sql = ConversionStatements.load()
+    run(engine, sql.add_generation)
+    run(engine, sql.add_check)
+    of_role = create_engine(f"{schema_url}%20-cstatement_timeout=1000")
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'VALIDATE' AND wait_event_type = 'Lock' "
+        "AND clock_timestamp() - query_start > interval '1500 milliseconds'"
+    )
+    try:
+        with ThreadPoolExecutor() as pool, engine.begin() as other:
+            other.exec_driver_sql("LOCK TABLE processed_message IN SHARE UPDATE EXCLUSIVE MODE")
+            turned = pool.submit(InboxConversion(of_role).forward)
+            wait_until(lambda: turned.done() or found(engine, waiting), "it takes long")
+            other.commit()
+            assert turned.result(60)
+    finally:
+        of_role.dispose()
 
 
 class Recorders:
