@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,6 +33,9 @@ from txbox_local import LocalAws, LocalPostgres
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+# In a job that a script has put into the background Ctrl-C is ignored, and programs that it starts inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes is the machine's matter; pytest's own time-out ends what hangs.
 hypothesis.settings.register_profile("txbox", deadline=None)

@@ -46,7 +46,8 @@ def test_spark_submit_runs_the_same_job(engine: Engine, schema_url: str, tmp_pat
 
 
 def test_its_errors_are_the_programs(tmp_path: Path) -> None:
-    ended = submit(str(tmp_path / "none.jsonl"), "--subscriber", "billing", "--message-id", "event_id")
+    arguments = ("--subscriber", "billing", "--message-id", "event_id")
+    ended = submit(str(tmp_path / "none.jsonl"), *arguments, url="postgresql://127.0.0.1/none")
     assert ended.status == 2
     # spark-submit writes both streams of the program to its own standard output.
     assert ended.out == "txbox: name the effect: --apply FILE.sql, or --call MODULE:NAME\n"

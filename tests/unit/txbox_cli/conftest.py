@@ -1,4 +1,5 @@
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -6,6 +7,14 @@ import pytest
 
 from support.program import Ended
 from txbox_cli.app import run
+
+
+@pytest.fixture(autouse=True)
+def _hangups_as_in_a_terminal() -> Iterator[None]:
+    """Under nohup they are ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
