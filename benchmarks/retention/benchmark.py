@@ -315,24 +315,26 @@ SETTLED, GROWN = "size after two windows", "largest size in ten"
 def tables(run: Run) -> list[Table]:
     """Forgetting, what it does to workers, recording over generations, growth."""
     this = RetentionRun(run)
-    ways = [
-        Row(
-            f"{until}, {what}",
-            partial(this.forget, until) if what == "seconds" and until in (DELETED, IN_PLACE, DETACHED) else None,
-            limit and f"{limit}, {what}",
-            at_most=at_most,
-            unit=unit,
-            ours=limit is not None,
-        )
+    ways = {
+        what: [
+            Row(
+                f"{until}, {what}",
+                partial(this.forget, until) if what == "seconds" and until in (DELETED, IN_PLACE, DETACHED) else None,
+                limit and f"{limit}, {what}",
+                at_most=at_most,
+                unit=unit,
+                ours=limit is not None,
+            )
+            for until, limit, at_most in (
+                (DELETED, None, None),
+                (VACUUMED, None, None),
+                (IN_PLACE, DELETED, None),
+                (DETACHED, DELETED, FORGOTTEN_AT_MOST),
+                (DROPPED, VACUUMED, None),  # as long as the file system takes to remove so many bytes
+            )
+        ]
         for what, unit in (("seconds", "s"), ("WAL", "MB"))
-        for until, limit, at_most in (
-            (DELETED, None, None),
-            (VACUUMED, None, None),
-            (IN_PLACE, DELETED, None),
-            (DETACHED, DELETED, FORGOTTEN_AT_MOST),
-            (DROPPED, VACUUMED, FORGOTTEN_AT_MOST),
-        )
-    ]
+    }
     recording: list[Row] = []
     for rows in run.options["inbox_rows"]:
         for ids, batch in (("v7", 1), ("v7", 10), ("v7", 100), ("v4", 100)):
@@ -340,7 +342,8 @@ def tables(run: Run) -> list[Table]:
             recording.append(Row(plain, partial(this.record, rows, batch, ids)))
             recording.append(Row(rotating, None, plain, RECORDED_AT_LEAST, ours=True))
     return [
-        Table("forgetting old rows", ways),
+        Table("until old rows are forgotten", ways["seconds"]),
+        Table("what that writes", ways["WAL"]),
         Table(
             "a worker beside it",
             [

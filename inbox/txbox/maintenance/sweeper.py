@@ -11,6 +11,10 @@ the table of maintenance, in the same transaction as each delete; another window
 what it has left behind: rows that were deleted, and that Postgres cannot clean up because an old snapshot is held, are
 not read again and again.
 
+Where no page is free, new rows make the table longer, so its end may be young before its begin is. Then the cursor
+would wait there for a whole window. So there is a probe, at first at the table's begin: it looks at one stretch in each
+round, stays while most rows are young there, and goes on as the cursor does when they are not.
+
 What the cursor has passed or cannot reach (a letter's row that was waiting then; rows that an update has moved) is
 found by a second one, slowly: it goes through the whole table once a day.
 """
@@ -122,14 +126,16 @@ class Sweeper:
             once: there is no next round soon: the second cursor does a day's share if it was not moved for a day.
         """
         detail, seconds = self._transactions.read(ring.task)
-        heads = {str(key): int(block) for key, block in detail.get("heads", {}).items()}
         swept = int(detail.get("swept", 0))
         total = self._count_blocks(ring.table)
         if total == 0:
             return 0
-        state = {"heads": {f"{window:g}": _head_of(window, heads) % total for window in ring.windows}}
-        state["swept"] = swept % total  # type: ignore[assignment]
+        state: dict[str, Any] = {"swept": swept % total}
+        for name in ("heads", "probes"):
+            places = detail.get(name, {})
+            state[name] = {f"{window:g}": _place_of(window, places) % total for window in ring.windows}
         removed = sum(self._move_head(ring, state, window, total, until) for window in ring.windows)
+        removed += sum(self._move_probe(ring, state, window, total, until) for window in ring.windows)
         since = (SWEEP_SECONDS if once else 0.0) if seconds is None else min(seconds, SWEEP_SECONDS)
         share = min(max(int(total * since / SWEEP_SECONDS), SWEEP_BLOCKS), total)
         return removed + self._move_sweep(ring, state, share, total, until)
@@ -164,6 +170,29 @@ class Sweeper:
         else:
             if young:
                 heads[key] = start_of_young
+        return removed
+
+    def _move_probe(self, ring: Ring, state: dict[str, Any], window: float, total: int, until: float) -> int:
+        """Move the probe of a window while most rows are too old there."""
+        key, probes = f"{window:g}", state["probes"]
+        if probes[key] == state["heads"][key]:
+            probes[key] = 0
+        removed = scanned = 0
+        while scanned < total and not self._is_over(until):
+            begin = probes[key]
+
+            def next_state(found: _Found, beyond: int, begin: int = begin) -> Mapping[str, Any]:
+                if found.young_from is not None and found.young_from < beyond:
+                    beyond = found.young_from
+                elif not found.removed:
+                    beyond = begin
+                probes[key] = beyond % total
+                return state
+
+            at, found = self._step(ring, {**ring.parameters, "window": window}, begin, total, next_state)
+            scanned, removed = scanned + at - begin, removed + found.removed
+            if probes[key] != at % total:
+                break
         return removed
 
     def _move_sweep(self, ring: Ring, state: dict[str, Any], share: int, total: int, until: float) -> int:
@@ -242,9 +271,9 @@ class Sweeper:
         return self._stopping() or time.monotonic() >= until
 
 
-def _head_of(window: float, heads: Mapping[str, int]) -> int:
+def _place_of(window: float, places: Mapping[str, int]) -> int:
     """Return where a window's cursor is: a new window goes on from the cursor of the one that is most like it."""
-    return heads[min(heads, key=lambda key: abs(float(key) - window))] if heads else 0
+    return int(places[min(places, key=lambda key: abs(float(key) - window))]) if places else 0
 
 
 def estimate(connection: Connection, task: Chore, sql: SweeperStatements) -> tuple[int, bool]:

@@ -161,6 +161,22 @@ def test_a_few_old_rows_behind_young_ones_do_not_take_the_cursor_past_them(
     assert cursor(engine)["head"] == next_ones
 
 
+def test_a_cursor_that_waits_at_a_young_end_keeps_no_old_begin(
+    engine: Engine, make_maintainer: StartMaintainer
+) -> None:
+    record(engine, "billing", "old-", 20_000, days_ago=40)
+    record(engine, "billing", "young-", 30_000, days_ago=1)
+    end = found(engine, "SELECT (min(ctid)::text::point)[0]::int FROM processed_message WHERE message_id ~ '^young-'")
+    run(
+        engine,
+        "INSERT INTO maintenance (task, finished_at, detail) VALUES ('inbox', now(), "
+        "jsonb_build_object('heads', jsonb_build_object('2.592e+06', %s), 'swept', %s))",
+        (end + 1, end + 1),
+    )
+    make_maintainer(BILLING).run_once()
+    assert left(engine) == {"young-": 30_000}
+
+
 def test_rows_that_cannot_be_cleaned_up_are_not_looked_at_again(
     engine: Engine,
     make_maintainer: StartMaintainer,
@@ -196,7 +212,9 @@ def test_what_a_cursor_has_left_behind_is_found_within_a_day(engine: Engine, mak
     make_maintainer(BILLING).run_once()
     run(engine, "UPDATE dead_letter SET discarded_at = now() - interval '40 days' WHERE dead_letter_id = %s", (number,))
     run(
-        engine, 'UPDATE maintenance SET detail = \'{"heads": {"2.592e+06": 200}, "swept": 200}\' WHERE task = \'inbox\''
+        engine,
+        'UPDATE maintenance SET detail = \'{"heads": {"2.592e+06": 200}, "probes": {"2.592e+06": 300}, "swept": 200}\' '
+        "WHERE task = 'inbox'",
     )
     make_maintainer(BILLING).run_once()
     assert left(engine)["parked"] == 1, "not yet: the second cursor is elsewhere"
