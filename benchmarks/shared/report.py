@@ -32,7 +32,7 @@ def print_table(console: Console, table: Table, figures: Figures) -> None:
 
 def number(value: float) -> str:
     """Return a number with as many digits as mean something."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 1 or value == 0 else f"{value:.2g}"
 
 
 def _target(row: Row, figures: Figures) -> str:
