@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
+import httpx2
 import pytest
 from sqlalchemy import create_engine, text
 
@@ -56,14 +56,14 @@ class Service:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "billing_service"], cwd=SERVICE, env=environment, stdout=output, stderr=output
             )
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{environment['PORT']}", timeout=10, trust_env=False)
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{environment['PORT']}", timeout=10, trust_env=False)
         wait_until(self._answers, "the service answers", timeout=60)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
         try:
             return self.client.get("/health").status_code == 200
-        except httpx.ConnectError:
+        except httpx2.ConnectError:
             return False
 
     def post(self, key: str, account_id: str, cents: int) -> None:

@@ -69,6 +69,7 @@ PUBLIC = {
     "txbox_aws.dynamodb.entity": "HIGHEST IDS update_if_newer update_once",
     "txbox.instrumentation.prometheus": "PrometheusHook",
     "txbox.instrumentation.opentelemetry": "OpenTelemetryHook",
+    "txbox_dashboard": "Sensitive dashboard",
     "txbox.status": """
         BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus MaintenanceTask Runway
         RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads read_runway read_status

@@ -43,7 +43,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     info = next(name for name in names if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(info).decode())
     executable = wheel.getinfo("txbox_spark/runtime/java_home/bin/java").external_attr >> 16 & 0o111
-packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_local", "txbox_demo", "txbox_spark", "txbox_migrations"}
+packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_dashboard", "txbox_local", "txbox_demo", "txbox_spark", "txbox_migrations"}
 roots = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
 assert roots == packages, f"packages: {roots}"
 for package in packages:
@@ -53,6 +53,9 @@ for needed in (
     "txbox_cli/__main__.py",
     "txbox_demo/data/cdnow_master.txt.gz",
     "txbox_demo/data/README.md",
+    "txbox_dashboard/static/htmx.min.js",
+    "txbox_dashboard/static/NOTICE.txt",
+    "txbox_dashboard/templates/layout.html",
     "txbox_migrations/history/env.py",
     "txbox_migrations/history/versions/version_1.py",
 ):
@@ -62,7 +65,7 @@ unwanted = [name for name in names if "test_" in name or "conftest" in name or n
 assert not unwanted, f"unwanted: {unwanted}"
 assert any(name.endswith("/licenses/LICENSE") for name in names), "no licence"
 extras = set(metadata.get_all("Provides-Extra"))
-assert extras == {"aws", "cli", "embedded", "spark", "prometheus", "otel", "all"}, f"extras: {extras}"
+assert extras == {"aws", "cli", "dashboard", "embedded", "spark", "prometheus", "otel", "all"}, f"extras: {extras}"
 PYTHON
 }
 
@@ -90,6 +93,8 @@ remedy() {
 
 imports() { "$bin/python" -W error -c "import $1"; }
 
+dashboard_starts() { imports txbox_dashboard && "$bin/txbox" dashboard --help; }
+
 discard() { rm -rf "${bin%/bin}"; }
 
 step "the wheel is built" build
@@ -110,6 +115,8 @@ step "[cli] neither boto3 nor moto is there" lacks boto3 moto
 step "[cli] txbox demo names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" demo --purchases 10
 step "[cli] txbox bulk-load names what is missing" remedy "pip install 'txbox\[spark" "$bin/txbox" bulk-load x.jsonl \
   --subscriber billing --message-id id --apply /dev/stdin --url postgresql://nobody@127.0.0.1:1/x <<<"SELECT * FROM fresh_event"
+step "[cli] txbox dashboard names what is missing" remedy "pip install 'txbox\[dashboard" "$bin/txbox" dashboard \
+  --url postgresql://nobody@127.0.0.1:1/x
 step "[cli] txbox dev names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" dev
 discard
 
@@ -120,6 +127,11 @@ discard
 
 step "[cli,aws,embedded] installs" environment cli,aws,embedded
 step "[cli,aws,embedded] txbox demo --purchases 200" "$bin/txbox" demo --purchases 200 --without-spark
+discard
+
+step "[dashboard] installs" environment dashboard
+step "[dashboard] import, txbox dashboard --help" dashboard_starts
+step "[dashboard] neither boto3 nor pyspark is there" lacks boto3 pyspark
 discard
 
 step "[prometheus] installs" environment prometheus

@@ -119,4 +119,7 @@ _EXTRAS = {
     "psutil": "embedded",
     "werkzeug": "embedded",
     "pyspark": "spark",
+    "jinja2": "dashboard",
+    "starlette": "dashboard",
+    "uvicorn": "dashboard",
 }

@@ -14,6 +14,7 @@ class Settings(BaseSettings):
 
     database_url: SecretStr | None = Field(default=None, description="the database, as an SQLAlchemy URL")
     database_schema: str | None = Field(default=None, description="the schema of the tables")
+    dashboard_token: SecretStr | None = Field(default=None, description="what a person gives to use the dashboard")
     table_prefix: str = Field(default="", description="what the tables' names start with")
     keep_inbox: str | None = Field(default=None, description="windows of ids by subscriber: billing=30d *=90d")
     keep_leases: str | None = Field(default=None, description="the window of completed leases")

@@ -1,0 +1,67 @@
+"""Sessions, and where a request comes from."""
+
+import pytest
+
+from txbox_dashboard import access
+from txbox_dashboard.access import Sessions, is_same_site
+
+TOKEN = "correct horse battery staple"
+
+
+def test_a_cookie_is_read_by_every_process_that_has_the_token() -> None:
+    session = Sessions(TOKEN).read(Sessions(TOKEN).cookie("anna"))
+    assert session is not None
+    assert session.name == "anna"
+
+
+def test_two_sessions_have_forgery_tokens_of_their_own() -> None:
+    sessions = Sessions(TOKEN)
+    anna, ben = sessions.read(sessions.cookie("anna")), sessions.read(sessions.cookie("ben"))
+    assert anna is not None
+    assert ben is not None
+    assert anna.forgery_token != ben.forgery_token
+
+
+@pytest.mark.parametrize("cookie", [None, "", ".", "a.b", "a.b.c", "é.é", "e30=.", "AAAA.AAAA"])
+def test_what_is_no_cookie_of_ours_is_no_session(cookie: str | None) -> None:
+    assert Sessions(TOKEN).read(cookie) is None
+
+
+def test_a_cookie_of_another_token_is_no_session() -> None:
+    assert Sessions(TOKEN).read(Sessions(f"{TOKEN}!").cookie("anna")) is None
+
+
+def test_a_changed_cookie_is_no_session() -> None:
+    text, signature = Sessions(TOKEN).cookie("anna").split(".")
+    other = Sessions(TOKEN).cookie("root").split(".")[0]
+    assert other != text
+    assert Sessions(TOKEN).read(f"{other}.{signature}") is None
+
+
+def test_a_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "SESSION_SECONDS", -1)
+    assert Sessions(TOKEN).read(Sessions(TOKEN).cookie("anna")) is None
+
+
+@pytest.mark.parametrize(("token", "admitted"), [(TOKEN, True), ("", False), (f"{TOKEN} ", False), ("é", False)])
+def test_the_token_alone_is_admitted(token: str, *, admitted: bool) -> None:
+    assert Sessions(TOKEN).admits(token) is admitted
+
+
+@pytest.mark.parametrize(
+    ("headers", "same"),
+    [
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "none"}, False),
+        ({"origin": "http://127.0.0.1:8790", "host": "127.0.0.1:8790"}, True),
+        ({"origin": "http://127.0.0.1:1", "host": "127.0.0.1:8790"}, False),
+        ({"origin": "null", "host": "127.0.0.1:8790"}, False),
+        ({"host": "127.0.0.1:8790"}, True),
+    ],
+)
+def test_a_request_that_changes_something_comes_from_a_page_of_this_site(
+    headers: dict[str, str], *, same: bool
+) -> None:
+    assert is_same_site(headers) is same

@@ -1,0 +1,37 @@
+"""Serves an ASGI application until SIGTERM or Ctrl-C."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+STOP_SECONDS = 5
+"""How long answers under way may take at the end."""
+
+
+def serve(app: ASGIApp, listener: socket.socket) -> None:
+    """Serve on a bound socket; return after SIGTERM or SIGINT. A second SIGINT drops the answers under way."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,  # it would have the ids that people look up
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    _Server(config).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop at a signal; uvicorn's own raises it again at the end, and the program would end by it."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

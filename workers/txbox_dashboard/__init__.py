@@ -1,0 +1,16 @@
+"""The dashboard: pages that show a database's messages, live, and act on them where that is allowed.
+
+::
+
+    from txbox_dashboard import dashboard
+
+    app.mount("/txbox", dashboard(engine))          # in a service of FastAPI or Starlette
+
+Or ``txbox dashboard``, as a process. Needs ``pip install 'txbox[dashboard]'``. All that is shown is read from Postgres;
+a role that may only read is enough.
+"""
+
+from txbox_dashboard.app import dashboard
+from txbox_dashboard.settings import Sensitive
+
+__all__ = ["Sensitive", "dashboard"]

@@ -1,0 +1,152 @@
+"""Who may see the pages, and who may act: sessions, tokens against forged requests, and headers for browsers.
+
+A person gives the dashboard's token once, and gets a session: a cookie that is signed with a key made from the token,
+so it needs no store, several processes accept it, and another token ends all sessions. An action has to come from a
+page of the same site and to carry the session's token against forgery; each of the three is enough alone, and a browser
+may lack one: the cookie is sent by the same site only (SameSite), the request says where it comes from
+(``Sec-Fetch-Site``, else ``Origin``), and its form has the token.
+https://cheatsheetseries.owasp.org/cheatsheets/Cross-Site_Request_Forgery_Prevention_Cheat_Sheet.html
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SESSION_SECONDS = 12 * 3600
+"""How long a session lasts."""
+
+COOKIE = "txbox_session"
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""Of every answer. No script or style is within a page, so what a message holds cannot become one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A person who has signed in.
+
+    Attributes:
+        name: who, for the record.
+        forgery_token: what the forms of its pages carry.
+    """
+
+    name: str
+    forgery_token: str
+
+
+class Sessions:
+    """Makes and reads session cookies."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+        self._key = hmac.digest(self._token, b"txbox dashboard: sessions", hashlib.sha256)
+
+    def admits(self, token: str) -> bool:
+        """Whether this is the dashboard's token; it takes as long for any text."""
+        return hmac.compare_digest(
+            hmac.digest(self._key, token.encode(), hashlib.sha256), hmac.digest(self._key, self._token, hashlib.sha256)
+        )
+
+    def cookie(self, name: str) -> str:
+        """Return the cookie of a new session of this person."""
+        text = json.dumps({"name": name, "until": int(time.time()) + SESSION_SECONDS}).encode()
+        return f"{_encoded(text)}.{_encoded(self._signature(text))}"
+
+    def read(self, cookie: str | None) -> Session | None:
+        """Return the session of a cookie; None if it is not ours, or has ended."""
+        try:
+            text, signature = (_decoded(part) for part in (cookie or "").split("."))
+            if not hmac.compare_digest(signature, self._signature(text)):
+                return None
+            session: Any = json.loads(text)
+        except ValueError:
+            return None
+        if session["until"] < time.time():
+            return None
+        return Session(str(session["name"]), forgery_token(self._key, text))
+
+    def _signature(self, text: bytes) -> bytes:
+        return hmac.digest(self._key, b"session:" + text, hashlib.sha256)
+
+
+def forgery_token(key: bytes, of: bytes) -> str:
+    """Return the token that forms carry, for one session or one person."""
+    return _encoded(hmac.digest(key, b"forms:" + of, hashlib.sha256))
+
+
+def is_same_site(headers: Mapping[str, str]) -> bool:
+    """Whether a request that changes something comes from a page of this site, as far as the browser says."""
+    fetch_site = headers.get("sec-fetch-site")
+    if fetch_site is not None:
+        return fetch_site == "same-origin"
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def _encoded(value: bytes) -> str:
+    return base64.urlsafe_b64encode(value).decode()
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text.encode("ascii"), b"-_", validate=True)
+
+
+class SecurityHeaders:
+    """Adds the security headers to every answer, and refuses names of the host that are not ours.
+
+    A page of another site whose name is made to lead to 127.0.0.1 (DNS rebinding) has that name in ``Host``.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str] | None) -> None:
+        """Wrap an application; ``allowed_hosts`` None: any name."""
+        self._app = app
+        self._allowed = None if allowed_hosts is None else frozenset(name.lower() for name in allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        host = Headers(scope=scope).get("host", "")
+        if self._allowed is not None and _name_of(host) not in self._allowed:
+            answer = PlainTextResponse("This name of the host is not allowed; see --allowed-host.\n", 421)
+            await answer(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+
+def _name_of(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""

@@ -1,0 +1,301 @@
+"""The dashboard as an ASGI application."""
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from txbox import TxboxError
+from txbox.error_logging import text_of
+from txbox.postgres.engines import adopt
+from txbox_dashboard.access import (
+    COOKIE,
+    SESSION_SECONDS,
+    SecurityHeaders,
+    Session,
+    Sessions,
+    forgery_token,
+    is_same_site,
+)
+from txbox_dashboard.actions import Action, ActionFunction, Refused
+from txbox_dashboard.overview.pages import overview, subscriber
+from txbox_dashboard.reader import Reader
+from txbox_dashboard.settings import Identify, Redact, Send, Settings
+from txbox_dashboard.view import Page, PageFunction, Renderer, Request
+
+__all__ = ["dashboard"]
+
+FORM_BYTES = 256 * 1024
+"""Of the body of an action, at most."""
+
+NAME_CHARACTERS = 100
+"""Of the name that a person gives, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A page's place: its path, its name in the navigation (None: it is reached from another page), what it shows."""
+
+    path: str
+    title: str
+    show: PageFunction
+    in_navigation: bool = True
+
+
+PLACES: Sequence[Place] = (
+    Place("/", "Overview", overview),
+    Place("/subscriber", "Subscriber", subscriber, in_navigation=False),
+)
+"""All pages, in the order of the navigation."""
+
+ACTIONS: Mapping[str, ActionFunction] = {}
+"""What the forms of pages ask for, by path."""
+
+
+def dashboard(
+    engine: Engine,
+    *,
+    schema: str | None = None,
+    prefix: str = "",
+    allow_actions: bool = False,
+    token: str | None = None,
+    identify: Identify | None = None,
+    show_bodies: bool = False,
+    redact: Redact | None = None,
+    allowed_hosts: Sequence[str] | None = None,
+    send: Send | None = None,
+) -> Starlette:
+    """Return the dashboard of a database, to be mounted in an application of FastAPI or Starlette, or served alone.
+
+    Nothing is connected before the first request. Without more it shows everything but bodies and headers to everyone
+    who can reach it, and changes nothing.
+
+    Args:
+        engine: the database; a role that may only read is enough, unless actions are allowed.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+        allow_actions: redrive and discard dead letters, pause and resume. Takes ``token`` or ``identify``.
+        token: a secret of 16 characters or more that a person has to give, for every page.
+        identify: instead of asking for the token, says who makes a request; None is refused. For hosts that know their
+            users. Forms are then signed with ``token``, or else with a key of this process: give one where several
+            processes serve.
+        show_bodies: show the bodies and headers of messages.
+        redact: changes texts of messages before they are shown.
+        allowed_hosts: the names by which it may be reached; None: any.
+        send: gives a dead letter back to its source; None: to its SQS queue, as ``txbox dead-letters redrive`` does.
+
+    Raises:
+        InvalidConfiguration: arguments that cannot work.
+    """
+    settings = Settings(schema, prefix, allow_actions, token, identify, show_bodies, redact, allowed_hosts, send)
+    return _Dashboard(adopt(engine), settings).application()
+
+
+class _Dashboard:
+    """Answers requests."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._sessions = Sessions(settings.token) if settings.signs_in and settings.token is not None else None
+        self._form_key = (settings.token or secrets.token_urlsafe()).encode()
+        self._renderer = Renderer()
+
+    def application(self) -> Starlette:
+        pages = [Route(place.path, self._page(place), methods=["GET"]) for place in PLACES]
+        actions = [Route(path, self._action(act), methods=["POST"]) for path, act in ACTIONS.items()]
+        return Starlette(
+            routes=[
+                *pages,
+                *actions,
+                Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
+                Route("/sign-out", self._sign_out, methods=["POST"]),
+                Mount("/static", _Static(directory=Path(__file__).parent / "static")),
+            ],
+            middleware=[Middleware(SecurityHeaders, allowed_hosts=self._settings.allowed_hosts)],
+            exception_handlers={404: self._not_found},
+        )
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def _page(self, place: Place) -> Callable[[HttpRequest], Awaitable[Response]]:
+        async def answer(http: HttpRequest) -> Response:
+            session = self._session(http)
+            if session is None:
+                return self._refuse(http)
+            reader = Reader(self._engine, self._settings.schema, self._settings.prefix)
+            request = Request(reader, http.query_params, self._settings, session.name or None)
+            page = await run_in_threadpool(_shown, place, request)
+            response = self._html(http, page, session, place=place, reader=reader)
+            response.headers["Server-Timing"] = f"db;dur={reader.seconds * 1000:.1f}"
+            return response
+
+        return answer
+
+    def _html(
+        self,
+        http: HttpRequest,
+        page: Page,
+        session: Session | None,
+        *,
+        place: Place | None = None,
+        reader: Reader | None = None,
+    ) -> Response:
+        root = http.scope.get("root_path", "")
+        shared = {
+            "layout": "live.html" if http.headers.get("hx-request") == "true" else "layout.html",
+            "root": root,
+            "here": f"{http.url.path}?{http.url.query}" if http.url.query else http.url.path,
+            "place": place,
+            "refreshes": place is not None,
+            "places": [one for one in PLACES if one.in_navigation],
+            "who": session.name if session else None,
+            "forgery_token": session.forgery_token if session else "",
+            "may_act": session is not None and self._settings.allow_actions,
+            "signs_in": self._sessions is not None,
+            "milliseconds": reader.seconds * 1000 if reader else None,
+            "left_out": reader.left_out if reader else [],
+        }
+        return HTMLResponse(self._renderer.html(page, **shared), page.status, headers={"Vary": "HX-Request"})
+
+    async def _not_found(self, http: HttpRequest, _error: Exception) -> Response:
+        text = "There is no such page."
+        return self._html(http, Page("problem.html", {"title": "Not found", "text": text}, 404), None)
+
+    # --- who it is ----------------------------------------------------------------------------------------------------
+
+    def _session(self, http: HttpRequest) -> Session | None:
+        """Return who makes a request; with an empty name where everyone may see; None if it is refused."""
+        if self._settings.identify is not None:
+            name = self._settings.identify(http)
+            return None if name is None else Session(name, forgery_token(self._form_key, name.encode()))
+        if self._sessions is not None:
+            return self._sessions.read(http.cookies.get(COOKIE))
+        return Session("", "")
+
+    def _refuse(self, http: HttpRequest) -> Response:
+        if self._sessions is None:
+            return PlainTextResponse("You are not allowed to see this.\n", 403)
+        target = f"{http.scope.get('root_path', '')}/sign-in"
+        if http.headers.get("hx-request") == "true":
+            return Response(status_code=401, headers={"HX-Redirect": target})
+        return RedirectResponse(target, 303)
+
+    async def _sign_in(self, http: HttpRequest) -> Response:
+        root = http.scope.get("root_path", "")
+        if self._sessions is None:
+            return RedirectResponse(f"{root}/", 303)
+        if http.method == "GET":
+            return self._html(http, Page("sign_in.html", {"refused": None}), None)
+        form = await _form(http)
+        if form is None or not is_same_site(http.headers):
+            return PlainTextResponse("This form comes from another site.\n", 403)
+        name = " ".join(_last(form, "name").split())[:NAME_CHARACTERS]
+        if not self._sessions.admits(_last(form, "token")):
+            _log.warning("a token was refused; it came from %s", http.client.host if http.client else "unknown")
+            return self._html(http, Page("sign_in.html", {"refused": "This is not the token."}, 403), None)
+        if not name:
+            return self._html(http, Page("sign_in.html", {"refused": "Say who you are, for the record."}, 400), None)
+        response = RedirectResponse(f"{root}/", 303)
+        response.set_cookie(
+            COOKIE,
+            self._sessions.cookie(name),
+            max_age=SESSION_SECONDS,
+            path=f"{root}/",
+            secure=http.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    async def _sign_out(self, http: HttpRequest) -> Response:
+        root = http.scope.get("root_path", "")
+        response = RedirectResponse(f"{root}/sign-in", 303)
+        if is_same_site(http.headers):
+            response.delete_cookie(COOKIE, path=f"{root}/")
+        return response
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def _action(self, act: ActionFunction) -> Callable[[HttpRequest], Awaitable[Response]]:
+        async def answer(http: HttpRequest) -> Response:
+            session = self._session(http)
+            if session is None:
+                return self._refuse(http)
+            if not self._settings.allow_actions:
+                return PlainTextResponse("This dashboard only reads; actions take --allow-actions.\n", 403)
+            form = await _form(http)
+            if form is None:
+                return PlainTextResponse("This is not the form of a page, or it is too large.\n", 400)
+            if not is_same_site(http.headers) or not secrets.compare_digest(
+                _last(form, "forgery_token").encode(), session.forgery_token.encode()
+            ):
+                return PlainTextResponse("This form is not from this session: load its page again.\n", 403)
+            fields = {name: values[-1] for name, values in form.items()}
+            action = Action(self._engine, fields, form, self._settings, session.name)
+            try:
+                target = await run_in_threadpool(act, action)
+            except Refused as error:
+                return self._html(http, Page("problem.html", {"title": "Not done", "text": str(error)}, 400), session)
+            except (SQLAlchemyError, TxboxError) as error:
+                return self._html(http, _unavailable(error), session)
+            return RedirectResponse(f"{http.scope.get('root_path', '')}{target}", 303)
+
+        return answer
+
+
+def _shown(place: Place, request: Request) -> Page:
+    try:
+        return place.show(request)
+    except (SQLAlchemyError, TxboxError) as error:
+        return _unavailable(error)
+
+
+def _unavailable(error: Exception) -> Page:
+    """Return what is shown where the database cannot be used; without the statement and its values."""
+    text = text_of(error.orig or error) if isinstance(error, DBAPIError) else text_of(error)
+    return Page("problem.html", {"title": "The database cannot be used", "text": text.partition("\n")[0]}, 503)
+
+
+async def _form(http: HttpRequest) -> Mapping[str, list[str]] | None:
+    """Return the fields of a form; None if it is none, or too large."""
+    if http.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        return None
+    body = bytearray()
+    async for part in http.stream():
+        body += part
+        if len(body) > FORM_BYTES:
+            return None
+    try:
+        return parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=10_000)
+    except ValueError:
+        return None
+
+
+def _last(form: Mapping[str, list[str]], name: str) -> str:
+    return form.get(name, [""])[-1]
+
+
+class _Static(StaticFiles):
+    """Scripts, styles and the icon; a browser asks whether they have changed."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+_log = logging.getLogger("txbox.dashboard")

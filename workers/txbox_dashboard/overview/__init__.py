@@ -1,0 +1,1 @@
+"""All subscribers at a glance, and one of them."""

@@ -1,0 +1,81 @@
+-- All subscribers, and one. Tables of any size: each statement jumps along an index, or stops at a limit.
+
+-- fragment: waits
+redriven_at IS NULL AND discarded_at IS NULL
+
+-- name: subscribers
+-- The subscribers that have left a trace, by name.
+-- parameters: most int
+-- returns: subscriber_id
+WITH RECURSIVE processed AS (
+  (SELECT subscriber_id FROM {{processed_message}} ORDER BY subscriber_id LIMIT 1)
+  UNION ALL
+  SELECT next.subscriber_id FROM processed CROSS JOIN LATERAL (
+    SELECT m.subscriber_id FROM {{processed_message}} AS m WHERE m.subscriber_id > processed.subscriber_id
+    ORDER BY m.subscriber_id LIMIT 1
+  ) AS next
+), failing AS (
+  (SELECT subscriber_id FROM {{message_failure}} ORDER BY subscriber_id LIMIT 1)
+  UNION ALL
+  SELECT next.subscriber_id FROM failing CROSS JOIN LATERAL (
+    SELECT m.subscriber_id FROM {{message_failure}} AS m WHERE m.subscriber_id > failing.subscriber_id
+    ORDER BY m.subscriber_id LIMIT 1
+  ) AS next
+), parked AS (
+  (SELECT subscriber_id FROM {{dead_letter}} WHERE {{waits}} ORDER BY subscriber_id LIMIT 1)
+  UNION ALL
+  SELECT next.subscriber_id FROM parked CROSS JOIN LATERAL (
+    SELECT m.subscriber_id FROM {{dead_letter}} AS m WHERE {{waits}} AND m.subscriber_id > parked.subscriber_id
+    ORDER BY m.subscriber_id LIMIT 1
+  ) AS next
+), leased AS (
+  (SELECT subscriber_id FROM {{message_lease}} ORDER BY subscriber_id LIMIT 1)
+  UNION ALL
+  SELECT next.subscriber_id FROM leased CROSS JOIN LATERAL (
+    SELECT m.subscriber_id FROM {{message_lease}} AS m WHERE m.subscriber_id > leased.subscriber_id
+    ORDER BY m.subscriber_id LIMIT 1
+  ) AS next
+)
+SELECT subscriber_id FROM (
+  (SELECT subscriber_id FROM processed LIMIT %(most)s) UNION (SELECT subscriber_id FROM failing LIMIT %(most)s)
+  UNION (SELECT subscriber_id FROM parked LIMIT %(most)s) UNION (SELECT subscriber_id FROM leased LIMIT %(most)s)
+  UNION SELECT subscriber_id FROM {{worker_report}}
+  UNION SELECT name FROM {{paused}} WHERE kind = 'subscriber'
+) AS known ORDER BY subscriber_id LIMIT %(most)s
+
+-- name: troubles
+-- How many messages of each subscriber wait for another attempt, and how many dead letters wait, counted up to a limit.
+-- parameters: subscriber_ids text[], limit bigint
+-- returns: subscriber_id, retrying, letters
+SELECT wanted.subscriber_id,
+  (SELECT count(*) FROM (
+    SELECT FROM {{message_failure}} AS m WHERE m.subscriber_id = wanted.subscriber_id LIMIT %(limit)s
+  ) AS bounded) AS retrying,
+  (SELECT count(*) FROM (
+    SELECT FROM {{dead_letter}} AS m WHERE m.subscriber_id = wanted.subscriber_id AND {{waits}} LIMIT %(limit)s
+  ) AS bounded) AS letters
+FROM unnest(%(subscriber_ids)s::text[]) AS wanted (subscriber_id)
+
+-- name: conflicts
+-- Deadlocks and serialization failures of a subscriber's handlers.
+-- parameters: subscriber_id text
+-- returns: sqlstate, relation, conflicts, first_at, last_at
+SELECT sqlstate, relation, conflicts, {{microseconds(first_at)}} AS first_at, {{microseconds(last_at)}} AS last_at
+FROM {{handler_conflict}} AS conflict WHERE subscriber_id = %(subscriber_id)s
+ORDER BY conflict.last_at DESC, sqlstate, relation LIMIT 20
+
+-- name: failing
+-- The messages of a subscriber that wait for another attempt: some of them.
+-- parameters: subscriber_id text, limit bigint
+-- returns: message_id, attempts, error, first_failed_at, last_failed_at
+SELECT message_id, attempts, left(error, 500) AS error, {{microseconds(first_failed_at)}} AS first_failed_at,
+  {{microseconds(last_failed_at)}} AS last_failed_at
+FROM {{message_failure}} AS failure WHERE subscriber_id = %(subscriber_id)s ORDER BY message_id LIMIT %(limit)s
+
+-- name: letters_by_reason
+-- The dead letters of a subscriber that wait, by reason: of so many at most.
+-- parameters: subscriber_id text, limit bigint
+-- returns: reason, letters
+SELECT reason, count(*) AS letters FROM (
+  SELECT reason FROM {{dead_letter}} WHERE subscriber_id = %(subscriber_id)s AND {{waits}} LIMIT %(limit)s
+) AS bounded GROUP BY reason ORDER BY letters DESC, reason

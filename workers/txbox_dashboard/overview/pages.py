@@ -1,0 +1,196 @@
+"""The overview, and the page of one subscriber."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from txbox.outcome import Outcome
+from txbox.pauses import Pause, read_pauses
+from txbox.postgres.server import estimate_rows
+from txbox.postgres.sql import with_moments
+from txbox.postgres.sql_files import SqlFile
+from txbox.status import Runway, WorkerStatus, read_runway
+from txbox.status.workers import read_workers
+from txbox_dashboard.view import Page, Request
+
+COUNTED = 1000
+"""Letters and failing messages of a subscriber are counted up to here."""
+
+SUBSCRIBERS = 500
+"""Shown at most."""
+
+SHOWN_FAILING = 20
+
+OVERVIEW_HOURS = 3.0
+SUBSCRIBER_HOURS = {"1 h": 1.0, "3 h": 3.0, "24 h": 24.0, "7 d": 168.0}
+"""What a chart of a subscriber may show."""
+
+BUCKETS = 60
+
+RATE_SECONDS = 60.0
+"""A rate that is older than this is none."""
+
+FAILURES = frozenset({Outcome.FAILED, Outcome.DEAD, Outcome.MISMATCH, Outcome.EXPIRED})
+
+
+class OverviewStatements(SqlFile, file="overview.sql"):
+    """The statements of ``overview.sql``."""
+
+    subscribers: str
+    troubles: str
+    conflicts: str
+    failing: str
+    letters_by_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A subscriber in the overview.
+
+    Attributes:
+        subscriber_id: its name.
+        workers: those at work.
+        gone: workers whose last report is late.
+        paused: its pause, or None.
+        per_second: messages processed a second, by the reports of its workers.
+        processed: how many in each stretch of the last hours; so are ``duplicates`` and ``failures``.
+        waited_seconds: how long the oldest message of the last batches had waited when it came; None: not known.
+        retrying: messages that wait for another attempt, up to the limit; None: not known.
+        letters: dead letters that wait, the same.
+    """
+
+    subscriber_id: str
+    workers: int
+    gone: int
+    paused: Pause | None
+    per_second: float
+    processed: Sequence[int]
+    duplicates: Sequence[int]
+    failures: Sequence[int]
+    waited_seconds: float | None
+    retrying: int | None
+    letters: int | None
+
+
+def overview(request: Request) -> Page:
+    """Show every subscriber: what it does, and what needs a person."""
+    reader = request.reader
+    sql = OverviewStatements.load(reader.schema, reader.prefix)
+    place: Any = {"schema": reader.schema, "prefix": reader.prefix}
+    workers = reader.read("the workers", lambda connection: read_workers(connection, **place)) or ()
+    pauses = reader.read("what is paused", lambda connection: read_pauses(connection, **place)) or ()
+    known = reader.rows("the subscribers", sql.subscribers, {"most": SUBSCRIBERS})
+    names = [row["subscriber_id"] for row in known or ()] or sorted({one.subscriber_id for one in workers})
+    asked = {"subscriber_ids": names, "limit": COUNTED + 1}
+    troubles = {row["subscriber_id"]: row for row in reader.rows("dead letters", sql.troubles, asked) or ()}
+    activity: Any = ()
+    rows = reader.read("the inbox", lambda connection: estimate_rows(connection, sql.name_of("processed_message")))
+    series = {(one.name, one.figure): one.counts for one in activity or ()}
+    lines = [
+        _line(
+            name,
+            [one for one in workers if one.subscriber_id == name],
+            next((one for one in pauses if (one.kind, one.name) == ("subscriber", name)), None),
+            {figure: counts for (of, figure), counts in series.items() if of == name},
+            troubles.get(name),
+        )
+        for name in names
+    ]
+    return Page(
+        "overview.html",
+        {
+            "lines": lines,
+            "hours": OVERVIEW_HOURS,
+            "counted": COUNTED,
+            "inbox_rows": rows,
+            "per_second": sum(one.per_second for one in lines),
+            "letters": _sum_of([one.letters for one in lines]),
+            "retrying": _sum_of([one.retrying for one in lines]),
+            "workers": sum(one.workers for one in lines),
+            "gone": sum(one.gone for one in lines),
+        },
+    )
+
+
+def subscriber(request: Request) -> Page:
+    """Show one subscriber: its workers, what became of its messages, and how far back it remembers."""
+    reader, name = request.reader, request.query.get("id", "")
+    sql = OverviewStatements.load(reader.schema, reader.prefix)
+    place: Any = {"schema": reader.schema, "prefix": reader.prefix}
+    chosen = request.query.get("hours", "")
+    workers = reader.read("its workers", lambda connection: read_workers(connection, **place)) or ()
+    pauses = reader.read("whether it is paused", lambda connection: read_pauses(connection, **place)) or ()
+    activity: Any = ()
+    runway: Runway | None = reader.read("what is kept", lambda connection: read_runway(connection, **place))
+    wanted = {"subscriber_id": name}
+    conflicts = reader.rows("conflicts of its handlers", sql.conflicts, wanted) or ()
+    failing = reader.rows("what waits for another attempt", sql.failing, {**wanted, "limit": SHOWN_FAILING + 1}) or ()
+    letters = reader.rows("its dead letters", sql.letters_by_reason, {**wanted, "limit": COUNTED + 1})
+    return Page(
+        "subscriber.html",
+        {
+            "name": name,
+            "workers": [one for one in workers if one.subscriber_id == name],
+            "paused": next((one for one in pauses if (one.kind, one.name) == ("subscriber", name)), None),
+            "choices": list(SUBSCRIBER_HOURS),
+            "chosen": chosen if chosen in SUBSCRIBER_HOURS else "3 h",
+            "series": _in_order(activity or ()),
+            "times": times_of(activity or ()),
+            "horizon": next((one for one in runway.horizons if one.subscriber_id == name), None) if runway else None,
+            "runway": runway,
+            "conflicts": [with_moments(row, "first_at", "last_at") for row in conflicts],
+            "failing": [with_moments(row, "first_failed_at", "last_failed_at") for row in failing[:SHOWN_FAILING]],
+            "more_failing": len(failing) > SHOWN_FAILING,
+            "letters": letters,
+            "counted": COUNTED,
+        },
+    )
+
+
+def times_of(activity: Sequence[Any]) -> list[float]:
+    """Return when each stretch of a chart begins, in seconds since 1970."""
+    if not activity:
+        return []
+    first = activity[0]
+    begin = first.begins_at.timestamp()
+    return [begin + place * first.bucket_seconds for place in range(len(first.counts))]
+
+
+def _line(
+    name: str,
+    workers: Sequence[WorkerStatus],
+    paused: Pause | None,
+    series: Mapping[str, Sequence[int]],
+    trouble: RowMapping | None,
+) -> Line:
+    alive = [one for one in workers if not one.stale]
+    return Line(
+        subscriber_id=name,
+        workers=len(alive),
+        gone=len(workers) - len(alive),
+        paused=paused,
+        per_second=sum(one.per_second.get(Outcome.PROCESSED, 0.0) for one in alive),
+        processed=series.get(Outcome.PROCESSED, ()),
+        duplicates=series.get(Outcome.DUPLICATE, ()),
+        failures=_added([counts for figure, counts in series.items() if figure in FAILURES]),
+        waited_seconds=None,
+        retrying=None if trouble is None else trouble["retrying"],
+        letters=None if trouble is None else trouble["letters"],
+    )
+
+
+def _added(several: Sequence[Sequence[int]]) -> Sequence[int]:
+    return [sum(counts) for counts in zip(*several, strict=True)]
+
+
+def _sum_of(counts: Sequence[int | None]) -> int | None:
+    return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
+
+
+def _in_order(activity: Sequence[Any]) -> list[tuple[str, Sequence[int]]]:
+    """Return what a chart draws, outcomes first and in their own order."""
+    order = [*(outcome.value for outcome in Outcome)]
+    drawn = [one for one in activity if one.figure in order]
+    return [(one.figure, one.counts) for one in sorted(drawn, key=lambda one: order.index(one.figure))]

@@ -1,0 +1,69 @@
+"""What a dashboard may do and show."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from starlette.requests import Request
+
+from txbox import DeadLetter, InvalidConfiguration
+
+TOKEN_CHARACTERS = 16
+"""Of a token, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitive:
+    """A text of a message that a ``redact`` hook may change before it is shown.
+
+    Attributes:
+        kind: a body, the value of a header, or the text of an error.
+        message_id: whose.
+        subscriber_id: who has parked or processed the message; for one of the outbox, its destination.
+        header: the name of the header; None for a body or an error.
+        text: what would be shown; bytes that are no text are shown as such.
+    """
+
+    kind: Literal["body", "header", "error"]
+    message_id: str
+    subscriber_id: str
+    header: str | None
+    text: str
+
+
+Redact = Callable[[Sensitive], str]
+"""Returns what is shown in place of a text."""
+
+Identify = Callable[[Request], str | None]
+"""Returns who makes a request, for the record; None: it is refused."""
+
+Send = Callable[[DeadLetter], None]
+"""Gives a dead letter back to the source that it came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one dashboard; see ``txbox_dashboard.dashboard``."""
+
+    schema: str | None
+    prefix: str
+    allow_actions: bool
+    token: str | None
+    identify: Identify | None
+    show_bodies: bool
+    redact: Redact | None
+    allowed_hosts: Sequence[str] | None
+    send: Send | None
+
+    def __post_init__(self) -> None:
+        if self.token is not None and len(self.token) < TOKEN_CHARACTERS:
+            raise InvalidConfiguration(f"dashboard.token must have at least {TOKEN_CHARACTERS} characters")
+        if self.allow_actions and self.token is None and self.identify is None:
+            raise InvalidConfiguration(
+                "dashboard.allow_actions takes a token, or identify, a function that says who makes a request"
+            )
+
+    @property
+    def signs_in(self) -> bool:
+        """Whether a person has to give the token."""
+        return self.token is not None and self.identify is None

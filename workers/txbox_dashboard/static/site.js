@@ -1,0 +1,121 @@
+// Keeps pages live and draws their charts. No text of the database is ever made into HTML here.
+"use strict";
+
+const PACE_MS = 2000;
+const COLOURS = { light: ["#3450a3", "#7a7f8c", "#9a6400", "#b3261e", "#6b2fa0", "#00695c", "#455a64"],
+                  dark: ["#8fa8ff", "#a6acbb", "#e0ac4f", "#ff8a80", "#c79bf2", "#63cbbd", "#a7bcc7"] };
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let paused = false;
+
+// --- the pace: every region that asks for it is loaded again while it is looked at ---------------------------------
+
+function mayRefresh(live) {
+  // What a person has begun in there stays as it is.
+  return live && !paused && !document.hidden && !live.querySelector("input:checked, details[data-keep][open], dialog[open]")
+    && !live.contains(document.activeElement?.closest("input, select, textarea"));
+}
+
+setInterval(() => {
+  const live = document.getElementById("live");
+  if (live?.hasAttribute("hx-get") && mayRefresh(live)) htmx.trigger(live, "refresh");
+}, PACE_MS);
+
+document.addEventListener("DOMContentLoaded", () => {
+  const pace = document.getElementById("pace");
+  if (!pace) return;
+  pace.hidden = false;
+  pace.addEventListener("click", () => {
+    paused = !paused;
+    pace.setAttribute("aria-pressed", String(paused));
+    pace.textContent = paused ? "Update again" : "Stop updates";
+  });
+});
+
+// --- a database or a dashboard that is away: what is shown stays, and says since when it is old ----------------------
+
+let lostSince = null;
+
+function lost(why) {
+  const note = document.getElementById("lost");
+  lostSince ??= new Date();
+  note.textContent = `${why} What is shown is from ${lostSince.toISOString().slice(11, 19)} UTC.`;
+  note.hidden = false;
+  document.getElementById("live")?.classList.add("stale");
+}
+
+document.addEventListener("htmx:after:request", (event) => {
+  const status = event.detail.ctx?.response?.raw?.status;
+  if (status === undefined) return;
+  if (status >= 400) {
+    lost(status === 503 ? "The database cannot be used." : `The dashboard answered ${status}.`);
+  } else if (lostSince) {
+    lostSince = null;
+    document.getElementById("lost").hidden = true;
+    document.getElementById("live")?.classList.remove("stale");
+  }
+});
+document.addEventListener("htmx:error", () => lost("The dashboard cannot be reached."));
+
+// --- forms -----------------------------------------------------------------------------------------------------------
+
+document.addEventListener("change", (event) => {
+  const every = event.target.closest("input[data-every]");
+  if (!every) return;
+  for (const one of document.querySelectorAll(`input[name="${CSS.escape(every.dataset.every)}"]`)) one.checked = every.checked;
+});
+
+document.addEventListener("submit", (event) => {
+  const question = event.submitter?.dataset.confirm;
+  if (question && !confirm(question)) event.preventDefault();
+});
+
+// --- charts: <txbox-chart data-times="[…]" data-series="[[name, [counts]], …]"> ----------------------------------------
+
+class Chart extends HTMLElement {
+  static observedAttributes = ["data-times", "data-series"];
+
+  connectedCallback() {
+    this.resized = new ResizeObserver(() => this.draw());
+    this.resized.observe(this);
+    this.redraw = () => this.draw();
+    dark.addEventListener("change", this.redraw);
+    this.draw();
+  }
+
+  disconnectedCallback() {
+    this.resized.disconnect();
+    dark.removeEventListener("change", this.redraw);
+  }
+
+  attributeChangedCallback() {
+    if (this.isConnected && !this.waiting) {
+      this.waiting = true;  // both attributes change one after the other
+      queueMicrotask(() => { this.waiting = false; this.draw(); });
+    }
+  }
+
+  draw() {
+    const times = JSON.parse(this.dataset.times), series = JSON.parse(this.dataset.series);
+    const shape = JSON.stringify([series.map(([name]) => name), this.clientWidth, dark.matches]);
+    const data = [times, ...series.map(([, counts]) => counts)];
+    if (this.plot && this.shape === shape) {
+      this.plot.setData(data);
+      return;
+    }
+    this.plot?.destroy();
+    this.shape = shape;
+    const colours = dark.matches ? COLOURS.dark : COLOURS.light;
+    const axis = { stroke: dark.matches ? "#c5cad6" : "#4a4f5c", grid: { stroke: dark.matches ? "#333945" : "#e3e6ec" } };
+    this.plot = new uPlot({
+      width: Math.max(this.clientWidth, 200), height: 220,
+      tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+      scales: { y: { range: (_plot, _least, most) => [0, Math.max(most, 1) * 1.05] } },
+      axes: [axis, { ...axis, size: 60 }],
+      series: [{}, ...series.map(([name], place) => ({
+        label: name, stroke: colours[place % colours.length], width: 2, points: { show: false },
+        dash: place ? [6, 2 + 2 * place] : undefined,
+      }))],
+    }, data, this);
+  }
+}
+customElements.define("txbox-chart", Chart);
