@@ -92,6 +92,8 @@ class Tables:
     dead_letter_selection: Table
     worker_report: Table
     paused: Table
+    reported_activity: Table
+    operator_action: Table
     processed_earlier: Table
 
 
@@ -513,6 +515,7 @@ def _worker_report() -> list[SchemaItem]:
         _now("started_at"),
         _now("seen_at"),
         _time("last_batch_at"),
+        _time("oldest_sent_at", "when the oldest message of its last batch was sent"),
     ]
 
 
@@ -526,6 +529,32 @@ def _paused() -> list[SchemaItem]:
         Column("note", Text),
         _now("paused_at"),
         CheckConstraint("kind IN ('subscriber', 'destination')", name="paused_kind_check"),
+    ]
+
+
+@_table
+def _reported_activity() -> list[SchemaItem]:
+    """What workers and relays did in each minute, for people: sums of what they have reported."""
+    return [
+        _id("kind"),
+        Column("name", BYTEWISE, primary_key=True, comment="of the subscriber or destination; of an outbox, empty"),
+        Column("minute", DateTime(timezone=True), primary_key=True),
+        Column("figure", BYTEWISE, primary_key=True, comment="what is counted, such as an outcome"),
+        _count("count"),
+        CheckConstraint("kind IN ('subscriber', 'destination', 'outbox')", name="reported_activity_kind_check"),
+    ]
+
+
+@_table
+def _operator_action() -> list[SchemaItem]:
+    """What people have done from the dashboard: who, when, to what."""
+    return [
+        Column("action_id", BigInteger, Identity(always=True), primary_key=True),
+        _now("acted_at"),
+        Column("actor", Text, nullable=False),
+        Column("action", Text, nullable=False),
+        Column("target", Text, nullable=False),
+        _json("detail"),
     ]
 
 

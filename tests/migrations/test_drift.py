@@ -257,6 +257,8 @@ def test_an_empty_database_lacks_every_table(engine: sa.Engine) -> None:
         "dead_letter_selection: the table is missing; expected a table",
         "worker_report: the table is missing; expected a table",
         "paused: the table is missing; expected a table",
+        "reported_activity: the table is missing; expected a table",
+        "operator_action: the table is missing; expected a table",
     ]
 
 

@@ -71,8 +71,9 @@ PUBLIC = {
     "txbox.instrumentation.opentelemetry": "OpenTelemetryHook",
     "txbox_dashboard": "Sensitive dashboard",
     "txbox.status": """
-        BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus MaintenanceTask Runway
-        RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads read_runway read_status
+        ActivitySeries BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus MaintenanceTask
+        Runway RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads read_activity read_runway
+        read_status
     """,
     "txbox.leases.status": "LeaseStatus LedgerStatus read_lease_status",
     "txbox.outbox.status": """

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import AssertionPool, Connection, Engine, StaticPool
@@ -24,6 +25,7 @@ from txbox.pauses import Pause
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
+from txbox.status.activity import KEPT_DAYS
 from txbox.text import host_name, storable
 from txbox.thread_loop import run_until_return
 
@@ -58,6 +60,12 @@ class WorkerFigures:
     deadlocks: int  # transactions of handlers that the database has rolled back because of a deadlock
     retries: int  # transactions that were run again, those after deadlocks included
     last_batch_at: float | None  # when the last deliveries came, by ``time.monotonic``; None: none did
+    oldest_sent_at: datetime | None  # when the oldest message of these was sent; None: not known
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What is added up as activity."""
+        return {**self.outcomes, "deadlocks": self.deadlocks, "retries": self.retries}
 
 
 class ReportStatements(SqlFile, file="reporter.sql"):
@@ -105,6 +113,8 @@ class WorkerReporter:
         }
         self._figures = figures
         self._on_answer = on_answer
+        # A worker that was stopped, and started again, goes on counting.
+        self._counted_before = json.dumps(figures().counts)
         self._counted: Mapping[str, int] = {}
         self._counted_at = time.monotonic()
         self._rates: Mapping[str, float] = {}
@@ -129,6 +139,7 @@ class WorkerReporter:
             with short_transaction(self._engine) as connection:
                 check_table(connection, self._statements.tables.paused)
                 check_table(connection, self._statements.tables.worker_report)
+                check_table(connection, self._statements.tables.reported_activity)
                 pause = self._asked(connection, self._statements.read_pause, self._worker)
         except RightsMissing as error:
             self._log_failure(error)
@@ -185,25 +196,15 @@ class WorkerReporter:
         try:
             with short_transaction(self._engine) as connection:
                 connection.exec_driver_sql(self._statements.bind_report)
-                connection.exec_driver_sql(self._statements.delete_report, {"worker_id": self._worker["worker_id"]})
+                connection.exec_driver_sql(self._statements.report, self._values(time.monotonic()))
+                connection.exec_driver_sql(
+                    self._statements.delete_report, {**self._worker, "kept": timedelta(days=KEPT_DAYS)}
+                )
         except Exception as error:  # noqa: BLE001 - only the status needs it
             _log.debug("%s: the report of this worker could not be deleted: %s", self._name, text_of(error))
 
     def _report(self) -> None:
-        figures, now = self._figures(), time.monotonic()
-        if (seconds := now - self._counted_at) >= RATE_SECONDS:
-            before = self._counted
-            self._rates = {name: (count - before.get(name, 0)) / seconds for name, count in figures.outcomes.items()}
-            self._counted, self._counted_at = figures.outcomes, now
-        values = {
-            **self._worker,
-            "state": figures.state,
-            "outcomes": json.dumps(figures.outcomes),
-            "per_second": json.dumps(self._rates),
-            "deadlocks": figures.deadlocks,
-            "retries": figures.retries,
-            "last_batch_seconds_ago": None if figures.last_batch_at is None else now - figures.last_batch_at,
-        }
+        values = self._values(time.monotonic())
         self._connected.clear()
         try:
             with short_transaction(self._engine) as connection:
@@ -213,6 +214,24 @@ class WorkerReporter:
         finally:
             self._connected.set()
         self._on_answer(pause)
+
+    def _values(self, now: float) -> dict[str, Any]:
+        figures = self._figures()
+        if (seconds := now - self._counted_at) >= RATE_SECONDS:
+            before = self._counted
+            self._rates = {name: (count - before.get(name, 0)) / seconds for name, count in figures.outcomes.items()}
+            self._counted, self._counted_at = figures.outcomes, now
+        return {
+            **self._worker,
+            "state": figures.state,
+            "outcomes": json.dumps(figures.outcomes),
+            "per_second": json.dumps(self._rates),
+            "deadlocks": figures.deadlocks,
+            "retries": figures.retries,
+            "last_batch_seconds_ago": None if figures.last_batch_at is None else now - figures.last_batch_at,
+            "oldest_sent_at": figures.oldest_sent_at,
+            "counted_before": self._counted_before,
+        }
 
     @staticmethod
     def _asked(connection: Connection, statement: str, values: Mapping[str, Any]) -> Pause | None:

@@ -7,6 +7,9 @@
 -- returns: the settings
 SELECT set_config('statement_timeout', '5s', true), set_config('synchronous_commit', 'off', true)
 
+-- fragment: this_minute
+to_timestamp(floor(extract(epoch FROM now()) / 60) * 60)
+
 -- fragment: pause
 SELECT kind, name, paused_by, note, {{microseconds(paused_at)}} AS paused_at
 FROM {{paused}} WHERE kind = 'subscriber' AND name = %(subscriber_id)s
@@ -18,29 +21,54 @@ FROM {{paused}} WHERE kind = 'subscriber' AND name = %(subscriber_id)s
 {{pause}}
 
 -- name: report
--- Report how a worker stands, and ask whether its subscriber is paused.
+-- Report how a worker stands, add what it has done since its last report to the activity of this minute, and ask whether
+-- its subscriber is paused. What the last report was is read from its row: a report whose answer was lost is not added
+-- twice. Several workers of a subscriber add to the same rows, all in the order of the key.
 -- parameters: worker_id text, subscriber_id text, source text, source_retention_seconds double precision, host text,
 --   pid int, version text, state text, outcomes text (JSON), per_second text (JSON), deadlocks bigint, retries bigint,
---   last_batch_seconds_ago double precision
+--   last_batch_seconds_ago double precision, oldest_sent_at timestamptz, counted_before text (JSON: what is not to be
+--   added, if there is no report before)
 -- returns: as read_pause
-WITH reported AS (
+WITH before AS (
+  SELECT coalesce(
+    (SELECT outcomes || jsonb_build_object('deadlocks', deadlocks, 'retries', retries)
+     FROM {{worker_report}} WHERE worker_id = %(worker_id)s),
+    %(counted_before)s::jsonb
+  ) AS counts
+), difference AS (
+  SELECT figure, value::bigint - coalesce((before.counts ->> figure)::bigint, 0) AS count
+  FROM before, jsonb_each_text(
+    %(outcomes)s::jsonb || jsonb_build_object('deadlocks', %(deadlocks)s::bigint, 'retries', %(retries)s::bigint)
+  ) AS now_counted (figure, value)
+), added AS (
+  INSERT INTO {{reported_activity}} AS act (kind, name, minute, figure, count)
+  SELECT 'subscriber', %(subscriber_id)s, {{this_minute}}, figure, count
+  FROM difference WHERE count > 0 ORDER BY figure COLLATE "C"
+  ON CONFLICT (kind, name, minute, figure) DO UPDATE SET count = act.count + excluded.count
+), reported AS (
   INSERT INTO {{worker_report}} (
     worker_id, subscriber_id, source, source_retention_seconds, host, pid, version, state, outcomes, per_second,
-    deadlocks, retries, last_batch_at
+    deadlocks, retries, last_batch_at, oldest_sent_at
   )
   VALUES (
     %(worker_id)s, %(subscriber_id)s, %(source)s, %(source_retention_seconds)s, %(host)s, %(pid)s, %(version)s,
     %(state)s, %(outcomes)s::jsonb, %(per_second)s::jsonb, %(deadlocks)s, %(retries)s,
-    now() - make_interval(secs => %(last_batch_seconds_ago)s::float8)
+    now() - make_interval(secs => %(last_batch_seconds_ago)s::float8), %(oldest_sent_at)s::timestamptz
   )
   ON CONFLICT (worker_id) DO UPDATE
   SET state = excluded.state, outcomes = excluded.outcomes, per_second = excluded.per_second,
-    deadlocks = excluded.deadlocks, retries = excluded.retries, last_batch_at = excluded.last_batch_at, seen_at = now()
+    deadlocks = excluded.deadlocks, retries = excluded.retries, last_batch_at = excluded.last_batch_at,
+    oldest_sent_at = excluded.oldest_sent_at, seen_at = now()
 )
 {{pause}}
 
 -- name: delete_report
--- Delete the report of a worker that ends, and reports of workers that were killed more than a day ago.
--- parameters: worker_id text
+-- Delete the report of a worker that ends, reports of workers that were killed more than a day ago, and the activity of
+-- its subscriber that was kept long enough.
+-- parameters: worker_id text, subscriber_id text, kept interval
 -- returns: nothing
+WITH old AS (
+  DELETE FROM {{reported_activity}}
+  WHERE kind = 'subscriber' AND name = %(subscriber_id)s AND minute < now() - %(kept)s::interval
+)
 DELETE FROM {{worker_report}} WHERE worker_id = %(worker_id)s OR seen_at < now() - interval '1 day'

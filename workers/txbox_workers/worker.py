@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Unpack
 
 from txbox import BrokerError, Outcome, TxboxError
@@ -91,6 +92,7 @@ class Worker(Service):
         self._drained = False
         self._in_hand = 0
         self._last_batch_at: float | None = None
+        self._oldest_sent_at: datetime | None = None
         self._retries: Counter[str] = Counter()
         self.subscriber_id = valid.subscriber_id
         self.source = source
@@ -172,6 +174,7 @@ class Worker(Service):
                 deadlocks=self._retries[DEADLOCK_DETECTED],
                 retries=self._retries.total(),
                 last_batch_at=self._last_batch_at,
+                oldest_sent_at=self._oldest_sent_at,
             )
         if just_drained:
             self._emit(Drained)
@@ -261,6 +264,7 @@ class Worker(Service):
             self._emit(BrokerRestored)
         if deliveries:
             self._last_batch_at = time.monotonic()
+            self._oldest_sent_at = min((sent for one in deliveries if (sent := one.message.sent_at)), default=None)
             self._take(deliveries)
         return 0
 

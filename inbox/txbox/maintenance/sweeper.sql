@@ -243,6 +243,18 @@ SELECT ctid FROM {{outbox_relay}} WHERE {{stretch}} AND seen_at < {{ago}}
 -- returns: ctid
 SELECT ctid FROM {{worker_report}} WHERE {{stretch}} AND seen_at < {{ago}}
 
+-- name: old_activity
+-- What workers and relays did long ago.
+-- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
+-- returns: ctid
+SELECT ctid FROM {{reported_activity}} WHERE {{stretch}} AND minute < {{ago}}
+
+-- name: old_actions
+-- What people did long ago.
+-- parameters: first text (a place), beyond text (a place), window double precision (in seconds)
+-- returns: ctid
+SELECT ctid FROM {{operator_action}} WHERE {{stretch}} AND acted_at < {{ago}}
+
 -- name: blocks
 -- How many blocks a table has.
 -- parameters: name text (quoted)

@@ -10,6 +10,7 @@ from txbox.horizon import PRODUCER_SLACK
 from txbox.maintenance.retention import Retention
 from txbox.postgres.sql import quoted
 from txbox.postgres.sql_files import SqlFile
+from txbox.status.activity import KEPT_DAYS
 
 __all__ = ["Chore", "Ring", "SweeperStatements", "chores", "rings"]
 
@@ -45,6 +46,8 @@ class SweeperStatements(SqlFile, file="sweeper.sql"):
     old_chunks: str
     old_relays: str
     old_workers: str
+    old_activity: str
+    old_actions: str
     blocks: str
 
 
@@ -90,6 +93,8 @@ def chores(kept: Retention, sql: SweeperStatements) -> Iterator[Chore]:
         ("chunks", "bulk_load_chunk", sql.old_chunks, GARBAGE),
         ("relays", "outbox_relay", sql.old_relays, GARBAGE),
         ("workers", "worker_report", sql.old_workers, GARBAGE),
+        ("activity", "reported_activity", sql.old_activity, timedelta(days=KEPT_DAYS)),
+        ("actions", "operator_action", sql.old_actions, kept.operations),
     ):
         if window is not None:
             name = quoted(getattr(sql.tables, table))

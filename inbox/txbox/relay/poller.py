@@ -125,7 +125,7 @@ class Poller:
         try:
             with short_transaction(self._engine) as connection:
                 connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": "1s"})
-                self._reporter.delete_row(connection)
+                self._reporter.end(connection, *self._counts())
         except Exception as error:  # noqa: BLE001 - only the report of the status needs it
             _log.debug("the row of this relay in outbox_relay could not be deleted: %s", error)
 

@@ -202,7 +202,7 @@ class Relay(Service):
         with short_transaction(self._engine) as connection:
             self._check(connection)
         self._scheduler = self._new_scheduler()
-        self._reporter = RelayReporter(self.relay_id, self._statements, self._purge_sent)
+        self._reporter = RelayReporter(self.relay_id, self._statements, self._purge_sent, (self._sent, self._failed))
         self._pauses, self._drained = {}, set()
         poller = Poller(
             self._engine,

@@ -353,12 +353,32 @@ RETURNING m.lane
 SELECT name, paused_by, note FROM {{paused}} WHERE kind = 'destination'
 
 -- name: report
--- Report that a relay is at work. The process id that the server reported when the connection was made is kept only if
+-- Report that a relay is at work, and add what it has sent since its last report to the activity of this minute. What
+-- that report was is read from its row, so one whose answer was lost is not added twice. A destination that a relay has
+-- forgotten meanwhile is counted from 0 again. The process id that the server reported when the connection was made is kept only if
 -- that process answers: behind a pooler, it is another one.
 -- parameters: relay_id text, host text, pid int, sent bigint, failed bigint, sent_per_second double precision, outages
 --   text (JSON), backend_pid int (as reported when the connection was made), version text, state text, destinations
---   text (JSON)
+--   text (JSON), sent_before bigint, failed_before bigint (not to be added, if there is no report before)
 -- returns: nothing
+WITH before AS (
+  SELECT sent, failed, destinations FROM {{outbox_relay}} WHERE relay_id = %(relay_id)s
+  UNION ALL SELECT %(sent_before)s::bigint, %(failed_before)s::bigint, '{}'
+  WHERE NOT EXISTS (SELECT FROM {{outbox_relay}} WHERE relay_id = %(relay_id)s)
+), difference AS (
+  SELECT 'outbox' AS kind, '' AS name, figure, count FROM before, LATERAL (
+    VALUES ('sent', %(sent)s::bigint - before.sent), ('failed', %(failed)s::bigint - before.failed)
+  ) AS total (figure, count)
+  UNION ALL
+  SELECT 'destination', name, 'sent', CASE WHEN value::bigint >= counted THEN value::bigint - counted ELSE value::bigint END
+  FROM before, jsonb_each_text(%(destinations)s::jsonb) AS now_counted (name, value),
+    LATERAL (SELECT coalesce((before.destinations ->> name)::bigint, 0) AS counted) AS earlier
+), added AS (
+  INSERT INTO {{reported_activity}} AS act (kind, name, minute, figure, count)
+  SELECT kind, name, to_timestamp(floor(extract(epoch FROM now()) / 60) * 60), figure, count
+  FROM difference WHERE count > 0 ORDER BY kind COLLATE "C", name COLLATE "C", figure COLLATE "C"
+  ON CONFLICT (kind, name, minute, figure) DO UPDATE SET count = act.count + excluded.count
+)
 INSERT INTO {{outbox_relay}} AS reported (
   relay_id, host, pid, sent, failed, sent_per_second, outages, backend_pid, version, state, destinations
 )
@@ -373,7 +393,11 @@ SET sent = excluded.sent, failed = excluded.failed, sent_per_second = excluded.s
   destinations = excluded.destinations, seen_at = now()
 
 -- name: delete_row
--- Delete the row of a relay that ends, and rows of relays that have not reported for a day.
--- parameters: relay_id text
+-- Delete the row of a relay that ends, rows of relays that have not reported for a day, and activity that was kept long
+-- enough.
+-- parameters: relay_id text, kept interval
 -- returns: nothing
+WITH old AS (
+  DELETE FROM {{reported_activity}} WHERE kind IN ('destination', 'outbox') AND minute < now() - %(kept)s::interval
+)
 DELETE FROM {{outbox_relay}} WHERE relay_id = %(relay_id)s OR seen_at < now() - interval '1 day'

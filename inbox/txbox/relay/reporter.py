@@ -5,6 +5,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -13,6 +15,7 @@ from txbox.bounded_memory import Recent
 from txbox.outbox.sent_messages import PURGE_ROWS
 from txbox.postgres.transactions import unless_locked
 from txbox.relay.sender import RelayStatements
+from txbox.status.activity import KEPT_DAYS
 from txbox.text import host_name, storable
 
 REPORT_SECONDS = 10.0
@@ -42,13 +45,25 @@ class RelayReporter:
     ``restored``, the poller calls ``set_state`` and ``work``."""
 
     def __init__(
-        self, relay_id: str, statements: RelayStatements, purge_sent: Callable[[Connection], int] | None
+        self,
+        relay_id: str,
+        statements: RelayStatements,
+        purge_sent: Callable[[Connection], int] | None,
+        counted_before: tuple[int, int] = (0, 0),
     ) -> None:
-        """Start with a report that is due. ``purge_sent`` deletes some sent messages; None: they are not kept."""
+        """Start with a report that is due.
+
+        Args:
+            relay_id: of the relay.
+            statements: for its tables.
+            purge_sent: deletes some sent messages; None: they are not kept.
+            counted_before: how many messages the relay had sent, and failed to send, before it was started again.
+        """
         self._relay_id = relay_id
         self._statements = statements
         self._purge_sent = purge_sent
         self._sent_before: int | None = None
+        self._counted_before = counted_before
         self._reported_at = time.monotonic()
         self._report_at = self._purge_at = self._reported_at
         self._outages: dict[str, tuple[str, float]] = {}
@@ -97,24 +112,38 @@ class RelayReporter:
             self._purge_at = now + (PURGE_SECONDS if purged == PURGE_ROWS else REPORT_SECONDS)
         connection.commit()
 
-    def delete_row(self, connection: Connection) -> None:
-        """Delete the relay's row, and rows of relays that have died."""
-        connection.exec_driver_sql(self._statements.delete_row, {"relay_id": self._relay_id})
+    def end(self, connection: Connection, sent: int, failed: int) -> None:
+        """Report what was sent last, and delete the relay's row, and rows of relays that have died."""
+        connection.exec_driver_sql(self._statements.report, self._figures(sent, failed, time.monotonic(), None))
+        kept = timedelta(days=KEPT_DAYS)
+        connection.exec_driver_sql(self._statements.delete_row, {"relay_id": self._relay_id, "kept": kept})
 
     def _has_changes(self, now: float) -> bool:
         return self._changes != self._changes_reported and now >= self._reported_at + SOON_SECONDS
 
     def _report(self, connection: Connection, sent: int, failed: int, now: float, pid: int | None) -> None:
         is_first = self._sent_before is None
+        changes = self._changes
+        figures = self._figures(sent, failed, now, pid)
+        # What is locked is reported the next time: messages do not wait for it.
+        unless_locked(
+            connection,
+            "the report of this relay, which looks as if it were gone",
+            lambda: connection.exec_driver_sql(self._statements.report, figures),
+        )
+        self._sent_before, self._reported_at, self._changes_reported = sent, now, changes
+        self._backend_pid = pid
+        self._report_at = now + (SOON_SECONDS if is_first else REPORT_SECONDS)
+
+    def _figures(self, sent: int, failed: int, now: float, pid: int | None) -> dict[str, Any]:
         rate = (sent - (self._sent_before or 0)) / max(now - self._reported_at, SOON_SECONDS)
         with self._lock:
-            changes = self._changes
             for destination, (_, at) in list(self._outages.items()):
                 if at < now - OUTAGE_SECONDS:
                     del self._outages[destination]
             outages = json.dumps({destination: error for destination, (error, _) in self._outages.items()})
             destinations = json.dumps(self._destinations)
-        figures = {
+        return {
             "relay_id": self._relay_id,
             "host": host_name(),
             "pid": os.getpid(),
@@ -126,13 +155,6 @@ class RelayReporter:
             "version": __version__,
             "state": self._state,
             "destinations": destinations,
+            "sent_before": self._counted_before[0],
+            "failed_before": self._counted_before[1],
         }
-        # What is locked is reported the next time: messages do not wait for it.
-        unless_locked(
-            connection,
-            "the report of this relay, which looks as if it were gone",
-            lambda: connection.exec_driver_sql(self._statements.report, figures),
-        )
-        self._sent_before, self._reported_at, self._changes_reported = sent, now, changes
-        self._backend_pid = pid
-        self._report_at = now + (SOON_SECONDS if is_first else REPORT_SECONDS)

@@ -1,5 +1,6 @@
 """The state of a database: what is processed, in flight, to be sent or parked, and which bulk loads are held up."""
 
+from txbox.status.activity import ActivitySeries, read_activity
 from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads
 from txbox.status.runway import GenerationStatus, HorizonStatus, MaintenanceTask, Runway, read_runway
 from txbox.status.runway_reporter import RunwayReporter
@@ -8,6 +9,7 @@ from txbox.status.workers import WorkerStatus
 
 __all__ = [
     "EXACT_UP_TO_ROWS",
+    "ActivitySeries",
     "BlockedLoad",
     "GenerationStatus",
     "HandlerConflict",
@@ -19,6 +21,7 @@ __all__ = [
     "SubscriberStatus",
     "WorkerStatus",
     "find_blocked_loads",
+    "read_activity",
     "read_runway",
     "read_status",
 ]

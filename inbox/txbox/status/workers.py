@@ -33,6 +33,7 @@ class WorkerStatus:
         retries: transactions that were run again, those after deadlocks included.
         started_at: its first report.
         last_batch_at: when it last received something, by the database's clock; None if it has not.
+        oldest_sent_at: when the oldest message of that batch was sent; None if that is not known.
         seen_seconds_ago: its last report.
         stale: that report is late; see ``STALE_SECONDS``.
     """
@@ -51,6 +52,7 @@ class WorkerStatus:
     retries: int
     started_at: datetime
     last_batch_at: datetime | None
+    oldest_sent_at: datetime | None
     seen_seconds_ago: float
     stale: bool
 
@@ -66,4 +68,4 @@ def read_workers(connection: Connection, *, schema: str | None = None, prefix: s
     sql = WorkerStatements.load(schema, prefix)
     check_table(connection, sql.tables.worker_report)
     rows = connection.exec_driver_sql(sql.workers, {"stale_after": timedelta(seconds=STALE_SECONDS)}).mappings()
-    return tuple(WorkerStatus(**with_moments(row, "started_at", "last_batch_at")) for row in rows)
+    return tuple(WorkerStatus(**with_moments(row, "started_at", "last_batch_at", "oldest_sent_at")) for row in rows)

@@ -17,6 +17,7 @@ from txbox_migrations.steps import (
     step_005_leases,
     step_006_safeguards,
     step_007_operations,
+    step_008_activity,
 )
 
 __all__ = ["LATEST", "STEPS", "Step"]
@@ -41,6 +42,7 @@ STEPS = (
     Step(step_005_leases.upgrade, step_005_leases.downgrade),
     Step(step_006_safeguards.upgrade, step_006_safeguards.downgrade),
     Step(step_007_operations.upgrade, step_007_operations.downgrade),
+    Step(step_008_activity.upgrade, step_008_activity.downgrade),
 )
 """``STEPS[n - 1]`` leads from version n - 1 to version n."""
 

@@ -11,7 +11,7 @@ from txbox.pauses import Pause, read_pauses
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.status import Runway, WorkerStatus, read_runway
+from txbox.status import ActivitySeries, Runway, WorkerStatus, read_activity, read_runway
 from txbox.status.workers import read_workers
 from txbox_dashboard.view import Page, Request
 
@@ -27,7 +27,7 @@ OVERVIEW_HOURS = 3.0
 SUBSCRIBER_HOURS = {"1 h": 1.0, "3 h": 3.0, "24 h": 24.0, "7 d": 168.0}
 """What a chart of a subscriber may show."""
 
-BUCKETS = 60
+STRETCHES = 60
 
 RATE_SECONDS = 60.0
 """A rate that is older than this is none."""
@@ -85,7 +85,10 @@ def overview(request: Request) -> Page:
     names = [row["subscriber_id"] for row in known or ()] or sorted({one.subscriber_id for one in workers})
     asked = {"subscriber_ids": names, "limit": COUNTED + 1}
     troubles = {row["subscriber_id"]: row for row in reader.rows("dead letters", sql.troubles, asked) or ()}
-    activity: Any = ()
+    activity = reader.read(
+        "the last hours",
+        lambda connection: read_activity(connection, "subscriber", hours=OVERVIEW_HOURS, stretches=STRETCHES, **place),
+    )
     rows = reader.read("the inbox", lambda connection: estimate_rows(connection, sql.name_of("processed_message")))
     series = {(one.name, one.figure): one.counts for one in activity or ()}
     lines = [
@@ -120,9 +123,15 @@ def subscriber(request: Request) -> Page:
     sql = OverviewStatements.load(reader.schema, reader.prefix)
     place: Any = {"schema": reader.schema, "prefix": reader.prefix}
     chosen = request.query.get("hours", "")
+    hours = SUBSCRIBER_HOURS.get(chosen, OVERVIEW_HOURS)
     workers = reader.read("its workers", lambda connection: read_workers(connection, **place)) or ()
     pauses = reader.read("whether it is paused", lambda connection: read_pauses(connection, **place)) or ()
-    activity: Any = ()
+    activity = reader.read(
+        "what became of its messages",
+        lambda connection: read_activity(
+            connection, "subscriber", name=name, hours=hours, stretches=STRETCHES, **place
+        ),
+    )
     runway: Runway | None = reader.read("what is kept", lambda connection: read_runway(connection, **place))
     wanted = {"subscriber_id": name}
     conflicts = reader.rows("conflicts of its handlers", sql.conflicts, wanted) or ()
@@ -149,13 +158,13 @@ def subscriber(request: Request) -> Page:
     )
 
 
-def times_of(activity: Sequence[Any]) -> list[float]:
+def times_of(activity: Sequence[ActivitySeries]) -> list[float]:
     """Return when each stretch of a chart begins, in seconds since 1970."""
     if not activity:
         return []
     first = activity[0]
     begin = first.begins_at.timestamp()
-    return [begin + place * first.bucket_seconds for place in range(len(first.counts))]
+    return [begin + place * first.stretch_seconds for place in range(len(first.counts))]
 
 
 def _line(
@@ -166,6 +175,7 @@ def _line(
     trouble: RowMapping | None,
 ) -> Line:
     alive = [one for one in workers if not one.stale]
+    waits = [seconds for one in alive if (seconds := waited_seconds(one)) is not None]
     return Line(
         subscriber_id=name,
         workers=len(alive),
@@ -175,10 +185,17 @@ def _line(
         processed=series.get(Outcome.PROCESSED, ()),
         duplicates=series.get(Outcome.DUPLICATE, ()),
         failures=_added([counts for figure, counts in series.items() if figure in FAILURES]),
-        waited_seconds=None,
+        waited_seconds=max(waits, default=None),
         retrying=None if trouble is None else trouble["retrying"],
         letters=None if trouble is None else trouble["letters"],
     )
+
+
+def waited_seconds(worker: WorkerStatus) -> float | None:
+    """Return how long the oldest message of a worker's last batch had waited when it came; None: not known."""
+    if worker.oldest_sent_at is None or worker.last_batch_at is None:
+        return None
+    return max((worker.last_batch_at - worker.oldest_sent_at).total_seconds(), 0.0)
 
 
 def _added(several: Sequence[Sequence[int]]) -> Sequence[int]:
@@ -189,7 +206,7 @@ def _sum_of(counts: Sequence[int | None]) -> int | None:
     return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
 
 
-def _in_order(activity: Sequence[Any]) -> list[tuple[str, Sequence[int]]]:
+def _in_order(activity: Sequence[ActivitySeries]) -> list[tuple[str, Sequence[int]]]:
     """Return what a chart draws, outcomes first and in their own order."""
     order = [*(outcome.value for outcome in Outcome)]
     drawn = [one for one in activity if one.figure in order]

@@ -271,8 +271,20 @@ def test_garbage_goes_after_a_day_without_any_window(engine: Engine, make_mainta
         "INSERT INTO bulk_load_chunk (run_id, chunk, merged_at) VALUES ('r', 0, now() - interval '2 days'), "
         "('gone', 0, now() - interval '2 days'), ('gone', 1, now())",
     )
+    run(
+        engine,
+        "INSERT INTO reported_activity (kind, name, minute, figure) SELECT 'outbox', '', now() - age, 'sent' "
+        "FROM unnest('{6 days, 8 days}'::interval[]) AS age",
+    )
     report = make_maintainer().run_once()
-    assert dict(report.removed) == {"failures": 1, "chunks": 1, "relays": 1, "workers": 1, "staging": 0}
+    assert dict(report.removed) == {
+        "failures": 1,
+        "chunks": 1,
+        "relays": 1,
+        "workers": 1,
+        "activity": 1,
+        "staging": 0,
+    }
     assert found(engine, "SELECT array_agg(message_id ORDER BY message_id) FROM message_failure") == [
         "done just now",
         "waits",

@@ -17,6 +17,7 @@ from support.waiting import wait_until
 from txbox import InvalidConfiguration, Outgoing, SchemaMissing
 from txbox.instrumentation import Event, Relayed, Stopped
 from txbox.relay import OutboxMessage, Refused, Relay
+from txbox.status import read_activity
 
 # --- all goes well ---------------------------------------------------------------------------------------------------
 
@@ -230,3 +231,24 @@ def test_a_publisher_that_answers_with_copies_is_understood(engine: Engine, star
     start_relay(broker)
     broker.wait_for(3)
     assert broker.bodies == ["0", "1", "2"]
+
+
+def test_what_a_relay_has_sent_is_reported_of_each_minute(engine: Engine, start_relay: StartRelay) -> None:
+    broker = RecordingPublisher()
+    relay = start_relay(broker)
+    publish(engine, *numbered(300), *numbered(50, to="own:elsewhere"))
+    broker.wait_for(350)
+    wait_until(lambda: relay.sent == 350)
+    assert relay.stop(20)
+    relay.start()  # it counts on, and adds what is new
+    publish(engine, *numbered(10))
+    broker.wait_for(360)
+    wait_until(lambda: relay.sent == 360)
+    assert relay.stop(20)
+    with engine.connect() as connection:
+        series = [*read_activity(connection, "destination"), *read_activity(connection, "outbox")]
+    assert {(one.name, one.figure): sum(one.counts) for one in series} == {
+        (OWN, "sent"): 310,
+        ("own:elsewhere", "sent"): 50,
+        ("", "sent"): 360,
+    }

@@ -1,0 +1,116 @@
+"""What workers report of each minute: exact sums, whatever becomes of a report."""
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, event
+
+from support.waiting import wait_until
+from support.workers.business import Business
+from support.workers.memory_worker import at_work, make, numbered, work_off
+from txbox.status import ActivitySeries, read_activity, read_status
+from txbox_workers import reporter
+from txbox_workers.memory_source import MemorySource
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports every few milliseconds."""
+    monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.01)
+
+
+def series(engine: Engine, **options: object) -> tuple[ActivitySeries, ...]:
+    with engine.connect() as connection:
+        return read_activity(connection, "subscriber", **options)  # type: ignore[arg-type]
+
+
+def totals(engine: Engine) -> dict[tuple[str, str], int]:
+    return {(one.name, one.figure): sum(one.counts) for one in series(engine)}
+
+
+def test_workers_of_one_subscriber_add_up_also_at_the_same_time(engine: Engine, business: Business) -> None:
+    sources = [MemorySource([*numbered(200, prefix), *numbered(40, prefix)], batch_size=5) for prefix in "abc"]
+    with at_work(*(make(source, engine, threads=2) for source in sources)):
+        assert all(source.wait_until_empty(60) for source in sources)
+    assert totals(engine) == {("billing", "processed"): 600, ("billing", "duplicate"): 120}
+
+
+def test_a_worker_that_is_started_again_adds_what_is_new(engine: Engine, business: Business) -> None:
+    source = MemorySource(numbered(10))
+    worker = make(source, engine)
+    with at_work(worker):
+        assert source.wait_until_empty(20)
+    for message in numbered(5, "later"):
+        source.send(message)
+    with at_work(worker):
+        assert source.wait_until_empty(20)
+    assert totals(engine) == {("billing", "processed"): 15}
+
+
+def test_a_report_whose_answer_is_lost_is_not_added_twice(engine: Engine, business: Business) -> None:
+    lost: Counter[str] = Counter()
+
+    def lose(connection: object) -> None:
+        # The commit goes through, and the client is told that it did not.
+        if reporting.get("it"):
+            reporting["it"] = 0
+            lost["answers"] += 1
+            connection.connection.dbapi_connection.commit()  # type: ignore[attr-defined]
+            raise ConnectionError("the answer is lost")
+
+    reporting: Counter[str] = Counter()
+
+    def note(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        if "reported_activity" in statement and "INSERT" in statement and lost["answers"] < 5:
+            reporting["it"] = 1
+
+    event.listen(engine, "after_cursor_execute", note)
+    event.listen(engine, "commit", lose)
+    source = MemorySource(numbered(50), batch_size=5)
+    with at_work(make(source, engine)):
+        assert source.wait_until_empty(20)
+        wait_until(lambda: lost["answers"] == 5)
+    assert totals(engine) == {("billing", "processed"): 50}
+
+
+def test_how_long_the_oldest_message_of_a_batch_has_waited(engine: Engine, business: Business) -> None:
+    sent_at = datetime.now(UTC) - timedelta(hours=2)
+    (message,) = numbered(1)
+    source = MemorySource([type(message)(message.id, b"", {}, sent_at=sent_at)])
+    with at_work(make(source, engine)):
+        (worker,) = wait_until(lambda: [one for one in read_status(engine).workers if one.outcomes])
+    assert worker.oldest_sent_at == sent_at
+
+
+def test_a_worker_that_ends_deletes_what_is_old_of_its_subscriber(engine: Engine, business: Business) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO reported_activity (kind, name, minute, figure, count) "
+            "SELECT 'subscriber', name, now() - age, 'processed', 1 "
+            "FROM unnest(ARRAY['billing', 'other']) AS name, unnest(ARRAY['6 days', '8 days']::interval[]) AS age"
+        )
+    work_off(MemorySource(numbered(1)), engine)
+    with engine.connect() as connection:
+        left = connection.exec_driver_sql(
+            "SELECT name, count(*) FROM reported_activity WHERE minute < now() - interval '1 day' GROUP BY name"
+        )
+        assert dict(left.all()) == {"billing": 1, "other": 2}  # type: ignore[arg-type]
+
+
+def test_stretches_begin_at_multiples_of_their_length_and_the_newest_is_last(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO reported_activity (kind, name, minute, figure, count) "
+            "SELECT 'subscriber', name, date_trunc('minute', now()) - make_interval(mins => ago), 'processed', ago + 1 "
+            "FROM unnest(ARRAY['a', 'b', '']) AS name, generate_series(0, 400) AS ago"
+        )
+        found = read_activity(connection, "subscriber", hours=3, stretches=60)
+        (one,) = read_activity(connection, "subscriber", name="a", hours=1, stretches=60)
+        now: datetime = connection.exec_driver_sql("SELECT date_trunc('minute', now())").scalar_one()
+    assert [(each.name, each.stretch_seconds, len(each.counts)) for each in found] == [
+        (name, 180, 60) for name in ("", "a", "b")
+    ]
+    assert found[0].begins_at.timestamp() % 180 == 0
+    assert one.counts == tuple(range(60, 0, -1))
+    assert one.begins_at == now - timedelta(minutes=59)
