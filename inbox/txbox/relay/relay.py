@@ -231,11 +231,14 @@ class Relay(Service):
         """Check that what is sent could be settled: the tables, this user's rights, the encoding."""
         refuse_other_encodings(connection)
         sql = self._statements
-        needed = dict.fromkeys((self._outbox, sql.name_of("outbox_relay")), _ALL_RIGHTS)
+        needed = dict.fromkeys(
+            (self._outbox, sql.name_of("outbox_relay"), sql.name_of("reported_activity")), _ALL_RIGHTS
+        )
         needed[sql.name_of("dead_letter")] = ("SELECT", "INSERT", "UPDATE")
         check_table(connection, sql.tables.outbox_message)
         check_table(connection, sql.tables.outbox_relay)
         check_table(connection, sql.tables.paused)
+        check_table(connection, sql.tables.reported_activity)
         if self._keep_sent is not None:
             check_table(connection, sql.tables.outbox_sent)
             needed[sql.name_of("outbox_sent")] = _ALL_RIGHTS

@@ -20,15 +20,18 @@ from txbox.leases import PostgresLedger
 from txbox.relay import Relay
 from txbox.status import read_status
 from txbox_aws.lambda_ import sqs_handler
-from txbox_migrations import LATEST, downgrade_database, upgrade_database
+from txbox_migrations import downgrade_database, upgrade_database
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_workers.memory_source import MemorySource
+
+OLDER = 5
+"""The version before most tables got columns that everything needs."""
 
 
 @pytest.fixture
 def older(fresh_database: str) -> Iterator[Engine]:
-    """A database whose tables are two steps behind."""
-    upgrade_database(fresh_database, to=LATEST - 2)
+    """A database whose tables are several steps behind."""
+    upgrade_database(fresh_database, to=OLDER)
     engine = create_engine(fresh_database)
     yield engine
     engine.dispose()
@@ -66,6 +69,17 @@ def test_a_start_on_older_tables_is_refused_with_the_cure(older: Engine, part: s
     assert caught.value.table == table
 
 
+@pytest.mark.parametrize(("part", "table"), [("worker", "worker_report"), ("relay", "reported_activity")])
+def test_a_start_on_tables_of_the_version_before_is_refused_with_the_cure(
+    fresh_database: str, part: str, table: str
+) -> None:
+    upgrade_database(fresh_database, to=7)
+    engine = create_engine(fresh_database)
+    with pytest.raises(SchemaMissing, match=rf"^table {table} .*`txbox db upgrade`$"):
+        STARTS[part][1](engine)
+    engine.dispose()
+
+
 def test_a_function_in_lambda_that_meets_older_tables_names_the_cure(older: Engine) -> None:
     handle = sqs_handler(inbox=Inbox("billing"), engine=older, handler=nothing)
     with pytest.raises(TxboxError, match=r"(?s)does not exist.*`txbox db upgrade`"):
@@ -78,7 +92,7 @@ def test_a_worker_whose_tables_are_taken_back_names_the_cure_and_waits_for_it(fr
     kept, source = Kept(), MemorySource(messages("a"))
     with at_work(make(source, engine, nothing, hooks=[kept])):
         assert source.wait_until_empty(20)
-        downgrade_database(fresh_database, to=LATEST - 2)
+        downgrade_database(fresh_database, to=OLDER)
         source.send(messages("a")[0])
         wait_until(lambda: kept.of(DatabaseLost))
         upgrade_database(fresh_database)
