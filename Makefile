@@ -122,6 +122,14 @@ lint: $(VENV)/.dev-ready ## Check style, formatting and the arrows between packa
 	@$(BIN)/ruff format --check $(CHECKED)
 	@$(BIN)/lint-imports
 
+$(BIN)/promtool: tests/monitoring/get-promtool.sh | $(BIN)/python
+	@tests/monitoring/get-promtool.sh $@
+
+.PHONY: lint-monitoring
+lint-monitoring: $(BIN)/promtool ## Check the alert rules with promtool
+	@$(BIN)/promtool check rules --lint=all --lint-fatal examples/monitoring/alerts.yaml
+	@$(BIN)/promtool test rules examples/monitoring/alerts-test.yaml
+
 .PHONY: format
 format: $(VENV)/.dev-ready ## Rewrite the sources in the project's format
 	@$(BIN)/ruff check --fix $(CHECKED)
@@ -152,7 +160,7 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: ci
-ci: lint types docs test chaos demo test-pages test-containers test-oldest wheel ## Everything that CI runs
+ci: lint lint-monitoring types docs test chaos demo test-pages test-containers test-oldest wheel ## Everything that CI runs
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt
