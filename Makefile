@@ -36,6 +36,9 @@ CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tes
   $(wildcard tests/integration/test_*.py) tests/integration/txbox_aws/lambda_ tests/integration/txbox_aws/test_sqs_worker.py \
   tests/integration/txbox_cli/test_reports.py tests/integration/txbox_cli/test_outbox_commands.py \
   tests/integration/txbox_spark/merging/test_chunk_merger.py tests/integration/txbox_spark/reading/test_types.py
+# Of Kubernetes' own kinds, by the oldest and the newest API that kubernetes-validate brings schemas of.
+KUBERNETES_VERSIONS := 1.25 1.37
+KUBERNETES_MANIFESTS := $(wildcard examples/kubernetes/*.yaml)
 # What `make bench` measures, and its options.
 BENCH ?= consumer
 OLDEST := $(VENV)-oldest
@@ -126,9 +129,11 @@ $(BIN)/promtool: tests/monitoring/get-promtool.sh | $(BIN)/python
 	@tests/monitoring/get-promtool.sh $@
 
 .PHONY: lint-monitoring
-lint-monitoring: $(BIN)/promtool ## Check the alert rules with promtool
+lint-monitoring: $(VENV)/.dev-ready $(BIN)/promtool ## Check the alert rules with promtool, the Kubernetes manifests by the schemas of its API
 	@$(BIN)/promtool check rules --lint=all --lint-fatal examples/monitoring/alerts.yaml
 	@$(BIN)/promtool test rules examples/monitoring/alerts-test.yaml
+	@for version in $(KUBERNETES_VERSIONS); do \
+	  $(BIN)/kubernetes-validate --strict --kubernetes-version $$version $(KUBERNETES_MANIFESTS); done
 
 .PHONY: format
 format: $(VENV)/.dev-ready ## Rewrite the sources in the project's format

@@ -1,17 +1,25 @@
-"""The alert rules of the examples keep up with the code: metrics, labels, runbooks. promtool runs their own tests."""
+"""Alert rules, dashboard and manifests under examples/ keep up with the code: metrics, labels, commands, runbooks.
 
+What Prometheus and Kubernetes say of them is checked by `make lint-monitoring`.
+"""
+
+import json
 import re
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from txbox.instrumentation.metrics import METRICS, Kind
+from txbox_cli.app import app
 
 REPOSITORY = Path(__file__).parents[2]
 MONITORING = REPOSITORY / "examples" / "monitoring"
+KUBERNETES = REPOSITORY / "examples" / "kubernetes"
 RUNBOOKS = REPOSITORY / "docs" / "runbooks.md"
 OF_SCRAPES = {"job", "instance", "namespace", "pod"}
 """Labels that Prometheus adds."""
@@ -20,6 +28,31 @@ OF_SCRAPES = {"job", "instance", "namespace", "pod"}
 def rules() -> list[dict[str, Any]]:
     groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
+
+
+def dashboard() -> dict[str, Any]:
+    return json.loads((MONITORING / "grafana-dashboard.json").read_text())
+
+
+def panels() -> list[dict[str, Any]]:
+    return dashboard()["panels"]
+
+
+def manifests() -> list[dict[str, Any]]:
+    return [part for path in sorted(KUBERNETES.glob("*.yaml")) for part in yaml.safe_load_all(path.read_text())]
+
+
+def of_kind(kind: str) -> list[dict[str, Any]]:
+    return [manifest for manifest in manifests() if manifest["kind"] == kind]
+
+
+def templates() -> Iterator[tuple[str, dict[str, Any]]]:
+    for manifest in (*of_kind("Deployment"), *of_kind("Job")):
+        yield manifest["metadata"]["name"], manifest["spec"]["template"]
+
+
+def containers() -> list[tuple[str, dict[str, Any]]]:
+    return [(name, container) for name, template in templates() for container in template["spec"]["containers"]]
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -45,6 +78,12 @@ def queries() -> Iterator[tuple[str, str]]:
     """Every PromQL expression of the examples, with where it stands."""
     for rule in rules():
         yield f"alert {rule['alert']}", rule["expr"]
+    for panel in panels():
+        for target in panel.get("targets", ()):
+            yield f"panel {panel['title']}", target["expr"]
+    for variable in dashboard()["templating"]["list"]:
+        if variable["type"] == "query":
+            yield f"variable {variable['name']}", variable["query"]["query"]
 
 
 def selectors(query: str) -> Iterator[tuple[str, set[str]]]:
@@ -85,3 +124,69 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
 def test_every_runbook_says_what_to_look_at_and_what_to_do(part: str) -> None:
     for section in RUNBOOKS.read_text().split("\n### ")[1:]:
         assert f"**{part}" in section, section.partition("\n")[0]
+
+
+# --- the dashboard ---------------------------------------------------------------------------------------------------
+
+
+def test_the_dashboard_names_no_data_source_of_its_own() -> None:
+    variables = dashboard()["templating"]["list"]
+    assert {variable["name"] for variable in variables} == {"datasource", "subscriber"}
+    drawn = [panel for panel in panels() if panel["type"] != "row"]
+    for one in (*drawn, *(variable for variable in variables if variable["type"] == "query")):
+        assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert [panel["title"] for panel in drawn if not panel["description"]] == []
+
+
+def test_no_two_panels_lie_on_each_other() -> None:
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+    for one, other in combinations([panel["gridPos"] for panel in panels()], 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or below, (one, other)
+        assert one["x"] + one["w"] <= 24
+
+
+# --- Kubernetes ------------------------------------------------------------------------------------------------------
+
+
+def parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """Read arguments as the command line does; an unknown command or option, or a value that is refused, raises."""
+    command: Any = typer.main.get_command(app)
+    context, path = command.make_context("txbox", list(arguments)), []
+    while hasattr(command, "commands"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        path.append(name)
+        context = command.make_context(name, rest, parent=context)
+    return " ".join(path), context.params
+
+
+@pytest.mark.parametrize(("name", "container"), [pytest.param(*one, id=one[0]) for one in containers()])
+def test_a_container_runs_a_command_that_exists_and_has_time_to_drain(name: str, container: dict[str, Any]) -> None:
+    assert container["command"] == ["txbox"]
+    _, options = parse(container["args"])
+    template = dict(templates())[name]
+    if "stop_seconds" in options:
+        assert template["spec"]["terminationGracePeriodSeconds"] > options["stop_seconds"]
+
+
+@pytest.mark.parametrize(("name", "container"), [pytest.param(*one, id=one[0]) for one in containers()])
+def test_a_container_has_no_rights_that_it_does_not_need(name: str, container: dict[str, Any]) -> None:
+    pod = dict(templates())[name]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+    (url,) = [variable for variable in container["env"] if variable["name"] == "TXBOX_DATABASE_URL"]
+    assert set(url["valueFrom"]) == {"secretKeyRef"}
+
+
+def test_what_selects_pods_selects_those_of_a_deployment() -> None:
+    labels = [manifest["spec"]["template"]["metadata"]["labels"].items() for manifest in of_kind("Deployment")]
+    for manifest in (*of_kind("Deployment"), *of_kind("PodDisruptionBudget")):
+        selected = manifest["spec"]["selector"]["matchLabels"].items()
+        assert len([one for one in labels if selected <= one]) == 1, manifest["metadata"]["name"]
