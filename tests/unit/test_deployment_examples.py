@@ -190,3 +190,21 @@ def test_what_selects_pods_selects_those_of_a_deployment() -> None:
     for manifest in (*of_kind("Deployment"), *of_kind("PodDisruptionBudget")):
         selected = manifest["spec"]["selector"]["matchLabels"].items()
         assert len([one for one in labels if selected <= one]) == 1, manifest["metadata"]["name"]
+
+
+def test_what_keda_scales_exists() -> None:
+    """KEDA's own schema is not at hand: what its pages on scaled objects and CloudWatch ask for."""
+    deployments = {manifest["metadata"]["name"] for manifest in of_kind("Deployment")}
+    assert of_kind("ScaledObject")
+    for scaled in of_kind("ScaledObject"):
+        assert scaled["apiVersion"] == "keda.sh/v1alpha1"
+        spec = scaled["spec"]
+        assert spec["scaleTargetRef"]["name"] in deployments
+        assert 1 <= spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
+        for trigger in spec["triggers"]:
+            assert trigger["metricType"] == "AverageValue"
+            metadata = trigger["metadata"]
+            assert all(isinstance(value, str) for value in metadata.values())
+            assert metadata["metricName"] == "ApproximateAgeOfOldestMessage"
+            assert {"awsRegion", "namespace", "dimensionName", "dimensionValue", "minMetricValue"} <= metadata.keys()
+            assert float(metadata["targetMetricValue"]) > 0
