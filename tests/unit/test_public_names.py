@@ -70,6 +70,7 @@ PUBLIC = {
     "txbox.instrumentation.prometheus": "PrometheusHook",
     "txbox.instrumentation.opentelemetry": "OpenTelemetryHook",
     "txbox_dashboard": "Sensitive dashboard",
+    "txbox.operator_actions": "AUDIT OperatorAction note_action read_actions",
     "txbox.status": """
         ActivitySeries BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus MaintenanceTask
         Runway RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads read_activity read_runway

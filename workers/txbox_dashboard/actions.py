@@ -1,6 +1,5 @@
 """Actions: what a person does from a page, with who it was on record."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,16 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
-from txbox.postgres.sql_files import SqlFile
-from txbox.text import storable
+from txbox.operator_actions import note_action
 from txbox_dashboard.settings import Settings
-
-
-class ActionStatements(SqlFile, file="actions.sql"):
-    """The statements of ``actions.sql``."""
-
-    note_action: str
-    last_actions: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +31,9 @@ class Action:
 
     def note(self, connection: Connection, action: str, target: str, **detail: Any) -> None:
         """Put the action on record, in the transaction that carries it out, and into the log."""
-        statements = ActionStatements.load(self.settings.schema, self.settings.prefix)
-        values = {
-            "actor": storable(self.who),
-            "action": action,
-            "target": storable(target),
-            "detail": storable(json.dumps(detail)),
-        }
-        connection.exec_driver_sql(statements.note_action, values)
-        _log.warning("%s: %s %s", self.who, action, target)
+        place = {"schema": self.settings.schema, "prefix": self.settings.prefix}
+        note_action(connection, action, target, by=self.who, detail=detail, **place)  # type: ignore[arg-type]
+        _log.warning("%s: %s %r", self.who, action, target)
 
 
 class Refused(Exception):

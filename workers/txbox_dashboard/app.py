@@ -31,6 +31,10 @@ from txbox_dashboard.access import (
     is_same_site,
 )
 from txbox_dashboard.actions import Action, ActionFunction, Refused
+from txbox_dashboard.leases.pages import leases
+from txbox_dashboard.loads.pages import loads
+from txbox_dashboard.maintenance.pages import maintenance
+from txbox_dashboard.outbox.pages import outbox
 from txbox_dashboard.overview.pages import overview, subscriber
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.settings import Identify, Redact, Send, Settings
@@ -58,6 +62,10 @@ class Place:
 PLACES: Sequence[Place] = (
     Place("/", "Overview", overview),
     Place("/subscriber", "Subscriber", subscriber, in_navigation=False),
+    Place("/outbox", "Outbox", outbox),
+    Place("/leases", "Leases", leases),
+    Place("/loads", "Bulk loads", loads),
+    Place("/maintenance", "Maintenance", maintenance),
 )
 """All pages, in the order of the navigation."""
 

@@ -1,16 +1,29 @@
 """``txbox audit``: prove that what an outbox has sent is in an inbox, and that the inbox balances."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy import Engine
 
 from txbox.audit import AuditReport, Finding, FindingKind, Stretch
 from txbox.audit import audit as compare
 from txbox.audit import audit_inbox as balance
 from txbox.audit.report import COUNTS
+from txbox.operator_actions import AUDIT, note_action
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import JsonOption, PrefixOption, SchemaOption, UrlOption, database, read_moment, read_span
+from txbox_cli.options import (
+    Database,
+    JsonOption,
+    PrefixOption,
+    SchemaOption,
+    UrlOption,
+    database,
+    read_moment,
+    read_span,
+    this_user,
+)
 from txbox_cli.output import counted, print_counts, print_json, printable
 
 SHOWN_STRETCHES = 5
@@ -52,6 +65,10 @@ def audit(
     inbox_only: Annotated[
         bool, typer.Option("--inbox-only", help="Balance the inbox by itself, as without --destination.")
     ] = False,
+    record: Annotated[
+        bool,
+        typer.Option("--record", help="Put the result on record in the inbox's database; `txbox dashboard` shows it."),
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", help="How many messages to name.", min=0, max=100_000)] = 100,
     as_json: JsonOption = False,
 ) -> int:
@@ -65,8 +82,8 @@ def audit(
     Without --destination, or with --inbox-only: does each inbox balance by itself? Recorded = processed + parked +
     expired + discarded; and each dead letter that waits is parked in the inbox, under its number.
 
-    Reads only, a little at a time, also from a replica. Exit status 0: balanced. 1: it is not, or for a destination
-    there was nothing to compare.
+    Reads only, a little at a time, also from a replica; --record writes one row. Exit status 0: balanced. 1: it is not,
+    or for a destination there was nothing to compare.
     """
     alone = inbox_only or not destinations
     if not alone and subscriber is None:
@@ -103,6 +120,8 @@ def audit(
             if report.not_compared and not report.faults:
                 raise CommandFailed(_not_compared(report))
             reports = [report]
+        if record:
+            _record(recorded, inbox, reports)
     balanced = all(report.balanced for report in reports)
     if as_json:
         print_json([one.as_dict() for one in reports] if alone else reports[0].as_dict())
@@ -112,6 +131,26 @@ def audit(
     if not reports:
         typer.echo("balanced: the inbox is empty")
     return 0 if balanced else 1
+
+
+def _record(engine: Engine, inbox: Database, reports: Sequence[AuditReport]) -> None:
+    with engine.begin() as connection:
+        for report in reports:
+            detail = {
+                "balanced": report.balanced,
+                "seconds": round(report.seconds, 3),
+                "destinations": list(report.destinations),
+                "counts": {name: count for name, count in report.counts.items() if count},
+            }
+            note_action(
+                connection,
+                AUDIT,
+                report.subscriber_id,
+                by=this_user(),
+                detail=detail,
+                schema=inbox.schema,
+                prefix=inbox.prefix,
+            )
 
 
 def _print(report: AuditReport) -> None:

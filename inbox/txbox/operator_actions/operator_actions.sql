@@ -1,4 +1,4 @@
--- What people have done from the dashboard.
+-- What people have done.
 
 -- name: note_action
 -- Put an action on record.
@@ -8,8 +8,10 @@ INSERT INTO {{operator_action}} (actor, action, target, detail)
 VALUES (%(actor)s, %(action)s, %(target)s, %(detail)s::jsonb)
 
 -- name: last_actions
--- The last actions.
--- parameters: most int
--- returns: action_id, acted_at, actor, action, target, detail
+-- The last actions, the newest first.
+-- parameters: kinds text[] (null: all), limit bigint
+-- returns: the columns of OperatorAction
 SELECT action_id, {{microseconds(acted_at)}} AS acted_at, actor, action, target, detail
-FROM {{operator_action}} AS done ORDER BY action_id DESC LIMIT %(most)s
+FROM {{operator_action}} AS done
+WHERE %(kinds)s::text[] IS NULL OR action = ANY(%(kinds)s::text[])
+ORDER BY action_id DESC LIMIT %(limit)s

@@ -1,0 +1,1 @@
+"""Leases: what is worked on, and what was left behind."""

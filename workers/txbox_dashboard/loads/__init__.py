@@ -1,0 +1,1 @@
+"""Bulk loads: their chunks, their pace, and what they wait for."""

@@ -1,0 +1,1 @@
+"""What is kept and forgotten, what audits have found, and what people have done."""

@@ -1,0 +1,1 @@
+"""What waits to be sent, who sends it, and what holds it up."""

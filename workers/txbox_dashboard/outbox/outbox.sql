@@ -1,0 +1,23 @@
+-- What holds messages of the outbox up.
+
+-- name: held_keys
+-- The keys that are held by a message that was refused, the next to be tried first: some of them.
+-- parameters: limit bigint
+-- returns: destination, key, message_id, attempts, error, due_seconds (until it is tried again; negative: since)
+SELECT destination, key, message_id, attempts, left(error, 500) AS error,
+  extract(epoch FROM due_at - now())::float8 AS due_seconds
+FROM {{outbox_message}} WHERE held AND due_at < 'infinity'::timestamptz ORDER BY due_at LIMIT %(limit)s
+
+-- name: delayed
+-- How many messages wait for their time, or are to be sent again, counted up to a limit.
+-- parameters: limit bigint
+-- returns: messages
+SELECT count(*) AS messages FROM (
+  SELECT FROM {{outbox_message}} WHERE due_at IS NOT NULL AND NOT held LIMIT %(limit)s
+) AS bounded
+
+-- name: kept_since
+-- How many sent messages are kept, by the planner's figures.
+-- parameters: none
+-- returns: rows
+SELECT greatest(reltuples, 0)::bigint AS rows FROM pg_class WHERE oid = '{{literal(outbox_sent)}}'::regclass

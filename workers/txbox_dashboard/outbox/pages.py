@@ -1,0 +1,133 @@
+"""The page of the outbox."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping
+
+from txbox.outbox.snapshot_holders import find_snapshot_holders, sees_all_sessions
+from txbox.outbox.status import STALE_SECONDS, DestinationStatus, RelayStatus, StatusStatements
+from txbox.pauses import Pause, read_pauses
+from txbox.postgres.sql import with_moments
+from txbox.postgres.sql_files import SqlFile
+from txbox.status import read_activity
+from txbox_dashboard.overview.pages import times_of
+from txbox_dashboard.view import Page, Request
+
+LOOKED_AT = 10_000
+"""Messages, at most: where there are more, the first ones of each lane, so each destination and its oldest are seen."""
+
+LANES = 2000
+"""Looked at, at most; a destination has 64."""
+
+SHOWN_KEYS = 100
+HOURS = 3.0
+
+
+class OutboxPageStatements(SqlFile, file="outbox.sql"):
+    """The statements of ``outbox.sql``."""
+
+    held_keys: str
+    delayed: str
+    kept_since: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits.
+
+    Attributes:
+        destinations: by name.
+        exact: everything was looked at; otherwise there are at least so many.
+        estimate: of all messages, by Postgres's statistics.
+    """
+
+    destinations: Sequence[DestinationStatus]
+    exact: bool
+    estimate: int
+
+
+def outbox(request: Request) -> Page:
+    """Show where messages wait to be sent to, how long, which relays send them, and who blocks."""
+    reader = request.reader
+    place: Any = {"schema": reader.schema, "prefix": reader.prefix}
+    sql = OutboxPageStatements.load(reader.schema, reader.prefix)
+    status = StatusStatements.load(reader.schema, reader.prefix)
+    relays: Sequence[RelayStatus] = reader.read("the relays", lambda connection: _relays(connection, status)) or ()
+    backlog = reader.read("what waits", lambda connection: _backlog(connection, status))
+    pauses: Sequence[Pause] = reader.read("what is paused", lambda connection: read_pauses(connection, **place)) or ()
+    activity = (
+        reader.read("the last hours", lambda connection: read_activity(connection, "destination", hours=HOURS, **place))
+        or ()
+    )
+    total = (
+        reader.read("the last hours", lambda connection: read_activity(connection, "outbox", hours=HOURS, **place))
+        or ()
+    )
+    held: Sequence[RowMapping] = reader.rows("held keys", sql.held_keys, {"limit": SHOWN_KEYS + 1}) or ()
+    holders = reader.read("who blocks", find_snapshot_holders) or ()
+    sees_all = reader.read("who may be seen", sees_all_sessions)
+    kept = reader.rows("what was sent", sql.kept_since)
+    alive = [one for one in relays if not one.stale]
+    sent = {one.name: one.counts for one in activity}
+    known = {one.destination: one for one in (backlog.destinations if backlog else ())}
+    paused = {one.name: one for one in pauses if one.kind == "destination"}
+    names = sorted({*known, *sent, *paused, *(name for relay in alive for name in relay.outages)})
+    lines = [
+        {
+            "status": _with_outage(known.get(name, DestinationStatus(name)), alive),
+            "sent": sent.get(name, ()),
+            "paused": paused.get(name),
+        }
+        for name in names
+    ]
+    return Page(
+        "outbox.html",
+        {
+            "lines": lines,
+            "backlog": backlog,
+            "relays": relays,
+            "alive": len(alive),
+            "per_second": sum(relay.sent_per_second or 0.0 for relay in alive),
+            "held": held[:SHOWN_KEYS],
+            "more_held": len(held) > SHOWN_KEYS,
+            "shown_keys": SHOWN_KEYS,
+            "holders": holders,
+            "sees_all": sees_all is not False,
+            "kept": kept[0]["rows"] if kept else None,
+            "hours": HOURS,
+            "times": times_of(total),
+            "series": [(one.figure, one.counts) for one in total],
+            "oldest": max(
+                (one.oldest_seconds for one in known.values() if one.oldest_seconds is not None), default=None
+            ),
+        },
+    )
+
+
+def _relays(connection: Connection, status: StatusStatements) -> list[RelayStatus]:
+    rows = connection.exec_driver_sql(status.relays, {"stale_after": timedelta(seconds=STALE_SECONDS)}).mappings()
+    return [RelayStatus(**with_moments(row, "started_at")) for row in rows]
+
+
+def _backlog(connection: Connection, status: StatusStatements) -> Backlog:
+    name = {"name": status.name_of("outbox_message")}
+    estimate = int(connection.exec_driver_sql(status.row_estimates, name).one().live)
+    if estimate < LOOKED_AT:
+        rows = connection.exec_driver_sql(status.backlog, {"limit": LOOKED_AT + 1}).mappings().all()
+        found = [DestinationStatus(**row) for row in rows]
+        counted = sum(one.waiting + one.delayed + one.retrying for one in found)
+        if counted <= LOOKED_AT:
+            return Backlog(found, exact=True, estimate=counted)
+    connection.exec_driver_sql(status.plan_by_index)
+    limits = {"lanes": LANES, "limit": LOOKED_AT}
+    rows = connection.exec_driver_sql(status.backlog_by_lane, limits).mappings().all()
+    found = [DestinationStatus(**row, exact=False) for row in rows]
+    return Backlog(found, exact=False, estimate=max(estimate, LOOKED_AT))
+
+
+def _with_outage(one: DestinationStatus, relays: Sequence[RelayStatus]) -> DestinationStatus:
+    outages = [relay.outages[one.destination] for relay in relays if one.destination in relay.outages]
+    return replace(one, unreachable=outages[0], unreachable_relays=len(outages)) if outages else one
