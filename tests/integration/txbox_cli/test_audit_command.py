@@ -14,6 +14,7 @@ from support.txbox.outbox import numbered, publish
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from support.workers.memory_worker import at_work
+from txbox.operator_actions import read_actions
 from txbox.outbox.sent_messages import SentMessages
 from txbox.relay import Relay
 
@@ -58,6 +59,16 @@ def test_what_is_all_there_is_balanced(txbox: Txbox, engine: Engine, sent: list[
     printed(
         txbox("audit", "--destination", "own:somewhere", "--subscriber", "nobody", "--in-flight", "2h"), 0, "in flight"
     )
+
+
+def test_a_result_can_be_put_on_record(txbox: Txbox, engine: Engine, sent: list[str]) -> None:
+    for record, rows in ((), 0), (("--record",), 1):
+        txbox("audit", *TO, *record)
+        with engine.connect() as connection:
+            found = read_actions(connection)
+        assert len(found) == rows
+    assert (found[0].action, found[0].target, found[0].detail["balanced"]) == ("audit", "billing", False)
+    assert found[0].detail["counts"]["missing"] > 0
 
 
 def test_where_nothing_was_sent_nothing_is_proved(txbox: Txbox, sent: list[str]) -> None:

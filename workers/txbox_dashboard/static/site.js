@@ -71,6 +71,12 @@ document.addEventListener("submit", (event) => {
 
 // --- charts: <txbox-chart data-times="[…]" data-series="[[name, [counts]], …]"> ----------------------------------------
 
+function clock(seconds, times) {
+  // In UTC, as everywhere: the time of day; the date, too, over more than a day; seconds within some minutes.
+  const text = new Date(seconds * 1000).toISOString(), range = times[times.length - 1] - times[0];
+  return range > 86400 ? `${text.slice(5, 10)} ${text.slice(11, 16)}` : text.slice(11, range < 900 ? 19 : 16);
+}
+
 class Chart extends HTMLElement {
   static observedAttributes = ["data-times", "data-series"];
 
@@ -110,8 +116,8 @@ class Chart extends HTMLElement {
       width: Math.max(this.clientWidth, 200), height: 220,
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       scales: { y: { range: (_plot, _least, most) => [0, Math.max(most, 1) * 1.05] } },
-      axes: [axis, { ...axis, size: 60 }],
-      series: [{}, ...series.map(([name], place) => ({
+      axes: [{ ...axis, values: (_plot, splits) => splits.map((at) => clock(at, times)) }, { ...axis, size: 60 }],
+      series: [{ value: (_plot, at) => at === null ? "" : clock(at, times) }, ...series.map(([name], place) => ({
         label: name, stroke: colours[place % colours.length], width: 2, points: { show: false },
         dash: place ? [6, 2 + 2 * place] : undefined,
       }))],

@@ -1,0 +1,141 @@
+"""What the pages show of what is in the tables, read from their text as a person would."""
+
+import re
+from collections.abc import Callable
+from html import unescape
+
+from sqlalchemy import Engine
+from starlette.testclient import TestClient
+
+from support.postgres.statements import run
+from support.txbox.outbox import numbered as outgoing
+from support.txbox.outbox import publish
+from support.txbox.publishers import RecordingPublisher
+from support.waiting import wait_until
+from support.workers.memory_worker import at_work, make, numbered
+from txbox.operator_actions import note_action
+from txbox.pauses import pause
+from txbox.relay import Refused, Relay
+from txbox_workers.memory_source import MemorySource
+
+
+def text_of(pages: TestClient, path: str) -> str:
+    """The words of a page, without its markup."""
+    answer = pages.get(path)
+    assert answer.status_code == 200
+    assert "Some of it is missing" not in answer.text
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.text)).split())
+
+
+def row_of(text: str, begin: str, end: str) -> str:
+    return begin + text.partition(begin)[2].partition(end)[0]
+
+
+def test_the_overview_shows_what_workers_do(pages: TestClient, engine: Engine) -> None:
+    def handle(_session: object, message: object) -> None:
+        if getattr(message, "id", "") == "m0003":
+            raise ValueError("no")
+
+    source = MemorySource([*numbered(10), *numbered(2)])
+    with at_work(make(source, engine, handle, max_attempts=2)):
+        assert source.wait_until_empty(20)
+        wait_until(lambda: "1 at work" in text_of(pages, "/"))
+        pause(engine, subscriber_id="billing", by="anna", note="the ledger is repaired")
+        text = text_of(pages, "/subscriber?id=billing")
+    assert "Paused by anna" in text
+    assert "the ledger is repaired" in text
+    assert "1 failed" in text  # the letter
+    overview = text_of(pages, "/")
+    assert "billing paused none" in overview
+    # processed, duplicates, failures (one attempt failed, one was the last), retrying, letters
+    assert re.search(r"billing paused none 0 9 2 2 . 0 1\b", overview)
+
+
+def test_the_outbox_shows_what_waits_where_and_why(pages: TestClient, engine: Engine) -> None:
+    class Refusing(RecordingPublisher):
+        def send(self, messages: object) -> list[Refused]:
+            return [Refused(one, "full <b>") for one in messages]  # type: ignore[attr-defined]
+
+    publish(engine, *outgoing(3, key="k", to="own:full"), *outgoing(2, to="other:waits"))
+    relay = Relay(engine, {"own": Refusing()})
+    with at_work(relay):
+        wait_until(lambda: "full <b>" in text_of(pages, "/outbox"))
+        text = text_of(pages, "/outbox")
+    assert "other:waits 2 0 0" in text
+    assert "own:full 0 0 3" in text
+    assert "k own:full" in text  # the key that is held
+
+
+def test_leases_show_who_works_and_who_died(pages: TestClient, engine: Engine) -> None:
+    run(
+        engine,
+        "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, owner, acquired_at, expires_at, "
+        "completed_at) SELECT 'mailing', state, 1, 1, 'host 7', now() - interval '1 min', expires, completed "
+        "FROM (VALUES ('busy', now() + interval '1 h', NULL), ('dead', now() - interval '1 s', NULL), "
+        "('done', NULL, now()), ('free', NULL, NULL::timestamptz)) AS one (state, expires, completed)",
+    )
+    text = text_of(pages, "/leases")
+    assert "mailing 1 1 1 1 1 min" in text
+    assert "busy mailing in flight host 7" in text
+    assert "dead mailing run out host 7" in text
+    assert "free mailing failed host 7" in text
+    assert "done mailing" not in text
+
+
+def test_a_load_shows_its_chunks_and_what_became_of_its_rows(pages: TestClient, engine: Engine) -> None:
+    run(
+        engine,
+        "INSERT INTO bulk_load (run_id, subscriber_id, source, digest, writer, chunks, bounds, error) "
+        "VALUES ('0a1b2c3d4e5f', 'billing', 'events.jsonl', '', 'copy', 5, '[]', 'the disk is full')",
+    )
+    run(
+        engine,
+        "INSERT INTO bulk_load_chunk (run_id, chunk, rows_read, rows_rejected, already_processed, applied) "
+        "SELECT '0a1b2c3d4e5f', n, 100, n, 10, 90 - n FROM generate_series(0, 2) AS n",
+    )
+    text = text_of(pages, "/loads")
+    assert "0a1b2c3d4e5f billing failed events.jsonl 3 of 5" in text
+    assert "the disk is full" in text
+    markup = pages.get("/loads?run=0a1b2c3d4e5f").text
+    assert [markup.count(f'<li class="{state}"') for state in ("done", "rejected", "open")] == [1, 2, 2]
+    assert "Run" not in text_of(pages, "/loads?run=none").partition("Bulk loads Run")[2]
+
+
+def test_maintenance_shows_audits_and_what_people_did(pages: TestClient, engine: Engine) -> None:
+    with engine.begin() as connection:
+        for balanced in (False, True):
+            detail = {"balanced": balanced, "seconds": 1.5, "counts": {"processed": 7, "sent_again": 1}}
+            note_action(connection, "audit", "billing", by="cron", detail=detail)
+        note_action(connection, "pause", "billing", by="anna <b>", detail={"note": "repair"})
+    text = text_of(pages, "/maintenance")
+    assert "Nothing is forgotten here" in text
+    assert "billing balanced" in text
+    assert "not balanced" not in text  # the last one counts
+    assert "7 processed , 1 sent again" in text or "7 processed, 1 sent again" in text
+    assert "anna <b> pause billing note: repair" in text
+
+
+def test_pages_cost_little_where_there_is_much(open_dashboard: Callable[..., TestClient], engine: Engine) -> None:
+    """Plans, not times: nothing reads a whole table. The times are in benchmarks/."""
+    run(
+        engine,
+        "INSERT INTO processed_message (subscriber_id, message_id) SELECT 's' || mod(n, 3), 'm' || n "
+        "FROM generate_series(1, 30000) AS n",
+    )
+    run(engine, "ANALYZE processed_message")
+    pages = open_dashboard()
+    before = read_of(engine)
+    for path in ("/", "/subscriber?id=s1", "/outbox", "/leases", "/loads", "/maintenance"):
+        assert pages.get(path).status_code == 200
+    assert read_of(engine) == before
+
+
+def read_of(engine: Engine) -> int:
+    """How often the inbox was read as a whole."""
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+        connection.commit()
+        found = connection.exec_driver_sql(
+            "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relid = 'processed_message'::regclass"
+        )
+        return int(found.scalar_one())
