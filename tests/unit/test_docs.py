@@ -28,6 +28,7 @@ from txbox.instrumentation import (
     HeartbeatFailed,
     HorizonRead,
     Maintained,
+    Received,
     Relayed,
     Resumed,
     Retried,
@@ -50,6 +51,7 @@ PAGES = sorted(
     ]
 )
 EVERY_MEASUREMENT = (
+    Received("billing", "queue", ("m-1",), ("d-1",), 1.0),
     Settled("billing", "queue", "m-1", "d-1", Outcome.PROCESSED, acked=False, attempts=1),
     Committed("billing", "queue", 1, 0, 0.1),
     Contended("billing", "queue", {("40P01", "stock"): 1}, "per_message"),

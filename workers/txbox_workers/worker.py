@@ -281,6 +281,7 @@ class Worker(Service):
                     Received,
                     message_ids=tuple(delivery.message.id for delivery in deliveries),
                     delivery_ids=tuple(delivery.receipt for delivery in deliveries),
+                    oldest_seconds=_oldest_seconds(deliveries),
                 )
             for settlements in self._processor.process(deliveries):
                 waiting.extend(settlements)
@@ -399,6 +400,12 @@ class Worker(Service):
 
     def _heartbeat_failed(self, delivery: Delivery, why: str) -> None:
         self._emit(HeartbeatFailed, message_id=delivery.message.id, why=why)
+
+
+def _oldest_seconds(deliveries: Sequence[Delivery]) -> float | None:
+    """Return how long ago the oldest message was sent, as far as this machine's clock can tell; None: not known."""
+    sent = [delivery.message.sent_at.timestamp() for delivery in deliveries if delivery.message.sent_at is not None]
+    return max(time.time() - min(sent), 0.0) if sent else None
 
 
 _QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)

@@ -72,10 +72,13 @@ class Received(Event):
     Attributes:
         message_ids: one for each delivery, in the order of the broker.
         delivery_ids: names these deliveries, and no other delivery of the same messages.
+        oldest_seconds: how long ago the oldest of them was sent, by this machine's clock and never less than 0; None if
+            that is known of none.
     """
 
     message_ids: tuple[str, ...]
     delivery_ids: tuple[str, ...]
+    oldest_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ GENERATIONS = 8
 
 COMMIT_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
+AGE_SECONDS_BUCKETS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
+
 
 class Kind(StrEnum):
     """How the figures of a metric come together."""
@@ -49,8 +51,17 @@ class Metric:
     unit: str  # by the Unified Code for Units of Measure, as OpenTelemetry writes it
     description: str  # what it counts
     label: str | None = None  # of its own, if it has one
+    buckets: tuple[float, ...] = COMMIT_SECONDS_BUCKETS  # of a histogram
 
 
+_RECEIVED_AGE = Metric(
+    "txbox_received_age_seconds",
+    "txbox.received.age",
+    Kind.HISTOGRAM,
+    "s",
+    "How long ago a received batch's oldest message was sent",
+    buckets=AGE_SECONDS_BUCKETS,
+)
 _DELIVERIES = Metric(
     "txbox_deliveries",
     "txbox.deliveries",
@@ -153,6 +164,7 @@ _DATABASE_UP = Metric("txbox_database_up", "txbox.database.up", Kind.GAUGE, "1",
 _PAUSED = Metric("txbox_paused", "txbox.paused", Kind.GAUGE, "1", "Whether it is paused")
 
 METRICS = (
+    _RECEIVED_AGE,
     _DELIVERIES,
     _ACK_FAILURES,
     _RETRIES,
@@ -217,7 +229,11 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
             for outcome, count in event.counts.items():
                 yield _AUDITED, count, outcome
             yield _AUDIT_BALANCED, float(event.balanced), ""
-        case Received() | BrokerRestored():
+        case Received():
+            if event.oldest_seconds is not None:
+                yield _RECEIVED_AGE, event.oldest_seconds, ""
+            yield _BROKER_UP, 1, ""
+        case BrokerRestored():
             yield _BROKER_UP, 1, ""
         case BrokerLost() | PublisherOverdue():
             yield _BROKER_UP, 0, ""

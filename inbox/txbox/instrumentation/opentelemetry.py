@@ -11,7 +11,7 @@ Every metric has the attribute ``subscriber``, and ``source`` if asked for.
 from collections.abc import Callable
 
 from txbox.instrumentation.events import Event
-from txbox.instrumentation.metrics import COMMIT_SECONDS_BUCKETS, METRICS, Kind, Metric, figures
+from txbox.instrumentation.metrics import METRICS, Kind, Metric, figures
 
 try:
     from opentelemetry.metrics import Meter, MeterProvider, get_meter
@@ -56,4 +56,4 @@ def _instrument(meter: Meter, metric: Metric) -> Instrument:
             return meter.create_gauge(*named).set
         case Kind.HISTOGRAM:
             # OpenTelemetry's own defaults are made for milliseconds.
-            return meter.create_histogram(*named, explicit_bucket_boundaries_advisory=COMMIT_SECONDS_BUCKETS).record
+            return meter.create_histogram(*named, explicit_bucket_boundaries_advisory=metric.buckets).record

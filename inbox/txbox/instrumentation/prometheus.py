@@ -12,7 +12,7 @@ Every metric has the label ``subscriber``, and ``source`` if asked for.
 from collections.abc import Callable
 
 from txbox.instrumentation.events import Event
-from txbox.instrumentation.metrics import COMMIT_SECONDS_BUCKETS, METRICS, Kind, Metric, figures
+from txbox.instrumentation.metrics import METRICS, Kind, Metric, figures
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -72,6 +72,4 @@ def _instrument(registry: CollectorRegistry, metric: Metric, names: tuple[str, .
         case Kind.GAUGE:
             return Gauge(metric.prometheus, metric.description, labels, registry=registry)
         case Kind.HISTOGRAM:
-            return Histogram(
-                metric.prometheus, metric.description, labels, registry=registry, buckets=COMMIT_SECONDS_BUCKETS
-            )
+            return Histogram(metric.prometheus, metric.description, labels, registry=registry, buckets=metric.buckets)

@@ -11,7 +11,7 @@ def settled(outcome: Outcome, *, acked: bool) -> events.Settled:
 
 
 STORY: list[events.Event] = [
-    events.Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2")),
+    events.Received(*WHO, ("m-1", "m-2"), ("r-1", "r-2"), 90.0),
     events.Contended(*WHO, {("40P01", "stock"): 2}, "per_message"),
     events.Retried(*WHO, "40001", 1, 2),
     events.Committed(*WHO, 1, 1, 0.25),

@@ -26,6 +26,8 @@ def test_a_story_is_counted(registry: CollectorRegistry) -> None:
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, {**LABELS, **labels})
 
+    assert value("txbox_received_age_seconds_bucket", le="60.0") == 0
+    assert value("txbox_received_age_seconds_bucket", le="300.0") == 1
     assert value("txbox_deliveries_total", outcome="processed") == 2
     assert value("txbox_deliveries_total", outcome="duplicate") == 1
     assert value("txbox_deliveries_total", outcome="failed") == 1
