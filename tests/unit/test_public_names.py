@@ -76,6 +76,7 @@ PUBLIC = {
         Runway RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads read_activity read_runway
         read_status
     """,
+    "txbox.status.exporter.prometheus": "DatabaseCollector",
     "txbox.leases.status": "LeaseStatus LedgerStatus read_lease_status",
     "txbox.outbox.status": """
         COUNTED_MESSAGES DestinationStatus OutboxStatus RelayStatus read_outbox_status relays_at_work

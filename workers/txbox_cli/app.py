@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 import txbox
 from txbox.postgres.urls import DATABASE_URL_VARIABLE
 from txbox_cli.commands import audit, bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status, worker
-from txbox_cli.commands.operate import dashboard, maintain, pause
+from txbox_cli.commands.operate import dashboard, exporter, maintain, pause
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
 from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
 
@@ -57,6 +57,7 @@ app.command("relay", short_help="Send what the outbox holds.")(relay.relay)
 app.command("maintain", short_help="Forget what was kept long enough.")(maintain.maintain)
 app.command("status", short_help="Show what is processed, waits, is parked, blocks.")(status.status)
 app.command("dashboard", short_help="Show all of that in a browser, live.")(dashboard.dashboard)
+app.command("exporter", short_help="Serve all of that to Prometheus.")(exporter.exporter)
 app.command("pause", short_help="Have workers or relays leave something alone.")(pause.pause)
 app.command("resume", short_help="End a pause.")(pause.resume)
 app.command("bulk-load", short_help="Apply events from files once, by Spark.")(bulk_load.bulk_load)

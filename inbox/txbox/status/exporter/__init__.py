@@ -1,0 +1,1 @@
+"""Figures of the database for monitoring systems; each exporter is an optional file."""

@@ -1,0 +1,267 @@
+"""Figures of the database for monitoring, part by part: bounded reads that go on where one of them fails.
+
+Each part has statements of limited time in transactions of their own, and waits shortly for locks. So a table that is
+slow or locked costs its own figures only; a part that could not be read has none, never those of before.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from txbox.dead_letters.dead_letters import DeadLetterStatements
+from txbox.error_logging import text_of
+from txbox.errors import TxboxError
+from txbox.instrumentation.events import MAINTAINER
+from txbox.instrumentation.metrics import GENERATIONS
+from txbox.leases.statements import LeaseStatements
+from txbox.outbox.status import read_outbox_status
+from txbox.postgres.engines import adopt
+from txbox.postgres.server import estimate_rows
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.transactions import check_table, short_transaction
+from txbox.status.runway import read_runway
+from txbox.status.workers import read_workers
+
+STATEMENT_SECONDS = 2.0
+LOCK_SECONDS = 0.5
+
+COUNTED_ROWS = 10_000
+"""Letters of each subscriber, failures, held keys: more are said to be at least so many."""
+
+COUNTED_SUBSCRIBERS = 1_000
+COUNTED_LEASES = 1_000_000
+
+STALLED_SECONDS = 60.0
+"""A bulk load shows every 10 seconds that it is worked on."""
+
+
+class FiguresStatements(SqlFile, file="figures.sql", fragments_of=DeadLetterStatements):
+    """The statements of ``figures.sql``."""
+
+    bound_time: str
+    dead_letters: str
+    retrying: str
+    outbox_held_keys: str
+    bulk_loads: str
+    pauses: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One gauge's value: the metric's name without ``txbox_``, the values of its labels, and the number."""
+
+    metric: str
+    labels: tuple[str, ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartRead:
+    """How the reading of a part has gone: ``exact`` is False where its figures are lower bounds, or left out."""
+
+    succeeded: bool
+    exact: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was read; without the database, ``up`` is False and there is nothing else."""
+
+    up: bool
+    figures: tuple[Figure, ...]
+    parts: dict[str, PartRead]
+
+
+GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "outbox_messages": ("Messages of the outbox: waiting, delayed, retrying", ("destination", "state")),
+    "outbox_rows": ("Messages of the outbox in all, estimated where there are many", ()),
+    "outbox_oldest_seconds": ("How long the oldest message has waited to be sent", ("destination",)),
+    "outbox_held_keys": ("Keys whose first message was refused", ("destination",)),
+    "outbox_unreachable_relays": ("Relays that cannot send there", ("destination",)),
+    "relays": ("Relays, by their own reports: working, paused, drained, gone", ("state",)),
+    "snapshot_holder_seconds": ("How long the oldest has kept Postgres from cleaning up", ("kind",)),
+    "snapshot_holder_transactions": ("Transactions begun since", ("kind",)),
+    "dead_letters": ("Dead letters that wait", ("subscriber", "reason")),
+    "dead_letters_oldest_seconds": ("How long the oldest dead letter has waited", ("subscriber",)),
+    "messages_retrying": ("Messages that wait for another attempt", ("subscriber",)),
+    "workers": ("Workers, by their own reports: working, paused, drained, gone", ("subscriber", "state")),
+    "pause_seconds": ("How long it has been paused", ("kind", "name")),
+    "leases": ("Leases: in_flight, run_out, failed", ("subscriber", "state")),
+    "lease_oldest_seconds": ("How long ago the longest attempt under way began", ("subscriber",)),
+    "bulk_loads": ("Bulk loads that are not finished: running, stalled", ("subscriber", "state")),
+    "maintenance_task_failed": ("Whether something has prevented the task when it was last due", ("task",)),
+    "maintenance_age_seconds": ("How long ago a maintainer has finished a round", ("subscriber",)),
+    "rotation_due_seconds": ("Until a rotating inbox needs a new generation", ("subscriber",)),
+    "inbox_rows": ("Rows of the inbox, about, by generation", ("subscriber", "generation")),
+    "inbox_bytes": ("The inbox with its index, by generation", ("subscriber", "generation")),
+    "horizon_age_seconds": ("How far back a subscriber's horizon lies", ("subscriber",)),
+}
+"""Every gauge: what it says, and its labels."""
+
+
+class FiguresReader:
+    """Reads the figures of one database."""
+
+    def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
+        self._engine = adopt(engine)
+        self._schema, self._prefix = schema, prefix
+        self._sql = FiguresStatements.load(schema, prefix)
+
+    def read(self) -> Figures:
+        """Read all parts; nothing is raised for a database that is away, nor for a part that cannot be read."""
+        try:
+            with self._bounded():
+                pass
+        except (SQLAlchemyError, TxboxError) as error:
+            _log.warning("the database cannot be used: %s", text_of(error))
+            return Figures(False, (), {})
+        figures: list[Figure] = []
+        parts = {}
+        readers: dict[str, Callable[[list[Figure]], bool]] = {
+            "outbox": self._outbox,
+            "outbox_held_keys": self._outbox_held_keys,
+            "dead_letters": self._dead_letters,
+            "retrying": self._retrying,
+            "workers": self._workers,
+            "pauses": self._pauses,
+            "leases": self._leases,
+            "bulk_loads": self._bulk_loads,
+            "runway": self._runway,
+        }
+        for part, read in readers.items():
+            began, found, exact, succeeded = time.monotonic(), list[Figure](), False, True
+            try:
+                exact = read(found)
+            except (SQLAlchemyError, TxboxError) as error:
+                succeeded = False
+                _log.warning("%s cannot be read: %s", part, text_of(error))
+                if isinstance(error, DBAPIError) and error.connection_invalidated:
+                    return Figures(False, (), {})
+            else:
+                figures.extend(found)
+            parts[part] = PartRead(succeeded, exact, time.monotonic() - began)
+        return Figures(True, tuple(figures), parts)
+
+    @contextmanager
+    def _bounded(self) -> Iterator[Connection]:
+        with short_transaction(self._engine) as connection:
+            limits = {"statement": f"{STATEMENT_SECONDS * 1000:.0f}", "lock": f"{LOCK_SECONDS * 1000:.0f}"}
+            connection.exec_driver_sql(self._sql.bound_time, limits)
+            yield connection
+
+    def _outbox(self, found: list[Figure]) -> bool:
+        with self._bounded() as connection:  # a lock costs half a second here, and 5 for each statement of the status
+            tables = self._sql.tables
+            for table in (tables.outbox_message, tables.outbox_sent, tables.outbox_relay):
+                check_table(connection, table)
+        status = read_outbox_status(self._engine, schema=self._schema, prefix=self._prefix)
+        for one in status.destinations:
+            counts = {"waiting": one.waiting, "delayed": one.delayed, "retrying": one.retrying}
+            found.extend(Figure("outbox_messages", (one.destination, state), n) for state, n in counts.items())
+            if one.oldest_seconds is not None:
+                found.append(Figure("outbox_oldest_seconds", (one.destination,), one.oldest_seconds))
+            found.append(Figure("outbox_unreachable_relays", (one.destination,), one.unreachable_relays))
+        if status.messages is not None:
+            found.append(Figure("outbox_rows", (), status.messages))
+        states = Counter("gone" if relay.stale else relay.state or "working" for relay in status.relays)
+        found.extend(Figure("relays", (state,), states[state]) for state in _STATES)
+        for kind in {holder.kind for holder in status.snapshot_holders}:
+            holders = [holder for holder in status.snapshot_holders if holder.kind == kind]
+            longest = max((one.seconds for one in holders if one.seconds is not None), default=None)
+            if longest is not None:
+                found.append(Figure("snapshot_holder_seconds", (kind,), longest))
+            found.append(Figure("snapshot_holder_transactions", (kind,), max(one.transactions for one in holders)))
+        return status.exact and status.in_time
+
+    def _outbox_held_keys(self, found: list[Figure]) -> bool:
+        with self._bounded() as connection:
+            rows = connection.exec_driver_sql(self._sql.outbox_held_keys, {"limit": COUNTED_ROWS}).all()
+        found.extend(Figure("outbox_held_keys", (row.destination,), row.keys) for row in rows)
+        return all(row.exact for row in rows)
+
+    def _dead_letters(self, found: list[Figure]) -> bool:
+        limits = {"limit": COUNTED_ROWS, "subscribers": COUNTED_SUBSCRIBERS}
+        with self._bounded() as connection:
+            rows = connection.exec_driver_sql(self._sql.dead_letters, limits).all()
+        oldest: dict[str, float] = {}
+        for row in rows:
+            found.append(Figure("dead_letters", (row.subscriber_id, row.reason), row.letters))
+            oldest[row.subscriber_id] = max(row.oldest_seconds, oldest.get(row.subscriber_id, 0.0))
+        found.extend(Figure("dead_letters_oldest_seconds", (name,), age) for name, age in oldest.items())
+        return all(row.exact for row in rows)
+
+    def _retrying(self, found: list[Figure]) -> bool:
+        with self._bounded() as connection:
+            rows = connection.exec_driver_sql(self._sql.retrying, {"limit": COUNTED_ROWS}).all()
+        found.extend(Figure("messages_retrying", (row.subscriber_id,), row.messages) for row in rows)
+        return all(row.exact for row in rows)
+
+    def _workers(self, found: list[Figure]) -> bool:
+        with self._bounded() as connection:
+            workers = read_workers(connection, schema=self._schema, prefix=self._prefix)
+        states = Counter((one.subscriber_id, "gone" if one.stale else one.state) for one in workers)
+        names = {one.subscriber_id for one in workers}
+        found.extend(Figure("workers", (name, state), states[name, state]) for name in names for state in _STATES)
+        return True
+
+    def _pauses(self, found: list[Figure]) -> bool:
+        with self._bounded() as connection:
+            rows = connection.exec_driver_sql(self._sql.pauses).all()
+        found.extend(Figure("pause_seconds", (row.kind, row.name), row.seconds) for row in rows)
+        return True
+
+    def _leases(self, found: list[Figure]) -> bool:
+        sql = LeaseStatements.load(self._schema, self._prefix)
+        with self._bounded() as connection:
+            if estimate_rows(connection, sql.name_of("message_lease")) > COUNTED_LEASES:
+                return False
+            rows = connection.exec_driver_sql(sql.counts).all()
+        for subscriber, _, in_flight, run_out, failed, oldest in rows:
+            for state, count in (("in_flight", in_flight), ("run_out", run_out), ("failed", failed)):
+                found.append(Figure("leases", (subscriber, state), count))
+            if oldest is not None:
+                found.append(Figure("lease_oldest_seconds", (subscriber,), oldest))
+        return True
+
+    def _bulk_loads(self, found: list[Figure]) -> bool:
+        limits = {"stalled_after": timedelta(seconds=STALLED_SECONDS)}
+        with self._bounded() as connection:
+            rows = connection.exec_driver_sql(self._sql.bulk_loads, limits).all()
+        for row in rows:
+            found.append(Figure("bulk_loads", (row.subscriber_id, "running"), row.running))
+            found.append(Figure("bulk_loads", (row.subscriber_id, "stalled"), row.stalled))
+        return True
+
+    def _runway(self, found: list[Figure]) -> bool:
+        with self._bounded() as connection:
+            runway = read_runway(connection, schema=self._schema, prefix=self._prefix)
+        if runway is None:
+            return True
+        if runway.seconds_ago is not None:
+            found.append(Figure("maintenance_age_seconds", (MAINTAINER,), runway.seconds_ago))
+        if runway.rotation_due_seconds is not None:
+            found.append(Figure("rotation_due_seconds", (MAINTAINER,), runway.rotation_due_seconds))
+        newest_first = [(one.rows, one.bytes) for one in reversed(runway.generations)]
+        sizes = newest_first or [(runway.inbox_rows, runway.inbox_bytes)]
+        for number in range(min(len(sizes), GENERATIONS + 1)):
+            some = sizes[number : number + 1] if number < GENERATIONS else sizes[number:]
+            found.append(Figure("inbox_rows", (MAINTAINER, str(number)), sum(rows for rows, _ in some)))
+            found.append(Figure("inbox_bytes", (MAINTAINER, str(number)), sum(size for _, size in some)))
+        found.extend(Figure("horizon_age_seconds", (one.subscriber_id,), one.age_seconds) for one in runway.horizons)
+        found.extend(
+            Figure("maintenance_task_failed", (task.task,), float(task.error is not None)) for task in runway.tasks
+        )
+        return True
+
+
+_STATES = ("working", "paused", "drained", "gone")
+
+_log = logging.getLogger("txbox.status")

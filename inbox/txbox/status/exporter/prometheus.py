@@ -1,0 +1,93 @@
+"""What the database knows, as Prometheus metrics. Needs ``pip install 'txbox[prometheus]'``.
+
+::
+
+    registry = CollectorRegistry()
+    registry.register(DatabaseCollector(engine))
+
+The metrics of the runway have the names of ``PrometheusHook``'s; so give it a registry without one.
+"""
+
+import threading
+import time
+from collections.abc import Iterable
+
+from sqlalchemy import Engine
+
+from txbox.errors import InvalidConfiguration
+from txbox.status.exporter.figures import GAUGES, Figures, FiguresReader
+
+try:
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise ImportError("prometheus_client is missing; install it: pip install 'txbox[prometheus]'") from error
+
+__all__ = ["DatabaseCollector"]
+
+INTERVAL_SECONDS = 15.0
+"""The database is read so often, at most."""
+
+
+class DatabaseCollector(Collector):
+    """Reads the database when it is scraped, at most once an interval, and once at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        schema: str | None = None,
+        prefix: str = "",
+        interval_seconds: float = INTERVAL_SECONDS,
+    ) -> None:
+        """Name the database; nothing is connected before the first scrape.
+
+        Args:
+            engine: the database; one connection at a time is used.
+            schema: the Postgres schema that holds the tables; None leaves it to the search path.
+            prefix: what the tables' names start with.
+            interval_seconds: what was read is answered for so long.
+
+        Raises:
+            InvalidConfiguration: an argument cannot work.
+        """
+        if not 0 < interval_seconds <= 3_600:
+            raise InvalidConfiguration(
+                f"DatabaseCollector.interval_seconds must be more than 0 and at most 3600, not {interval_seconds!r}"
+            )
+        self._reader = FiguresReader(engine, schema, prefix)
+        self._interval_seconds = interval_seconds
+        self._reading = threading.Lock()
+        self._read: Figures | None = None
+        self._read_at = 0.0
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without figures; the database is not read."""
+        return _families(Figures(False, (), {}), 0.0)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what the last read has found, or read again."""
+        with self._reading:
+            if self._read is None or time.monotonic() - self._read_at >= self._interval_seconds:
+                self._read = self._reader.read()
+                self._read_at = time.monotonic()
+            return _families(self._read, time.monotonic() - self._read_at)
+
+
+def _families(read: Figures, age: float) -> list[Metric]:
+    families = {
+        name: GaugeMetricFamily(f"txbox_{name}", description, labels=labels)
+        for name, (description, labels) in GAUGES.items()
+    }
+    for figure in read.figures:
+        families[figure.metric].add_metric(figure.labels, figure.value)
+    up = GaugeMetricFamily("txbox_exporter_up", "Whether the database could be read", value=float(read.up))
+    since = GaugeMetricFamily("txbox_exporter_read_age_seconds", "How long ago it was read", value=age)
+    success = GaugeMetricFamily("txbox_exporter_read_success", "Whether a part could be read", labels=["part"])
+    exact = GaugeMetricFamily("txbox_exporter_exact", "Whether a part's figures are not lower bounds", labels=["part"])
+    seconds = GaugeMetricFamily("txbox_exporter_read_seconds", "How long that took", labels=["part"])
+    for name, part in read.parts.items():
+        success.add_metric((name,), float(part.succeeded))
+        exact.add_metric((name,), float(part.exact))
+        seconds.add_metric((name,), part.seconds)
+    return [up, since, success, exact, seconds, *families.values()]

@@ -1,0 +1,64 @@
+"""Answers GET requests of monitoring in the background: short texts, made when they are asked for."""
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+from txbox_cli.errors import CommandFailed
+
+REQUEST_SECONDS = 5.0
+"""How long a client may take to ask."""
+
+Answer = Callable[[], tuple[int, str, bytes]]
+"""Returns the status, the type and the body of an answer."""
+
+
+def line(status: int, text: str) -> tuple[int, str, bytes]:
+    """Return an answer of one line."""
+    return status, "text/plain; charset=utf-8", f"{text}\n".encode()
+
+
+@contextmanager
+def answering(host: str, port: int, answers: Mapping[str, Answer]) -> Iterator[int]:
+    """Answer while entered; yields the port, which is a free one if 0 was asked for.
+
+    Raises:
+        CommandFailed: the port is in use, or the host is not of this machine.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_SECONDS
+
+        def do_GET(self) -> None:
+            answer = answers.get(self.path.partition("?")[0])
+            status, kind, body = answer() if answer else line(404, f"there are {', '.join(answers)}")
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing: a probe asks every few seconds."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            """A client that has gone is no trouble of ours."""
+
+    try:
+        server = Server((host, port), Handler)
+    except OSError as error:
+        raise CommandFailed(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    thread = Thread(target=server.serve_forever, name="txbox-metrics", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
