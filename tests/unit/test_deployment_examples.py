@@ -15,6 +15,7 @@ import typer
 import yaml
 
 from txbox.instrumentation.metrics import METRICS, Kind
+from txbox.status.exporter.figures import GAUGES
 from txbox_cli.app import app
 
 REPOSITORY = Path(__file__).parents[2]
@@ -71,7 +72,9 @@ def declared() -> dict[str, set[str]]:
                 series[f"{metric.prometheus}_bucket"] = labels | {"le"}
             case Kind.GAUGE:
                 series[metric.prometheus] = labels
-    return series
+    for name, (_, own) in GAUGES.items():
+        series[f"txbox_{name}"] = series.get(f"txbox_{name}", set()) | set(own)
+    return series | {"txbox_exporter_up": set(), "txbox_exporter_read_success": {"part"}}
 
 
 def queries() -> Iterator[tuple[str, str]]:
