@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from txbox.operator_actions import note_action
+from txbox.postgres.transactions import short_transaction
+from txbox_dashboard.letters.runner import LetterRunner
 from txbox_dashboard.settings import Settings
 
 
@@ -21,6 +23,7 @@ class Action:
         lists: the same with all values.
         settings: of the dashboard.
         who: asks for it, for the record.
+        runner: carries operations on letters out.
     """
 
     engine: Engine
@@ -28,11 +31,25 @@ class Action:
     lists: Mapping[str, list[str]]
     settings: Settings
     who: str
+    runner: LetterRunner
 
-    def note(self, connection: Connection, action: str, target: str, **detail: Any) -> None:
-        """Put the action on record, in the transaction that carries it out, and into the log."""
-        place = {"schema": self.settings.schema, "prefix": self.settings.prefix}
-        note_action(connection, action, target, by=self.who, detail=detail, **place)  # type: ignore[arg-type]
+    def record(self, action: str, target: str, **detail: Any) -> None:
+        """Put an action on record, and into the log."""
+        given = {name: value for name, value in detail.items() if value is not None}
+        with short_transaction(self.engine) as connection:
+            note_action(
+                connection,
+                action,
+                target,
+                by=self.who,
+                detail=given,
+                schema=self.settings.schema,
+                prefix=self.settings.prefix,
+            )
+        self.log(action, target)
+
+    def log(self, action: str, target: str) -> None:
+        """Put an action into the log that is on record elsewhere."""
         _log.warning("%s: %s %r", self.who, action, target)
 
 

@@ -32,10 +32,15 @@ from txbox_dashboard.access import (
 )
 from txbox_dashboard.actions import Action, ActionFunction, Refused
 from txbox_dashboard.leases.pages import leases
+from txbox_dashboard.letters import actions
+from txbox_dashboard.letters.pages import confirm, letter, letters
+from txbox_dashboard.letters.runner import LetterRunner
 from txbox_dashboard.loads.pages import loads
 from txbox_dashboard.maintenance.pages import maintenance
+from txbox_dashboard.messages.pages import message
 from txbox_dashboard.outbox.pages import outbox
 from txbox_dashboard.overview.pages import overview, subscriber
+from txbox_dashboard.pausing import pause_it, resume_it
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.settings import Identify, Redact, Send, Settings
 from txbox_dashboard.view import Page, PageFunction, Renderer, Request
@@ -51,17 +56,22 @@ NAME_CHARACTERS = 100
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A page's place: its path, its name in the navigation (None: it is reached from another page), what it shows."""
+    """A page's place: its path, its title, what it shows, whether the navigation has it, whether it is live."""
 
     path: str
     title: str
     show: PageFunction
     in_navigation: bool = True
+    refreshes: bool = True
 
 
 PLACES: Sequence[Place] = (
     Place("/", "Overview", overview),
     Place("/subscriber", "Subscriber", subscriber, in_navigation=False),
+    Place("/message", "Message", message, in_navigation=False),
+    Place("/letters", "Dead letters", letters),
+    Place("/letter", "Dead letter", letter, in_navigation=False),
+    Place("/letters/confirm", "Confirm", confirm, in_navigation=False, refreshes=False),
     Place("/outbox", "Outbox", outbox),
     Place("/leases", "Leases", leases),
     Place("/loads", "Bulk loads", loads),
@@ -69,7 +79,14 @@ PLACES: Sequence[Place] = (
 )
 """All pages, in the order of the navigation."""
 
-ACTIONS: Mapping[str, ActionFunction] = {}
+ACTIONS: Mapping[str, ActionFunction] = {
+    "/letters/redrive": actions.redrive,
+    "/letters/discard": actions.discard,
+    "/operations/resume": actions.resume,
+    "/operations/stop": actions.stop,
+    "/pause": pause_it,
+    "/resume": resume_it,
+}
 """What the forms of pages ask for, by path."""
 
 
@@ -121,6 +138,7 @@ class _Dashboard:
         self._sessions = Sessions(settings.token) if settings.signs_in and settings.token is not None else None
         self._form_key = (settings.token or secrets.token_urlsafe()).encode()
         self._renderer = Renderer()
+        self._runner = LetterRunner(engine, settings)
 
     def application(self) -> Starlette:
         pages = [Route(place.path, self._page(place), methods=["GET"]) for place in PLACES]
@@ -145,7 +163,7 @@ class _Dashboard:
             if session is None:
                 return self._refuse(http)
             reader = Reader(self._engine, self._settings.schema, self._settings.prefix)
-            request = Request(reader, http.query_params, self._settings, session.name or None)
+            request = Request(reader, http.query_params, self._settings, self._runner, session.name or None)
             page = await run_in_threadpool(_shown, place, request)
             response = self._html(http, page, session, place=place, reader=reader)
             response.headers["Server-Timing"] = f"db;dur={reader.seconds * 1000:.1f}"
@@ -168,7 +186,7 @@ class _Dashboard:
             "root": root,
             "here": f"{http.url.path}?{http.url.query}" if http.url.query else http.url.path,
             "place": place,
-            "refreshes": place is not None,
+            "refreshes": place is not None and place.refreshes,
             "places": [one for one in PLACES if one.in_navigation],
             "who": session.name if session else None,
             "forgery_token": session.forgery_token if session else "",
@@ -253,7 +271,7 @@ class _Dashboard:
             ):
                 return PlainTextResponse("This form is not from this session: load its page again.\n", 403)
             fields = {name: values[-1] for name, values in form.items()}
-            action = Action(self._engine, fields, form, self._settings, session.name)
+            action = Action(self._engine, fields, form, self._settings, session.name, self._runner)
             try:
                 target = await run_in_threadpool(act, action)
             except Refused as error:

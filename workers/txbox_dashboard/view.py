@@ -13,8 +13,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.datastructures import QueryParams
 
 from txbox import __version__
+from txbox_dashboard.letters.runner import LetterRunner
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.settings import Settings
 
@@ -37,11 +39,13 @@ class Request:
         query: the parameters of the URL; the first value of each.
         settings: of the dashboard.
         who: the person that has signed in; None if nobody has to.
+        runner: carries operations on letters out.
     """
 
     reader: Reader
-    query: Mapping[str, str]
+    query: QueryParams
     settings: Settings
+    runner: LetterRunner
     who: str | None = None
 
     def number(self, name: str, default: int, most: int = 2**62) -> int:

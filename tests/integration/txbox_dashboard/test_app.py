@@ -21,7 +21,7 @@ Open = Callable[..., TestClient]
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.path)
 def test_every_page_shows_an_empty_database(pages: TestClient, place: object) -> None:
     answer = pages.get(place.path)
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == (404 if place.path == "/letter" else 200), answer.text
     assert "Some of it is missing" not in answer.text
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping
 
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.snapshot_holders import find_snapshot_holders, sees_all_sessions
 from txbox.outbox.status import STALE_SECONDS, DestinationStatus, RelayStatus, StatusStatements
 from txbox.pauses import Pause, read_pauses
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import read_activity
-from txbox_dashboard.overview.pages import times_of
+from txbox_dashboard.overview.pages import COUNTED, OverviewStatements, times_of
 from txbox_dashboard.view import Page, Request
 
 LOOKED_AT = 10_000
@@ -75,11 +76,16 @@ def outbox(request: Request) -> Page:
     known = {one.destination: one for one in (backlog.destinations if backlog else ())}
     paused = {one.name: one for one in pauses if one.kind == "destination"}
     names = sorted({*known, *sent, *paused, *(name for relay in alive for name in relay.outages)})
+    asked = {"subscriber_ids": [f"{RELAY_SUBSCRIBER}:{name}" for name in names], "limit": COUNTED + 1}
+    overview = OverviewStatements.load(reader.schema, reader.prefix)
+    troubles = reader.rows("dead letters", overview.troubles, asked) or ()
+    letters = {row["subscriber_id"].removeprefix(f"{RELAY_SUBSCRIBER}:"): row["letters"] for row in troubles}
     lines = [
         {
             "status": _with_outage(known.get(name, DestinationStatus(name)), alive),
             "sent": sent.get(name, ()),
             "paused": paused.get(name),
+            "letters": letters.get(name),
         }
         for name in names
     ]
@@ -87,6 +93,8 @@ def outbox(request: Request) -> Page:
         "outbox.html",
         {
             "lines": lines,
+            "counted": COUNTED,
+            "looked_at": LOOKED_AT,
             "backlog": backlog,
             "relays": relays,
             "alive": len(alive),

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outcome import Outcome
 from txbox.pauses import Pause, read_pauses
 from txbox.postgres.server import estimate_rows
@@ -82,7 +83,8 @@ def overview(request: Request) -> Page:
     workers = reader.read("the workers", lambda connection: read_workers(connection, **place)) or ()
     pauses = reader.read("what is paused", lambda connection: read_pauses(connection, **place)) or ()
     known = reader.rows("the subscribers", sql.subscribers, {"most": SUBSCRIBERS})
-    names = [row["subscriber_id"] for row in known or ()] or sorted({one.subscriber_id for one in workers})
+    every = [row["subscriber_id"] for row in known or ()] or sorted({one.subscriber_id for one in workers})
+    names = [name for name in every if not name.startswith(f"{RELAY_SUBSCRIBER}:")]
     asked = {"subscriber_ids": names, "limit": COUNTED + 1}
     troubles = {row["subscriber_id"]: row for row in reader.rows("dead letters", sql.troubles, asked) or ()}
     activity = reader.read(

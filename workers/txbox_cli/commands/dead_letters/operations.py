@@ -1,16 +1,15 @@
 """``txbox dead-letters redrive``, ``discard``, ``resume`` and ``operations``."""
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from txbox import BrokerError, DeadLetter, DeadLetters, LetterNotFound, Reason
+from txbox import BrokerError, DeadLetters, LetterNotFound, Reason
 from txbox.dead_letters import (
     HeldKey,
     LetterFilter,
@@ -21,6 +20,7 @@ from txbox.dead_letters import (
     OperationKind,
 )
 from txbox.outbox.status import relays_at_work
+from txbox_aws.letter_sender import letter_sender
 from txbox_cli.commands.dead_letters.filters import FilterOptions, refused_as_usage
 from txbox_cli.commands.dead_letters.letters import TIME, print_letters, summary
 from txbox_cli.errors import CommandFailed, Interrupted, UsageError, explain
@@ -35,9 +35,6 @@ from txbox_cli.options import (
     with_options,
 )
 from txbox_cli.output import counted, interruptible_progress, print_json, print_table
-
-if TYPE_CHECKING:
-    from types_boto3_sqs import SQSClient
 
 SHOWN_LETTERS = 10
 """Of a dry run."""
@@ -315,7 +312,7 @@ def _run(
     left = operation.pending + operation.outcomes.get(LetterOutcome.FAILED, 0)
     with (
         interruptible_progress(quiet=quiet) as (progress, asked),
-        _sender(operation.options.get("queue_url")) as send,
+        letter_sender(operation.options.get("queue_url")) as send,
     ):
         task = progress.add_task("letters", total=None if "until_free_seconds" in operation.options else left)
 
@@ -344,26 +341,6 @@ def _run(
 
 def _go_on(operation: LetterOperation) -> str:
     return f"`txbox dead-letters resume {operation.operation_id}` goes on"
-
-
-@contextmanager
-def _sender(queue_url: str | None) -> Iterator[Callable[[DeadLetter], None]]:
-    """Give a function that sends letters to their own queues, or to this one; it makes one client for each queue."""
-    clients: dict[str, SQSClient] = {}
-
-    def send(letter: DeadLetter) -> None:
-        from txbox_aws.sqs import redrive_to_queue, sqs_client
-
-        target = queue_url or letter.source
-        if target not in clients:
-            clients[target] = sqs_client(target)
-        redrive_to_queue(letter, client=clients[target], queue_url=target)
-
-    try:
-        yield send
-    finally:
-        for client in clients.values():
-            client.close()
 
 
 def _why(result: LetterResult) -> str:

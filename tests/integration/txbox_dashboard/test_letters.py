@@ -1,0 +1,262 @@
+"""Dead letters: found in bounded time, shown as far as it is allowed, redriven and discarded on record."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from starlette.testclient import TestClient
+
+from support.postgres.statements import run
+from support.waiting import wait_until
+from txbox import DeadLetter, DeadLetters, Inbox, Reason
+from txbox.dead_letters import LetterOperations
+from txbox.operator_actions import read_actions
+from txbox.pauses import read_pauses
+from txbox_aws.sqs import SqsSource
+from txbox_dashboard import Sensitive
+from txbox_dashboard.letters import finder
+
+from .conftest import TOKEN
+from .test_pages import text_of
+
+Open = Callable[..., TestClient]
+
+
+def park(engine: Engine, *message_ids: str, **values: Any) -> list[int]:
+    """Park messages, and return the numbers of their letters."""
+    given = {"subscriber_id": "billing", "reason": Reason.FAILED, "error": "ValueError: no", "attempts": 3}
+    given |= {"source": "memory", "body": b'{"customer": 7}', "headers": {"tenant": "x"}, "envelope": {}} | values
+    numbers = []
+    for message_id in message_ids:
+        with engine.begin() as connection:
+            letter = DeadLetter(message_id=message_id, **given)
+            numbers.append(DeadLetters(engine).park_in(connection, letter))
+    return numbers
+
+
+def form(acting: TestClient, **fields: str) -> dict[str, str]:
+    """The fields of a form of this session."""
+    token = re.search(r'name="forgery_token" value="([^"]+)"', acting.get("/subscriber?id=billing").text)
+    assert token
+    return {"forgery_token": token[1], **fields}
+
+
+def finished(acting: TestClient, engine: Engine) -> Any:
+    return wait_until(lambda: [one for one in LetterOperations(engine).list() if one.finished_at is not None])[0]
+
+
+def test_letters_are_found_by_each_part_of_the_filter(pages: TestClient, engine: Engine) -> None:
+    (one,) = park(engine, "a-1", error="ValueError: <b>card</b>", headers={"tenant": "north"}, source="queue-1")
+    (two,) = park(engine, "b-2", subscriber_id="mailing", reason=Reason.CRASHED)
+    run(engine, "UPDATE dead_letter SET parked_at = now() - interval '2 days' WHERE dead_letter_id = %s", (two,))
+    for query, expected in {
+        "": {one, two},
+        "subscriber=billing": {one},
+        "reason=crashed": {two},
+        "error=CARD": {one},
+        "header=Tenant%3Dnorth": {one},
+        "source=queue-1": {one},
+        "message=b-2": {two},
+        "since=2020-01-01T00:00&until=2020-01-02T00:00": set(),
+        "numbers=" + str(two): {two},
+        "destination=own:x": set(),
+    }.items():
+        found = re.findall(r'<th scope="row"><a href="/letter\?number=(\d+)"', pages.get(f"/letters?{query}").text)
+        assert set(map(int, found)) == expected, query
+    for query in ("reason=none", "header=x", "since=soon", "numbers=1,x", "subscriber=a&destination=b"):
+        answer = pages.get(f"/letters?{query}")
+        assert answer.status_code == 200
+        assert 'class="problem"' in answer.text
+
+
+def test_a_filter_that_means_few_goes_on_from_where_it_had_to_end(
+    pages: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finder, "STRETCH", 10)
+    monkeypatch.setattr(finder, "SEARCH_SECONDS", 0.0)
+    first, *_ = park(engine, "wanted", *(f"m{number}" for number in range(35)))
+    path, looks, numbers = "/letters?message=wanted", 0, []
+    while path and looks < 10:
+        text = pages.get(path).text
+        numbers += re.findall(r'<th scope="row"><a href="/letter\?number=(\d+)"', text)
+        older = re.search(r'href="(/letters\?[^"]*before=\d+[^"]*)"', text)
+        path, looks = (older[1].replace("&amp;", "&") if older else ""), looks + 1
+    assert numbers == [str(first)]
+    assert looks == 4
+
+
+def test_a_letter_is_shown_without_its_body_unless_asked_and_then_redacted(
+    open_dashboard: Open, engine: Engine
+) -> None:
+    (number,) = park(engine, "a", body=b'{"card": "4111"}', headers={"secret": "hush"}, error="4111 declined")
+    shown = text_of(open_dashboard(), f"/letter?number={number}")
+    assert "4111 declined" in shown
+    assert "hush" not in shown
+    assert '"card"' not in shown
+    seen: list[Sensitive] = []
+
+    def redact(what: Sensitive) -> str:
+        seen.append(what)
+        return what.text.replace("4111", "****")
+
+    shown = text_of(open_dashboard(show_bodies=True, redact=redact), f"/letter?number={number}")
+    assert '"card": "****"' in shown
+    assert "**** declined" in shown
+    assert "4111" not in shown
+    assert {(one.kind, one.header) for one in seen} >= {("body", None), ("header", "secret"), ("error", None)}
+
+    def broken(_: Sensitive) -> str:
+        raise KeyError("4111")
+
+    shown = text_of(open_dashboard(show_bodies=True, redact=broken), f"/letter?number={number}")
+    assert "4111" not in shown
+    assert "not shown: redact raised KeyError" in shown
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\0\x01" * 400, b"[" * 30_000, b"x" * 100_000, "\u202e<b>".encode()])
+def test_any_body_is_shown_as_text(open_dashboard: Open, engine: Engine, body: bytes) -> None:
+    (number,) = park(engine, "a", body=body)
+    assert open_dashboard(show_bodies=True).get(f"/letter?number={number}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "hostile", ["%", "%(x)s", "'; --", "\0", "\ud800", "😀" * 300, "x" * 5000, "{{7*7}}", "<script>"]
+)
+def test_hostile_filters_and_ids_are_data(pages: TestClient, hostile: str) -> None:
+    for path in ("/letters", "/message", "/subscriber", "/loads", "/letters/confirm", "/letter"):
+        names = (
+            "subscriber",
+            "reason",
+            "error",
+            "since",
+            "source",
+            "message",
+            "header",
+            "numbers",
+            "id",
+            "run",
+            "number",
+        )
+        for name in names:
+            answer = pages.get(path, params={name: hostile.encode("utf-8", "surrogatepass")})
+            assert answer.status_code in (200, 400, 404), (path, name)
+            assert "<script>" not in answer.text
+
+
+def test_what_is_chosen_is_confirmed_redriven_and_on_record(open_dashboard: Open, engine: Engine) -> None:
+    sent: list[str] = []
+    acting = open_dashboard(allow_actions=True, token=TOKEN, send=lambda letter: sent.append(letter.message_id))
+    acting.post("/sign-in", data={"name": "anna", "token": TOKEN})
+    one, two, _three = park(engine, "a", "b", "c")
+    confirm = text_of(acting, f"/letters/confirm?chosen=yes&number={one}&number={two}&action=redrive")
+    assert "2 letters would be sent through again" in confirm
+    fields = form(acting, numbers=f"{one},{two}", note="repaired")
+    for _ in range(2):  # the same form, sent twice: in another tab, or by an impatient hand
+        assert acting.post("/letters/redrive", data=fields).status_code == 303
+    wait_until(lambda: len([op for op in LetterOperations(engine).list() if op.finished_at]) == 2)
+    assert sent == ["a", "b"]
+    first, again = sorted(LetterOperations(engine).list(), key=lambda op: op.operation_id)
+    assert (first.requested_by, first.note, dict(first.outcomes)) == ("anna", "repaired", {"redriven": 2})
+    assert dict(again.outcomes) == {"gone": 2}
+    text = text_of(acting, "/letters")
+    assert "2 redriven finished" in text
+    assert "redriven" in text_of(acting, f"/letter?number={one}")
+    assert "by anna" in text_of(acting, f"/letter?number={one}")
+
+
+def test_all_of_a_filter_is_discarded_with_a_reason(acting: TestClient, engine: Engine) -> None:
+    park(engine, "a", "b")
+    park(engine, "c", subscriber_id="mailing")
+    answer = acting.post("/letters/discard", data=form(acting, subscriber="billing"))
+    assert answer.status_code == 400
+    assert "takes a note" in answer.text
+    acting.post("/letters/discard", data=form(acting, subscriber="billing", note="tests"))
+    assert dict(finished(acting, engine).outcomes) == {"discarded": 2}
+    assert [letter.message_id for letter in DeadLetters(engine).list()] == ["c"]
+
+
+def test_nothing_chosen_is_not_all(acting: TestClient, engine: Engine) -> None:
+    park(engine, "a")
+    answer = acting.get("/letters/confirm?chosen=yes&action=discard")
+    assert answer.status_code == 400
+    assert "No letter was chosen" in answer.text
+    assert acting.post("/letters/redrive", data=form(acting, numbers=",")).status_code == 400
+    assert len(DeadLetters(engine).list()) == 1
+
+
+def test_a_letter_goes_back_to_its_queue(acting: TestClient, engine: Engine, queue: str) -> None:
+    park(engine, "a", source=queue, envelope={"attributes": {}})
+    acting.post("/letters/redrive", data=form(acting))
+    assert dict(finished(acting, engine).outcomes) == {"redriven": 1}
+    source = SqsSource(queue)
+    source.open()
+    (delivery,) = wait_until(source.receive)
+    assert delivery.message.body == b'{"customer": 7}'
+    source.close()
+
+
+def test_what_cannot_be_sent_is_said_and_can_be_tried_again(open_dashboard: Open, engine: Engine) -> None:
+    broken = [True]
+
+    def send(_letter: DeadLetter) -> None:
+        if broken:
+            raise OSError("the queue is away")
+
+    acting = open_dashboard(allow_actions=True, token=TOKEN, send=send)
+    acting.post("/sign-in", data={"name": "anna", "token": TOKEN})
+    park(engine, "a")
+    acting.post("/letters/redrive", data=form(acting))
+    wait_until(lambda: "not finished" in text_of(acting, "/letters"))
+    (operation,) = LetterOperations(engine).list()
+    assert dict(operation.outcomes) == {"failed": 1}
+    broken.clear()
+    acting.post("/operations/resume", data=form(acting, operation=str(operation.operation_id)))
+    wait_until(lambda: LetterOperations(engine).get(operation.operation_id).outcomes == {"redriven": 1})
+    assert acting.post("/operations/resume", data=form(acting, operation="999")).status_code == 400
+
+
+def test_a_form_that_is_not_of_this_session_changes_nothing(open_dashboard: Open, engine: Engine) -> None:
+    acting, other = (open_dashboard(allow_actions=True, token=TOKEN) for _ in range(2))
+    for client, name in ((acting, "anna"), (other, "ben")):
+        client.post("/sign-in", data={"name": name, "token": TOKEN})
+    park(engine, "a")
+    mine, theirs = form(acting, note="x"), form(other, note="x")
+    refused = [
+        acting.post("/letters/discard", data={"note": "x"}),
+        acting.post("/letters/discard", data={"note": "x", "forgery_token": ""}),
+        acting.post("/letters/discard", data=theirs),
+        acting.post("/letters/discard", data=mine, headers={"Sec-Fetch-Site": "cross-site"}),
+        acting.post("/letters/discard", data=mine, headers={"Origin": "http://evil.example"}),
+        acting.post("/letters/discard", json=mine),
+        acting.post(
+            "/letters/discard", content=b"x" * 300_000, headers={"Content-Type": "application/x-www-form-urlencoded"}
+        ),
+        acting.get("/letters/discard", params=mine),
+    ]
+    assert [answer.status_code for answer in refused] == [403, 403, 403, 403, 403, 400, 400, 405]
+    assert open_dashboard().post("/letters/discard", data=mine).status_code == 403  # it only reads
+    assert open_dashboard(token=TOKEN, allow_actions=True).post("/letters/discard", data=mine).status_code == 303
+    assert LetterOperations(engine).list() == []
+
+
+def test_a_pause_is_heeded_and_on_record(acting: TestClient, engine: Engine) -> None:
+    Inbox("billing")
+    answer = acting.post("/pause", data=form(acting, subscriber="billing", note="repair"))
+    assert answer.headers["location"] == "/subscriber?id=billing"
+    acting.post("/pause", data=form(acting, destination="own:x"))
+    with engine.connect() as connection:
+        assert {(one.kind, one.name, one.paused_by) for one in read_pauses(connection)} == {
+            ("subscriber", "billing", "anna"),
+            ("destination", "own:x", "anna"),
+        }
+    acting.post("/resume", data=form(acting, subscriber="billing"))
+    acting.post("/resume", data=form(acting, subscriber="billing"))  # it is not paused any more: nothing is done
+    with engine.connect() as connection:
+        assert [(one.actor, one.action, one.target) for one in read_actions(connection)] == [
+            ("anna", "resume", "billing"),
+            ("anna", "pause", "own:x"),
+            ("anna", "pause", "billing"),
+        ]
+    assert acting.post("/pause", data=form(acting)).status_code == 400

@@ -1,0 +1,1 @@
+"""Dead letters: found, looked at, redriven and discarded."""

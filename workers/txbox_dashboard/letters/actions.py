@@ -1,0 +1,66 @@
+"""Redrives and discards that are asked for by a page."""
+
+from txbox.dead_letters import OperationKind
+from txbox.errors import InvalidConfiguration, OperationNotFound
+from txbox_dashboard.actions import Action, Refused
+from txbox_dashboard.letters.finder import FIELDS, filter_of
+
+NOTE_CHARACTERS = 500
+
+
+def redrive(action: Action) -> str:
+    """Select letters, and have them sent through again."""
+    return _select(action, OperationKind.REDRIVE)
+
+
+def discard(action: Action) -> str:
+    """Select letters, and have them given up."""
+    return _select(action, OperationKind.DISCARD)
+
+
+def resume(action: Action) -> str:
+    """Go on with an operation that was ended, or try again what has failed."""
+    operation = _operation(action)
+    queue_url = action.runner.operations.get(operation).options.get("queue_url")
+    action.log("resume operation", str(operation))
+    action.runner.start(operation, action.who, queue_url)
+    return "/letters#operations"
+
+
+def stop(action: Action) -> str:
+    """End an operation after the letter in hand."""
+    operation = _operation(action)
+    action.log("stop operation", str(operation))
+    action.runner.stop(operation)
+    return "/letters#operations"
+
+
+def _select(action: Action, kind: OperationKind) -> str:
+    note = action.form.get("note", "").strip()[:NOTE_CHARACTERS] or None
+    try:
+        which = filter_of({name: action.form.get(name, "") for name in FIELDS})
+        if which.numbers is not None and not which.numbers:
+            raise Refused("No letter was chosen.")
+        operation = action.runner.operations.select(
+            which, kind, by=action.who, note=note, expired=action.form.get("expired") == "yes"
+        )
+    except InvalidConfiguration as error:
+        raise Refused(str(error)) from error
+    if operation is None:
+        raise Refused("There are no such letters any more: they were redriven, discarded or deleted meanwhile.")
+    action.log(f"{kind.value} {operation.letters} dead letters", f"operation {operation.operation_id}")
+    action.runner.start(operation.operation_id, action.who)
+    return "/letters#operations"
+
+
+def _operation(action: Action) -> int:
+    text = action.form.get("operation", "")
+    if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
+        raise Refused("This is no operation.")
+    try:
+        return action.runner.operations.get(int(text)).operation_id
+    except OperationNotFound as error:
+        raise Refused(str(error)) from error
+
+
+_DIGITS = 19

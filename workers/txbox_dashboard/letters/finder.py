@@ -1,0 +1,182 @@
+"""Finds the letters of a filter, stretch by stretch, for as long as a page may take."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from txbox import Reason
+from txbox.dead_letters import LetterFilter
+from txbox.dead_letters.dead_letters import DeadLetterStatements
+from txbox.errors import InvalidConfiguration
+from txbox.postgres.sql import with_moments
+from txbox.postgres.sql_files import SqlFile
+from txbox.text import storable
+from txbox_dashboard.reader import Reader
+
+STRETCH = 1000
+"""Letters of one look."""
+
+SEARCH_SECONDS = 0.06
+"""No other look is begun after so long: a page is to cost a tenth of a second."""
+
+NEWEST = 2**62
+"""A number that no letter has."""
+
+
+class LetterStatements(SqlFile, file="letters.sql", fragments_of=DeadLetterStatements):
+    """The statements of ``letters.sql``."""
+
+    edge: str
+    in_stretch: str
+    counts_in_stretch: str
+    count_of_subscriber: str
+    of_subscriber: str
+    counts_of_subscriber: str
+    one_letter: str
+    operations_of: str
+    last_operations: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Letters of a filter.
+
+    Attributes:
+        letters: as a line each, the newest first.
+        looked_to: every letter with a higher number was looked at, down to this one.
+        more: there may be others, older than these.
+        next_before: where to go on; None: there is nothing more.
+    """
+
+    letters: Sequence[dict[str, Any]]
+    looked_to: int | None
+    more: bool
+    next_before: int | None
+
+
+def find(reader: Reader, which: LetterFilter, *, every: bool, before: int, page: int) -> Found:
+    """Return letters of a filter, older than a number, the newest first.
+
+    Args:
+        reader: reads for the page.
+        which: the filter.
+        every: also those that do not wait any more.
+        before: a number.
+        page: letters, at most.
+    """
+    sql = LetterStatements.load(reader.schema, reader.prefix)
+    parameters = {**which.parameters(), "all": every, "stretch": STRETCH}
+    if not every and _are_few(reader, sql, parameters):
+        rows = reader.rows("dead letters", sql.of_subscriber, {**parameters, "before": before, "page": page}) or ()
+        found = [_line(row) for row in rows]
+        last = found[-1]["dead_letter_id"] if len(found) == page else None
+        return Found(found, None, last is not None, last)
+    found = []
+    while True:
+        asked = {**parameters, "before": before, "page": page - len(found)}
+        edges = reader.rows("dead letters", sql.edge, asked)
+        if not edges or edges[0]["lowest"] is None:
+            return Found(found, None, more=edges is None, next_before=None)
+        found += [_line(row) for row in reader.rows("dead letters", sql.in_stretch, asked) or ()]
+        if len(found) == page:
+            last = found[-1]["dead_letter_id"]
+            return Found(found, last, more=True, next_before=last)
+        before = edges[0]["lowest"]
+        if edges[0]["letters"] < STRETCH:
+            return Found(found, None, more=False, next_before=None)
+        if reader.seconds > SEARCH_SECONDS:
+            return Found(found, before, more=True, next_before=before)
+
+
+def count(reader: Reader, which: LetterFilter) -> tuple[Mapping[tuple[str, str], int], bool]:
+    """Return how many letters that wait a filter means, by subscriber and reason, and whether those are all."""
+    sql = LetterStatements.load(reader.schema, reader.prefix)
+    parameters = {**which.parameters(), "all": False, "stretch": STRETCH}
+    counts: dict[tuple[str, str], int] = {}
+
+    def add(statement: str, asked: Mapping[str, Any]) -> None:
+        for row in reader.rows("dead letters", statement, asked) or ():
+            of = (row["subscriber_id"], row["reason"])
+            counts[of] = counts.get(of, 0) + row["letters"]
+
+    if _are_few(reader, sql, parameters):
+        add(sql.counts_of_subscriber, {**parameters, "before": NEWEST})
+        return counts, True
+    before = NEWEST
+    while True:
+        asked = {**parameters, "before": before}
+        edges = reader.rows("dead letters", sql.edge, asked)
+        if not edges or edges[0]["lowest"] is None:
+            return counts, edges is not None
+        add(sql.counts_in_stretch, asked)
+        before = edges[0]["lowest"]
+        if edges[0]["letters"] < STRETCH:
+            return counts, True
+        if reader.seconds > SEARCH_SECONDS:
+            return counts, False
+
+
+def _are_few(reader: Reader, sql: LetterStatements, parameters: Mapping[str, Any]) -> bool:
+    if parameters["subscriber_id"] is None or parameters["numbers"] is not None:
+        return False
+    rows = reader.rows("dead letters", sql.count_of_subscriber, parameters)
+    return bool(rows) and rows is not None and rows[0]["letters"] < STRETCH
+
+
+def _line(row: Any) -> dict[str, Any]:
+    return with_moments(row, "parked_at", "redriven_at", "discarded_at")
+
+
+def filter_of(given: Mapping[str, str]) -> LetterFilter:
+    """Return the filter of a form.
+
+    Raises:
+        InvalidConfiguration: something in it cannot be read; its text says what.
+    """
+    values = {name: storable(text.strip()) for name, text in given.items() if text.strip()}
+    headers: dict[str, str] = {}
+    if "header" in values:
+        name, equals, value = values["header"].partition("=")
+        if not (name and equals):
+            raise InvalidConfiguration("a header is given as NAME=VALUE")
+        headers[name] = value
+    reason = values.get("reason")
+    if reason is not None and reason not in list(Reason):
+        raise InvalidConfiguration(f"there is no reason {reason!r}; there are {', '.join(Reason)}")
+    return LetterFilter(
+        subscriber_id=values.get("subscriber"),
+        destination=values.get("destination"),
+        reasons=(Reason(reason),) if reason else (),
+        error=values.get("error"),
+        since=_moment("since", values),
+        until=_moment("until", values),
+        source=values.get("source"),
+        message_ids=(values["message"],) if "message" in values else (),
+        headers=headers,
+        numbers=_numbers(values["numbers"]) if "numbers" in values else None,
+    )
+
+
+FIELDS = ("subscriber", "destination", "reason", "error", "since", "until", "source", "message", "header", "numbers")
+"""Of a filter, in forms and URLs."""
+
+
+def _moment(name: str, values: Mapping[str, str]) -> datetime | None:
+    if name not in values:
+        return None
+    try:
+        at = datetime.fromisoformat(values[name])
+    except ValueError as error:
+        raise InvalidConfiguration(f"{name}: {values[name]!r} is no time, such as 2026-03-01T08:00") from error
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part for part in text.replace(" ", "").split(",") if part]
+    if not all(part.isascii() and part.isdigit() and len(part) < _DIGITS for part in parts):
+        raise InvalidConfiguration(f"{text!r} is no list of letters' numbers")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+_DIGITS = 19

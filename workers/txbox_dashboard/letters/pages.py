@@ -1,0 +1,117 @@
+"""The pages of dead letters."""
+
+import json
+from typing import Any
+
+from txbox import Reason
+from txbox.dead_letters.letter import letter_from
+from txbox.errors import InvalidConfiguration
+from txbox.postgres.sql import with_moments
+from txbox_dashboard.letters.finder import FIELDS, NEWEST, Found, LetterStatements, count, filter_of, find
+from txbox_dashboard.redaction import as_text, redacted
+from txbox_dashboard.view import Page, Request
+
+PAGE = 50
+
+SHOWN_OPERATIONS = 10
+COUNTED = 2000
+"""Letters of an operation."""
+
+
+def letters(request: Request) -> Page:
+    """Show the dead letters of a filter, and what was done with others."""
+    given = {name: request.query.get(name, "") for name in FIELDS}
+    every = request.query.get("all") == "yes"
+    refused, found = None, Found((), None, more=False, next_before=None)
+    try:
+        which = filter_of(given)
+        found = find(request.reader, which, every=every, before=request.number("before", NEWEST), page=PAGE)
+    except InvalidConfiguration as error:
+        refused = str(error)
+    for one in found.letters:
+        one["error"] = redacted(request.settings, "error", one["error"], one["message_id"], one["subscriber_id"])
+    runner = request.runner
+    sql = LetterStatements.load(request.reader.schema, request.reader.prefix)
+    asked = {"limit": SHOWN_OPERATIONS, "counted": COUNTED}
+    operations = [
+        with_moments(row, "requested_at", "finished_at")
+        for row in request.reader.rows("redrives and discards", sql.last_operations, asked) or ()
+    ]
+    for operation in operations:
+        operation["running"] = operation["operation_id"] in runner.running()
+        operation["problem"] = runner.error(operation["operation_id"])
+    return Page(
+        "letters.html",
+        {
+            "given": given,
+            "every": every,
+            "refused": refused,
+            "found": found,
+            "reasons": list(Reason),
+            "operations": operations,
+            "counted": COUNTED,
+            "is_filtered": any(given.values()),
+        },
+    )
+
+
+def letter(request: Request) -> Page:
+    """Show one dead letter, whole; its body and headers only where that is allowed."""
+    number = request.number("number", 0)
+    sql = LetterStatements.load(request.reader.schema, request.reader.prefix)
+    rows = request.reader.rows("the letter", sql.one_letter, {"number": number})
+    if rows is not None and not rows:
+        return Page("problem.html", {"title": "There is none", "text": f"There is no dead letter {number}."}, 404)
+    if not rows:
+        return Page("problem.html", {"title": "Not read", "text": f"Dead letter {number} could not be read."}, 503)
+    found, settings = letter_from(rows[0]), request.settings
+    operations = request.reader.rows("its operations", sql.operations_of, {"number": number}) or ()
+
+    def shown(kind: Any, text: str, header: str | None = None) -> str:
+        return redacted(settings, kind, text, found.message_id, found.subscriber_id, header)
+
+    history = [{**each, "error": shown("error", str(each.get("error", "")))} for each in found.history]
+    return Page(
+        "letter.html",
+        {
+            "number": number,
+            "letter": found,
+            "error": shown("error", found.error),
+            "history": history,
+            "operations": [with_moments(row, "done_at") for row in operations],
+            "show_bodies": settings.show_bodies,
+            "body": shown("body", as_text(found.body)) if settings.show_bodies else None,
+            "headers": {name: shown("header", value, name) for name, value in sorted(found.headers.items())}
+            if settings.show_bodies
+            else {},
+            "envelope": shown("body", json.dumps(dict(found.envelope), indent=2, ensure_ascii=False))
+            if settings.show_bodies
+            else None,
+        },
+    )
+
+
+def confirm(request: Request) -> Page:
+    """Show what a redrive or a discard would do, before it is done."""
+    action = "discard" if request.query.get("action") == "discard" else "redrive"
+    given = {name: request.query.get(name, "") for name in FIELDS}
+    if request.query.get("chosen") == "yes":
+        given["numbers"] = ",".join(request.query.getlist("number"))
+        if not given["numbers"]:
+            return Page("problem.html", {"title": "Not done", "text": "No letter was chosen."}, 400)
+    try:
+        which = filter_of(given)
+    except InvalidConfiguration as error:
+        return Page("problem.html", {"title": "Not done", "text": str(error)}, 400)
+    counts, exact = count(request.reader, which)
+    return Page(
+        "confirm.html",
+        {
+            "action": action,
+            "given": {name: value for name, value in given.items() if value},
+            "counts": [(of, reason, letters) for (of, reason), letters in sorted(counts.items())],
+            "exact": exact,
+            "total": sum(counts.values()),
+            "expired": any(reason == Reason.EXPIRED for _, reason in counts),
+        },
+    )

@@ -1,0 +1,1 @@
+"""One message: all that is known of an id."""

@@ -1,0 +1,36 @@
+"""Pauses that are asked for by a page."""
+
+from urllib.parse import urlencode
+
+from txbox.pauses import pause, resume
+from txbox_dashboard.actions import Action, Refused
+
+NOTE_CHARACTERS = 500
+
+
+def pause_it(action: Action) -> str:
+    """Have the workers of a subscriber receive nothing more, or relays send nothing to a destination."""
+    named, back = _named(action)
+    note = action.form.get("note", "").strip()[:NOTE_CHARACTERS] or None
+    place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
+    if pause(action.engine, **named, by=action.who, note=note, **place):  # type: ignore[arg-type]
+        action.record("pause", *named.values(), note=note)
+    return back
+
+
+def resume_it(action: Action) -> str:
+    """End a pause."""
+    named, back = _named(action)
+    place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
+    if resume(action.engine, **named, **place):  # type: ignore[arg-type]
+        action.record("resume", *named.values())
+    return back
+
+
+def _named(action: Action) -> tuple[dict[str, str], str]:
+    subscriber, destination = action.form.get("subscriber"), action.form.get("destination")
+    if subscriber:
+        return {"subscriber_id": subscriber}, f"/subscriber?{urlencode({'id': subscriber}, errors='replace')}"
+    if destination:
+        return {"destination": destination}, "/outbox"
+    raise Refused("Say what: a subscriber or a destination.")

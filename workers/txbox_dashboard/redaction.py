@@ -1,0 +1,44 @@
+"""Texts of messages as they are shown: redacted, bounded, and never more than a text."""
+
+import json
+from typing import Literal
+
+from txbox_dashboard.settings import Sensitive, Settings
+
+SHOWN_CHARACTERS = 20_000
+"""Of a text, at most."""
+
+HEX_BYTES = 512
+"""Of a body that is no text."""
+
+
+def redacted(
+    settings: Settings,
+    kind: Literal["body", "header", "error"],
+    text: str,
+    message_id: str,
+    subscriber_id: str,
+    header: str | None = None,
+) -> str:
+    """Return a text as it is to be shown; where the hook raises, nothing of it."""
+    if settings.redact is not None:
+        try:
+            text = str(settings.redact(Sensitive(kind, message_id, subscriber_id, header, text)))
+        except Exception as error:  # noqa: BLE001 - what cannot be redacted is not shown
+            return f"(not shown: redact raised {type(error).__name__})"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters in all)"
+
+
+def as_text(body: bytes) -> str:
+    """Return a body as text: JSON with its lines indented, other text as it is, other bytes in hexadecimal digits."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        more = f" … ({len(body):,} bytes in all)" if len(body) > HEX_BYTES else ""
+        return f"{body[:HEX_BYTES].hex(' ')}{more}"
+    if len(text) > SHOWN_CHARACTERS:
+        return text
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
