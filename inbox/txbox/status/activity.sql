@@ -1,21 +1,27 @@
 -- What workers and relays did in the last hours, by their reports.
 
+-- fragment: this_stretch
+date_bin(make_interval(secs => %(seconds)s::int), now(), 'epoch')
+
 -- fragment: stretches
-SELECT one.name, act.figure,
-  (floor(extract(epoch FROM act.minute) / %(seconds)s::int) - floor(extract(epoch FROM now()) / %(seconds)s::int))::int AS stretch,
-  sum(act.count)::bigint AS count
-FROM one CROSS JOIN LATERAL (
-  SELECT minute, figure, count FROM {{reported_activity}} AS act
-  WHERE act.kind = %(kind)s AND act.name = one.name
-    AND act.minute >= to_timestamp((floor(extract(epoch FROM now()) / %(seconds)s::int) - %(stretches)s::int + 1) * %(seconds)s::int)
-) AS act
-GROUP BY one.name, act.figure, stretch ORDER BY one.name, act.figure, stretch
+, binned AS (
+  SELECT one.name, act.figure, act.begins_at, sum(act.count) AS count
+  FROM one CROSS JOIN LATERAL (
+    SELECT date_bin(make_interval(secs => %(seconds)s::int), act.minute, 'epoch') AS begins_at, act.figure, act.count
+    FROM {{reported_activity}} AS act
+    WHERE act.kind = %(kind)s AND act.name = one.name
+      AND act.minute >= {{this_stretch}} - make_interval(secs => %(seconds)s::int * (%(stretches)s::int - 1))
+  ) AS act
+  GROUP BY one.name, act.figure, act.begins_at
+)
+SELECT name, figure, (extract(epoch FROM begins_at - {{this_stretch}}) / %(seconds)s::int)::int AS stretch, count::bigint
+FROM binned ORDER BY name, figure, stretch
 
 -- name: newest_stretch
 -- When the newest stretch began. Stretches begin at multiples of their length, so they stay where they are.
 -- parameters: seconds int (of a stretch)
 -- returns: seconds since 1970
-SELECT (floor(extract(epoch FROM now()) / %(seconds)s::int) * %(seconds)s::int)::bigint
+SELECT extract(epoch FROM {{this_stretch}})::bigint
 
 -- name: activity_of_one
 -- The sums of each figure of one name over stretches of time; a stretch without any has no row.

@@ -17,7 +17,7 @@ from txbox.status import read_activity
 from txbox_dashboard.overview.pages import COUNTED, OverviewStatements, times_of
 from txbox_dashboard.view import Page, Request
 
-LOOKED_AT = 10_000
+LOOKED_AT = 3000
 """Messages, at most: where there are more, the first ones of each lane, so each destination and its oldest are seen."""
 
 LANES = 2000
