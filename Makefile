@@ -120,6 +120,10 @@ test-oldest: $(OLDEST_READY) ## Run migration and integration tests with the old
 test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)
 	@TXBOX_TEST_POSTGRES_IMAGE=$(CONTAINER_IMAGE) tests/containers/run.sh $(BIN)/pytest $(SIDE_BY_SIDE) -m 'not slow and not chaos' $(CONTAINER_TESTS) $(TESTS)
 
+.PHONY: test-browser
+test-browser: $(VENV)/.dev-ready ## Run the tests of the dashboard's pages in a real browser
+	@tests/browser/run.sh $(BIN)/pytest tests/browser $(TESTS)
+
 .PHONY: lint
 lint: $(VENV)/.dev-ready ## Check style, formatting and the arrows between packages
 	@$(BIN)/ruff check $(CHECKED)
@@ -166,7 +170,7 @@ wheel: $(VENV)/.dev-ready ## Build the wheel and try it in empty environments, o
 	@tests/wheel/run.sh $(BIN)/python
 
 .PHONY: ci
-ci: lint lint-monitoring types docs test chaos demo test-pages test-containers test-oldest wheel ## Everything that CI runs
+ci: lint lint-monitoring types docs test test-browser chaos demo test-pages test-containers test-oldest wheel ## Everything that CI runs
 
 .PHONY: constraints
 constraints: $(VENV)/.dev-ready ## Pin the versions that are installed now in constraints.txt
