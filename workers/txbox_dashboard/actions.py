@@ -1,7 +1,8 @@
 """Actions: what a person does from a page, with who it was on record."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from sqlalchemy import Engine
 
 from txbox.operator_actions import note_action
 from txbox.postgres.transactions import short_transaction
-from txbox_dashboard.letters.runner import LetterRunner
+from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.settings import Settings
 
 
@@ -33,24 +34,26 @@ class Action:
     who: str
     runner: LetterRunner
 
-    def record(self, action: str, target: str, **detail: Any) -> None:
-        """Put an action on record, and into the log."""
+    @contextmanager
+    def recorded(self, action: str, target: str, **detail: Any) -> Iterator[None]:
+        """Do something that commits by itself, and put it on record; what cannot be put on record is not done.
+
+        It is written before, and committed after it. A ``NothingDone`` that is raised within takes it back.
+        """
         given = {name: value for name, value in detail.items() if value is not None}
-        with short_transaction(self.engine) as connection:
-            note_action(
-                connection,
-                action,
-                target,
-                by=self.who,
-                detail=given,
-                schema=self.settings.schema,
-                prefix=self.settings.prefix,
-            )
-        self.log(action, target)
+        place: Any = {"schema": self.settings.schema, "prefix": self.settings.prefix}
+        with suppress(NothingDone), short_transaction(self.engine) as connection:
+            note_action(connection, action, target, by=self.who, detail=given, **place)
+            yield
+            self.log(action, target)
 
     def log(self, action: str, target: str) -> None:
-        """Put an action into the log that is on record elsewhere."""
+        """Put an action into the log."""
         _log.warning("%s: %s %r", self.who, action, target)
+
+
+class NothingDone(Exception):
+    """There was nothing to do."""
 
 
 class Refused(Exception):

@@ -32,9 +32,9 @@ from txbox_dashboard.access import (
 )
 from txbox_dashboard.actions import Action, ActionFunction, Refused
 from txbox_dashboard.leases.pages import leases
+from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.letters import actions
 from txbox_dashboard.letters.pages import confirm, letter, letters
-from txbox_dashboard.letters.runner import LetterRunner
 from txbox_dashboard.loads.pages import loads
 from txbox_dashboard.maintenance.pages import maintenance
 from txbox_dashboard.messages.pages import message
@@ -207,7 +207,7 @@ class _Dashboard:
         """Return who makes a request; with an empty name where everyone may see; None if it is refused."""
         if self._settings.identify is not None:
             name = self._settings.identify(http)
-            return None if name is None else Session(name, forgery_token(self._form_key, name.encode()))
+            return Session(name, forgery_token(self._form_key, name.encode())) if name else None
         if self._sessions is not None:
             return self._sessions.read(http.cookies.get(COOKIE))
         return Session("", "")

@@ -3,7 +3,7 @@
 from urllib.parse import urlencode
 
 from txbox.pauses import pause, resume
-from txbox_dashboard.actions import Action, Refused
+from txbox_dashboard.actions import Action, NothingDone, Refused
 
 NOTE_CHARACTERS = 500
 
@@ -13,8 +13,9 @@ def pause_it(action: Action) -> str:
     named, back = _named(action)
     note = action.form.get("note", "").strip()[:NOTE_CHARACTERS] or None
     place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
-    if pause(action.engine, **named, by=action.who, note=note, **place):  # type: ignore[arg-type]
-        action.record("pause", *named.values(), note=note)
+    with action.recorded("pause", *named.values(), note=note):
+        if not pause(action.engine, **named, by=action.who, note=note, **place):  # type: ignore[arg-type]
+            raise NothingDone
     return back
 
 
@@ -22,8 +23,9 @@ def resume_it(action: Action) -> str:
     """End a pause."""
     named, back = _named(action)
     place = {"schema": action.settings.schema, "prefix": action.settings.prefix}
-    if resume(action.engine, **named, **place):  # type: ignore[arg-type]
-        action.record("resume", *named.values())
+    with action.recorded("resume", *named.values()):
+        if not resume(action.engine, **named, **place):  # type: ignore[arg-type]
+            raise NothingDone
     return back
 
 

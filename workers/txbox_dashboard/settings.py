@@ -18,7 +18,7 @@ class Sensitive:
 
     Attributes:
         kind: a body, the value of a header, or the text of an error.
-        message_id: whose.
+        message_id: whose; empty where an error is one of several messages, or of a bulk load.
         subscriber_id: who has parked or processed the message; for one of the outbox, its destination.
         header: the name of the header; None for a body or an error.
         text: what would be shown; bytes that are no text are shown as such.

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.datastructures import QueryParams
 
 from txbox import __version__
-from txbox_dashboard.letters.runner import LetterRunner
+from txbox_dashboard.letter_runner import LetterRunner
 from txbox_dashboard.reader import Reader
 from txbox_dashboard.settings import Settings
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from support.postgres.statements import run
 from support.waiting import wait_until
-from txbox import DeadLetter, DeadLetters, Inbox, Reason
+from txbox import DeadLetter, DeadLetters, Failures, Inbox, Reason
 from txbox.dead_letters import LetterOperations
 from txbox.operator_actions import read_actions
 from txbox.pauses import read_pauses
@@ -260,3 +260,40 @@ def test_a_pause_is_heeded_and_on_record(acting: TestClient, engine: Engine) -> 
             ("anna", "pause", "billing"),
         ]
     assert acting.post("/pause", data=form(acting)).status_code == 400
+
+
+def test_what_cannot_be_put_on_record_is_not_done(acting: TestClient, engine: Engine) -> None:
+    fields = form(acting, subscriber="billing")
+    run(engine, "ALTER TABLE operator_action RENAME TO away")
+    assert acting.post("/pause", data=fields).status_code == 503
+    with engine.connect() as connection:
+        assert read_pauses(connection) == ()
+
+
+def test_errors_are_redacted_wherever_they_are_shown(open_dashboard: Open, engine: Engine) -> None:
+    park(engine, "a", error="card 4111")
+    Failures(engine, "billing").fail("b", ValueError("card 4111"))
+    run(
+        engine,
+        "INSERT INTO bulk_load (run_id, subscriber_id, source, digest, writer, chunks, bounds, error) "
+        "VALUES ('0a1b2c3d4e5f', 'billing', 'events', '', 'copy', 5, '[]', 'card 4111')",
+    )
+    run(
+        engine,
+        "INSERT INTO outbox_message (lane, message_id, destination, key, headers, body, attempts, held, due_at, error) "
+        "VALUES (1, 'c', 'own:x', 'k', '{}', '', 2, true, now() + interval '1 h', 'card 4111')",
+    )
+    pages = open_dashboard(redact=lambda what: what.text.replace("4111", "****"))
+    for path in (
+        "/letters",
+        "/letter?number=1",
+        "/message?id=a",
+        "/message?id=b",
+        "/message?id=c",
+        "/loads",
+        "/outbox",
+    ):
+        text = text_of(pages, path)
+        assert "4111" not in text, path
+        assert "card ****" in text, path
+    assert "card ****" in text_of(pages, "/subscriber?id=billing")

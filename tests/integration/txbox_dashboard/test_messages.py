@@ -38,7 +38,7 @@ def test_the_way_of_a_message_over_outbox_inbox_lease_and_letters(pages: TestCli
     for words in (
         "processed billing",
         "lease acquired mailing by",
-        "failed, 1 attempts counted audit ValueError: not yet",
+        "waits for another attempt, 1 counted audit ValueError: not yet",
         f"parked: failed stock no such item dead letter {number}",
     ):
         assert words in text
@@ -50,11 +50,12 @@ def test_a_parked_message_leads_to_its_letter(pages: TestClient, engine: Engine)
         raise ValueError("no")
 
     source = MemorySource([Message("a", b"")])
-    with at_work(make(source, engine, refuse, max_attempts=1)):
+    with at_work(make(source, engine, refuse, max_attempts=2)):
         assert source.wait_until_empty(20)
     text = text_of(pages, "/message?id=a")
     assert "recorded as parked billing dead letter" in text
     assert "parked: failed billing ValueError: no" in text
+    assert text.index("failed, delivery 1 billing") < text.index("failed, delivery 2 billing") < text.index("parked: ")
 
 
 def test_a_load_that_ran_then_is_named(pages: TestClient, engine: Engine) -> None:

@@ -22,16 +22,16 @@ def resume(action: Action) -> str:
     """Go on with an operation that was ended, or try again what has failed."""
     operation = _operation(action)
     queue_url = action.runner.operations.get(operation).options.get("queue_url")
-    action.log("resume operation", str(operation))
-    action.runner.start(operation, action.who, queue_url)
+    with action.recorded("resume operation", str(operation)):
+        action.runner.start(operation, action.who, queue_url)
     return "/letters#operations"
 
 
 def stop(action: Action) -> str:
     """End an operation after the letter in hand."""
     operation = _operation(action)
-    action.log("stop operation", str(operation))
-    action.runner.stop(operation)
+    with action.recorded("stop operation", str(operation)):
+        action.runner.stop(operation)
     return "/letters#operations"
 
 

@@ -144,10 +144,29 @@ def _loaded(one: Mapping[str, Any], request: Request, sql: MessageStatements) ->
 def _failed(one: Mapping[str, Any], message_id: str, request: Request) -> Sequence[Happening]:
     name = one["subscriber_id"]
     error = redacted(request.settings, "error", one["error"], message_id, name)
-    happened = [Happening(one["last_failed_at"], f"failed, {one['attempts']} attempts counted", "bad", name, error)]
-    if one["first_failed_at"] != one["last_failed_at"]:
-        happened.append(Happening(one["first_failed_at"], "failed for the first time", "bad", name))
+    waits = f"waits for another attempt, {one['attempts']} counted"
+    return [Happening(one["last_failed_at"], waits, "warn", name, error), *_attempts(one, message_id, request)]
+
+
+def _attempts(one: Mapping[str, Any], message_id: str, request: Request) -> Sequence[Happening]:
+    """Return the attempts that counted, of a failure or a letter."""
+    name = one["subscriber_id"]
+    where = name.removeprefix(f"{RELAY_SUBSCRIBER}:")
+    happened = []
+    for each in one["history"]:
+        error = redacted(request.settings, "error", str(each.get("error", "")), message_id, name)
+        happened.append(
+            Happening(_read(each.get("at")), f"failed, delivery {each.get('delivery')}", "bad", where, error)
+        )
     return happened
+
+
+def _read(at: object) -> datetime | None:
+    try:
+        read = datetime.fromisoformat(str(at))
+    except ValueError:
+        return None
+    return read if read.tzinfo is not None else None
 
 
 def _parked(one: Mapping[str, Any], message_id: str, request: Request) -> Sequence[Happening]:
@@ -155,7 +174,8 @@ def _parked(one: Mapping[str, Any], message_id: str, request: Request) -> Sequen
     where = name.removeprefix(f"{RELAY_SUBSCRIBER}:")
     link, text = f"/letter?number={number}", f"dead letter {number}"
     error = redacted(request.settings, "error", one["error"], message_id, name)
-    happened = [Happening(one["parked_at"], f"parked: {one['reason']}", "bad", where, error, link, text)]
+    happened = [*_attempts(one, message_id, request)]
+    happened.append(Happening(one["parked_at"], f"parked: {one['reason']}", "bad", where, error, link, text))
     for what in ("redriven", "discarded"):
         if one[f"{what}_at"] is not None:
             by = f"by {one[f'{what}_by']}" if one[f"{what}_by"] else ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping
+from sqlalchemy import Connection
 
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outbox.snapshot_holders import find_snapshot_holders, sees_all_sessions
@@ -15,6 +15,7 @@ from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import read_activity
 from txbox_dashboard.overview.pages import COUNTED, OverviewStatements, times_of
+from txbox_dashboard.redaction import redacted
 from txbox_dashboard.view import Page, Request
 
 LOOKED_AT = 3000
@@ -67,7 +68,10 @@ def outbox(request: Request) -> Page:
         reader.read("the last hours", lambda connection: read_activity(connection, "outbox", hours=HOURS, **place))
         or ()
     )
-    held: Sequence[RowMapping] = reader.rows("held keys", sql.held_keys, {"limit": SHOWN_KEYS + 1}) or ()
+    held = [dict(row) for row in reader.rows("held keys", sql.held_keys, {"limit": SHOWN_KEYS + 1}) or ()]
+    for row in held:
+        error, destination = row["error"] or "", row["destination"]
+        row["error"] = redacted(request.settings, "error", error, row["message_id"], destination)
     holders = reader.read("who blocks", find_snapshot_holders) or ()
     sees_all = reader.read("who may be seen", sees_all_sessions)
     kept = reader.rows("what was sent", sql.kept_since)
@@ -82,7 +86,7 @@ def outbox(request: Request) -> Page:
     letters = {row["subscriber_id"].removeprefix(f"{RELAY_SUBSCRIBER}:"): row["letters"] for row in troubles}
     lines = [
         {
-            "status": _with_outage(known.get(name, DestinationStatus(name)), alive),
+            "status": _shown(request, known.get(name, DestinationStatus(name)), alive),
             "sent": sent.get(name, ()),
             "paused": paused.get(name),
             "letters": letters.get(name),
@@ -136,6 +140,9 @@ def _backlog(connection: Connection, status: StatusStatements) -> Backlog:
     return Backlog(found, exact=False, estimate=max(estimate, LOOKED_AT))
 
 
-def _with_outage(one: DestinationStatus, relays: Sequence[RelayStatus]) -> DestinationStatus:
+def _shown(request: Request, one: DestinationStatus, relays: Sequence[RelayStatus]) -> DestinationStatus:
+    """Return what waits for a destination, with why it cannot be reached, and the error as it may be shown."""
+    if one.error:
+        one = replace(one, error=redacted(request.settings, "error", one.error, "", one.destination))
     outages = [relay.outages[one.destination] for relay in relays if one.destination in relay.outages]
     return replace(one, unreachable=outages[0], unreachable_relays=len(outages)) if outages else one

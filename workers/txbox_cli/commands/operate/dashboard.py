@@ -104,8 +104,12 @@ def _listening(host: str, port: int) -> socket.socket:
             0
         ]
         listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise CommandFailed(
             f"cannot listen on {host}, port {port}: {error.strerror or error}; try another --port"
