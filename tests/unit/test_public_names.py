@@ -69,6 +69,8 @@ PUBLIC = {
     "txbox_aws.dynamodb.entity": "HIGHEST IDS update_if_newer update_once",
     "txbox.instrumentation.prometheus": "PrometheusHook",
     "txbox.instrumentation.opentelemetry": "OpenTelemetryHook",
+    "txbox.tracing": "AttributeValue NO_SPAN NO_TRACING Operation Span Traced Tracing error_type",
+    "txbox.instrumentation.opentelemetry_tracing": "OpenTelemetryTracing",
     "txbox_dashboard": "Sensitive dashboard",
     "txbox.operator_actions": "AUDIT OperatorAction note_action read_actions",
     "txbox.status": """

@@ -14,7 +14,8 @@ recognises a second one.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -30,6 +31,7 @@ from txbox.outbox.notifier import notify_when_returned
 from txbox.postgres.engines import note_server, refuse_other_encodings
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
+from txbox.tracing import NO_TRACING, Operation, Span, Tracing, error_type
 from txbox.wire.destinations import require_sendable
 
 RELAY_SUBSCRIBER = "txbox:outbox"
@@ -80,7 +82,9 @@ class Outbox:
     Methods work in the caller's transaction, which is never begun, committed or rolled back here.
     """
 
-    def __init__(self, *, schema: str | None = None, prefix: str = "", notify: bool = True) -> None:
+    def __init__(
+        self, *, schema: str | None = None, prefix: str = "", notify: bool = True, tracing: Tracing | None = None
+    ) -> None:
         """Name the place of the outbox; nothing is connected.
 
         Args:
@@ -89,10 +93,12 @@ class Outbox:
             notify: wake idle relays by a NOTIFY after the business transaction, when the connection goes back to its
                 pool, at most four times a second. Without it, or with a connection that cannot (asyncio's), an idle
                 relay finds the message within 0.6 seconds.
+            tracing: makes a span for each message; see ``txbox.instrumentation.opentelemetry_tracing``.
         """
         self.schema = schema
         self.prefix = prefix
         self._notify = notify
+        self._tracing = tracing or NO_TRACING
         self._statements = OutboxStatements.load(schema, prefix)
 
     def __repr__(self) -> str:
@@ -125,8 +131,9 @@ class Outbox:
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the outbox's table does not exist.
         """
-        row = _row(Outgoing(destination, body, key, headers, message_id, delay))
-        self._insert(connection_or_session, self._statements.publish_one, row)
+        with _ended_together() as spans:
+            row = _row(Outgoing(destination, body, key, headers, message_id, delay), self._tracing, spans)
+            self._insert(connection_or_session, self._statements.publish_one, row)
         return str(row["message_id"])
 
     def publish_many(self, connection_or_session: ConnectionOrSession, messages: Iterable[Outgoing]) -> list[str]:
@@ -139,12 +146,13 @@ class Outbox:
         Raises:
             NotInTransaction, NotSendable, InvalidMessageId, SchemaMissing: as ``publish``; nothing was published.
         """
-        rows = [_row(message) for message in messages]
-        if rows:
-            columns = {name: [row[name] for row in rows] for name in rows[0]}
-            self._insert(connection_or_session, self._statements.publish_many, columns)
-        else:
-            in_transaction(connection_or_session)
+        with _ended_together() as spans:
+            rows = [_row(message, self._tracing, spans) for message in messages]
+            if rows:
+                columns = {name: [row[name] for row in rows] for name in rows[0]}
+                self._insert(connection_or_session, self._statements.publish_many, columns)
+            else:
+                in_transaction(connection_or_session)
         return [str(row["message_id"]) for row in rows]
 
     def check(self, connection: Connection) -> None:
@@ -174,7 +182,30 @@ class Outbox:
             notify_when_returned(connection)
 
 
-def _row(message: Outgoing) -> dict[str, Any]:
+@contextmanager
+def _ended_together() -> Iterator[list[Span]]:
+    """Yield a list, and end the spans that are in it at the end; with the error, if there is one."""
+    spans: list[Span] = []
+    try:
+        yield spans
+    except BaseException as error:
+        for span in spans:
+            span.end(error_type(error))
+        raise
+    for span in spans:
+        span.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Created:
+    """A message that is published, as far as its span tells of it."""
+
+    id: str
+    headers: Mapping[str, str]
+
+
+def _row(message: Outgoing, tracing: Tracing, spans: list[Span]) -> dict[str, Any]:
+    """Return the row of a message; the span of its creation is added to ``spans``."""
     if not isinstance(message, Outgoing):
         raise TypeError(f"a message to publish is an Outgoing, not {type(message).__name__}")
     destination, key = message.destination, message.key
@@ -190,7 +221,8 @@ def _row(message: Outgoing) -> dict[str, Any]:
         raise TypeError(f"a body is bytes or text, not {type(message.body).__name__}; json.dumps makes text of most")
     if not isinstance(message.headers, Mapping | None):
         raise TypeError(f"headers are text by name, not {type(message.headers).__name__}")
-    headers = _with_trace_context(message.headers or {})
+    message_id = new_message_id() if message.message_id is None else valid_message_id(message.message_id)
+    headers = message.headers or {}
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"headers are text: {name!r}: {value!r}")
@@ -203,8 +235,9 @@ def _row(message: Outgoing) -> dict[str, Any]:
     for what, name in (("a destination", destination), ("a key", key or "")):
         if len(name.encode()) > MAX_NAME_BYTES:
             raise NotSendable(f"{destination[:80]}…", f"cannot be used: {what} has at most {MAX_NAME_BYTES:,} bytes")
-    message_id = new_message_id() if message.message_id is None else valid_message_id(message.message_id)
     require_sendable(destination, body, key=key, headers=headers, message_id=message_id)
+    if context := _trace_context(destination, message_id, headers, tracing, spans):
+        headers = _with_context(headers, context, destination, body, key, message_id)
     seconds, moment = _delay(message.delay)
     return {
         "lane": lane_of(destination, key, message_id),
@@ -218,19 +251,48 @@ def _row(message: Outgoing) -> dict[str, Any]:
     }
 
 
-def _with_trace_context(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return headers with ``traceparent`` and ``tracestate`` of the current span, unless they have a ``traceparent``.
+def _trace_context(
+    destination: str, message_id: str, headers: Mapping[str, str], tracing: Tracing, spans: list[Span]
+) -> Mapping[str, str]:
+    """Return ``traceparent`` and ``tracestate`` of the message's creation; none, if its headers have a ``traceparent``.
 
     https://www.w3.org/TR/trace-context/
     """
+    if not tracing.enabled and "opentelemetry.trace" not in sys.modules:
+        return {}
+    if any(name.lower() == "traceparent" for name in headers):
+        return {}
+    if tracing.enabled:
+        span = tracing.messaging(
+            Operation.CREATE, destination, [_Created(message_id, headers)], name="publish", batch=False
+        )
+        spans.append(span)
+        return span.headers
     # Where there is a current span, OpenTelemetry is imported. Importing it here would cost services without it.
-    if "opentelemetry.trace" not in sys.modules or "traceparent" in headers:
-        return headers
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
-    return {**headers, **carrier} if carrier else headers
+    return carrier
+
+
+def _with_context(
+    headers: Mapping[str, str],
+    context: Mapping[str, str],
+    destination: str,
+    body: bytes,
+    key: str | None,
+    message_id: str,
+) -> Mapping[str, str]:
+    """Return headers with the context, or with as much of it as the destination takes beside the caller's own."""
+    for left_out in ((), ("tracestate",)):
+        more = {**headers, **{name: value for name, value in context.items() if name not in left_out}}
+        try:
+            require_sendable(destination, body, key=key, headers=more, message_id=message_id)
+        except NotSendable:
+            continue
+        return more
+    return headers
 
 
 def _delay(delay: object) -> tuple[timedelta | None, datetime | None]:

@@ -235,6 +235,40 @@ def test_the_trace_context_of_the_current_span_travels(engine: Engine) -> None:
     assert rows(engine, "headers") == [{"tenant": "7", "traceparent": traceparent}, {"traceparent": "mine"}, {}]
 
 
+def test_each_message_that_is_published_has_a_span_of_its_own(engine: Engine) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from txbox.instrumentation.opentelemetry_tracing import OpenTelemetryTracing
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    outbox = Outbox(tracing=OpenTelemetryTracing(provider))
+    queue = "https://sqs.eu-central-1.amazonaws.com/123456789012/purchases"
+    eight = {f"h{number}": "v" for number in range(8)}
+    with provider.get_tracer("test").start_as_current_span("sale") as sale, engine.begin() as connection:
+        outbox.publish(connection, queue, "one", message_id="m-1")
+        outbox.publish_many(connection, [Outgoing(OWN, "two"), Outgoing(OWN, "3", headers={"traceparent": "mine"})])
+        outbox.publish(connection, queue, "four", headers=eight)
+    *created, _ = exporter.get_finished_spans()
+    assert created[0].name == "publish purchases"
+    assert {span.parent.span_id for span in created if span.parent} == {sale.get_span_context().span_id}
+    travelled = [headers.get("traceparent") for headers in rows(engine, "headers")]
+    contexts = [span.get_span_context() for span in created]
+    own = [f"00-{one.trace_id:032x}-{one.span_id:016x}-{one.trace_flags:02x}" for one in contexts if one is not None]
+    # An SQS message has room for ten attributes, of which two are ours: the caller's eight come first.
+    assert travelled == [own[0], own[1], "mine", None]
+    assert dict(created[0].attributes or {}) == {
+        "messaging.system": "aws_sqs",
+        "messaging.destination.name": "purchases",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "create",
+        "messaging.message.id": "m-1",
+        "server.address": "sqs.eu-central-1.amazonaws.com",
+    }
+
+
 def test_publishers_do_not_wait_for_each_other(engine: Engine) -> None:
     with engine.begin() as slow:
         Outbox().publish(slow, OWN, "slow", key="a")

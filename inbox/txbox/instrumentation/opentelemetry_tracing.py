@@ -1,0 +1,212 @@
+"""Spans of OpenTelemetry. Needs ``pip install 'txbox[otel]'``, and an SDK that the host has set up.
+
+::
+
+    tracing = OpenTelemetryTracing()
+    outbox = Outbox(tracing=tracing)
+    worker = SqsWorker(..., tracing=tracing)
+
+By the semantic conventions for messaging, version 1.44.0, which are in development:
+https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/. No older version
+of them was ever emitted here, so ``OTEL_SEMCONV_STABILITY_OPT_IN`` has nothing to choose from. docs/monitoring.md lists
+the spans and their attributes.
+
+A span tells of ids, places and outcomes, never of bodies, headers, or the text of an error, which may quote them.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from txbox.errors import NotSendable
+from txbox.tracing import NO_SPAN, AttributeValue, Operation, Span, Traced, Tracing
+from txbox.wire.destinations import EVENTBRIDGE, SNS, SQS, scheme
+
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import trace
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ModuleNotFoundError as error:
+    raise ImportError("opentelemetry-api is missing; install it: pip install 'txbox[otel]'") from error
+
+__all__ = ["OpenTelemetryTracing"]
+
+T = TypeVar("T")
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+"""The version of the conventions."""
+
+# The names of the conventions, which have a package of their own; a test compares them.
+BATCH_MESSAGE_COUNT = "messaging.batch.message_count"
+CONSUMER_GROUP_NAME = "messaging.consumer.group.name"
+DESTINATION_NAME = "messaging.destination.name"
+MESSAGE_ID = "messaging.message.id"
+OPERATION_NAME = "messaging.operation.name"
+OPERATION_TYPE = "messaging.operation.type"
+SYSTEM = "messaging.system"
+SERVER_ADDRESS = "server.address"
+ERROR_TYPE = "error.type"
+
+KINDS = {
+    Operation.CREATE: SpanKind.PRODUCER,
+    Operation.SEND: SpanKind.CLIENT,  # as the messages have creation contexts of their own
+    Operation.RECEIVE: SpanKind.CLIENT,
+    Operation.PROCESS: SpanKind.CONSUMER,
+    Operation.SETTLE: SpanKind.CLIENT,
+}
+
+SYSTEMS = {SQS: "aws_sqs", SNS: "aws.sns", EVENTBRIDGE: "aws.eventbridge"}
+"""The conventions have no name for EventBridge."""
+
+
+class OpenTelemetryTracing(Tracing):
+    """Makes spans of OpenTelemetry; one instance serves a whole process. Thread-safe."""
+
+    enabled = True
+
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        """Take who makes the spans; None is the host's global provider, also if that is set up later."""
+        self._tracer = trace.get_tracer("txbox", tracer_provider=tracer_provider, schema_url=SCHEMA_URL)
+        self._failed = False
+
+    def messaging(
+        self,
+        operation: Operation,
+        place: str,
+        messages: Sequence[Traced],
+        *,
+        name: str | None = None,
+        subscriber_id: str | None = None,
+        batch: bool = True,
+        began_ns: int | None = None,
+    ) -> Span:
+        """Begin a span of work on messages; see ``Tracing``."""
+
+        def begin() -> Span:
+            named, described = name or operation.value, _described(place)
+            attributes: dict[str, AttributeValue] = {
+                **described,
+                OPERATION_NAME: named,
+                OPERATION_TYPE: operation.value,
+            }
+            if subscriber_id is not None:
+                attributes[CONSUMER_GROUP_NAME] = subscriber_id
+            if batch:
+                attributes[BATCH_MESSAGE_COUNT] = len(messages)
+            else:
+                attributes[MESSAGE_ID] = messages[0].id
+            links = [] if operation is Operation.CREATE else _links(messages, with_ids=batch)
+            span = self._tracer.start_span(
+                f"{named} {described[DESTINATION_NAME]}",
+                kind=KINDS[operation],
+                attributes=attributes,
+                links=links,
+                start_time=began_ns,
+                record_exception=False,
+            )
+            return _OpenTelemetrySpan(span, self._guarded)
+
+        return self._guarded(begin, NO_SPAN)
+
+    def internal(self, name: str, attributes: Mapping[str, AttributeValue]) -> Span:
+        """Begin a span of work within this process."""
+        return self._guarded(
+            lambda: _OpenTelemetrySpan(self._tracer.start_span(name, attributes=attributes), self._guarded), NO_SPAN
+        )
+
+    def _guarded(self, work: Callable[[], T], otherwise: T) -> T:
+        """Return what work returns; what it raises is logged once, as it comes from the host's SDK or an exporter."""
+        try:
+            return work()
+        except Exception:  # noqa: BLE001 - see above
+            if not self._failed:
+                self._failed = True
+                _log.exception("a span could not be made; messages are processed all the same. This is said once")
+            return otherwise
+
+
+class _OpenTelemetrySpan(Span):
+    def __init__(self, span: trace.Span, guarded: Callable[[Callable[[], object], object], object]) -> None:
+        self._span = span
+        self._guarded = guarded
+        self._ended = False
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        carrier: dict[str, str] = {}
+        context = trace.set_span_in_context(self._span, contexts.Context())
+        self._guarded(lambda: _PROPAGATOR.inject(carrier, context), None)
+        return carrier
+
+    def current(self) -> AbstractContextManager[object]:
+        return self._attached()
+
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
+        token = contexts.attach(trace.set_span_in_context(self._span))
+        try:
+            yield
+        finally:
+            contexts.detach(token)  # it logs what goes wrong, and raises nothing
+
+    def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
+        self._guarded(lambda: self._span.add_event(name, attributes), None)
+
+    def end(self, error_type: str | None = None, attributes: Mapping[str, AttributeValue] | None = None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+
+        def finish() -> None:
+            if self._span.is_recording():
+                if attributes:
+                    self._span.set_attributes(attributes)
+                if error_type is not None:
+                    self._span.set_attribute(ERROR_TYPE, error_type)
+                    self._span.set_status(Status(StatusCode.ERROR))
+            self._span.end()
+
+        self._guarded(finish, None)
+
+
+@lru_cache(maxsize=1024)
+def _described(place: str) -> Mapping[str, str]:
+    """Return what the conventions say about a place: the system, the name there, and the server."""
+    try:
+        kind = scheme(place)
+    except NotSendable:
+        return {SYSTEM: "txbox", DESTINATION_NAME: place}
+    if kind == SQS:
+        named = {SYSTEM: SYSTEMS[kind], DESTINATION_NAME: place.rpartition("/")[2]}
+        return {**named, SERVER_ADDRESS: host} if (host := urlsplit(place).hostname) else named
+    if kind in SYSTEMS:
+        return {SYSTEM: SYSTEMS[kind], DESTINATION_NAME: place.rpartition(":")[2].removeprefix("event-bus/")}
+    return {SYSTEM: kind, DESTINATION_NAME: place.partition(":")[2]}
+
+
+def _links(messages: Sequence[Traced], *, with_ids: bool) -> list[Link]:
+    """Return links to the contexts in which messages were created; those that came without one have none."""
+    links = []
+    for message in messages:
+        headers = message.headers
+        if (parent := headers.get("traceparent")) is None:
+            continue
+        context = _context(parent, headers.get("tracestate"))
+        if context is not None:
+            links.append(Link(context, {MESSAGE_ID: message.id} if with_ids else None))
+    return links
+
+
+@lru_cache(maxsize=1024)
+def _context(traceparent: str, tracestate: str | None) -> trace.SpanContext | None:
+    carrier = {"traceparent": traceparent, **({} if tracestate is None else {"tracestate": tracestate})}
+    found = trace.get_current_span(_PROPAGATOR.extract(carrier, contexts.Context())).get_span_context()
+    return found if found.is_valid else None
+
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_log = logging.getLogger("txbox.tracing")
