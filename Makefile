@@ -63,7 +63,7 @@ $(BIN)/python:
 
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what the demo needs"
-	@$(PIP) install $(CONSTRAINTS) -e '.[aws,cli,embedded,spark]'
+	@$(PIP) install $(CONSTRAINTS) -e '.[aws,cli,dashboard,embedded,spark]'
 	@touch $@
 
 $(VENV)/.dev-ready: $(VENV)/.demo-ready
@@ -89,7 +89,7 @@ setup: $(VENV)/.dev-ready ## Create the virtual environment and install everythi
 # --- what people run ---------------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV)/.demo-ready ## Run the main job: shop, relays, billing, notifications, killed everywhere; exact totals
+demo: $(VENV)/.demo-ready ## Run the main job: shop, relays, billing, notifications, killed everywhere; exact totals (DEMO=--dashboard: live in a browser)
 	@$(BIN)/txbox demo $(DEMO)
 
 .PHONY: test

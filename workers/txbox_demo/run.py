@@ -5,11 +5,12 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from txbox import TxboxError
 from txbox.audit import audit
@@ -21,6 +22,9 @@ from txbox_demo.sandbox import OnProgress, Progress, Sandbox
 from txbox_demo.spark_stage import run_spark_stage
 from txbox_demo.supervisor import Group, Supervisor
 from txbox_local import LocalAws, LocalPostgres, LocalSmtp
+
+if TYPE_CHECKING:
+    from txbox_demo.dashboard_pages import DashboardPages
 
 MAX_TMPDIR_BYTES = (103 if sys.platform == "darwin" else 107) - 32  # of a socket's path, less what multiprocessing adds
 REFUSED_MAIL_SHARE = 0.02  # by the server, before it has their text
@@ -53,8 +57,21 @@ class Plan:
         ]
 
 
-def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
-    """Run the main job, or raise a TxboxError. What leads to a broker of its own stays in the environment."""
+def run_demo(
+    plan: Plan,
+    on_progress: OnProgress = lambda _: None,
+    *,
+    pages: "DashboardPages | None" = None,
+    on_report: Callable[[Report], None] = lambda _: None,
+) -> Report:
+    """Run the main job, or raise a TxboxError. What leads to a broker of its own stays in the environment.
+
+    Args:
+        plan: what to do.
+        on_progress: called again and again meanwhile.
+        pages: show the run.
+        on_report: called at the end, while everything is still there to be looked at.
+    """
     if len(os.fsencode(path := tempfile.gettempdir())) > MAX_TMPDIR_BYTES:
         raise TxboxError(f"{path} is too long for the socket by which processes start: set TMPDIR to a shorter path")
     on_progress(Progress("starting servers"))
@@ -69,6 +86,8 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
         client = cleanup.enter_context(closing(sqs_client("")))
         on_progress(Progress("creating tables and queues"))
         sandbox = Sandbox.open(url, client, cleanup, keep=plan.keep)
+        if pages:
+            pages.show(sandbox, cleanup)
         task = Task(sandbox.url, sandbox.queue_urls, plan.purchases, smtp.port, environment, plan.seed)
         supervisor = Supervisor(plan.groups(), task, sandbox, directory)
         cleanup.callback(supervisor.kill)
@@ -88,8 +107,11 @@ def run_demo(plan: Plan, on_progress: OnProgress = lambda _: None) -> Report:
         report = replace(report, figures=figures, kills=kills, seconds=seconds, kept=kept)
         if plan.spark_stage:
             sandbox = Sandbox.open(url, client, cleanup, keep=plan.keep)
+            if pages:
+                pages.show(sandbox, cleanup, "/final-stage")
             task = replace(task, database_url=sandbox.url, queue_urls=(sandbox.queue_urls[0], ""))
             report = replace(report, spark_stage=run_spark_stage(sandbox, task, directory, cleanup, on_progress))
+        on_report(report)
         return report
 
 

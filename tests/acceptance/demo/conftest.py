@@ -55,12 +55,15 @@ def left(admin: Engine, sqs: "SQSClient") -> Callable[[], Left]:
 def run_quickly(
     database_url: str, aws: "LocalAws", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Callable[..., Report]:
-    """Run a small demo in this process, in which what is lost is given up sooner: run_quickly(purchases, kills=0)."""
+    """Run a small demo in this process, in which what is lost is given up sooner: run_quickly(purchases, kills=0).
+
+    ``seen_by``: what ``run_demo`` takes beside its plan.
+    """
     monkeypatch.setattr(supervisor, "LOST_SECONDS", 2.0)
     monkeypatch.setenv("AWS_TEST_NOTES", str(tmp_path))  # every process of the demo gets variables of this kind
 
-    def run(purchases: int, **changes: Any) -> Report:
+    def run(purchases: int, *, seen_by: dict[str, Any] | None = None, **changes: Any) -> Report:
         settings: dict[str, Any] = {"workers": 2, "kills": 0, "seed": 1, "database_url": database_url}
-        return run_demo(Plan(purchases, own_broker=False, **(settings | changes)))
+        return run_demo(Plan(purchases, own_broker=False, **(settings | changes)), **(seen_by or {}))
 
     return run

@@ -1,8 +1,11 @@
 """``txbox demo``: the main job, from nothing, in one command."""
 
 import json
+import socket
+import sys
+import threading
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +23,7 @@ from txbox_demo.purchases import TOTAL_PURCHASES
 
 if TYPE_CHECKING:
     from txbox_demo.checker import Report
+    from txbox_demo.dashboard_pages import DashboardPages
     from txbox_demo.run import Plan
     from txbox_demo.sandbox import Progress as RunProgress
 
@@ -37,6 +41,12 @@ def demo(
     without_spark: Annotated[bool, typer.Option("--without-spark", help="Leave out the final stage.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave schema and queues behind, to look at them.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show it live in a browser; in a terminal, until Ctrl-C.")
+    ] = False,
+    dashboard_port: Annotated[
+        int, typer.Option(help="The dashboard's, on 127.0.0.1; 0 is any that is free.", min=0, max=65535)
+    ] = 0,
 ) -> int:
     """Send real purchases through a chain of services whose processes are killed, and count to the cent.
 
@@ -47,6 +57,9 @@ def demo(
 
     Without --url, Postgres is started; without --aws or AWS_ENDPOINT_URL, SQS. Exit status 0 only if every customer is
     right to the cent, and was mailed every purchase, once wherever that can be known; what cannot be known is counted.
+
+    With --dashboard, pages on this machine show the run while it goes on: their URL is printed at the start. In a
+    terminal they stay at the end, with everything else, until Ctrl-C.
     """
     from txbox_demo.run import Plan, run_demo
 
@@ -64,19 +77,40 @@ def demo(
     kills = min(DEFAULT_KILLS, purchases // PURCHASES_PER_KILL) if kills is None else kills
     plan = Plan(purchases, workers, kills, seed, url, not (aws or aws_endpoint()), keep, spark_stage=not without_spark)
     console = plain_console(stderr=True)
-    with terminated_as_interrupt(), progress_bars(console) if console.is_terminal else nullcontext() as bars:
-        report = run_demo(plan, _Shown(bars, plan))
-    if json_file is not None:
-        json_file.write_text(f"{json.dumps(report.as_dict(), indent=2)}\n")
-    console = plain_console()
-    _print_report(console, report)
-    if not report.exact:
-        console.print("\nNOT EXACT: what is wrong is listed above, in capitals", style="bold")
-        return 1
-    killed = sum(sum(moments.values()) for moments in report.kills.values())
-    console.print(f"\nEXACT: nothing was lost, and nothing was applied twice; processes killed: {killed}", style="bold")
-    console.print("next: `txbox dev` starts servers for a service of yours; see docs/getting-started.md")
-    return 0
+    with (
+        closing(_pages(dashboard_port)) if dashboard else nullcontext() as pages,
+        terminated_as_interrupt(),
+        progress_bars(console) if console.is_terminal else nullcontext() as bars,
+    ):
+
+        def on_report(report: "Report") -> None:
+            if bars:
+                bars.stop()
+            if json_file is not None:
+                json_file.write_text(f"{json.dumps(report.as_dict(), indent=2)}\n")
+            _print_result(plain_console(), report)
+            if pages and sys.stdin.isatty():
+                typer.echo("the dashboard stays until Ctrl-C", err=True)
+                with suppress(KeyboardInterrupt):
+                    threading.Event().wait()
+
+        report = run_demo(plan, _Shown(bars, plan), pages=pages, on_report=on_report)
+    return 0 if report.exact else 1
+
+
+def _pages(port: int) -> "DashboardPages":
+    """Listen before the work begins, and find out what is missing."""
+    for name in ("jinja2", "starlette", "uvicorn"):
+        if find_spec(name) is None:
+            raise CommandFailed(f"--dashboard needs {name}: pip install 'txbox[dashboard]', or leave it out")
+    from txbox_demo.dashboard_pages import DashboardPages
+
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        why = error.strerror or error
+        raise CommandFailed(f"cannot listen on 127.0.0.1, port {port}: {why}; try another --dashboard-port") from error
+    return DashboardPages(listener, lambda url: typer.echo(f"see it: {url}", err=True))
 
 
 def _require_spark() -> None:
@@ -112,6 +146,16 @@ class _Shown:
             counts = f": {run.placed:,} placed, {run.billed:,} billed, {run.notified:,} notified, {run.killed} killed"
             typer.echo(run.stage + (counts if run.billed else ""), err=True)
             self._next_at = now + SECONDS_PER_LINE
+
+
+def _print_result(console: Console, report: "Report") -> None:
+    _print_report(console, report)
+    if not report.exact:
+        console.print("\nNOT EXACT: what is wrong is listed above, in capitals", style="bold")
+        return
+    killed = sum(sum(moments.values()) for moments in report.kills.values())
+    console.print(f"\nEXACT: nothing was lost, and nothing was applied twice; processes killed: {killed}", style="bold")
+    console.print("next: `txbox dev` starts servers for a service of yours; see docs/getting-started.md")
 
 
 def _print_report(console: Console, report: "Report") -> None:
