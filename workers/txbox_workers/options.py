@@ -19,6 +19,7 @@ from txbox.leases import LEASE_SECONDS, Ledger
 from txbox.leases.lease import valid_lease_seconds
 from txbox.leases.ledger import require_ledger
 from txbox.postgres.engines import adopt
+from txbox.tracing import NO_TRACING, Tracing
 from txbox_workers.handlers import BatchHandler, Handler, SessionFactory, refuse_unfit
 from txbox_workers.reporter import ReportPlace
 
@@ -59,6 +60,8 @@ class ProcessingOptions(TypedDict, total=False):
             while one lives, the lease is renewed. In Lambda, never beyond the invocation's end.
         fingerprint: have the ledger refuse an id that comes again with another body.
         hooks: called with every event, which is logged in any case.
+        tracing: makes spans, such as ``txbox.instrumentation.opentelemetry_tracing.OpenTelemetryTracing()``; none by
+            default.
     """
 
     inbox: Inbox | None
@@ -74,6 +77,7 @@ class ProcessingOptions(TypedDict, total=False):
     lease_seconds: float
     fingerprint: bool
     hooks: Sequence[Hook]
+    tracing: Tracing
 
 
 class WorkerOptions(ProcessingOptions, total=False):
@@ -115,6 +119,7 @@ class ValidOptions:
     lease_seconds: float = LEASE_SECONDS
     fingerprint: bool = False
     hooks: Sequence[Hook] = ()
+    tracing: Tracing = NO_TRACING
     threads: int = 1
     backoff: Backoff | None = None
     transaction_seconds: float | None = None
@@ -189,6 +194,8 @@ class ValidOptions:
             f".transaction_seconds must be more than 0, not {self.transaction_seconds!r}",
         )
         valid_lease_seconds(self.lease_seconds, f"{self.of}.lease_seconds")
+        given = type(self.tracing).__name__
+        self._require(isinstance(self.tracing, Tracing), f".tracing must be an OpenTelemetryTracing(), not {given}")
         if self.engine is not None:
             adopt(self.engine)
 

@@ -16,6 +16,7 @@ from txbox.error_logging import text_of
 from txbox.errors import BrokerError, NotSendable
 from txbox.relay.publisher import OutboxMessage, PartlySent, Publisher, Refused
 from txbox.relay.settlement import Row
+from txbox.tracing import NO_SPAN, NO_TRACING, Operation, Tracing, error_type
 from txbox.wire.destinations import scheme
 
 CLAIM_CHECKS = 4
@@ -29,6 +30,9 @@ MAX_CALL_SIZE = 100_000
 
 MAX_GROWTH = 4
 """So many times as many as before, at most: one quick call is too small a sample."""
+
+REFUSED = "refused"
+"""What ``error.type`` is of a call that has refused messages."""
 
 T = TypeVar("T")
 
@@ -58,12 +62,19 @@ class Dispatcher:
     """Hands messages to the publishers of their kinds. Thread-safe."""
 
     def __init__(
-        self, publishers: Mapping[str, Publisher], publish_timeout_seconds: float, *, halted: Callable[[str], bool]
+        self,
+        publishers: Mapping[str, Publisher],
+        publish_timeout_seconds: float,
+        *,
+        halted: Callable[[str], bool],
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         """Take the publishers by the kind of destination, and how long one call of them may take.
 
-        ``halted`` returns whether nothing more is to be sent to a destination for now.
+        ``halted`` returns whether nothing more is to be sent to a destination for now. ``tracing`` makes a span for
+        each call.
         """
+        self._tracing = tracing
         self._publishers = publishers
         self._publish_timeout_seconds = publish_timeout_seconds
         self._halted = halted
@@ -137,13 +148,19 @@ class Dispatcher:
         messages = [row.message for row in rows]
         refused: Sequence[Refused] = ()
         unsent: Sequence[OutboxMessage] = ()
+        tracing, failure = self._tracing, None
+        span = tracing.messaging(Operation.SEND, messages[0].destination, messages) if tracing.enabled else NO_SPAN
         try:
-            with self._tracked(messages):
+            with span.current(), self._tracked(messages):
                 refused = self._publish(kind, messages)
         except PartlySent as error:
-            result.outage, refused, unsent = error, error.refused, error.unsent
+            result.outage, refused, unsent, failure = error, error.refused, error.unsent, error_type(error)
         except BrokerError as error:
-            result.outage, unsent = error, messages
+            result.outage, unsent, failure = error, messages, error_type(error)
+        if refused:
+            span.end(failure or REFUSED, {"txbox.refused": len(refused)})
+        else:
+            span.end(failure)
         if not refused and not unsent:
             return set()
         refusals = {_name(refusal.message): refusal for refusal in refused}

@@ -58,6 +58,7 @@ from txbox.relay.scheduler import DestinationChange, Scheduler
 from txbox.relay.sender import ClaimResult, RelayStatements, Sender
 from txbox.relay.settlement import BatchSettlement
 from txbox.service import Service
+from txbox.tracing import NO_TRACING, Tracing
 
 MAX_ATTEMPTS = 16
 """With the default backoff, 45 to 90 minutes from a message's first refusal to its dead letter."""
@@ -102,6 +103,7 @@ class Relay(Service):
         publish_timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS,
         listen: bool = True,
         hooks: Iterable[Hook] = (),
+        tracing: Tracing | None = None,
     ) -> None:
         """Put a relay together; nothing is connected before ``start`` or ``run``.
 
@@ -127,6 +129,7 @@ class Relay(Service):
             listen: let a NOTIFY wake an idle relay. A relay behind a pooler in transaction mode finds out by itself
                 that it cannot.
             hooks: get every event; see ``txbox.instrumentation``.
+            tracing: makes a span for each call of a publisher; see ``txbox.instrumentation.opentelemetry_tracing``.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -166,7 +169,9 @@ class Relay(Service):
         self._listen = listen
         self._letters = DeadLetters(engine, schema=schema, prefix=prefix)
         self._publish_timeout_seconds = publish_timeout_seconds
-        self._dispatcher = Dispatcher(publishers, publish_timeout_seconds, halted=self._is_halted)
+        self._dispatcher = Dispatcher(
+            publishers, publish_timeout_seconds, halted=self._is_halted, tracing=tracing or NO_TRACING
+        )
         self._sender = Sender(
             engine,
             self._statements,

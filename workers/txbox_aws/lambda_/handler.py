@@ -30,6 +30,7 @@ from txbox_aws.lambda_.deadline import MARGIN_SECONDS, Deadline, seconds_left, t
 from txbox_aws.lambda_.event_source import Batch, batch_item_failures, batches
 from txbox_workers.delivery import Settlement
 from txbox_workers.options import ProcessingOptions, ValidOptions, lists_options, valid_options
+from txbox_workers.process_spans import ProcessSpans
 from txbox_workers.processing import DatabaseUnavailable, Processor, ProcessorContext, make_processor
 
 UNSAVED_SECONDS = 10.0
@@ -164,6 +165,7 @@ class _Function:
                 ProcessorContext(
                     source_name=source,
                     hooks=self._hooks,
+                    spans=ProcessSpans(self._options.tracing, source, self._options.subscriber_id),
                     wants_details=self._wants_details,
                     stopping=self._deadline,
                     cut_short=self._deadline,

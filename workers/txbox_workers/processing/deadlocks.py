@@ -201,6 +201,7 @@ class ConflictRetries:
                 return False
             code, seconds = sqlstate(error) or "", time.monotonic() - begun
             self._report(self._selector.conflicted(mode, code, conflict_relation(error), seconds))
+            self._context.spans.retried({"db.response.status_code": code, "txbox.attempt": attempt})
             emit(
                 self._context.hooks,
                 Retried(self._inbox.subscriber_id, self._context.source_name, code, attempt, messages),

@@ -211,14 +211,16 @@ class HandlerTransactions:
         driver = pooled.dbapi_connection
         try:
             if self._batch_handler is not None:
-                refuse_unfinished(self._batch_handler(session, [delivery.message for delivery in deliveries]))
-                finish(session, connection)
+                with self._context.spans.handled_together(deliveries):
+                    refuse_unfinished(self._batch_handler(session, [delivery.message for delivery in deliveries]))
+                    finish(session, connection)
             elif self._handler is not None:
                 for number, delivery in enumerate(deliveries):
                     if number and cut_short is not None and cut_short.is_set():
                         return [rest.message.id for rest in deliveries[number:]]
-                    refuse_unfinished(self._handler(session, delivery.message, **extra))
-                    finish(session, connection)
+                    with self._context.spans.handled(delivery):
+                        refuse_unfinished(self._handler(session, delivery.message, **extra))
+                        finish(session, connection)
         finally:
             given_back = pooled.dbapi_connection is None and not getattr(driver, "closed", True)
             self._closed.by_handler = connection.closed or given_back or _was_closed(driver)

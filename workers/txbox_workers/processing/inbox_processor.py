@@ -121,7 +121,8 @@ class InboxProcessor(Processor):
             found = self._transactions.run_batch(deliveries)
         except (DatabaseUnavailable, KeyboardInterrupt):
             raise
-        except BaseException:  # noqa: BLE001 - each one is met again, alone, with its own message
+        except BaseException as error:  # noqa: BLE001 - each one is met again, alone, with its own message
+            self._spans.failed_together(error)
             return None
         settlements = []
         for delivery in deliveries:

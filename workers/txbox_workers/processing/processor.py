@@ -14,6 +14,7 @@ from txbox import Outcome
 from txbox.backoff import Backoff
 from txbox.dead_letters.order import KeyHeld
 from txbox_workers.delivery import Delivery, Settlement
+from txbox_workers.process_spans import ProcessSpans
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.outage_errors import bookkeeping
 
@@ -24,6 +25,7 @@ class Processor(ABC):
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context
         self._stopping = context.stopping
+        self._spans: ProcessSpans = context.spans
         self._unsaved: dict[Callable[[], object], str] = {}
 
     @abstractmethod
@@ -84,6 +86,12 @@ class Processor(ABC):
         Raises:
             DatabaseUnavailable: the outcome of what was not yielded before is not known.
         """
+        with self._spans.batch():
+            for settlements in self._process(deliveries):
+                self._spans.settled(settlements)
+                yield settlements
+
+    def _process(self, deliveries: Sequence[Delivery]) -> Iterator[list[Settlement]]:
         self.save_unsaved()
         blocked: dict[str, float] = {}
         settled_before: dict[str, Settlement] = {}
@@ -177,7 +185,8 @@ class Processor(ABC):
             if self._stopping.is_set() or delay is not None:
                 settlement = Settlement(delivery, Outcome.IN_FLIGHT, delay_seconds=delay or 0.0)
             else:
-                settlement = self._process_one(delivery)
+                with self._spans.handled(delivery):
+                    settlement = self._process_one(delivery)
             yield [settlement]
 
 
