@@ -161,6 +161,10 @@ bench-retention: $(VENV)/.dev-ready ## Measure what forgetting costs, at 10 and 
 figures: $(VENV)/.dev-ready ## Draw the plots of the documentation from the results beside them
 	@$(BIN)/python -m benchmarks figures
 
+.PHONY: screenshots
+screenshots: $(VENV)/.dev-ready ## Take the documentation's pictures of the dashboard
+	@tests/browser/run.sh $(BIN)/python tests/browser/screenshots.py
+
 .PHONY: docs
 docs: $(VENV)/.dev-ready ## Build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

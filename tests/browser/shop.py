@@ -1,7 +1,10 @@
 """What a shop's messaging looks like on a day with some trouble: made by the library, its past by statements."""
 
+import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -13,13 +16,14 @@ from support.waiting import wait_until
 from support.workers.memory_worker import at_work
 from txbox import DeadLetter, DeadLetters, Inbox, Message, Outgoing, Reason
 from txbox.backoff import Backoff
+from txbox.maintenance import Maintainer, Retention
 from txbox.operator_actions import note_action
 from txbox.pauses import pause
 from txbox.relay import OutboxMessage, Relay
 from txbox_workers.memory_source import MemorySource
 from txbox_workers.worker import Worker
 
-ORDER = "order-48213"
+ORDER = "order-48913"
 RUN = "7f3a91c0d2e4"
 RETRY = Backoff(first_seconds=600.0, longest_seconds=600.0)
 """What has failed waits for as long as the pages are looked at."""
@@ -30,7 +34,12 @@ def open_shop(engine: Engine) -> Iterator[None]:
     """Fill a schema; workers and a relay are at work meanwhile."""
     with ExitStack() as open_:
         _past(engine)
-        workers = [_worker(engine, "billing", 240), _worker(engine, "mailing", 90), _worker(engine, "analytics", 400)]
+        sources, workers = zip(
+            _worker(engine, "billing", 240),
+            _worker(engine, "mailing", 90),
+            _worker(engine, "analytics", 400),
+            strict=True,
+        )
         relay = Relay(engine, {"orders": RecordingPublisher(), "returns": RecordingPublisher(_full)})
         publish(engine, *(Outgoing("orders:new", f'{{"order": {n}}}', key=f"customer-{n % 7}") for n in range(60)))
         publish(engine, *(Outgoing("returns:warehouse", "{}", key=f"customer-{n % 3}") for n in range(9)))
@@ -40,12 +49,27 @@ def open_shop(engine: Engine) -> Iterator[None]:
         wait_until(lambda: _count(engine, "outbox_message WHERE held") >= 9, "what is held")
         for worker in workers:
             open_.callback(worker.stop, 0)
-        wait_until(lambda: _count(engine, "worker_report WHERE last_batch_at IS NOT NULL") == 3, "the workers' reports")
         _trouble(engine)
+        over = threading.Event()
+        feeder = threading.Thread(target=_feed, args=(sources, over), name="feeder")
+        open_.callback(feeder.join)
+        open_.callback(over.set)
+        feeder.start()
+        busy = "worker_report WHERE per_second::text ~ '[1-9]' AND oldest_sent_at IS NOT NULL"
+        wait_until(lambda: _count(engine, busy) == len(workers), "the workers' reports")
         yield
 
 
-def _worker(engine: Engine, subscriber_id: str, messages: int) -> Worker:
+def _feed(sources: Sequence[MemorySource], over: threading.Event) -> None:
+    """Have messages come while pages are looked at, of subscriber after subscriber."""
+    for number in itertools.count():
+        if over.wait(0.02):
+            return
+        sent_at = datetime.now(UTC) - timedelta(milliseconds=300 + number % 7 * 90)
+        sources[number % len(sources)].send(Message(f"live-{number}", b"{}", {"tenant": "north"}, sent_at=sent_at))
+
+
+def _worker(engine: Engine, subscriber_id: str, messages: int) -> tuple[MemorySource, Worker]:
     def handle(_session: Session, message: Message) -> None:
         if message.id.endswith("7-retry"):
             raise TimeoutError("the card service did not answer within 2 s")
@@ -54,7 +78,8 @@ def _worker(engine: Engine, subscriber_id: str, messages: int) -> Worker:
     again = ids[:: 25 if subscriber_id == "billing" else 60]
     failing = [f"order-{48500 + number}7-retry" for number in range(3)] if subscriber_id == "billing" else []
     source = MemorySource([Message(one, b"{}", {"tenant": "north"}) for one in [*ids, *again, *failing]])
-    return Worker(source, engine=engine, inbox=Inbox(subscriber_id), handler=handle, backoff=RETRY, max_attempts=5)
+    worker = Worker(source, engine=engine, inbox=Inbox(subscriber_id), handler=handle, backoff=RETRY, max_attempts=5)
+    return source, worker
 
 
 def _full(message: OutboxMessage) -> str:
@@ -99,9 +124,9 @@ def _past(engine: Engine) -> None:
 def _trouble(engine: Engine) -> None:
     letters: Sequence[tuple[str, str, str, Reason, str]] = (
         (ORDER, "billing", "42", Reason.FAILED, "ValueError: the card was declined: insufficient funds"),
-        ("order-48190", "billing", "61", Reason.FAILED, "ValueError: the card was declined: expired"),
+        ("order-48890", "billing", "61", Reason.FAILED, "ValueError: the card was declined: expired"),
         ("order-47777", "billing", "77", Reason.CRASHED, "its worker ended with signal 9 while it had it, 5 times"),
-        ("order-48102", "mailing", "9", Reason.FAILED, "SMTPRecipientsRefused: 550 no such mailbox"),
+        ("order-48902", "mailing", "9", Reason.FAILED, "SMTPRecipientsRefused: 550 no such mailbox"),
         ("order-48044", "mailing", "180", Reason.MISMATCH, "the same id has come with another body"),
     )
     for message_id, subscriber_id, minutes, reason, error in letters:
@@ -142,11 +167,7 @@ def _trouble(engine: Engine) -> None:
         "UNION ALL SELECT '30b8cc19a6f5', n, 10000, 0, 0, 10000 FROM generate_series(0, 11) AS n",
         (RUN,),
     )
-    run(
-        engine,
-        "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('analytics', now() - interval '30 days'), "
-        "('billing', now() - interval '90 days'), ('mailing', now() - interval '90 days')",
-    )
+    Maintainer(engine, Retention({"*": timedelta(days=90), "analytics": timedelta(days=30)})).run_once()
     with engine.begin() as connection:
         counts = {"sent": 181_204, "processed": 181_199, "dead_letters": 5, "missing": 0}
         for name in ("billing", "mailing"):
