@@ -68,7 +68,7 @@ STEP = 5_000_000
 
 PAGES = {
     "overview": "/",
-    "subscriber": "/subscriber?id=s0&hours=7+d",
+    "subscriber": "/subscriber?id=s0&hours=24+h",
     "message, known": "/message?id={known}",
     "message, unknown": "/message?id=none",
     "letters, all": "/letters",

@@ -67,6 +67,7 @@ PUBLIC = {
     """,
     "txbox_aws.dynamodb.ledger": "DynamoDBLedger MAX_RESULT_BYTES RETENTION_SECONDS TABLE create_lease_table",
     "txbox_aws.dynamodb.entity": "HIGHEST IDS update_if_newer update_once",
+    "txbox.instrumentation.json_logs": "JsonFormatter",
     "txbox.instrumentation.prometheus": "PrometheusHook",
     "txbox.instrumentation.opentelemetry": "OpenTelemetryHook",
     "txbox.tracing": "AttributeValue NO_SPAN NO_TRACING Operation Span Traced Tracing error_type",

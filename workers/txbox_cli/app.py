@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import txbox
+from txbox.instrumentation.json_logs import JsonFormatter
 from txbox.postgres.urls import DATABASE_URL_VARIABLE
 from txbox_cli.commands import audit, bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status, worker
 from txbox_cli.commands.operate import dashboard, exporter, maintain, pause
@@ -19,8 +20,11 @@ INTERRUPTED = 130
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 DEFAULT_LOG_LEVEL = "WARNING"
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-ANYWHERE = ("debug", "log_level")
+LOG_FORMATS = ("text", "json")
+
+ANYWHERE = ("debug", "log_level", "log_format")
 """Options of the program that may stand after a command as well."""
 
 # \b keeps the lines of a paragraph as they are.
@@ -76,6 +80,15 @@ def _log_from(level: str | None) -> None:
     _log_to_stderr(logging.getLevelNamesMapping()[level.upper()])
 
 
+def _log_as(form: str | None) -> None:
+    if form is None:
+        return
+    if form.lower() not in LOG_FORMATS:
+        raise UsageError(f"--log-format must be one of {', '.join(LOG_FORMATS)}, not {form}")
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter(mask) if form.lower() == "json" else _MaskingFormatter(TEXT_FORMAT))
+
+
 @app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
@@ -88,6 +101,15 @@ def _options(
             metavar="LEVEL",
             help=f"Log to stderr from this level on: {', '.join(LOG_LEVELS)}; {DEFAULT_LOG_LEVEL} by default.",
             callback=_log_from,
+            expose_value=False,
+        ),
+    ] = None,
+    log_format: Annotated[  # noqa: ARG001 - shown here, taken by its callback
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help=f"Log as {' or '.join(LOG_FORMATS)}; JSON has an object on each line, with the message in hand.",
+            callback=_log_as,
             expose_value=False,
         ),
     ] = None,
@@ -170,7 +192,7 @@ def _fail(line: str, status: int) -> int:
 
 def _log_to_stderr(level: int) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(_MaskingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_MaskingFormatter(TEXT_FORMAT))
     logging.basicConfig(handlers=[handler])  # the first time only
     logging.getLogger().setLevel(level)
     # At DEBUG these would write down message bodies, statements with their values, and request headers.

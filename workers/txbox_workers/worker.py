@@ -105,6 +105,7 @@ class Worker(Service):
         self._processor = make_processor(
             valid,
             ProcessorContext(
+                subscriber_id=valid.subscriber_id,
                 source_name=source.name,
                 hooks=self._hooks,
                 spans=ProcessSpans(valid.tracing, source.name, valid.subscriber_id),

@@ -27,6 +27,7 @@ from txbox.instrumentation.events import (
     Settled,
     Stopped,
 )
+from txbox.log_context import in_hand
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outcome import Outcome
 from txbox.postgres.sqlstates import CONFLICTS
@@ -54,6 +55,12 @@ def log_event(event: Event) -> None:
 
     Bodies and headers are never logged: they may hold secrets.
     """
+    message_id = getattr(event, "message_id", None)
+    with in_hand(event.subscriber_id, () if message_id is None else (message_id,)):
+        _log_event(event)
+
+
+def _log_event(event: Event) -> None:
     name = event.subscriber_id
     log = _LOGS.get(name, _worker_log)
     match event:

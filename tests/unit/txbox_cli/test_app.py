@@ -13,6 +13,7 @@ import typer
 
 import txbox as library
 from support.program import Ended
+from txbox.instrumentation.json_logs import JsonFormatter
 from txbox_cli import app, options
 from txbox_cli.settings import Settings
 
@@ -185,6 +186,17 @@ def test_help_names_the_environment(txbox: Txbox) -> None:
     assert set(re.findall(r"\bTXBOX_\w+", txbox("status", "--help").out)) == {
         name for name in variables if name.startswith(("TXBOX_DATABASE_", "TXBOX_TABLE_"))
     }
+
+
+def test_logs_are_text_or_json(txbox: Txbox) -> None:
+    ended = txbox("--log-format", "xml", "status")
+    assert ended.status == 2
+    assert "--log-format must be one of text, json, not xml" in ended.err
+    txbox("status", "--url", "postgresql://127.0.0.1:1/x", "--log-format", "JSON")
+    forms = [handler.formatter for handler in logging.getLogger().handlers]
+    assert any(isinstance(form, JsonFormatter) for form in forms)
+    txbox("status", "--url", "postgresql://127.0.0.1:1/x", "--log-format", "text")
+    assert not any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def test_without_arguments_it_helps(txbox: Txbox) -> None:

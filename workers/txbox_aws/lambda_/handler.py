@@ -163,6 +163,7 @@ class _Function:
             processor = self._processors[source] = make_processor(
                 self._options,
                 ProcessorContext(
+                    subscriber_id=self._options.subscriber_id,
                     source_name=source,
                     hooks=self._hooks,
                     spans=ProcessSpans(self._options.tracing, source, self._options.subscriber_id),

@@ -26,7 +26,7 @@ SUBSCRIBERS = 500
 SHOWN_FAILING = 20
 
 OVERVIEW_HOURS = 3.0
-SUBSCRIBER_HOURS = {"1 h": 1.0, "3 h": 3.0, "24 h": 24.0, "7 d": 168.0}
+SUBSCRIBER_HOURS = {"1 h": 1.0, "3 h": 3.0, "12 h": 12.0, "24 h": 24.0}
 """What a chart of a subscriber may show."""
 
 STRETCHES = 60

@@ -23,6 +23,7 @@ class Halt(Protocol):
 class ProcessorContext:
     """Where a processor runs."""
 
+    subscriber_id: str  # whose messages are processed
     source_name: str  # where deliveries come from, for events and dead letters
     hooks: Sequence[Hook]  # called with every event
     wants_details: Callable[[], bool]  # whether a hook or the log takes the events of messages that succeed

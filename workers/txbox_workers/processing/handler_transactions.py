@@ -17,6 +17,7 @@ from txbox.inbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, emit
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
+from txbox.log_context import in_hand
 from txbox.postgres.engines import retry_on_new_connections
 from txbox.postgres.transaction_guard import left_in_use
 from txbox_workers.delivery import Delivery
@@ -211,14 +212,16 @@ class HandlerTransactions:
         driver = pooled.dbapi_connection
         try:
             if self._batch_handler is not None:
-                with self._context.spans.handled_together(deliveries):
+                named = in_hand(self._inbox.subscriber_id, [delivery.message.id for delivery in deliveries])
+                with named, self._context.spans.handled_together(deliveries):
                     refuse_unfinished(self._batch_handler(session, [delivery.message for delivery in deliveries]))
                     finish(session, connection)
             elif self._handler is not None:
                 for number, delivery in enumerate(deliveries):
                     if number and cut_short is not None and cut_short.is_set():
                         return [rest.message.id for rest in deliveries[number:]]
-                    with self._context.spans.handled(delivery):
+                    named = in_hand(self._inbox.subscriber_id, (delivery.message.id,))
+                    with named, self._context.spans.handled(delivery):
                         refuse_unfinished(self._handler(session, delivery.message, **extra))
                         finish(session, connection)
         finally:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from txbox import Outcome
 from txbox.backoff import Backoff
 from txbox.dead_letters.order import KeyHeld
+from txbox.log_context import in_hand
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.process_spans import ProcessSpans
 from txbox_workers.processing.context import ProcessorContext
@@ -185,7 +186,7 @@ class Processor(ABC):
             if self._stopping.is_set() or delay is not None:
                 settlement = Settlement(delivery, Outcome.IN_FLIGHT, delay_seconds=delay or 0.0)
             else:
-                with self._spans.handled(delivery):
+                with in_hand(self._context.subscriber_id, (delivery.message.id,)), self._spans.handled(delivery):
                     settlement = self._process_one(delivery)
             yield [settlement]
 

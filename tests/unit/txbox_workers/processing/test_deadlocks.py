@@ -135,6 +135,7 @@ def test_a_report_reads_no_file_in_the_midst_of_a_conflict(monkeypatch: pytest.M
     """What fails in it would be taken for a failure of the handler."""
     events: list[Event] = []
     context = ProcessorContext(
+        subscriber_id="billing",
         source_name="memory",
         hooks=(events.append,),
         wants_details=lambda: False,
