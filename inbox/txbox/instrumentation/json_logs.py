@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from txbox.error_logging import text_of
-from txbox.log_context import messages_in_hand
+from txbox.tracing.log_context import messages_in_hand
 
 __all__ = ["JsonFormatter"]
 

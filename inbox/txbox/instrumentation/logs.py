@@ -27,10 +27,10 @@ from txbox.instrumentation.events import (
     Settled,
     Stopped,
 )
-from txbox.log_context import in_hand
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.outcome import Outcome
 from txbox.postgres.sqlstates import CONFLICTS
+from txbox.tracing.log_context import in_hand
 
 _maintenance_log = logging.getLogger("txbox.maintenance")
 _relay_log = logging.getLogger("txbox.relay")

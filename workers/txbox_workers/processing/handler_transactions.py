@@ -17,9 +17,9 @@ from txbox.inbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, emit
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
-from txbox.log_context import in_hand
 from txbox.postgres.engines import retry_on_new_connections
 from txbox.postgres.transaction_guard import left_in_use
+from txbox.tracing.log_context import in_hand
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import Handler, HandlerWithLease
 from txbox_workers.options import ValidOptions

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from txbox import Outcome
 from txbox.backoff import Backoff
 from txbox.dead_letters.order import KeyHeld
-from txbox.log_context import in_hand
+from txbox.tracing.log_context import in_hand
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.process_spans import ProcessSpans
 from txbox_workers.processing.context import ProcessorContext
