@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -141,8 +142,15 @@ def test_a_pool_that_is_too_small_is_no_message_s_fault(schema_url: str, busines
     engine = create_engine(schema_url, pool_size=1, max_overflow=0, pool_timeout=0.05)
     source = MemorySource(batch_size=2)
     kept = Kept()
+
+    def taken() -> Connection | None:
+        try:
+            return engine.connect()
+        except PoolTimeout:  # a report of the worker has it
+            return None
+
     with at_work(make(source, engine, hooks=[kept], max_attempts=1)):
-        with engine.connect():
+        with wait_until(taken):
             for message in numbered(20):
                 source.send(message)
             wait_until(lambda: kept.of(DatabaseLost))
