@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import FrameType
+from typing import Any
 
 from txbox.errors import InvalidConfiguration
 from txbox.thread_loop import run_until_return
@@ -65,6 +66,7 @@ class Service(ABC):
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._starter: threading.Thread | None = None
+        self._hooks: list[Callable[[Any], None]] = []
 
     @property
     def running(self) -> bool:
@@ -72,6 +74,20 @@ class Service(ABC):
         if self._stopping.is_set():
             return self._is_alive()
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop, and begins nothing more."""
+        return self._stopping.is_set()
+
+    def add_hook(self, hook: Callable[[Any], None]) -> None:
+        """Have one more hook get every event; see ``txbox.instrumentation``.
+
+        Raises:
+            InvalidConfiguration: it is running already.
+        """
+        self._refuse_running("add hooks before its start")
+        self._hooks.append(hook)
 
     def start(self) -> None:
         """Check what it works with, then start the threads and return.
@@ -132,10 +148,13 @@ class Service(ABC):
             return self.stop(timeout)
 
     def _make_ready(self) -> None:
-        if self._is_alive() or (self._starter is not None and self._starter.is_alive()):
-            raise InvalidConfiguration(f"this {type(self).__name__} is running already; make another one")
+        self._refuse_running("make another one")
         self._stopping.clear()
         self._wake = queue.SimpleQueue()
+
+    def _refuse_running(self, remedy: str) -> None:
+        if self._is_alive() or (self._starter is not None and self._starter.is_alive()):
+            raise InvalidConfiguration(f"this {type(self).__name__} is running already; {remedy}")
 
     def _has_started(self, timeout: float) -> bool:
         """Start in a thread, as a broker, a database or a lock may keep the start waiting, and a signal ends no wait.

@@ -99,7 +99,7 @@ class Worker(Service):
         self.subscriber_id = valid.subscriber_id
         self.source = source
         self._threads_wanted = valid.threads
-        self._hooks: tuple[Hook, ...] = (log_event, self._count_retries, *valid.hooks)
+        self._hooks += [log_event, self._count_retries, *valid.hooks]
         self._has_hooks = bool(valid.hooks)
         self._tracing = valid.tracing
         self._processor = make_processor(
@@ -126,6 +126,11 @@ class Worker(Service):
         """How many deliveries came to which outcome since the worker was made."""
         with self._lock:
             return dict(self._counts)
+
+    def add_hook(self, hook: Hook) -> None:
+        """Have one more hook get every event, before the start; raises as ``Service.add_hook``."""
+        super().add_hook(hook)
+        self._has_hooks = True
 
     def _prepare(self) -> Mapping[str, Callable[[], object]]:
         try:

@@ -193,11 +193,16 @@ class Maintainer(Service):
             Generations(self._engine, schema=schema, prefix=prefix, wait=self._stopping.wait),
             generation_count=generations,
         )
-        self._hooks: tuple[Hook, ...] = (log_event, *hooks)
-        self._runway_reporter = RunwayReporter(self._engine, schema=schema, prefix=prefix, hooks=hooks)
+        self._hooks += [log_event, *(own := tuple(hooks))]
+        self._runway_reporter = RunwayReporter(self._engine, schema=schema, prefix=prefix, hooks=own)
         self._chores_at = self._holders_at = self._runway_at = -float("inf")
         self._is_at_work: bool | None = None
         self._failed: dict[str, str] = {}
+
+    def add_hook(self, hook: Hook) -> None:
+        """Have one more hook get every event, before the start; raises as ``Service.add_hook``."""
+        super().add_hook(hook)
+        self._runway_reporter.add_hook(hook)
 
     def run_once(self) -> MaintenanceReport:
         """Do all that is due now, to its end, and return what was done: for cron.

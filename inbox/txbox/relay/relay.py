@@ -184,7 +184,7 @@ class Relay(Service):
             keep_sent=keep_sent is not None,
             publish_timeout_seconds=publish_timeout_seconds,
         )
-        self._hooks: tuple[Hook, ...] = (log_event, *hooks)
+        self._hooks += [log_event, *hooks]
         self._batch_size = batch_size
         self._scheduler = self._new_scheduler()
         self._reporter = RelayReporter(self.relay_id, self._statements, self._purge_sent)

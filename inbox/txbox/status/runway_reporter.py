@@ -67,7 +67,7 @@ class RunwayReporter(Service):
         self._schema = schema
         self._prefix = prefix
         self._interval_seconds = interval_seconds
-        self._hooks: tuple[Hook, ...] = (log_event, *hooks)
+        self._hooks += [log_event, *hooks]
         self._source = tables(schema, prefix).processed_message.fullname
 
     def run_once(self) -> Runway | None:

@@ -1,8 +1,11 @@
 """``txbox worker`` as a process: it works, it drains, it can be ended at once."""
 
 import os
+import re
 import signal
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,6 +95,36 @@ def test_what_was_begun_is_finished(
             gate.write(b"go on\n")
             assert running.wait() == 0
     assert processed(engine) == {"slow"}
+
+
+def answer(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_it_answers_probes_until_its_end(directory: Path, engine: Engine, queue: str, sqs: "SQSClient") -> None:
+    arguments = ("--log-level", "info", "worker", "billing:worker", "--health-port", "0")
+    with Running(*arguments, cwd=directory) as running:
+        send(sqs, queue, ["a", "slow"])
+        running.says("at work on slow")
+        found = re.search(r"health: (\S+) has /live, /ready, /metrics", "".join(running.out))
+        assert found is not None
+        at = found[1]
+        assert answer(f"{at}/live") == (200, "live\n")
+        assert answer(f"{at}/ready") == (200, "ready\n")
+        assert answer(f"{at}/metrics")[0] == 200
+        assert 'txbox_broker_up{subscriber="billing"} 1.0' in answer(f"{at}/metrics")[1]
+        running.signal(signal.SIGTERM)
+        wait_until(lambda: answer(f"{at}/ready") == (503, "not ready: it is stopping\n"))
+        assert answer(f"{at}/live") == (200, "live\n")
+        with (directory / "gate").open("r+b", buffering=0) as gate:
+            gate.write(b"go on\n")
+            assert running.wait() == 0
+    assert processed(engine) == {"a", "slow"}
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])

@@ -10,6 +10,7 @@ from txbox.relay.poller import IDLE_SECONDS
 from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PUBLISH_TIMEOUT_SECONDS
 from txbox.service import STOP_SECONDS
 from txbox_cli import importer
+from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database, PrefixOption, SchemaOption, UrlOption, database, read_span
 from txbox_cli.signals import hangup_terminates
@@ -68,6 +69,8 @@ def relay(
     stop_seconds: Annotated[
         float, typer.Option(help="How long to finish what is being sent after SIGTERM or Ctrl-C.", min=0)
     ] = STOP_SECONDS,
+    health_port: HealthPortOption = None,
+    health_host: HealthHostOption = HEALTH_HOST,
 ) -> None:
     """Send what the outbox holds until SIGTERM or Ctrl-C, then finish what was begun.
 
@@ -101,7 +104,7 @@ def relay(
     if isinstance(found, Relay):
         if refused := [option for option, value in given.items() if value is not None]:
             raise UsageError(f"{target} is a relay, which has its own settings; leave out {', '.join(refused)}")
-        _run(found, stop_seconds, f"{target} is at work")
+        _run(found, stop_seconds, f"{target} is at work", health_host, health_port)
         return
     db = database(url, schema, prefix)
     publishers = _publishers(found)
@@ -122,12 +125,17 @@ def relay(
             publish_timeout_seconds=publish_timeout_seconds or PUBLISH_TIMEOUT_SECONDS,
             listen=not no_listen,
         )
-        _run(made, stop_seconds, _sends(publishers, db, keep_sent))
+        _run(made, stop_seconds, _sends(publishers, db, keep_sent), health_host, health_port)
 
 
-def _run(relay: Relay, stop_seconds: float, what: str) -> None:
-    with hangup_terminates():
-        finished = relay.run(stop_seconds, started=lambda: typer.echo(f"{what}; Ctrl-C finishes and stops"))
+def _run(relay: Relay, stop_seconds: float, what: str, health_host: str, health_port: int | None) -> None:
+    with hangup_terminates(), health_of(relay, health_host, health_port) as healthy:
+
+        def started() -> None:
+            healthy()
+            typer.echo(f"{what}; Ctrl-C finishes and stops")
+
+        finished = relay.run(stop_seconds, started=started)
     typer.echo(f"stopped: {relay.sent:,} sent, {relay.failed:,} refused")
     if not finished:
         raise CommandFailed(f"not finished within {stop_seconds:g} s; what was being sent may be sent again")

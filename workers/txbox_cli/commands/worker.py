@@ -6,6 +6,7 @@ import typer
 
 from txbox.service import STOP_SECONDS
 from txbox_cli import importer
+from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.signals import hangup_terminates
 from txbox_workers.worker import Worker
@@ -19,6 +20,8 @@ def worker(
     stop_seconds: Annotated[
         float, typer.Option(help="How long to drain after SIGTERM or Ctrl-C.", min=0)
     ] = STOP_SECONDS,
+    health_port: HealthPortOption = None,
+    health_host: HealthHostOption = HEALTH_HOST,
 ) -> None:
     """Run a worker until SIGTERM or Ctrl-C, then drain it.
 
@@ -29,8 +32,13 @@ def worker(
     """
     found = load(target)
     works = f"{found.subscriber_id} works on {found.source.name}; Ctrl-C drains and stops"
-    with hangup_terminates():
-        drained = found.run(stop_seconds, started=lambda: typer.echo(works))
+    with hangup_terminates(), health_of(found, health_host, health_port) as healthy:
+
+        def started() -> None:
+            healthy()
+            typer.echo(works)
+
+        drained = found.run(stop_seconds, started=started)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.counts.items())) or "no deliveries"
     typer.echo(f"stopped: {counts}")
     if not drained:

@@ -12,6 +12,7 @@ from txbox import InvalidConfiguration
 from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.maintainer import BUDGET_MS_PER_SECOND, FEWEST_ROWS, GENERATIONS, ROWS_PER_TRANSACTION
 from txbox.service import STOP_SECONDS
+from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import DatabaseOptions, JsonOption, read_span
 from txbox_cli.output import print_counts, print_json
@@ -59,6 +60,8 @@ def maintain(
     stop_seconds: Annotated[
         float, typer.Option(help="How long to finish after SIGTERM or Ctrl-C.", min=0)
     ] = STOP_SECONDS,
+    health_port: HealthPortOption = None,
+    health_host: HealthHostOption = HEALTH_HOST,
     as_json: JsonOption = False,
 ) -> None:
     """Forget what was kept long enough, until SIGTERM or Ctrl-C, or --once.
@@ -84,6 +87,8 @@ def maintain(
     """
     if as_json and not (once or dry_run):
         raise UsageError("--json needs --once or --dry-run: a service reports in its log and in `txbox status`")
+    if health_port is not None and (once or dry_run):
+        raise UsageError("--health-port is for a service; leave out --once and --dry-run, or --health-port")
     retention = _retention(
         keep_inbox,
         leases=keep_leases,
@@ -110,13 +115,19 @@ def maintain(
         elif once:
             _run_once(made, as_json=as_json)
         else:
-            _run(made, stop_seconds, f"maintaining {db.url.database} on {db.url.host or 'this machine'}")
+            what = f"maintaining {db.url.database} on {db.url.host or 'this machine'}"
+            _run(made, stop_seconds, what, health_host, health_port)
 
 
-def _run(maintainer: Maintainer, stop_seconds: float, what: str) -> None:
+def _run(maintainer: Maintainer, stop_seconds: float, what: str, health_host: str, health_port: int | None) -> None:
     logging.getLogger("txbox.maintenance").setLevel(logging.INFO)
-    with hangup_terminates():
-        finished = maintainer.run(stop_seconds, started=lambda: typer.echo(f"{what}; Ctrl-C finishes and stops"))
+    with hangup_terminates(), health_of(maintainer, health_host, health_port) as healthy:
+
+        def started() -> None:
+            healthy()
+            typer.echo(f"{what}; Ctrl-C finishes and stops")
+
+        finished = maintainer.run(stop_seconds, started=started)
     typer.echo("stopped")
     if not finished:
         raise CommandFailed(f"not finished within {stop_seconds:g} s; the next maintainer goes on from there")

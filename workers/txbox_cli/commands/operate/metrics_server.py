@@ -1,15 +1,23 @@
 """Answers GET requests of monitoring in the background: short texts, made when they are asked for."""
 
 import socket
+import socketserver
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import BoundedSemaphore, Thread
+from typing import Any
 
 from txbox_cli.errors import CommandFailed
 
 REQUEST_SECONDS = 5.0
-"""How long a client may take to ask."""
+"""How long a client may be silent while it asks."""
+
+CONNECTIONS = 16
+"""At a time, each with a thread; others wait."""
+
+WAIT_SECONDS = 1.0
+"""How long one more connection waits for one of these to end; then it is closed."""
 
 Answer = Callable[[], tuple[int, str, bytes]]
 """Returns the status, the type and the body of an answer."""
@@ -21,12 +29,14 @@ def line(status: int, text: str) -> tuple[int, str, bytes]:
 
 
 @contextmanager
-def answering(host: str, port: int, answers: Mapping[str, Answer]) -> Iterator[int]:
-    """Answer while entered; yields the port, which is a free one if 0 was asked for.
+def answering(host: str, port: int, answers: Mapping[str, Answer], *, option: str = "--port") -> Iterator[int]:
+    """Answer while entered; yields the port, which is a free one if 0 was asked for. ``option`` names it in errors.
 
     Raises:
         CommandFailed: the port is in use, or the host is not of this machine.
     """
+
+    free = BoundedSemaphore(CONNECTIONS)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
@@ -47,13 +57,34 @@ def answering(host: str, port: int, answers: Mapping[str, Answer]) -> Iterator[i
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
 
+        def server_bind(self) -> None:
+            # HTTPServer looks up the name of the host as well, which may take seconds where names cannot be resolved.
+            socketserver.TCPServer.server_bind(self)
+            self.server_name, self.server_port = host, self.server_address[1]
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if not free.acquire(timeout=WAIT_SECONDS):
+                self.shutdown_request(request)
+                return
+            try:
+                super().process_request(request, client_address)
+            except BaseException:
+                free.release()
+                raise
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                free.release()
+
         def handle_error(self, *_: object) -> None:
             """A client that has gone is no trouble of ours."""
 
     try:
         server = Server((host, port), Handler)
     except OSError as error:
-        raise CommandFailed(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+        raise CommandFailed(f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}") from error
     thread = Thread(target=server.serve_forever, name="txbox-metrics", daemon=True)
     thread.start()
     try:

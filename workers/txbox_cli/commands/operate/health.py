@@ -1,0 +1,110 @@
+"""``--health-port``: whether a service lives and is ready, and its metrics, for Kubernetes and Prometheus."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, DatabaseRestored, Event
+from txbox.outbox.outbox import RELAY_SUBSCRIBER
+from txbox.service import Service
+from txbox_cli.commands.operate.metrics_server import Answer, answering, line
+
+HealthPortOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PORT",
+        help="Answer GET /live, /ready and, where prometheus_client is installed, /metrics there; 0 is any free port.",
+        min=0,
+        max=65535,
+        show_default=False,
+    ),
+]
+HealthHostOption = Annotated[
+    str,
+    typer.Option(metavar="HOST", help="Where --health-port listens; probes of Kubernetes need 0.0.0.0."),
+]
+HEALTH_HOST = "127.0.0.1"
+
+
+class Health:
+    """What is known of a service: a hook of it, called from its threads."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._started = False
+        self._lost: dict[str, bool] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Note an outage, or its end."""
+        match event:
+            case DatabaseLost():
+                self._lost["the database cannot be used"] = True
+            case DatabaseRestored():
+                self._lost["the database cannot be used"] = False
+            # A relay sends to its other destinations meanwhile, and cannot know when one works that it sends nothing.
+            case BrokerLost() if event.subscriber_id != RELAY_SUBSCRIBER:
+                self._lost["the broker cannot be reached"] = True
+            case BrokerRestored():
+                self._lost["the broker cannot be reached"] = False
+
+    def started(self) -> None:
+        """Note that the start has ended."""
+        self._started = True
+
+    def live(self) -> tuple[int, str, bytes]:
+        """Answer 200 while the service starts and while all its threads live."""
+        if not self._started or self._service.running:
+            return line(200, "live")
+        return line(503, "not live: a thread has ended")
+
+    def ready(self) -> tuple[int, str, bytes]:
+        """Answer 200 while the service works, and can use what it needs; else 503 with the reason."""
+        why = self._why_not()
+        return line(200, "ready") if why is None else line(503, f"not ready: {why}")
+
+    def _why_not(self) -> str | None:
+        if self._service.stopping:
+            return "it is stopping"
+        if not self._started:
+            return "it has not started yet"
+        if not self._service.running:
+            return "a thread has ended"
+        return ", and ".join(why for why, lost in self._lost.copy().items() if lost) or None
+
+
+@contextmanager
+def health_of(service: Service, host: str, port: int | None) -> Iterator[Callable[[], None]]:
+    """Answer for a service while entered, unless ``port`` is None; yields what is to be called once it has started.
+
+    Raises:
+        CommandFailed: the port is in use, or the host is not of this machine.
+    """
+    health = Health(service)
+    if port is None:
+        yield health.started
+        return
+    service.add_hook(health)
+    answers: dict[str, Answer] = {"/live": health.live, "/ready": health.ready}
+    if metrics := _metrics_of(service):
+        answers["/metrics"] = metrics
+    with answering(host, port, answers, option="--health-port") as bound:
+        shown = f"[{host}]" if ":" in host else host
+        typer.echo(f"health: http://{shown}:{bound} has {', '.join(answers)}")
+        yield health.started
+
+
+def _metrics_of(service: Service) -> Answer | None:
+    """Return what answers with the metrics of this process; None if prometheus_client is not installed."""
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+
+        from txbox.instrumentation.prometheus import PrometheusHook
+    except ImportError:
+        return None
+    try:
+        service.add_hook(PrometheusHook())
+    except ValueError:
+        """The module that made the service has a PrometheusHook of its own there, which counts already."""
+    return lambda: (200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))
