@@ -173,6 +173,26 @@ def test_a_container_runs_a_command_that_exists_and_has_time_to_drain(name: str,
         assert template["spec"]["terminationGracePeriodSeconds"] > options["stop_seconds"]
 
 
+@pytest.mark.parametrize(
+    ("name", "container"), [pytest.param(*one, id=one[0]) for one in containers() if "migrate" not in one[0]]
+)
+def test_probes_and_scrapes_find_the_port_on_which_a_service_answers(name: str, container: dict[str, Any]) -> None:
+    _, options = parse(container["args"])
+    if "health_port" in options:
+        host, port = options["health_host"], options["health_port"]
+        probes = {"startupProbe": "/live", "livenessProbe": "/live", "readinessProbe": "/ready"}
+    else:
+        host, port, probes = options["host"], options["port"], {"livenessProbe": "/live"}
+    assert (host, [one["containerPort"] for one in container["ports"]]) == ("0.0.0.0", [port])
+    assert {key: one["httpGet"]["path"] for key, one in container.items() if key.endswith("Probe")} == probes
+    assert {container[probe]["httpGet"]["port"] for probe in probes} == {container["ports"][0]["name"]}
+    assert dict(templates())[name]["metadata"]["annotations"] == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port),
+        "prometheus.io/path": "/metrics",
+    }
+
+
 @pytest.mark.parametrize(("name", "container"), [pytest.param(*one, id=one[0]) for one in containers()])
 def test_a_container_has_no_rights_that_it_does_not_need(name: str, container: dict[str, Any]) -> None:
     pod = dict(templates())[name]["spec"]
