@@ -84,6 +84,10 @@ def queries() -> Iterator[tuple[str, str]]:
     for panel in panels():
         for target in panel.get("targets", ()):
             yield f"panel {panel['title']}", target["expr"]
+    for scaled in of_kind("ScaledObject"):
+        for trigger in scaled["spec"]["triggers"]:
+            if trigger["type"] == "prometheus":
+                yield f"scaling {scaled['metadata']['name']}", trigger["metadata"]["query"]
     for variable in dashboard()["templating"]["list"]:
         if variable["type"] == "query":
             yield f"variable {variable['name']}", variable["query"]["query"]
@@ -134,7 +138,7 @@ def test_every_runbook_says_what_to_look_at_and_what_to_do(part: str) -> None:
 
 def test_the_dashboard_names_no_data_source_of_its_own() -> None:
     variables = dashboard()["templating"]["list"]
-    assert {variable["name"] for variable in variables} == {"datasource", "subscriber"}
+    assert {variable["name"] for variable in variables} == {"datasource", "subscriber", "destination"}
     drawn = [panel for panel in panels() if panel["type"] != "row"]
     for one in (*drawn, *(variable for variable in variables if variable["type"] == "query")):
         assert one["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
@@ -228,6 +232,10 @@ def test_what_keda_scales_exists() -> None:
             assert trigger["metricType"] == "AverageValue"
             metadata = trigger["metadata"]
             assert all(isinstance(value, str) for value in metadata.values())
+            if trigger["type"] == "prometheus":
+                assert {"serverAddress", "query"} <= metadata.keys()
+                assert float(metadata["threshold"]) > 0
+                continue
             assert metadata["metricName"] == "ApproximateAgeOfOldestMessage"
             assert {"awsRegion", "namespace", "dimensionName", "dimensionValue", "minMetricValue"} <= metadata.keys()
             assert float(metadata["targetMetricValue"]) > 0
