@@ -9,7 +9,18 @@ from benchmarks.shared.measurements import Figures
 from benchmarks.shared.plot import draw
 from benchmarks.shared.program import Benchmark, Run, run
 
-SUBJECTS = ("consumer", "record", "relay", "ledger", "deadlocks", "bulk_load", "audit", "retention", "dashboard")
+SUBJECTS = (
+    "consumer",
+    "record",
+    "relay",
+    "ledger",
+    "deadlocks",
+    "bulk_load",
+    "audit",
+    "retention",
+    "dashboard",
+    "tracing",
+)
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
 

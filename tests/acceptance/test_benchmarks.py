@@ -21,6 +21,7 @@ RELAY_ONLY = ("--only", "update(, publish)?$|x1$|p99|slowdown$")
 RELAY_KEYS = {"pgbench update", "pgbench update, publish", "plain deletes x1", "relay x1", "slowdown"}
 RELAY_KEYS |= {"plain deletes, p99", "plain deletes, median", "relay, p99", "relay, median"}
 RELAY_KEYS |= {"producers at 1,000/s, relay"}
+TRACING_KEYS = {"no tracing", "null", "10 % sampled"}
 DEADLOCKS_KEYS = {"message, 1 thread"}
 
 
@@ -32,6 +33,7 @@ DEADLOCKS_KEYS = {"message, 1 thread"}
         pytest.param("record", ("--only", "record"), RECORD_KEYS, id="record"),
         pytest.param("relay", (*RELAY, *RELAY_ONLY), RELAY_KEYS, id="relay"),
         pytest.param("ledger", LEDGER, LEDGER_KEYS, id="ledger"),
+        pytest.param("tracing", ("--seconds", "1"), TRACING_KEYS, id="tracing"),
         pytest.param("deadlocks", ("--seconds", "5", "--only", "message, 1"), DEADLOCKS_KEYS, id="deadlocks"),
     ],
 )

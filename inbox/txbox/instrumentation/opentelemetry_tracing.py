@@ -15,6 +15,7 @@ A span tells of ids, places and outcomes, never of bodies, headers, or the text 
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
@@ -203,10 +204,16 @@ def _links(messages: Sequence[Traced], *, with_ids: bool) -> list[Link]:
 
 @lru_cache(maxsize=1024)
 def _context(traceparent: str, tracestate: str | None) -> trace.SpanContext | None:
+    if tracestate is None and (found := _VERSION_0.fullmatch(traceparent)) is not None:
+        # The usual case, by hand: each message pays for it.
+        trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+        plain = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
+        return plain if plain.is_valid else None
     carrier = {"traceparent": traceparent, **({} if tracestate is None else {"tracestate": tracestate})}
-    found = trace.get_current_span(_PROPAGATOR.extract(carrier, contexts.Context())).get_span_context()
-    return found if found.is_valid else None
+    context = trace.get_current_span(_PROPAGATOR.extract(carrier, contexts.Context())).get_span_context()
+    return context if context.is_valid else None
 
 
+_VERSION_0 = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _PROPAGATOR = TraceContextTextMapPropagator()
 _log = logging.getLogger("txbox.tracing")

@@ -9,6 +9,7 @@ from txbox.relay import Publisher, Relay
 from txbox.relay.poller import IDLE_SECONDS
 from txbox.relay.relay import BATCH_SIZE, MAX_ATTEMPTS, MOST_SENDERS, PUBLISH_TIMEOUT_SECONDS
 from txbox.service import STOP_SECONDS
+from txbox.tracing import Tracing
 from txbox_cli import importer
 from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of
 from txbox_cli.errors import CommandFailed, UsageError
@@ -66,6 +67,14 @@ def relay(
         bool,
         typer.Option("--no-listen", help=f"Look for new messages only, every {IDLE_SECONDS:g} s while there are none."),
     ] = False,
+    traces: Annotated[
+        bool,
+        typer.Option(
+            "--traces",
+            help="Make spans of OpenTelemetry, by the provider that is set up in this process: "
+            "`opentelemetry-instrument txbox relay --traces`.",
+        ),
+    ] = False,
     stop_seconds: Annotated[
         float, typer.Option(help="How long to finish what is being sent after SIGTERM or Ctrl-C.", min=0)
     ] = STOP_SECONDS,
@@ -98,6 +107,7 @@ def relay(
         "--keep-sent": keep_sent,
         "--publish-timeout-seconds": publish_timeout_seconds,
         "--no-listen": no_listen or None,
+        "--traces": traces or None,
     }
     span = None if keep_sent is None else read_span("--keep-sent", keep_sent)
     found = None if target is None else _load(target)
@@ -108,6 +118,7 @@ def relay(
         return
     db = database(url, schema, prefix)
     publishers = _publishers(found)
+    tracing = _tracing() if traces else None
     senders = senders or SENDERS
     most = MOST_SENDERS * senders
     size = senders + SPARE_CONNECTIONS
@@ -124,6 +135,7 @@ def relay(
             keep_sent=span,
             publish_timeout_seconds=publish_timeout_seconds or PUBLISH_TIMEOUT_SECONDS,
             listen=not no_listen,
+            tracing=tracing,
         )
         _run(made, stop_seconds, _sends(publishers, db, keep_sent), health_host, health_port)
 
@@ -207,6 +219,14 @@ def _publishers(own: Mapping[str, Publisher] | None) -> Mapping[str, Publisher]:
             return own
         raise
     return {**aws_publishers(), **(own or {})}
+
+
+def _tracing() -> Tracing:
+    try:
+        from txbox.instrumentation.opentelemetry_tracing import OpenTelemetryTracing
+    except ImportError as error:
+        raise UsageError(f"--traces: {error}") from error
+    return OpenTelemetryTracing()
 
 
 def _sends(publishers: Mapping[str, Publisher], db: Database, keep_sent: str | None) -> str:
