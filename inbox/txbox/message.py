@@ -42,8 +42,9 @@ class Message:
         body: the payload, as it came out of its envelopes.
         headers: what travelled beside the payload; names in lower case.
         source: where it was received from, such as a queue's URL.
-        sent_at: since when it has existed at the latest: the earliest time that came with it, in UTC; None: unknown. It
-            is for judging a message's age only. Who does so counts the time in the id, too: ``time_of_id``.
+        sent_at: since when it has existed at the latest: the earliest time that came with it, in UTC, as one without a
+            zone is taken to be; None: unknown. It is for judging a message's age only. Who does so counts the time in
+            the id, too: ``time_of_id``.
     """
 
     id: str
@@ -51,6 +52,10 @@ class Message:
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     source: str = ""
     sent_at: datetime | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.sent_at is not None and self.sent_at.tzinfo is None:
+            object.__setattr__(self, "sent_at", self.sent_at.replace(tzinfo=UTC))
 
     @property
     def text(self) -> str:

@@ -274,20 +274,20 @@ class Worker(Service):
         if failures:
             self._emit(BrokerRestored)
         if deliveries:
-            self._trace_receive(deliveries, began_ns)
             self._last_batch_at = time.monotonic()
-            self._oldest_sent_at = min((sent for one in deliveries if (sent := one.message.sent_at)), default=None)
-            self._take(deliveries)
+            self._oldest_sent_at = _oldest_sent_at(deliveries)
+            self._take(deliveries, began_ns)
         return 0
 
-    def _take(self, deliveries: Sequence[Delivery]) -> None:
-        """Process one batch of deliveries, to the end."""
+    def _take(self, deliveries: Sequence[Delivery], began_ns: int) -> None:
+        """Process one batch of deliveries, whose poll began then, to the end."""
         unsettled = {delivery.receipt: delivery for delivery in deliveries}
         waiting: list[Settlement] = []
         settled_at = time.monotonic()
         trouble: BaseException | None = None
         try:  # after any error in here, what is watched is handed back
             self._heartbeat.watch(deliveries, time.monotonic())
+            self._trace_receive(deliveries, began_ns)
             if self._wants_details():
                 self._emit(
                     Received,
@@ -444,8 +444,13 @@ class Worker(Service):
 
 def _oldest_seconds(deliveries: Sequence[Delivery]) -> float | None:
     """Return how long ago the oldest message was sent, as far as this machine's clock can tell; None: not known."""
-    sent = [delivery.message.sent_at.timestamp() for delivery in deliveries if delivery.message.sent_at is not None]
-    return max(time.time() - min(sent), 0.0) if sent else None
+    oldest = _oldest_sent_at(deliveries)
+    return None if oldest is None else max(time.time() - oldest.timestamp(), 0.0)
+
+
+def _oldest_sent_at(deliveries: Sequence[Delivery]) -> datetime | None:
+    """Return when the oldest message was sent; None: not known."""
+    return min((at for delivery in deliveries if (at := delivery.message.sent_at) is not None), default=None)
 
 
 _QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)

@@ -114,3 +114,13 @@ def test_stretches_begin_at_multiples_of_their_length_and_the_newest_is_last(eng
     assert found[0].begins_at.timestamp() % 180 == 0
     assert one.counts == tuple(range(60, 0, -1))
     assert one.begins_at == now - timedelta(minutes=59)
+
+
+def test_times_without_a_zone_keep_no_batch_from_being_processed(engine: Engine, business: Business) -> None:
+    first, second = numbered(2)
+    zones = (datetime(2026, 1, 1), datetime.now(UTC))  # noqa: DTZ001 - what a careless source gives
+    source = MemorySource(
+        [type(one)(one.id, b"", {}, sent_at=at) for one, at in zip((first, second), zones, strict=True)], batch_size=2
+    )
+    with at_work(make(source, engine)):
+        assert source.wait_until_empty(20)
