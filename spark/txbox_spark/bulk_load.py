@@ -15,6 +15,7 @@ from typing import Unpack
 
 from txbox.postgres.engines import open_engine
 from txbox.postgres.transaction_guard import guard
+from txbox.tracing import NO_TRACING, Tracing, error_type
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import load
 from txbox_spark.loading.progress_reporter import ProgressReporter
@@ -32,6 +33,7 @@ def bulk_load(
     source: EventSource | None = None,
     resume: str | None = None,
     on_progress: OnProgress | None = None,
+    tracing: Tracing = NO_TRACING,
     **options: Unpack[LoadOptions],
 ) -> BulkLoadReport:
     """Apply every event of a DataFrame once, whatever has been applied before or is being applied by live workers.
@@ -43,6 +45,7 @@ def bulk_load(
         source: what the events were read from, if that was files: a run is resumed only with the same ones.
         resume: a run to be finished, in place of beginning one.
         on_progress: called with the progress, from a thread of its own.
+        tracing: makes a span for the load, each of its stages and, with writer jdbc, each chunk; in this process alone.
         options: those of ``txbox_spark.options.LoadOptions``; ``url``, ``subscriber_id``, ``message_id`` and ``apply``
             are required.
 
@@ -57,7 +60,7 @@ def bulk_load(
         SparkSetupError: writer jdbc, and Spark has no JDBC driver.
     """
     valid = ValidLoadOptions.given_to("bulk_load", options)
-    return load_events(events, valid, valid.writer, source, resume, on_progress)
+    return load_events(events, valid, valid.writer, source, resume, on_progress, tracing)
 
 
 def load_events(
@@ -67,8 +70,37 @@ def load_events(
     source: EventSource | None,
     resume: str | None = None,
     on_progress: OnProgress | None = None,
+    tracing: Tracing = NO_TRACING,
 ) -> BulkLoadReport:
     """Do what ``bulk_load`` does, with options that are valid, and with this writer in place of theirs."""
+    span = tracing.internal("txbox.bulk_load", {"messaging.consumer.group.name": options.subscriber_id})
+    try:
+        with span.current():
+            report = _load_events(events, options, writer, source, resume, on_progress, tracing)
+    except BaseException as error:
+        span.end(error_type(error))
+        raise
+    span.end(
+        None,
+        {
+            "txbox.run_id": report.run_id,
+            "txbox.writer": report.writer,
+            "txbox.chunks": report.chunks,
+            "txbox.applied": report.applied,
+        },
+    )
+    return report
+
+
+def _load_events(
+    events: DataFrame,
+    options: ValidLoadOptions,
+    writer: str,
+    source: EventSource | None,
+    resume: str | None,
+    on_progress: OnProgress | None,
+    tracing: Tracing,
+) -> BulkLoadReport:
     spark = events.sparkSession
     chunks_at_once = options.parallelism or max(1, spark.sparkContext.defaultParallelism)
     engine = guard(open_engine(options.database, pool_size=chunks_at_once + _CONNECTIONS_BESIDE_CHUNKS))
@@ -82,6 +114,7 @@ def load_events(
             digest=_digest(events, source, options.message_id),
             parallelism=chunks_at_once,
             reporter=ProgressReporter(spark, on_progress),
+            tracing=tracing,
         )
         context.ledger.check()
         warn_of_new_subscriber(engine, options.schema, options.prefix, options.subscriber_id)

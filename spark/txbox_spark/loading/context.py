@@ -1,5 +1,6 @@
 """What every step of one bulk load works with: the session, the database, the events, the limits."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Engine
 
 from txbox import InvalidConfiguration, TxboxError
+from txbox.tracing import NO_SPAN, NO_TRACING, Span, Tracing, error_type
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.loading.staging_table import StagingTables
@@ -57,6 +59,8 @@ class LoadContext:
     digest: bytes  # of the source; a resumed run must find the same
     parallelism: int  # how many chunks are merged at once
     reporter: ProgressReporter
+    tracing: Tracing = NO_TRACING
+    span: Span = NO_SPAN  # of the stage under way
     seconds: dict[str, float] = field(default_factory=dict)  # how long each stage took
     merged: int = 0  # chunks that were merged when the ledger was last read
     sample: tuple[str, ...] = ()  # ids of a run that begins, until its first attempt; of a resumed one, none
@@ -109,8 +113,10 @@ class LoadContext:
             TxboxError: the same, before there is a run.
         """
         started = time.monotonic()
+        span = self.span = self.tracing.internal(f"txbox.bulk_load {name}", {})
         try:
             with (
+                span.current(),
                 small_plans(self.spark),
                 job_group(self.spark.sparkContext, f"txbox bulk load of {self.source}: {name}") as group,
             ):
@@ -130,6 +136,8 @@ class LoadContext:
             # The cause may quote values.
             raise failed from (None if died is None and is_about_data(error) else error)
         finally:
+            failed_by = sys.exception()
+            span.end(None if failed_by is None else error_type(failed_by))
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
 

@@ -25,6 +25,7 @@ from txbox.postgres.sql import unescaped
 from txbox.postgres.sqlstates import UNDEFINED_TABLE, sqlstate
 from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
+from txbox.tracing import error_type
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.loading.staging_table import MAX_PARTITIONS
@@ -140,7 +141,7 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int]) -> list
     Raises:
         StagingLost: the staging table is not there, or not complete.
     """
-    stopping = threading.Event()
+    stopping, parent = threading.Event(), context.span
     active: set[Any] = set()
     # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a setting, must
     # not reach the next chunk.
@@ -149,16 +150,23 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int]) -> list
     def merge(chunk: int) -> FailedChunk | None:
         if stopping.is_set():
             return None
+        with parent.current():  # this is another thread
+            span = context.tracing.internal("txbox.bulk_load chunk", {"txbox.chunk": chunk})
         try:
-            _merge_chunk(sessions, context, run, chunk, active)
-        except StagingLost:
+            with span.current():
+                _merge_chunk(sessions, context, run, chunk, active)
+        except StagingLost as error:
+            span.end(error_type(error))
             stopping.set()
             raise
         except (SQLAlchemyError, psycopg.Error, TxboxError) as error:
+            span.end(error_type(error))
             failed = FailedChunk.of(chunk, error)
             if not failed.transient:
                 stopping.set()
             return failed
+        finally:
+            span.end()
         return None
 
     with ThreadPoolExecutor(context.parallelism, thread_name_prefix="txbox-merge") as pool:

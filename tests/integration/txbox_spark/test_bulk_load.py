@@ -23,6 +23,7 @@ from support.spark.bulk_loads import (
     load,
     purchases,
 )
+from support.txbox.traces import Traces, attributes, parent, span_id
 from txbox import InvalidConfiguration, SchemaMissing
 from txbox_spark import BulkLoadFailed, JobProgress, SparkSetupError
 
@@ -50,6 +51,21 @@ def test_into_an_empty_inbox(spark: SparkSession, books: Books, schema_url: str,
         450,
         0,
     )
+
+
+def test_a_load_is_a_span_with_its_stages_and_the_chunks_that_this_process_merges(
+    spark: SparkSession, books: Books, schema_url: str, writer: str
+) -> None:
+    traces = Traces()
+    load(frame(spark, purchases(250)), schema_url, writer, tracing=traces.tracing)
+    (whole,) = traces.named("txbox.bulk_load")
+    assert (attributes(whole)["txbox.writer"], attributes(whole)["txbox.applied"]) == (writer, 250)
+    (merge,) = traces.named("txbox.bulk_load merge")
+    assert parent(merge) == span_id(whole)
+    # With writer copy, the executors merge.
+    chunks = traces.named("txbox.bulk_load chunk")
+    assert sorted(attributes(span)["txbox.chunk"] for span in chunks) == ([] if writer == "copy" else [0, 1, 2])
+    assert {parent(span) for span in chunks} <= {span_id(merge)}
 
 
 def test_into_an_inbox_that_has_some_of_them(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
