@@ -23,6 +23,16 @@ Txbox = Callable[..., Ended]
 OnProgress = Callable[[Progress], None]
 
 
+def reports(report: Report) -> Callable[..., Report]:
+    """A run that ends with this report, and gives it out while everything is still there."""
+
+    def run(_: Plan, _on_progress: OnProgress, *, on_report: Callable[[Report], None], **__: object) -> Report:
+        on_report(report)
+        return report
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def _nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS"):
@@ -36,7 +46,7 @@ def planned(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan
     def plan(*arguments: str) -> Plan:
         plans: list[Plan] = []
 
-        def keep(plan: Plan, _: OnProgress) -> Report:
+        def keep(plan: Plan, _: OnProgress, **__: object) -> Report:
             plans.append(plan)
             raise TxboxError("planned, and not run")
 
@@ -72,7 +82,7 @@ def test_a_terminal_shows_the_stages_and_four_bars(txbox: Txbox, monkeypatch: py
     shown = io.StringIO()
     terminal = Console(file=shown, force_terminal=True, width=120, color_system=None)
 
-    def progresses(_: Plan, on_progress: OnProgress) -> Report:
+    def progresses(_: Plan, on_progress: OnProgress, **__: object) -> Report:
         on_progress(Progress(stage="starting servers"))
         on_progress(Progress("processing", placed=200, billed=150, notified=140, killed=3))
         on_progress(Progress("processing", placed=400, billed=350, notified=330, killed=7))
@@ -113,7 +123,7 @@ def test_whatever_is_wrong_is_said_and_is_a_failure(
     what: str, txbox: Txbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     report = replace(RIGHT, wrong=NOTHING | {what: ["a", "b", "c", "d"]})
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: report)
+    monkeypatch.setattr(demo_run, "run_demo", reports(report))
     ended = txbox("demo", "--without-spark", "--purchases", "1", "--json", str(tmp_path / "figures.json"))
     assert ended.status == 1
     assert f"WRONG: {what.upper()}: 4, such as a, b, c\n" in ended.out
@@ -127,7 +137,7 @@ def test_whatever_is_wrong_is_said_and_is_a_failure(
 
 def test_a_spark_stage_that_is_wrong_is_a_failure(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
     act = replace(RIGHT, wrong={"accounts": ["00001"]}, figures={"read by Spark": (3, "writer")}, kills={})
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, spark_stage=act))
+    monkeypatch.setattr(demo_run, "run_demo", reports(replace(RIGHT, spark_stage=act)))
     ended = txbox("demo", "--without-spark", "--purchases", "1")
     assert ended.status == 1
     _, shown = ended.out.split("\nfinal stage: ")
@@ -136,7 +146,7 @@ def test_a_spark_stage_that_is_wrong_is_a_failure(txbox: Txbox, monkeypatch: pyt
 
 
 def test_a_run_in_which_all_is_well_is_a_success(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: RIGHT)
+    monkeypatch.setattr(demo_run, "run_demo", reports(RIGHT))
     ended = txbox("demo", "--without-spark", "--purchases", "1")
     assert ended.status == 0
     first, *_, verdict, following = ended.out.splitlines()
@@ -154,7 +164,7 @@ def test_mails_that_came_twice_where_it_cannot_be_known_are_said_and_are_no_fail
     txbox: Txbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = RIGHT.figures | {"mailed once": (997, "one mail"), "mailed again": (3, "nothing can know")}
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: replace(RIGHT, figures=figures, kept="schema x, queues y z"))
+    monkeypatch.setattr(demo_run, "run_demo", reports(replace(RIGHT, figures=figures, kept="schema x, queues y z")))
     ended = txbox("demo", "--without-spark", "--purchases", "1")
     assert ended.status == 0
     assert "notified of every purchase: of 997 once, of 3 again, as it cannot be known; 1 s" in ended.out
@@ -178,7 +188,7 @@ def test_what_the_spark_stage_lacks_is_said_before_the_work(
         monkeypatch.setattr(spark_java, "find_spec", lambda name: None)
     else:
         monkeypatch.setattr(command, "find_spec", lambda name: None if name == missing else object())
-    monkeypatch.setattr(demo_run, "run_demo", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr(demo_run, "run_demo", lambda *_, **__: pytest.fail("it began"))
     txbox("demo").failed_in_one_line(1, said, "--without-spark")
 
 
