@@ -123,6 +123,7 @@ WHERE subscriber_id = %(subscriber_id)s AND message_id = %(message_id)s
   AND (%(error)s::text IS NULL OR position(lower(%(error)s) IN lower(letter.error)) > 0)
   AND letter.parked_at >= coalesce(now() - %(since_ago)s::interval, %(since)s::timestamptz, '-infinity')
   AND letter.parked_at < coalesce(now() - %(until_ago)s::interval, %(until)s::timestamptz, 'infinity')
+  AND (%(up_to)s::bigint IS NULL OR letter.dead_letter_id <= %(up_to)s)
   AND (%(source)s::text IS NULL OR letter.source = %(source)s)
   AND (%(message_ids)s::text[] IS NULL OR letter.message_id = ANY(%(message_ids)s))
   AND NOT EXISTS (
@@ -170,7 +171,8 @@ DROP FUNCTION pg_temp.txbox_finds_json(bytea, jsonpath)
 -- A page of dead letters.
 -- parameters: subscriber_id text, reasons text[], error text, since_ago interval, since timestamptz, until_ago interval,
 --   until timestamptz, source text, message_ids text[], header_names text[] (in lower case), header_values text[],
---   numbers bigint[] (null, of all of these: any), all boolean (also those that do not wait), after bigint, page bigint
+--   numbers bigint[] (null, of all of these: any), up_to bigint, all boolean (also those that do not wait), after bigint,
+--   page bigint
 -- returns: letters
 SELECT {{letter}} FROM {{dead_letter}} AS letter
 WHERE {{wanted}} AND letter.dead_letter_id > %(after)s
@@ -180,7 +182,7 @@ ORDER BY letter.dead_letter_id LIMIT %(page)s
 -- How many letters a filter means, and how many of them a redrive refuses, as one before them in their key is not sent.
 -- parameters: subscriber_id text, reasons text[], error text, since_ago interval, since timestamptz, until_ago interval,
 --   until timestamptz, source text, message_ids text[], header_names text[], header_values text[], numbers bigint[],
---   all boolean (as letters), expired boolean (those are sent, too)
+--   up_to bigint, all boolean (as letters), expired boolean (those are sent, too)
 -- returns: subscriber_id, reason, letters, when the oldest was parked, those that are refused
 WITH meant AS (
   SELECT letter.dead_letter_id, letter.subscriber_id, letter.reason, letter.parked_at, letter.order_key,
@@ -212,7 +214,7 @@ RETURNING operation_id
 -- Keep which letters a filter means now.
 -- parameters: operation_id bigint, subscriber_id text, reasons text[], error text, since_ago interval, since
 --   timestamptz, until_ago interval, until timestamptz, source text, message_ids text[], header_names text[],
---   header_values text[], numbers bigint[], all boolean (as letters)
+--   header_values text[], numbers bigint[], up_to bigint, all boolean (as letters)
 -- returns: nothing; the count of rows
 INSERT INTO {{dead_letter_selection}} (operation_id, dead_letter_id)
 SELECT %(operation_id)s, letter.dead_letter_id FROM {{dead_letter}} AS letter WHERE {{wanted}}

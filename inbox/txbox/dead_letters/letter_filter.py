@@ -44,6 +44,7 @@ class LetterFilter:
             match.
             https://www.postgresql.org/docs/current/functions-json.html#FUNCTIONS-SQLJSON-PATH
         numbers: of these numbers, whether they wait or not; None: of any.
+        up_to: of no higher number than this: what is parked after a look at them is not meant.
     """
 
     subscriber_id: str | None = None
@@ -57,6 +58,7 @@ class LetterFilter:
     headers: Mapping[str, str] = field(default_factory=dict)
     json_path: str | None = None
     numbers: tuple[int, ...] | None = None
+    up_to: int | None = None
 
     def __post_init__(self) -> None:
         if self.subscriber_id is not None and self.destination is not None:
@@ -96,6 +98,7 @@ class LetterFilter:
             "header_names": [name.lower() for name in self.headers],
             "header_values": list(self.headers.values()),
             "numbers": None if self.numbers is None else list(self.numbers),
+            "up_to": self.up_to,
             **({} if self.json_path is None else {"json_path": self.json_path}),
         }
         return {name: _stored(value) for name, value in given.items()}
@@ -195,6 +198,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "a mapping of texts to texts",
     ),
     "numbers": (lambda numbers: numbers is None or _are(_is_number)(numbers), "a tuple of numbers of letters, or None"),
+    "up_to": (lambda number: number is None or _is_number(number), "the number of a letter, or None"),
 }
 """What each field may be, and how an error says so."""
 

@@ -58,6 +58,14 @@ def test_a_parked_message_leads_to_its_letter(pages: TestClient, engine: Engine)
     assert text.index("failed, delivery 1 billing") < text.index("failed, delivery 2 billing") < text.index("parked: ")
 
 
+def test_a_letter_of_a_relay_is_known_also_when_it_does_not_wait_any_more(pages: TestClient, engine: Engine) -> None:
+    (number,) = park(engine, "a", subscriber_id="txbox:outbox:own:shop", error="too large")
+    run(engine, "UPDATE dead_letter SET discarded_at = now(), discarded_by = 'anna'")
+    text = text_of(pages, "/message?id=a")
+    assert f"parked: failed own:shop too large dead letter {number}" in text
+    assert "discarded own:shop by anna" in text
+
+
 def test_a_load_that_ran_then_is_named(pages: TestClient, engine: Engine) -> None:
     run(
         engine,

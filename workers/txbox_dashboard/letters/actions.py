@@ -30,6 +30,8 @@ def resume(action: Action) -> str:
 def stop(action: Action) -> str:
     """End an operation after the letter in hand."""
     operation = _operation(action)
+    if operation not in action.runner.running():
+        raise Refused("This dashboard does not carry it out: it has ended, or another process is at it.")
     with action.recorded("stop operation", str(operation)):
         action.runner.stop(operation)
     return "/letters#operations"
@@ -41,6 +43,8 @@ def _select(action: Action, kind: OperationKind) -> str:
         which = filter_of({name: action.form.get(name, "") for name in FIELDS})
         if which.numbers is not None and not which.numbers:
             raise Refused("No letter was chosen.")
+        if which.up_to is None:
+            raise Refused("Which letters were counted is not said: go by the page that counts them.")
         operation = action.runner.operations.select(
             which, kind, by=action.who, note=note, expired=action.form.get("expired") == "yes"
         )

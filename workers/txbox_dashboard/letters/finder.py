@@ -27,6 +27,9 @@ NEWEST = 2**62
 class LetterStatements(SqlFile, file="letters.sql", fragments_of=DeadLetterStatements):
     """The statements of ``letters.sql``."""
 
+    newest: str
+    of_numbers: str
+    counts_of_numbers: str
     edge: str
     in_stretch: str
     counts_in_stretch: str
@@ -67,18 +70,22 @@ def find(reader: Reader, which: LetterFilter, *, every: bool, before: int, page:
     """
     sql = LetterStatements.load(reader.schema, reader.prefix)
     parameters = {**which.parameters(), "all": every, "stretch": STRETCH}
-    if not every and _are_few(reader, sql, parameters):
-        rows = reader.rows("dead letters", sql.of_subscriber, {**parameters, "before": before, "page": page}) or ()
-        found = [_line(row) for row in rows]
+    statement = _by_key(reader, sql, which, parameters, every=every)
+    if statement is not None:
+        rows = reader.rows("dead letters", statement.letters, {**statement.asked, "before": before, "page": page})
+        found = [_line(row) for row in rows or ()]
         last = found[-1]["dead_letter_id"] if len(found) == page else None
-        return Found(found, None, last is not None, last)
+        return Found(found, None, more=last is not None or rows is None, next_before=last)
     found = []
     while True:
         asked = {**parameters, "before": before, "page": page - len(found)}
         edges = reader.rows("dead letters", sql.edge, asked)
-        if not edges or edges[0]["lowest"] is None:
-            return Found(found, None, more=edges is None, next_before=None)
-        found += [_line(row) for row in reader.rows("dead letters", sql.in_stretch, asked) or ()]
+        if edges is not None and edges[0]["lowest"] is None:
+            return Found(found, None, more=False, next_before=None)
+        rows = None if edges is None else reader.rows("dead letters", sql.in_stretch, asked)
+        if edges is None or rows is None:  # not read in time: the next look begins with the same stretch
+            return Found(found, before, more=True, next_before=before)
+        found += [_line(row) for row in rows]
         if len(found) == page:
             last = found[-1]["dead_letter_id"]
             return Found(found, last, more=True, next_before=last)
@@ -95,21 +102,25 @@ def count(reader: Reader, which: LetterFilter) -> tuple[Mapping[tuple[str, str],
     parameters = {**which.parameters(), "all": False, "stretch": STRETCH}
     counts: dict[tuple[str, str], int] = {}
 
-    def add(statement: str, asked: Mapping[str, Any]) -> None:
-        for row in reader.rows("dead letters", statement, asked) or ():
+    def add(statement: str, asked: Mapping[str, Any]) -> bool:
+        """Add what a statement counts; return whether it did so in time."""
+        rows = reader.rows("dead letters", statement, asked)
+        for row in rows or ():
             of = (row["subscriber_id"], row["reason"])
             counts[of] = counts.get(of, 0) + row["letters"]
+        return rows is not None
 
-    if _are_few(reader, sql, parameters):
-        add(sql.counts_of_subscriber, {**parameters, "before": NEWEST})
-        return counts, True
+    statement = _by_key(reader, sql, which, parameters, every=False)
+    if statement is not None:
+        return counts, add(statement.counts, statement.asked)
     before = NEWEST
     while True:
         asked = {**parameters, "before": before}
         edges = reader.rows("dead letters", sql.edge, asked)
-        if not edges or edges[0]["lowest"] is None:
-            return counts, edges is not None
-        add(sql.counts_in_stretch, asked)
+        if edges is not None and edges[0]["lowest"] is None:
+            return counts, True
+        if edges is None or not add(sql.counts_in_stretch, asked):
+            return counts, False
         before = edges[0]["lowest"]
         if edges[0]["letters"] < STRETCH:
             return counts, True
@@ -117,11 +128,32 @@ def count(reader: Reader, which: LetterFilter) -> tuple[Mapping[tuple[str, str],
             return counts, False
 
 
-def _are_few(reader: Reader, sql: LetterStatements, parameters: Mapping[str, Any]) -> bool:
-    if parameters["subscriber_id"] is None or parameters["numbers"] is not None:
-        return False
+def newest(reader: Reader) -> int | None:
+    """Return the highest number of a letter; None if it could not be read in time."""
+    rows = reader.rows("dead letters", LetterStatements.load(reader.schema, reader.prefix).newest)
+    return None if rows is None else int(rows[0]["number"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """How letters are found without a search: the statements, and their parameters."""
+
+    letters: str
+    counts: str
+    asked: Mapping[str, Any]
+
+
+def _by_key(
+    reader: Reader, sql: LetterStatements, which: LetterFilter, parameters: Mapping[str, Any], *, every: bool
+) -> _Key | None:
+    if which.numbers is not None:
+        return _Key(sql.of_numbers, sql.counts_of_numbers, {**parameters, "chosen": list(which.numbers)})
+    if every or parameters["subscriber_id"] is None:
+        return None
     rows = reader.rows("dead letters", sql.count_of_subscriber, parameters)
-    return bool(rows) and rows is not None and rows[0]["letters"] < STRETCH
+    if rows is None or rows[0]["letters"] >= STRETCH:
+        return None
+    return _Key(sql.of_subscriber, sql.counts_of_subscriber, parameters)
 
 
 def _line(row: Any) -> dict[str, Any]:
@@ -135,12 +167,6 @@ def filter_of(given: Mapping[str, str]) -> LetterFilter:
         InvalidConfiguration: something in it cannot be read; its text says what.
     """
     values = {name: storable(text.strip()) for name, text in given.items() if text.strip()}
-    headers: dict[str, str] = {}
-    if "header" in values:
-        name, equals, value = values["header"].partition("=")
-        if not (name and equals):
-            raise InvalidConfiguration("a header is given as NAME=VALUE")
-        headers[name] = value
     reason = values.get("reason")
     if reason is not None and reason not in list(Reason):
         raise InvalidConfiguration(f"there is no reason {reason!r}; there are {', '.join(Reason)}")
@@ -153,13 +179,13 @@ def filter_of(given: Mapping[str, str]) -> LetterFilter:
         until=_moment("until", values),
         source=values.get("source"),
         message_ids=(values["message"],) if "message" in values else (),
-        headers=headers,
         numbers=_numbers(values["numbers"]) if "numbers" in values else None,
+        up_to=max(_numbers(values["up_to"]), default=None) if "up_to" in values else None,
     )
 
 
-FIELDS = ("subscriber", "destination", "reason", "error", "since", "until", "source", "message", "header", "numbers")
-"""Of a filter, in forms and URLs."""
+FIELDS = ("subscriber", "destination", "reason", "error", "since", "until", "source", "message", "numbers", "up_to")
+"""Of a filter, in forms and URLs. None is of headers or bodies: these are in no URL, and may be hidden."""
 
 
 def _moment(name: str, values: Mapping[str, str]) -> datetime | None:

@@ -16,6 +16,28 @@ letter.dead_letter_id, letter.subscriber_id, letter.message_id, letter.reason, l
   WHERE every.subscriber_id = %(subscriber_id)s AND every.redriven_at IS NULL AND every.discarded_at IS NULL
   LIMIT %(stretch)s) AS letter
 
+-- fragment: chosen
+(SELECT * FROM {{dead_letter}} AS every WHERE every.dead_letter_id = ANY(%(chosen)s::bigint[])) AS letter
+
+-- name: newest
+-- The highest number of a letter; 0 if there is none.
+-- parameters: none
+-- returns: number
+SELECT coalesce(max(dead_letter_id), 0) AS number FROM {{dead_letter}}
+
+-- name: of_numbers
+-- The letters of some numbers that a filter means, the newest first. It takes the parameters of the filter, too.
+-- parameters: chosen bigint[], before bigint, page int
+-- returns: as in_stretch
+SELECT {{line}} FROM {{chosen}} WHERE {{wanted}} AND letter.dead_letter_id < %(before)s
+ORDER BY letter.dead_letter_id DESC LIMIT %(page)s
+
+-- name: counts_of_numbers
+-- How many of them wait. It takes the parameters of the filter, too.
+-- parameters: chosen bigint[]
+-- returns: as counts_in_stretch
+SELECT letter.subscriber_id, letter.reason, count(*) AS letters FROM {{chosen}} WHERE {{wanted}} AND {{waits}} GROUP BY 1, 2
+
 -- name: edge
 -- Where a stretch ends.
 -- parameters: before bigint, stretch int

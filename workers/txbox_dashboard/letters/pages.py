@@ -1,13 +1,14 @@
 """The pages of dead letters."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from txbox import Reason
 from txbox.dead_letters.letter import letter_from
 from txbox.errors import InvalidConfiguration
 from txbox.postgres.sql import with_moments
-from txbox_dashboard.letters.finder import FIELDS, NEWEST, Found, LetterStatements, count, filter_of, find
+from txbox_dashboard.letters.finder import FIELDS, NEWEST, Found, LetterStatements, count, filter_of, find, newest
 from txbox_dashboard.redaction import as_text, redacted
 from txbox_dashboard.view import Page, Request
 
@@ -39,7 +40,8 @@ def letters(request: Request) -> Page:
     ]
     for operation in operations:
         operation["running"] = operation["operation_id"] in runner.running()
-        operation["problem"] = runner.error(operation["operation_id"])
+        problem = runner.error(operation["operation_id"])
+        operation["problem"] = problem and redacted(request.settings, "error", problem, "", "")
     return Page(
         "letters.html",
         {
@@ -78,7 +80,10 @@ def letter(request: Request) -> Page:
             "letter": found,
             "error": shown("error", found.error),
             "history": history,
-            "operations": [with_moments(row, "done_at") for row in operations],
+            "operations": [
+                {**with_moments(row, "done_at"), "error": row["error"] and shown("error", row["error"])}
+                for row in operations
+            ],
             "show_bodies": settings.show_bodies,
             "body": shown("body", as_text(found.body)) if settings.show_bodies else None,
             "headers": {name: shown("header", value, name) for name, value in sorted(found.headers.items())}
@@ -103,7 +108,12 @@ def confirm(request: Request) -> Page:
         which = filter_of(given)
     except InvalidConfiguration as error:
         return Page("problem.html", {"title": "Not done", "text": str(error)}, 400)
-    counts, exact = count(request.reader, which)
+    # What is parked from now on was not counted, and is not meant.
+    highest = newest(request.reader)
+    if highest is None:
+        return Page("problem.html", {"title": "Not done", "text": "The letters could not be read in time."}, 503)
+    given["up_to"] = str(highest)
+    counts, exact = count(request.reader, replace(which, up_to=highest))
     return Page(
         "confirm.html",
         {

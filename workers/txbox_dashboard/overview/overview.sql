@@ -22,10 +22,10 @@ WITH RECURSIVE processed AS (
     ORDER BY m.subscriber_id LIMIT 1
   ) AS next
 ), parked AS (
-  (SELECT subscriber_id FROM {{dead_letter}} WHERE {{waits}} ORDER BY subscriber_id LIMIT 1)
+  (SELECT subscriber_id FROM {{dead_letter}} ORDER BY subscriber_id LIMIT 1)
   UNION ALL
   SELECT next.subscriber_id FROM parked CROSS JOIN LATERAL (
-    SELECT m.subscriber_id FROM {{dead_letter}} AS m WHERE {{waits}} AND m.subscriber_id > parked.subscriber_id
+    SELECT m.subscriber_id FROM {{dead_letter}} AS m WHERE m.subscriber_id > parked.subscriber_id
     ORDER BY m.subscriber_id LIMIT 1
   ) AS next
 ), leased AS (
