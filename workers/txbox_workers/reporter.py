@@ -195,7 +195,7 @@ class WorkerReporter:
                 self._failing = False
         try:
             with short_transaction(self._engine) as connection:
-                connection.exec_driver_sql(self._statements.bind_report)
+                connection.exec_driver_sql(self._statements.bind_report, self._worker)
                 connection.exec_driver_sql(self._statements.report, self._values(time.monotonic()))
                 connection.exec_driver_sql(
                     self._statements.delete_report, {**self._worker, "kept": timedelta(days=KEPT_DAYS)}
@@ -209,7 +209,7 @@ class WorkerReporter:
         try:
             with short_transaction(self._engine) as connection:
                 self._connected.set()
-                connection.exec_driver_sql(self._statements.bind_report)
+                connection.exec_driver_sql(self._statements.bind_report, self._worker)
                 pause = self._asked(connection, self._statements.report, values)
         finally:
             self._connected.set()

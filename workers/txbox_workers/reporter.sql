@@ -2,10 +2,13 @@
 
 -- name: bind_report
 -- Bound the time of this transaction's statements, and have its commit not wait for the disk: a report that is lost is
--- followed by another one.
--- parameters: none
+-- followed by another one. Reports of one worker take turns: one whose COMMIT arrives late, over a network that stalls,
+-- would otherwise not be seen by the next one, which then adds the same again. The lock comes before the statement that
+-- reads the row, so that what it sees is later, too.
+-- parameters: worker_id text
 -- returns: the settings
-SELECT set_config('statement_timeout', '5s', true), set_config('synchronous_commit', 'off', true)
+SELECT set_config('statement_timeout', '5s', true), set_config('lock_timeout', '5s', true),
+  set_config('synchronous_commit', 'off', true), pg_advisory_xact_lock(hashtextextended(%(worker_id)s, 0))
 
 -- fragment: this_minute
 to_timestamp(floor(extract(epoch FROM now()) / 60) * 60)

@@ -392,6 +392,13 @@ SET sent = excluded.sent, failed = excluded.failed, sent_per_second = excluded.s
   outages = excluded.outages, backend_pid = excluded.backend_pid, state = excluded.state,
   destinations = excluded.destinations, seen_at = now()
 
+-- name: take_turn
+-- Have the reports of one relay take turns until this transaction ends: one whose COMMIT arrives late would otherwise
+-- not be seen by the next one, which then adds the same again.
+-- parameters: relay_id text
+-- returns: nothing
+SELECT pg_advisory_xact_lock(hashtextextended(%(relay_id)s, 0))
+
 -- name: delete_row
 -- Delete the row of a relay that ends, rows of relays that have not reported for a day, and activity that was kept long
 -- enough.

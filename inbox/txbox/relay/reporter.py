@@ -114,7 +114,7 @@ class RelayReporter:
 
     def end(self, connection: Connection, sent: int, failed: int) -> None:
         """Report what was sent last, and delete the relay's row, and rows of relays that have died."""
-        connection.exec_driver_sql(self._statements.report, self._figures(sent, failed, time.monotonic(), None))
+        self._store(connection, self._figures(sent, failed, time.monotonic(), None))
         kept = timedelta(days=KEPT_DAYS)
         connection.exec_driver_sql(self._statements.delete_row, {"relay_id": self._relay_id, "kept": kept})
 
@@ -129,11 +129,15 @@ class RelayReporter:
         unless_locked(
             connection,
             "the report of this relay, which looks as if it were gone",
-            lambda: connection.exec_driver_sql(self._statements.report, figures),
+            lambda: self._store(connection, figures),
         )
         self._sent_before, self._reported_at, self._changes_reported = sent, now, changes
         self._backend_pid = pid
         self._report_at = now + (SOON_SECONDS if is_first else REPORT_SECONDS)
+
+    def _store(self, connection: Connection, figures: dict[str, Any]) -> None:
+        connection.exec_driver_sql(self._statements.take_turn, {"relay_id": self._relay_id})
+        connection.exec_driver_sql(self._statements.report, figures)
 
     def _figures(self, sent: int, failed: int, now: float, pid: int | None) -> dict[str, Any]:
         rate = (sent - (self._sent_before or 0)) / max(now - self._reported_at, SOON_SECONDS)

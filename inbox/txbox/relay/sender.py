@@ -68,6 +68,7 @@ class RelayStatements(SqlFile, file="relay.sql"):
     release_keys: str
     paused_destinations: str
     report: str
+    take_turn: str
     delete_row: str
 
 

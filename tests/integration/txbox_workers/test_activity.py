@@ -1,10 +1,11 @@
 """What workers report of each minute: exact sums, whatever becomes of a report."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 from support.waiting import wait_until
 from support.workers.business import Business
@@ -12,6 +13,7 @@ from support.workers.memory_worker import at_work, make, numbered, work_off
 from txbox.status import ActivitySeries, read_activity, read_status
 from txbox_workers import reporter
 from txbox_workers.memory_source import MemorySource
+from txbox_workers.reporter import ReportStatements
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,54 @@ def test_a_report_whose_answer_is_lost_is_not_added_twice(engine: Engine, busine
         assert source.wait_until_empty(20)
         wait_until(lambda: lost["answers"] == 5)
     assert totals(engine) == {("billing", "processed"): 50}
+
+
+@pytest.mark.parametrize("reported_before", [True, False])
+def test_a_report_whose_commit_arrives_late_is_not_added_twice(
+    engine: Engine, pool: ThreadPoolExecutor, *, reported_before: bool
+) -> None:
+    sql = ReportStatements.load()
+    values = {
+        **dict.fromkeys(("source_retention_seconds", "last_batch_seconds_ago", "oldest_sent_at")),
+        "worker_id": "w",
+        "subscriber_id": "billing",
+        "source": "s",
+        "host": "h",
+        "pid": 1,
+        "version": "1",
+        "state": "working",
+        "per_second": "{}",
+        "deadlocks": 0,
+        "retries": 0,
+        "counted_before": "{}",
+    }
+
+    def report(connection: Connection, processed: int) -> None:
+        connection.exec_driver_sql(sql.bind_report, values)
+        connection.exec_driver_sql(sql.report, {**values, "outcomes": f'{{"processed": {processed}}}'})
+
+    def report_again() -> None:
+        with engine.begin() as connection:
+            report(connection, 100)
+
+    if reported_before:
+        with engine.begin() as connection:
+            report(connection, 10)
+    with engine.begin() as late:
+        report(late, 100)
+        again = pool.submit(report_again)
+        wait_until(lambda: blocked(engine))
+    again.result(20)
+    assert totals(engine) == {("billing", "processed"): 100}
+
+
+def blocked(engine: Engine) -> bool:
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%report%%' "
+            "OR wait_event = 'advisory'"
+        )
+        return bool(found.scalar_one())
 
 
 def test_how_long_the_oldest_message_of_a_batch_has_waited(engine: Engine, business: Business) -> None:

@@ -25,7 +25,7 @@ class Connection:
     def exec_driver_sql(self, _: str, parameters: dict[str, Any] | None = None) -> None:
         if self.broken:
             raise ConnectionError
-        if parameters is not None and "relay_id" in parameters:
+        if parameters is not None and "outages" in parameters:
             self.reports.append(parameters)
 
     def commit(self) -> None: ...
