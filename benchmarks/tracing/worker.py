@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -16,26 +15,17 @@ from benchmarks.shared.database import SCHEMA, SUBSCRIBER
 from benchmarks.shared.work import WARM_UP_SECONDS, Rate, ready, window
 from txbox import Inbox
 from txbox.instrumentation.opentelemetry_tracing import OpenTelemetryTracing
-from txbox.tracing import NO_SPAN, NO_TRACING, Span, Tracing
+from txbox.tracing import NO_TRACING
 from txbox_workers.delivery import Delivery
 from txbox_workers.worker import Worker
 
-NONE, NULL, SAMPLED = "no tracing", "null", "10 % sampled"
+NONE, DROPPED, SAMPLED = "no tracing", "none sampled", "10 % sampled"
 
-SHARE = 0.1
+SHARES = {DROPPED: 0.0, SAMPLED: 0.1}
+CREATED_SHARE = 0.1
 BATCH = 10
 DELIVERIES_PER_SECOND = 40_000
 """More than it reaches; a faster machine ends its measurement when they are used up."""
-
-
-class NullTracing(Tracing):
-    """Is asked for every span, and makes none."""
-
-    enabled = True
-
-    def messaging(self, *_positional: Any, **_named: Any) -> Span:
-        """Make nothing."""
-        return NO_SPAN
 
 
 class NoExporter(SpanExporter):
@@ -51,9 +41,9 @@ def consume(_number: int, kind: str, url: str, seconds: float) -> tuple[Rate, in
     deliveries = make_deliveries(int((seconds + WARM_UP_SECONDS) * DELIVERIES_PER_SECOND), distance=2 * BATCH)
     source = PreparedSource([_created(delivery) for delivery in deliveries], BATCH)
     engine = create_engine(url, pool_size=1, max_overflow=2)
-    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(SHARE)))
+    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(SHARES.get(kind, 0.0))))
     provider.add_span_processor(BatchSpanProcessor(NoExporter()))
-    tracing = {NONE: NO_TRACING, NULL: NullTracing(), SAMPLED: OpenTelemetryTracing(provider)}[kind]
+    tracing = OpenTelemetryTracing(provider) if kind in SHARES else NO_TRACING
     worker = Worker(source, inbox=Inbox(SUBSCRIBER, schema=SCHEMA), engine=engine, handler=handle, tracing=tracing)
     ready()
     worker.start()
@@ -67,6 +57,6 @@ def consume(_number: int, kind: str, url: str, seconds: float) -> tuple[Rate, in
 
 def _created(delivery: Delivery) -> Delivery:
     """Return a delivery whose message carries the context of its creation, one in ten of them sampled."""
-    flags = "01" if random.random() < SHARE else "00"
+    flags = "01" if random.random() < CREATED_SHARE else "00"
     context = f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-{flags}"
     return replace(delivery, message=replace(delivery.message, headers={"traceparent": context}))

@@ -40,10 +40,9 @@ from txbox.instrumentation.logs import log_event
 from txbox.pauses import Pause
 from txbox.postgres.sqlstates import DEADLOCK_DETECTED
 from txbox.service import Service
-from txbox.tracing import Operation, error_type
+from txbox_workers.consumer_spans import ConsumerSpans
 from txbox_workers.delivery import Delivery, Settlement, Source, require_source
 from txbox_workers.options import WorkerOptions, lists_options, valid_options
-from txbox_workers.process_spans import ProcessSpans
 from txbox_workers.processing import DatabaseUnavailable, ProcessorContext, make_processor
 from txbox_workers.reporter import WorkerFigures, WorkerReporter
 from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
@@ -101,14 +100,14 @@ class Worker(Service):
         self._threads_wanted = valid.threads
         self._hooks += [log_event, self._count_retries, *valid.hooks]
         self._has_hooks = bool(valid.hooks)
-        self._tracing = valid.tracing
+        self._spans = ConsumerSpans(valid.tracing, source.name, valid.subscriber_id)
         self._processor = make_processor(
             valid,
             ProcessorContext(
                 subscriber_id=valid.subscriber_id,
                 source_name=source.name,
                 hooks=self._hooks,
-                spans=ProcessSpans(valid.tracing, source.name, valid.subscriber_id),
+                spans=self._spans,
                 wants_details=self._wants_details,
                 stopping=self._halted,
                 limit=lambda: limit,
@@ -276,18 +275,18 @@ class Worker(Service):
         if deliveries:
             self._last_batch_at = time.monotonic()
             self._oldest_sent_at = _oldest_sent_at(deliveries)
-            self._take(deliveries, began_ns)
+            with self._spans.received(deliveries, began_ns):
+                self._take(deliveries)
         return 0
 
-    def _take(self, deliveries: Sequence[Delivery], began_ns: int) -> None:
-        """Process one batch of deliveries, whose poll began then, to the end."""
+    def _take(self, deliveries: Sequence[Delivery]) -> None:
+        """Process one batch of deliveries to the end."""
         unsettled = {delivery.receipt: delivery for delivery in deliveries}
         waiting: list[Settlement] = []
         settled_at = time.monotonic()
         trouble: BaseException | None = None
         try:  # after any error in here, what is watched is handed back
             self._heartbeat.watch(deliveries, time.monotonic())
-            self._trace_receive(deliveries, began_ns)
             if self._wants_details():
                 self._emit(
                     Received,
@@ -337,11 +336,11 @@ class Worker(Service):
         acked: set[str] = set()
         # Nothing is lost: what was not acked or handed back comes again when its visibility ends.
         if to_ack:
-            with self._errors_logged("ack a batch"), self._settle_span("ack", to_ack):
+            with self._errors_logged("ack a batch"), self._spans.settling("ack", to_ack):
                 acked = set(self.source.ack(to_ack))
         if to_hand_back:
             handed_back = [settlement.delivery for settlement in to_hand_back]
-            with self._errors_logged("hand back a batch"), self._settle_span("hand_back", handed_back):
+            with self._errors_logged("hand back a batch"), self._spans.settling("hand_back", handed_back):
                 self.source.hand_back(to_hand_back)
         with self._lock:
             self._counts.update(settlement.outcome for settlement in settlements)
@@ -396,33 +395,6 @@ class Worker(Service):
                 self._processor.save_unsaved()
             # The rest comes again when its visibility ends.
             self._heartbeat.forget(each.delivery for each in self._hand_back(kept))
-
-    # --- spans -------------------------------------------------------------------------------------------------------
-
-    def _trace_receive(self, deliveries: Sequence[Delivery], began_ns: int) -> None:
-        """Make the span of a poll that has brought messages: the others would be most of all spans, and say nothing."""
-        if self._tracing.enabled:
-            messages = [delivery.message for delivery in deliveries]
-            self._tracing.messaging(
-                Operation.RECEIVE, self.source.name, messages, subscriber_id=self.subscriber_id, began_ns=began_ns
-            ).end()
-
-    @contextmanager
-    def _settle_span(self, name: str, deliveries: Sequence[Delivery]) -> Iterator[None]:
-        if not self._tracing.enabled:
-            yield
-            return
-        messages = [delivery.message for delivery in deliveries]
-        span = self._tracing.messaging(
-            Operation.SETTLE, self.source.name, messages, name=name, subscriber_id=self.subscriber_id
-        )
-        try:
-            with span.current():
-                yield
-        except BaseException as error:
-            span.end(error_type(error))
-            raise
-        span.end()
 
     # --- events ------------------------------------------------------------------------------------------------------
 

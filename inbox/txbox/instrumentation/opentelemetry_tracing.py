@@ -17,9 +17,10 @@ A span tells of ids, places and outcomes, never of bodies, headers, or the text 
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from contextvars import Token
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeVar, overload
 from urllib.parse import urlsplit
 
 from txbox.errors import NotSendable
@@ -59,6 +60,9 @@ KINDS = {
     Operation.PROCESS: SpanKind.CONSUMER,
     Operation.SETTLE: SpanKind.CLIENT,
 }
+
+_WITHOUT_LINKS = (Operation.CREATE, Operation.SETTLE)
+"""What is settled has been received, within whose span it is; that one has the links."""
 
 SYSTEMS = {SQS: "aws_sqs", SNS: "aws.sns", EVENTBRIDGE: "aws.eventbridge"}
 """The conventions have no name for EventBridge."""
@@ -100,7 +104,7 @@ class OpenTelemetryTracing(Tracing):
                 attributes[BATCH_MESSAGE_COUNT] = len(messages)
             else:
                 attributes[MESSAGE_ID] = messages[0].id
-            links = [] if operation is Operation.CREATE else _links(messages, with_ids=batch)
+            links = () if operation in _WITHOUT_LINKS else _Links(messages, with_ids=batch)
             span = self._tracer.start_span(
                 f"{named} {described[DESTINATION_NAME]}",
                 kind=KINDS[operation],
@@ -137,6 +141,10 @@ class _OpenTelemetrySpan(Span):
         self._ended = False
 
     @property
+    def recording(self) -> bool:
+        return self._span.is_recording()
+
+    @property
     def headers(self) -> Mapping[str, str]:
         carrier: dict[str, str] = {}
         context = trace.set_span_in_context(self._span, contexts.Context())
@@ -144,15 +152,7 @@ class _OpenTelemetrySpan(Span):
         return carrier
 
     def current(self) -> AbstractContextManager[object]:
-        return self._attached()
-
-    @contextmanager
-    def _attached(self) -> Iterator[None]:
-        token = contexts.attach(trace.set_span_in_context(self._span))
-        try:
-            yield
-        finally:
-            contexts.detach(token)  # it logs what goes wrong, and raises nothing
+        return _Current(self._span)
 
     def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
         self._guarded(lambda: self._span.add_event(name, attributes), None)
@@ -189,17 +189,61 @@ def _described(place: str) -> Mapping[str, str]:
     return {SYSTEM: kind, DESTINATION_NAME: place.partition(":")[2]}
 
 
-def _links(messages: Sequence[Traced], *, with_ids: bool) -> list[Link]:
-    """Return links to the contexts in which messages were created; those that came without one have none."""
-    links = []
-    for message in messages:
-        headers = message.headers
-        if (parent := headers.get("traceparent")) is None:
-            continue
-        context = _context(parent, headers.get("tracestate"))
-        if context is not None:
-            links.append(Link(context, {MESSAGE_ID: message.id} if with_ids else None))
-    return links
+class _Current(AbstractContextManager[None]):
+    """While entered, a span is the current one."""
+
+    __slots__ = ("_span", "_token")
+    _token: Token[contexts.Context]
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    def __enter__(self) -> None:
+        self._token = contexts.attach(trace.set_span_in_context(self._span))
+
+    def __exit__(self, *_: object) -> None:
+        contexts.detach(self._token)  # it logs what goes wrong, and raises nothing
+
+
+class _Links(Sequence[Link]):
+    """Links to the contexts in which messages were created; those that came without one have none.
+
+    They are made when they are read: a span that is not recorded needs none.
+    """
+
+    __slots__ = ("_made", "_messages", "_with_ids")
+
+    def __init__(self, messages: Sequence[Traced], *, with_ids: bool) -> None:
+        self._messages = messages
+        self._with_ids = with_ids
+        self._made: list[Link] | None = None
+
+    def _all(self) -> list[Link]:
+        if self._made is None:
+            self._made = []
+            for message in self._messages:
+                headers = message.headers
+                if (parent := headers.get("traceparent")) is None:
+                    continue
+                if (context := _context(parent, headers.get("tracestate"))) is not None:
+                    self._made.append(Link(context, {MESSAGE_ID: message.id} if self._with_ids else None))
+        return self._made
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, index: int) -> Link: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Link]: ...
+    def __getitem__(self, index: int | slice) -> Link | Sequence[Link]:
+        return self._all()[index]
 
 
 @lru_cache(maxsize=1024)

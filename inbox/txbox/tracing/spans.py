@@ -38,6 +38,11 @@ class Span:
     """One piece of work. This one is for nothing: its methods do nothing."""
 
     @property
+    def recording(self) -> bool:
+        """Whether anything of it is kept: no sampler has left it out, and it has not ended."""
+        return False
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """What carries this span's context: ``traceparent`` and ``tracestate``; empty if there is none."""
         return {}

@@ -1,13 +1,15 @@
 """Spans, from the purchase to its effect: one picture, held together by links."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.semconv._incubating.attributes import messaging_attributes as conventions
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from opentelemetry.semconv.schemas import Schemas
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
@@ -81,17 +83,19 @@ def test_a_purchase_is_one_picture_from_its_sale_to_its_effect(
     created = created_by(traces)
     assert set(created) == set(ids)
     assert {parent(span) for span in traces.of("create")} == {sold}
-    for operation in ("send", "receive", "settle"):
+    for operation in ("send", "receive"):
         spans = traces.of(operation)
         assert set().union(*map(linked, spans)) == set(created.values())
         assert sum(attributes(span)["messaging.batch.message_count"] for span in spans) == 2
-        assert {parent(span) for span in spans} == {None}
+        polls = {span_id(span) for span in traces.of("receive")}
+        assert {parent(span) for span in spans} <= (polls if operation == "settle" else {None})
         assert {span.kind for span in spans} == {SpanKind.CLIENT}
     processed = traces.of("process")
     assert {attributes(span)["messaging.message.id"]: linked(span) for span in processed} == {
         id_: {span} for id_, span in created.items()
     }
     assert {span.kind for span in processed} == {SpanKind.CONSUMER}
+    assert {parent(span) for span in processed} <= {span_id(span) for span in traces.of("receive")}
     assert sorted(map(parent, traces.named("charge")), key=str) == sorted(map(span_id, processed), key=str)
     name = queue.rpartition("/")[2]
     assert {span.name for span in traces.all()} == {
@@ -108,6 +112,38 @@ def test_a_purchase_is_one_picture_from_its_sale_to_its_effect(
         "server.address": "",
         "txbox.outcome": "processed",
     }
+
+
+def test_within_a_poll_that_no_sampler_takes_no_other_spans_are_asked_for(
+    engine: Engine, business: Business, traces: Traces
+) -> None:
+    class Nothing(Sampler):
+        asked: ClassVar[list[str]] = []
+
+        def should_sample(self, parent_context: Any, trace_id: int, name: str, *_: Any, **__: Any) -> SamplingResult:
+            self.asked.append(name)
+            return SamplingResult(Decision.DROP)
+
+        def get_description(self) -> str:
+            return "takes nothing"
+
+    current: list[SpanContext] = []
+
+    def handle(session: Session, message: Message) -> None:
+        current.append(trace.get_current_span().get_span_context())
+        if message.id == "bad":
+            raise ValueError("no")
+        apply(session, message)
+
+    tracing = OpenTelemetryTracing(TracerProvider(sampler=Nothing()))
+    source = MemorySource([*traced(traces, "a", "b"), Message("bad", b"")], batch_size=3)
+    work_off(source, engine, handle, tracing=tracing, max_attempts=1)
+    assert business.applied() == once(["a", "b"])
+    assert Nothing.asked == ["receive memory"]
+    # What a handler begins is within the poll, and is not sampled either.
+    assert {context.is_valid for context in current} == {True}
+    assert len({context.trace_id for context in current}) == 1
+    assert not any(context.trace_flags.sampled for context in current)
 
 
 def test_a_batch_handler_has_one_span_with_a_link_for_each_message(

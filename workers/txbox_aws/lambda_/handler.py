@@ -28,9 +28,9 @@ from txbox.retries import retry
 from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_.deadline import MARGIN_SECONDS, Deadline, seconds_left, timed, timed_batch
 from txbox_aws.lambda_.event_source import Batch, batch_item_failures, batches
+from txbox_workers.consumer_spans import ConsumerSpans
 from txbox_workers.delivery import Settlement
 from txbox_workers.options import ProcessingOptions, ValidOptions, lists_options, valid_options
-from txbox_workers.process_spans import ProcessSpans
 from txbox_workers.processing import DatabaseUnavailable, Processor, ProcessorContext, make_processor
 
 UNSAVED_SECONDS = 10.0
@@ -166,7 +166,7 @@ class _Function:
                     subscriber_id=self._options.subscriber_id,
                     source_name=source,
                     hooks=self._hooks,
-                    spans=ProcessSpans(self._options.tracing, source, self._options.subscriber_id),
+                    spans=ConsumerSpans(self._options.tracing, source, self._options.subscriber_id),
                     wants_details=self._wants_details,
                     stopping=self._deadline,
                     cut_short=self._deadline,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from txbox.instrumentation import Hook
-from txbox_workers.process_spans import NO_SPANS, ProcessSpans
+from txbox_workers.consumer_spans import NO_SPANS, ConsumerSpans
 from txbox_workers.processing.transaction_limits import TimeLimit, unlimited
 
 
@@ -34,5 +34,5 @@ class ProcessorContext:
     """
     ends_at: Callable[[], float | None] = lambda: None
     """A reading of ``elapsed`` at which this process ends, and no lease may last longer; None: never."""
-    spans: ProcessSpans = NO_SPANS  # of the messages that are processed
+    spans: ConsumerSpans = NO_SPANS  # of the messages that are processed
     limit: TimeLimit = unlimited  # says how long a transaction may take

@@ -14,8 +14,8 @@ from txbox import Outcome
 from txbox.backoff import Backoff
 from txbox.dead_letters.order import KeyHeld
 from txbox.tracing.log_context import in_hand
+from txbox_workers.consumer_spans import ConsumerSpans
 from txbox_workers.delivery import Delivery, Settlement
-from txbox_workers.process_spans import ProcessSpans
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.outage_errors import bookkeeping
 
@@ -26,7 +26,7 @@ class Processor(ABC):
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context
         self._stopping = context.stopping
-        self._spans: ProcessSpans = context.spans
+        self._spans: ConsumerSpans = context.spans
         self._unsaved: dict[Callable[[], object], str] = {}
 
     @abstractmethod
