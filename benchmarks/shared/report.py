@@ -12,10 +12,7 @@ def print_table(console: Console, table: Table, figures: Figures) -> None:
 
     "cpu us" is the client's processor time for a unit, which moves less than the rate does.
     """
-    printed = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    printed.add_column(table.title, no_wrap=True, min_width=28)
-    for heading in ("", "ratio", "low-high", "target", "cpu us"):
-        printed.add_column(heading, justify="right", no_wrap=True)
+    columns: dict[str, list[str]] = {table.title: [], "": [], "ratio": [], "low-high": [], "target": [], "cpu us": []}
     for row in table.rows:
         spread, ratio = row.measured(figures), ("", "")
         if row.key not in figures or (spread is None and row.run is None):
@@ -25,9 +22,18 @@ def print_table(console: Console, table: Table, figures: Figures) -> None:
             ratio = (f"{spread.median:.{digits}f}x", f"{spread.lowest:.{digits}f}-{spread.highest:.{digits}f}")
         value = f"{number(figures.spread(row.key).median)} {row.unit}"
         cpu = figures.detail(row.key, "cpu_us")
-        printed.add_row(row.key, value, *ratio, _target(row, figures), number(cpu) if cpu else "")
-    if printed.row_count:
-        console.print(printed, "")
+        cells = (row.key, value, *ratio, _target(row, figures), number(cpu) if cpu else "")
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+    if not columns[table.title]:
+        return
+    printed = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    used = {heading: column for heading, column in columns.items() if any(column)}
+    for heading in used:
+        printed.add_column(heading, justify="left" if heading == table.title else "right", no_wrap=True)
+    for cells in zip(*used.values(), strict=True):
+        printed.add_row(*cells)
+    console.print(printed, "")
 
 
 def number(value: float) -> str:
