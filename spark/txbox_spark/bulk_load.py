@@ -45,7 +45,7 @@ def bulk_load(
         source: what the events were read from, if that was files: a run is resumed only with the same ones.
         resume: a run to be finished, in place of beginning one.
         on_progress: called with the progress, from a thread of its own.
-        tracing: makes a span for the load, each of its stages and, with writer jdbc, each chunk; in this process alone.
+        tracing: makes a span for the load, each of its stages, and each chunk.
         options: those of ``txbox_spark.options.LoadOptions``; ``url``, ``subscriber_id``, ``message_id`` and ``apply``
             are required.
 

@@ -117,11 +117,14 @@ class OpenTelemetryTracing(Tracing):
 
         return self._guarded(begin, NO_SPAN)
 
-    def internal(self, name: str, attributes: Mapping[str, AttributeValue]) -> Span:
-        """Begin a span of work within this process."""
-        return self._guarded(
-            lambda: _OpenTelemetrySpan(self._tracer.start_span(name, attributes=attributes), self._guarded), NO_SPAN
-        )
+    def internal(self, name: str, attributes: Mapping[str, AttributeValue], *, began_ns: int | None = None) -> Span:
+        """Begin a span of txbox's own work; see ``Tracing``."""
+
+        def begin() -> Span:
+            span = self._tracer.start_span(name, attributes=attributes, start_time=began_ns)
+            return _OpenTelemetrySpan(span, self._guarded)
+
+        return self._guarded(begin, NO_SPAN)
 
     def _guarded(self, work: Callable[[], T], otherwise: T) -> T:
         """Return what work returns; what it raises is logged once, as it comes from the host's SDK or an exporter."""
@@ -157,7 +160,13 @@ class _OpenTelemetrySpan(Span):
     def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
         self._guarded(lambda: self._span.add_event(name, attributes), None)
 
-    def end(self, error_type: str | None = None, attributes: Mapping[str, AttributeValue] | None = None) -> None:
+    def end(
+        self,
+        error_type: str | None = None,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        *,
+        ended_ns: int | None = None,
+    ) -> None:
         if self._ended:
             return
         self._ended = True
@@ -169,7 +178,7 @@ class _OpenTelemetrySpan(Span):
                 if error_type is not None:
                     self._span.set_attribute(ERROR_TYPE, error_type)
                     self._span.set_status(Status(StatusCode.ERROR))
-            self._span.end()
+            self._span.end(ended_ns)
 
         self._guarded(finish, None)
 

@@ -54,8 +54,20 @@ class Span:
     def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
         """Add what has happened now."""
 
-    def end(self, error_type: str | None = None, attributes: Mapping[str, AttributeValue] | None = None) -> None:
-        """End it, once; ``error_type`` says what has failed, in one of few words. A second end does nothing."""
+    def end(
+        self,
+        error_type: str | None = None,
+        attributes: Mapping[str, AttributeValue] | None = None,
+        *,
+        ended_ns: int | None = None,
+    ) -> None:
+        """End it, once; a second end does nothing.
+
+        Args:
+            error_type: what has failed, in one of few words.
+            attributes: what is known only now.
+            ended_ns: when it ended, in nanoseconds since 1970; None is now.
+        """
 
 
 class Tracing:
@@ -89,9 +101,9 @@ class Tracing:
         del operation, place, messages, name, subscriber_id, batch, began_ns
         return NO_SPAN
 
-    def internal(self, name: str, attributes: Mapping[str, AttributeValue]) -> Span:
-        """Begin a span of work within this process."""
-        del name, attributes
+    def internal(self, name: str, attributes: Mapping[str, AttributeValue], *, began_ns: int | None = None) -> Span:
+        """Begin a span of txbox's own work; ``began_ns`` as for ``messaging``."""
+        del name, attributes, began_ns
         return NO_SPAN
 
 

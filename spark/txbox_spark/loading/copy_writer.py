@@ -12,6 +12,7 @@ speculation, is a redelivery: it finds the chunk merged, or waits for the other 
 A failure comes back as a row, not as an exception: Spark would run the task again, and report it as a Java error.
 """
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,7 @@ from txbox import TxboxError
 from txbox.postgres.engines import open_engine
 from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
+from txbox.tracing import Tracing
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import LoadLedger, Run, Totals
 from txbox_spark.loading.writer import RowCounts
@@ -74,12 +76,13 @@ class CopyWriter:
             if repeated:
                 left_out = set(range(run.chunks)).difference(repeated)
                 ids = partition_by_chunk(context.events.checked_ids, run.bounds, left_out, tasks)
-                if failed := _run_tasks(ids, replace(task, ids_alone=True)):
+                if failed := _run_tasks(context.tracing, ids, replace(task, ids_alone=True)):
                     return failed
             merged = context.merged_chunks(run)
             if len(merged) == run.chunks:
                 return []
-            return _run_tasks(partition_by_chunk(context.events.staged, run.bounds, merged, tasks), task)
+            rest = partition_by_chunk(context.events.staged, run.bounds, merged, tasks)
+            return _run_tasks(context.tracing, rest, task)
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
         """Return the rows of a run whose chunks are all merged: each chunk has counted its own."""
@@ -101,9 +104,39 @@ def likely_repeated(
     return tuple(sorted(sampled - {bisect_right(bounds, one) for one in sample if one not in processed}))
 
 
-def _run_tasks(frame: DataFrame, task: "CopyTask") -> list[FailedChunk]:
-    failed = frame.mapInArrow(task, "chunk int, error string, transient boolean").collect()
-    return [FailedChunk(*row) for row in failed]
+def _run_tasks(tracing: Tracing, frame: DataFrame, task: "CopyTask") -> list[FailedChunk]:
+    """Run them; return the chunks that failed. The spans of chunks are made here: executors have no tracing."""
+    tried = [TriedChunk(*row) for row in frame.mapInArrow(task, TriedChunk.SQL_TYPES).collect()]
+    for one in tried:
+        span = tracing.internal("txbox.bulk_load chunk", {"txbox.chunk": one.chunk}, began_ns=one.began_ns)
+        span.end(None if one.error is None else "failed", ended_ns=one.ended_ns)
+    return [FailedChunk(one.chunk, one.error, one.transient) for one in tried if one.error is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class TriedChunk:
+    """A chunk that a task has tried to merge: what comes back from an executor."""
+
+    chunk: int  # its number
+    began_ns: int  # by the executor's clock, in nanoseconds since 1970
+    ended_ns: int
+    error: str | None  # why it is not merged
+    transient: bool  # another attempt may succeed
+
+    SQL_TYPES: ClassVar = "chunk int, began_ns bigint, ended_ns bigint, error string, transient boolean"
+
+    @classmethod
+    def arrow_schema(cls) -> "pyarrow.Schema":
+        """The same for Arrow."""
+        return pyarrow.schema(
+            {
+                "chunk": pyarrow.int32(),
+                "began_ns": pyarrow.int64(),
+                "ended_ns": pyarrow.int64(),
+                "error": pyarrow.string(),
+                "transient": pyarrow.bool_(),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -118,12 +151,14 @@ class CopyTask:
 
     def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
         """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""
-        schema = pyarrow.schema({"chunk": pyarrow.int32(), "error": pyarrow.string(), "transient": pyarrow.bool_()})
+        schema = TriedChunk.arrow_schema()
         stream = ChunkStream(batches)
         while (chunk := stream.next_chunk()) is not None:
+            began_ns = time.time_ns()
             failed = self.merge(chunk, stream.rows())
-            if failed is not None:
-                yield pyarrow.RecordBatch.from_pylist([asdict(failed)], schema=schema)
+            error, transient = (None, False) if failed is None else (failed.error, failed.transient)
+            tried = TriedChunk(chunk, began_ns, time.time_ns(), error, transient)
+            yield pyarrow.RecordBatch.from_pylist([asdict(tried)], schema=schema)
 
     def merge(self, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> FailedChunk | None:
         """Copy and merge one chunk, whose rows are sorted by id, in a transaction of its own."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.trace import StatusCode
 from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine, text
 
@@ -53,7 +54,7 @@ def test_into_an_empty_inbox(spark: SparkSession, books: Books, schema_url: str,
     )
 
 
-def test_a_load_is_a_span_with_its_stages_and_the_chunks_that_this_process_merges(
+def test_a_load_is_a_span_with_its_stages_and_its_chunks(
     spark: SparkSession, books: Books, schema_url: str, writer: str
 ) -> None:
     traces = Traces()
@@ -62,10 +63,29 @@ def test_a_load_is_a_span_with_its_stages_and_the_chunks_that_this_process_merge
     assert (attributes(whole)["txbox.writer"], attributes(whole)["txbox.applied"]) == (writer, 250)
     (merge,) = traces.named("txbox.bulk_load merge")
     assert parent(merge) == span_id(whole)
-    # With writer copy, the executors merge.
     chunks = traces.named("txbox.bulk_load chunk")
-    assert sorted(attributes(span)["txbox.chunk"] for span in chunks) == ([] if writer == "copy" else [0, 1, 2])
-    assert {parent(span) for span in chunks} <= {span_id(merge)}
+    assert sorted(attributes(span)["txbox.chunk"] for span in chunks) == [0, 1, 2]
+    assert {parent(span) for span in chunks} == {span_id(merge)}
+    times = [(merge.start_time, span.start_time, span.end_time, merge.end_time) for span in chunks]
+    assert all(sorted(some, key=lambda time: time or 0) == list(some) for some in times)
+    assert {span.status.status_code for span in chunks} == {StatusCode.UNSET}
+
+
+def test_a_chunk_that_fails_is_a_span_that_says_so(
+    spark: SparkSession, books: Books, schema_url: str, writer: str
+) -> None:
+    traces = Traces()
+    with pytest.raises(BulkLoadFailed):
+        load(
+            frame(spark, purchases(50)),
+            schema_url,
+            writer,
+            apply="SELECT 1 / 0 FROM fresh_event",
+            tracing=traces.tracing,
+        )
+    chunks = traces.named("txbox.bulk_load chunk")
+    assert chunks
+    assert {span.status.status_code for span in chunks} == {StatusCode.ERROR}
 
 
 def test_into_an_inbox_that_has_some_of_them(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:
