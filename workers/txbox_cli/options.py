@@ -162,6 +162,12 @@ def checked_queue_url(parameter: typer.CallbackParam, text: str | None) -> str |
     return text
 
 
+def checked_queue_urls(parameter: typer.CallbackParam, texts: list[str] | None) -> list[str]:
+    """Return the URLs of the SQS queues that a repeatable option has, each once; raises as ``checked_queue_url``."""
+    urls = (checked_queue_url(parameter, text) for text in texts or ())
+    return list(dict.fromkeys(url for url in urls if url is not None))
+
+
 def this_user() -> str:
     """Return the user and the host of this process: who asks for something, for the record."""
     try:

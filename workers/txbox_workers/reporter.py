@@ -1,7 +1,8 @@
 """The reporter: writes a worker's row in worker_report every few seconds, and learns by it whether it is paused.
 
-One statement in a transaction of its own, from a thread of its own. While the database cannot be reached, the worker
-stays as it is: paused or not. A worker that is killed leaves its row behind, which is stale after a while.
+One statement in a transaction of its own, from a thread of its own. So an idle worker, too, notices within seconds
+that the database is lost. While it cannot be reached, the worker stays as it is: paused or not. A worker that is killed
+leaves its row behind, which is stale after a while.
 """
 
 import json
@@ -24,6 +25,7 @@ from txbox.outbox.message_ids import new_message_id
 from txbox.pauses import Pause
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.status.activity import KEPT_DAYS
 from txbox.text import host_name, storable
@@ -89,6 +91,7 @@ class WorkerReporter:
         source_retention_seconds: float | None,
         figures: Callable[[], WorkerFigures],
         on_answer: Callable[[Pause | None], None],
+        on_outage: Callable[[Exception], None],
     ) -> None:
         """Prepare; nothing is connected before ``start``.
 
@@ -99,6 +102,7 @@ class WorkerReporter:
             source_retention_seconds: how long the source keeps a message; None: not known.
             figures: returns how the worker stands.
             on_answer: called after each report, with the pause of the subscriber, or None.
+            on_outage: called with the error when a report could not be made because of an outage of the database.
         """
         self._engine = place.engine
         self._statements = ReportStatements.load(place.schema, place.prefix)
@@ -113,6 +117,7 @@ class WorkerReporter:
         }
         self._figures = figures
         self._on_answer = on_answer
+        self._on_outage = on_outage
         # A worker that was stopped, and started again, goes on counting.
         self._counted_before = json.dumps(figures().counts)
         self._counted: Mapping[str, int] = {}
@@ -190,7 +195,11 @@ class WorkerReporter:
             try:
                 self._report()
             except Exception as error:  # noqa: BLE001 - whatever it is, the worker goes on
-                self._log_failure(error)
+                # An exhausted pool is no outage: the worker is busy.
+                if isinstance(error, DBAPIError) and is_outage(error):
+                    self._on_outage(error)
+                else:
+                    self._log_failure(error)
             else:
                 self._failing = False
         try:

@@ -44,7 +44,7 @@ from txbox_workers.consumer_spans import ConsumerSpans
 from txbox_workers.delivery import Delivery, Settlement, Source, require_source
 from txbox_workers.options import WorkerOptions, lists_options, valid_options
 from txbox_workers.processing import DatabaseUnavailable, ProcessorContext, make_processor
-from txbox_workers.reporter import WorkerFigures, WorkerReporter
+from txbox_workers.reporter import REPORT_SECONDS, WorkerFigures, WorkerReporter
 from txbox_workers.visibility_heartbeat import VisibilityHeartbeat
 
 __all__ = ["Worker"]
@@ -117,6 +117,8 @@ class Worker(Service):
         self._reporter: WorkerReporter | None = None
         self._heartbeat = VisibilityHeartbeat(source, self._heartbeat_failed)
         self._polling = 0
+        self._awaiting_database = 0
+        self._reported_lost = False
         self._lock = threading.Lock()
         self._counts: Counter[Outcome] = Counter()
 
@@ -165,6 +167,7 @@ class Worker(Service):
             source_retention_seconds=getattr(self.source, "retention_seconds", None),
             figures=self._figures,
             on_answer=self._heed,
+            on_outage=self._report_lost,
         )
         try:
             self._reporter.start()
@@ -191,6 +194,7 @@ class Worker(Service):
 
     def _heed(self, pause: Pause | None) -> None:
         """Pause, or go on, as the database says."""
+        self._report_restored()
         with self._lock:
             before, self._pause = self._pause, pause
             if pause is not None:
@@ -205,6 +209,22 @@ class Worker(Service):
             self._emit(Paused, paused_by=pause.paused_by, note=pause.note)
         if self._reporter is not None:  # what it is now is reported at once
             self._reporter.wake()
+
+    def _report_lost(self, error: Exception) -> None:
+        """Say that a report has met an outage; not where a polling thread has, which says so itself."""
+        with self._lock:
+            if self._reported_lost or self._awaiting_database or self._stopping.is_set():
+                return
+            self._reported_lost = True
+        self._emit(DatabaseLost, error=error, pause_seconds=REPORT_SECONDS)
+
+    def _report_restored(self) -> None:
+        """Say that such an outage has ended; not while a polling thread waits for that, which says so itself."""
+        with self._lock:
+            was_lost, self._reported_lost = self._reported_lost, False
+            if not was_lost or self._awaiting_database:
+                return
+        self._emit(DatabaseRestored)
 
     @contextmanager
     def _at_hand(self) -> Iterator[bool]:
@@ -315,7 +335,13 @@ class Worker(Service):
             after=waiting,
         )
         if trouble is not None:
-            self._await_database(trouble, kept)
+            with self._lock:
+                self._awaiting_database += 1
+            try:
+                self._await_database(trouble, kept)
+            finally:
+                with self._lock:
+                    self._awaiting_database -= 1
 
     def _hand_back(self, settlements: Sequence[Settlement], after: Sequence[Settlement] = ()) -> list[Settlement]:
         """Hand back, but keep, and return, deliveries of which it is not saved how their attempts have ended."""

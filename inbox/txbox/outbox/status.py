@@ -1,10 +1,12 @@
 """The state of the outbox: what waits for which destination, which relays are at work, what holds the database back.
 
 Reading it must do no harm to a database in trouble, so everything is bounded: at most ``COUNTED_MESSAGES`` messages are
-looked at, each statement has ``STATEMENT_SECONDS``, and is a transaction of its own. What is beyond is estimated from
-Postgres's statistics, and marked so.
+looked at, each statement has ``STATEMENT_SECONDS``, and is a transaction of its own; all of them together may be given
+a limit. What is beyond is estimated from Postgres's statistics, and marked so.
 """
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -137,6 +139,7 @@ class OutboxStatus:
         destinations: one for each that has messages or dead letters, by name.
         in_time: each of them could be looked at; otherwise some may be missing, and their oldest messages.
         relays: those that have not signed off, by host.
+        relays_in_time: they could be looked at; otherwise none is listed, whatever there is.
         sent_per_second: by all relays that are not stale.
         kept_messages: sent messages that are kept; None if that could not be found out in time.
         kept_exact: they were counted; otherwise they are estimated.
@@ -151,6 +154,7 @@ class OutboxStatus:
     destinations: tuple[DestinationStatus, ...] = ()
     in_time: bool = True
     relays: tuple[RelayStatus, ...] = ()
+    relays_in_time: bool = True
     sent_per_second: float = 0.0
     kept_messages: int | None = 0
     kept_exact: bool = True
@@ -160,7 +164,12 @@ class OutboxStatus:
 
 
 def read_outbox_status(
-    engine: Engine, *, schema: str | None = None, prefix: str = "", dead_letters: dict[str, int] | None = None
+    engine: Engine,
+    *,
+    schema: str | None = None,
+    prefix: str = "",
+    dead_letters: dict[str, int] | None = None,
+    limit_seconds: float = math.inf,
 ) -> OutboxStatus:
     """Read the state of the outbox; raises ``SchemaMissing`` if its tables do not exist.
 
@@ -169,22 +178,22 @@ def read_outbox_status(
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
         dead_letters: how many wait for each destination.
+        limit_seconds: of all statements together; what is not read by then is left out, and said to be.
     """
     sql = StatusStatements.load(schema, prefix)
-    _check(engine, sql, sql.tables.outbox_message)
-    _check(engine, sql, sql.tables.outbox_sent)
-    _check(engine, sql, sql.tables.outbox_relay)
+    bounds = _Bounds(engine, sql, time.monotonic() + limit_seconds)
+    for table in (sql.tables.outbox_message, sql.tables.outbox_sent, sql.tables.outbox_relay):
+        bounds.check(table)
     with short_transaction(engine) as connection:  # of Postgres's own tables, which nothing locks
         live, removed = connection.exec_driver_sql(sql.row_estimates, {"name": sql.name_of("outbox_message")}).one()
         kept_estimate = connection.exec_driver_sql(sql.row_estimates, {"name": sql.name_of("outbox_sent")}).one().live
         sees_all = sees_all_sessions(connection)
         holders = find_snapshot_holders(connection)
-    relays = tuple(
-        RelayStatus(**with_moments(row, "started_at")) for row in _in_time(engine, sql, sql.relays, _STALE) or ()
-    )
-    found, exact, in_time = _destinations(engine, sql)
+    rows = bounds.rows(sql.relays, _STALE)
+    relays = tuple(RelayStatus(**with_moments(row, "started_at")) for row in rows or ())
+    found, exact, in_time = _destinations(bounds)
     counted = sum(one.waiting + one.delayed + one.retrying for one in found)
-    kept = _in_time(engine, sql, sql.kept, {"limit": COUNTED_MESSAGES + 1})
+    kept = bounds.rows(sql.kept, {"limit": COUNTED_MESSAGES + 1})
     kept_exact = kept is not None and kept[0]["messages"] <= COUNTED_MESSAGES
     return OutboxStatus(
         messages=counted if exact else max(live, counted) or None,
@@ -193,6 +202,7 @@ def read_outbox_status(
         destinations=_with_outages(_with_letters(found, dead_letters or {}), relays),
         in_time=in_time,
         relays=relays,
+        relays_in_time=rows is not None,
         sent_per_second=sum((relay.sent_per_second or 0.0 for relay in relays if not relay.stale), 0.0),
         kept_messages=kept[0]["messages"] if kept and kept_exact else kept_estimate or None,
         kept_exact=kept_exact,
@@ -209,7 +219,7 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
     """
     sql = StatusStatements.load(schema, prefix)
     try:
-        found = _in_time(engine, sql, sql.relays_at_work, _STALE)
+        found = _Bounds(engine, sql).rows(sql.relays_at_work, _STALE)
     except DBAPIError as error:
         if sqlstate(error) == INSUFFICIENT_PRIVILEGE:
             return None
@@ -217,23 +227,60 @@ def relays_at_work(engine: Engine, *, schema: str | None = None, prefix: str = "
     return None if found is None else int(found[0]["count"])
 
 
-def _check(engine: Engine, sql: StatusStatements, table: Table) -> None:
-    """Check that a table is there; one that has been locked for long is."""
-    try:
-        with _bounded(engine, sql) as connection:
-            check_table(connection, table)
-    except DBAPIError as error:
-        if sqlstate(error) != QUERY_CANCELED:
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Runs each statement in a transaction of its own, in limited time."""
+
+    engine: Engine
+    sql: StatusStatements
+    ends_at: float = math.inf
+    """By ``time.monotonic``; no statement begins after it."""
+
+    def check(self, table: Table) -> None:
+        """Check that a table is there; one that has been locked for long is."""
+        try:
+            with self._transaction() as connection:
+                if connection is not None:
+                    check_table(connection, table)
+        except DBAPIError as error:
+            if sqlstate(error) != QUERY_CANCELED:
+                raise
+
+    def rows(
+        self, statement: str, parameters: Mapping[str, Any], setting: str | None = None
+    ) -> Sequence[RowMapping] | None:
+        """Return the rows of a statement; None if they were not there in time."""
+        try:
+            with self._transaction() as connection:
+                if connection is None:
+                    return None
+                if setting is not None:
+                    connection.exec_driver_sql(setting)
+                return connection.exec_driver_sql(statement, dict(parameters)).mappings().all()
+        except DBAPIError as error:
+            if sqlstate(error) == QUERY_CANCELED:
+                return None
             raise
 
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection | None]:
+        milliseconds = int(min(STATEMENT_SECONDS, self.ends_at - time.monotonic()) * 1000)
+        if milliseconds <= 0:
+            yield None
+            return
+        with short_transaction(self.engine) as connection:
+            connection.exec_driver_sql(self.sql.bound_time, {"milliseconds": str(milliseconds)})
+            yield connection
 
-def _destinations(engine: Engine, sql: StatusStatements) -> tuple[list[DestinationStatus], bool, bool]:
+
+def _destinations(bounds: _Bounds) -> tuple[list[DestinationStatus], bool, bool]:
     """Return what waits; whether that is everything; and whether every destination could be looked at in time."""
-    first = _in_time(engine, sql, sql.backlog, {"limit": COUNTED_MESSAGES + 1})
+    sql = bounds.sql
+    first = bounds.rows(sql.backlog, {"limit": COUNTED_MESSAGES + 1})
     if first is not None and sum(map(_messages, first)) <= COUNTED_MESSAGES:
         return [DestinationStatus(**row) for row in first], True, True
     limits = {"lanes": COUNTED_LANES, "limit": COUNTED_MESSAGES}
-    each = _in_time(engine, sql, sql.backlog_by_lane, limits, sql.plan_by_index)
+    each = bounds.rows(sql.backlog_by_lane, limits, sql.plan_by_index)
     # If not all of the messages, some of them, wherever they are.
     rows = each if each is not None else first or ()
     return [DestinationStatus(**row, exact=False) for row in rows], False, each is not None
@@ -241,31 +288,6 @@ def _destinations(engine: Engine, sql: StatusStatements) -> tuple[list[Destinati
 
 def _messages(row: RowMapping) -> int:
     return int(row["waiting"] + row["delayed"] + row["retrying"])
-
-
-def _in_time(
-    engine: Engine,
-    sql: StatusStatements,
-    statement: str,
-    parameters: Mapping[str, Any],
-    setting: str | None = None,
-) -> Sequence[RowMapping] | None:
-    try:
-        with _bounded(engine, sql) as connection:
-            if setting is not None:
-                connection.exec_driver_sql(setting)
-            return connection.exec_driver_sql(statement, dict(parameters)).mappings().all()
-    except DBAPIError as error:
-        if sqlstate(error) == QUERY_CANCELED:
-            return None
-        raise
-
-
-@contextmanager
-def _bounded(engine: Engine, sql: StatusStatements) -> Iterator[Connection]:
-    with short_transaction(engine) as connection:
-        connection.exec_driver_sql(sql.bound_time, {"milliseconds": str(int(STATEMENT_SECONDS * 1000))})
-        yield connection
 
 
 def _with_letters(found: Sequence[DestinationStatus], letters: dict[str, int]) -> tuple[DestinationStatus, ...]:

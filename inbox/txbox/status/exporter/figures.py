@@ -1,17 +1,22 @@
 """Figures of the database for monitoring, part by part: bounded reads that go on where one of them fails.
 
 Each part has statements of limited time in transactions of their own, and waits shortly for locks. So a table that is
-slow or locked costs its own figures only; a part that could not be read has none, never those of before.
+slow or locked costs its own figures only; a part that could not be read has none, never those of before. All parts
+together have one limit, as Prometheus waits for so long. The part that took longest the last time comes last, so that
+it takes no time from the others.
 """
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
+import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -26,17 +31,30 @@ from txbox.postgres.engines import adopt
 from txbox.postgres.server import estimate_rows
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
+from txbox.postgres.watchdog import bounded
 from txbox.status.runway import read_runway
-from txbox.status.workers import read_workers
+from txbox.status.workers import STALE_SECONDS, read_workers
+
+LIMIT_SECONDS = 8.0
+"""Of a read with all its parts; Prometheus gives a scrape 10 seconds, unless it is told otherwise."""
 
 STATEMENT_SECONDS = 2.0
 LOCK_SECONDS = 0.5
 
+OUTBOX_SECONDS = 6.0
+"""Of all statements of the outbox's status."""
+
 COUNTED_ROWS = 10_000
 """Letters of each subscriber, failures, held keys: more are said to be at least so many."""
 
+CANCEL_SECONDS = 1.0
+"""For the request to cancel a statement, which takes a connection."""
+
 COUNTED_SUBSCRIBERS = 1_000
 COUNTED_LEASES = 1_000_000
+
+RECENT_SECONDS = 60.0
+"""An age when received is shown for so long; of an earlier batch it would say nothing of what waits now."""
 
 STALLED_SECONDS = 60.0
 """A bulk load shows every 10 seconds that it is worked on."""
@@ -51,6 +69,7 @@ class FiguresStatements(SqlFile, file="figures.sql", fragments_of=DeadLetterStat
     outbox_held_keys: str
     bulk_loads: str
     pauses: str
+    received_ages: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +112,10 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dead_letters_oldest_seconds": ("How long the oldest dead letter has waited", ("subscriber",)),
     "messages_retrying": ("Messages that wait for another attempt", ("subscriber",)),
     "workers": ("Workers, by their own reports: working, paused, drained, gone", ("subscriber", "state")),
+    "workers_received_age_seconds": (
+        "How old the oldest message was that workers received in their last batch, if that was within a minute",
+        ("subscriber",),
+    ),
     "pause_seconds": ("How long it has been paused", ("kind", "name")),
     "leases": ("Leases: in_flight, run_out, failed", ("subscriber", "state")),
     "lease_oldest_seconds": ("How long ago the longest attempt under way began", ("subscriber",)),
@@ -110,22 +133,30 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
 class FiguresReader:
     """Reads the figures of one database."""
 
-    def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
+    def __init__(self, engine: Engine, schema: str | None, prefix: str, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._engine = adopt(engine)
+        self._limit_seconds = limit_seconds
+        self._seconds: dict[str, float] = {}
         self._schema, self._prefix = schema, prefix
         self._sql = FiguresStatements.load(schema, prefix)
 
-    def read(self) -> Figures:
-        """Read all parts; nothing is raised for a database that is away, nor for a part that cannot be read."""
+    def can_read(self, limit_seconds: float) -> bool:
+        """Return whether the database answers."""
         try:
-            with self._bounded():
-                pass
+            with self._bounded(time.monotonic() + limit_seconds):
+                return True
         except (SQLAlchemyError, TxboxError) as error:
             _log.warning("the database cannot be used: %s", text_of(error))
+            return False
+
+    def read(self) -> Figures:
+        """Read all parts; nothing is raised for a database that is away, nor for a part that cannot be read."""
+        ends_at = time.monotonic() + self._limit_seconds
+        if not self.can_read(self._limit_seconds):
             return Figures(False, (), {})
         figures: list[Figure] = []
         parts = {}
-        readers: dict[str, Callable[[list[Figure]], bool]] = {
+        readers: dict[str, Callable[[list[Figure], float], bool]] = {
             "outbox": self._outbox,
             "outbox_held_keys": self._outbox_held_keys,
             "dead_letters": self._dead_letters,
@@ -136,33 +167,55 @@ class FiguresReader:
             "bulk_loads": self._bulk_loads,
             "runway": self._runway,
         }
-        for part, read in readers.items():
+        for part in sorted(readers, key=lambda part: self._seconds.get(part, 0.0)):
             began, found, exact, succeeded = time.monotonic(), list[Figure](), False, True
             try:
-                exact = read(found)
-            except (SQLAlchemyError, TxboxError) as error:
+                exact = readers[part](found, ends_at)
+            except (SQLAlchemyError, TxboxError, TimeoutError) as error:
                 succeeded = False
-                _log.warning("%s cannot be read: %s", part, text_of(error))
                 if isinstance(error, DBAPIError) and error.connection_invalidated:
+                    _log.warning("the database is lost: %s", text_of(error))
                     return Figures(False, (), {})
+                late = ", as there was no time left" if time.monotonic() >= ends_at else ""
+                _log.warning("%s cannot be read%s: %s", part, late, text_of(error))
             else:
                 figures.extend(found)
-            parts[part] = PartRead(succeeded, exact, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            if began < ends_at:  # or nothing is known of it
+                self._seconds[part] = seconds
+            parts[part] = PartRead(succeeded, exact, seconds)
         return Figures(True, tuple(figures), parts)
 
     @contextmanager
-    def _bounded(self) -> Iterator[Connection]:
-        with short_transaction(self._engine) as connection:
-            limits = {"statement": f"{STATEMENT_SECONDS * 1000:.0f}", "lock": f"{LOCK_SECONDS * 1000:.0f}"}
-            connection.exec_driver_sql(self._sql.bound_time, limits)
+    def _bounded(self, ends_at: float) -> Iterator[Connection]:
+        """Open a transaction that waits for nothing beyond this time.
+
+        Raises:
+            TimeoutError: it has passed.
+        """
+        left = ends_at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("not begun")
+        limits = {"statement": min(STATEMENT_SECONDS, left), "lock": min(LOCK_SECONDS, left)}
+        # A server that gives no answer is asked after half of the time whether it works on it.
+        with bounded(left / 2), short_transaction(self._engine) as connection, _cancelled(connection, left):
+            in_ms = {name: str(max(round(seconds * 1000), 1)) for name, seconds in limits.items()}
+            connection.exec_driver_sql(self._sql.bound_time, in_ms)
             yield connection
 
-    def _outbox(self, found: list[Figure]) -> bool:
-        with self._bounded() as connection:  # a lock costs half a second here, and 5 for each statement of the status
+    def _outbox(self, found: list[Figure], ends_at: float) -> bool:
+        # A lock costs half a second here, and 5 for each statement of the status.
+        with self._bounded(ends_at) as connection:
             tables = self._sql.tables
             for table in (tables.outbox_message, tables.outbox_sent, tables.outbox_relay):
                 check_table(connection, table)
-        status = read_outbox_status(self._engine, schema=self._schema, prefix=self._prefix)
+        left = ends_at - time.monotonic()
+        with bounded(left / 2):
+            status = read_outbox_status(
+                self._engine, schema=self._schema, prefix=self._prefix, limit_seconds=min(left, OUTBOX_SECONDS)
+            )
+        if not status.relays_in_time:
+            raise TimeoutError("the relays' reports were not there")
         for one in status.destinations:
             counts = {"waiting": one.waiting, "delayed": one.delayed, "retrying": one.retrying}
             found.extend(Figure("outbox_messages", (one.destination, state), n) for state, n in counts.items())
@@ -181,15 +234,15 @@ class FiguresReader:
             found.append(Figure("snapshot_holder_transactions", (kind,), max(one.transactions for one in holders)))
         return status.exact and status.in_time
 
-    def _outbox_held_keys(self, found: list[Figure]) -> bool:
-        with self._bounded() as connection:
+    def _outbox_held_keys(self, found: list[Figure], ends_at: float) -> bool:
+        with self._bounded(ends_at) as connection:
             rows = connection.exec_driver_sql(self._sql.outbox_held_keys, {"limit": COUNTED_ROWS}).all()
         found.extend(Figure("outbox_held_keys", (row.destination,), row.keys) for row in rows)
         return all(row.exact for row in rows)
 
-    def _dead_letters(self, found: list[Figure]) -> bool:
+    def _dead_letters(self, found: list[Figure], ends_at: float) -> bool:
         limits = {"limit": COUNTED_ROWS, "subscribers": COUNTED_SUBSCRIBERS}
-        with self._bounded() as connection:
+        with self._bounded(ends_at) as connection:
             rows = connection.exec_driver_sql(self._sql.dead_letters, limits).all()
         oldest: dict[str, float] = {}
         for row in rows:
@@ -198,29 +251,32 @@ class FiguresReader:
         found.extend(Figure("dead_letters_oldest_seconds", (name,), age) for name, age in oldest.items())
         return all(row.exact for row in rows)
 
-    def _retrying(self, found: list[Figure]) -> bool:
-        with self._bounded() as connection:
+    def _retrying(self, found: list[Figure], ends_at: float) -> bool:
+        with self._bounded(ends_at) as connection:
             rows = connection.exec_driver_sql(self._sql.retrying, {"limit": COUNTED_ROWS}).all()
         found.extend(Figure("messages_retrying", (row.subscriber_id,), row.messages) for row in rows)
         return all(row.exact for row in rows)
 
-    def _workers(self, found: list[Figure]) -> bool:
-        with self._bounded() as connection:
+    def _workers(self, found: list[Figure], ends_at: float) -> bool:
+        with self._bounded(ends_at) as connection:
             workers = read_workers(connection, schema=self._schema, prefix=self._prefix)
+            spans = {"stale_after": timedelta(seconds=STALE_SECONDS), "recent": timedelta(seconds=RECENT_SECONDS)}
+            ages = connection.exec_driver_sql(self._sql.received_ages, spans).all()
         states = Counter((one.subscriber_id, "gone" if one.stale else one.state) for one in workers)
         names = {one.subscriber_id for one in workers}
+        found.extend(Figure("workers_received_age_seconds", (row.subscriber_id,), row.seconds) for row in ages)
         found.extend(Figure("workers", (name, state), states[name, state]) for name in names for state in _STATES)
         return True
 
-    def _pauses(self, found: list[Figure]) -> bool:
-        with self._bounded() as connection:
+    def _pauses(self, found: list[Figure], ends_at: float) -> bool:
+        with self._bounded(ends_at) as connection:
             rows = connection.exec_driver_sql(self._sql.pauses).all()
         found.extend(Figure("pause_seconds", (row.kind, row.name), row.seconds) for row in rows)
         return True
 
-    def _leases(self, found: list[Figure]) -> bool:
+    def _leases(self, found: list[Figure], ends_at: float) -> bool:
         sql = LeaseStatements.load(self._schema, self._prefix)
-        with self._bounded() as connection:
+        with self._bounded(ends_at) as connection:
             if estimate_rows(connection, sql.name_of("message_lease")) > COUNTED_LEASES:
                 return False
             rows = connection.exec_driver_sql(sql.counts).all()
@@ -231,17 +287,17 @@ class FiguresReader:
                 found.append(Figure("lease_oldest_seconds", (subscriber,), oldest))
         return True
 
-    def _bulk_loads(self, found: list[Figure]) -> bool:
+    def _bulk_loads(self, found: list[Figure], ends_at: float) -> bool:
         limits = {"stalled_after": timedelta(seconds=STALLED_SECONDS)}
-        with self._bounded() as connection:
+        with self._bounded(ends_at) as connection:
             rows = connection.exec_driver_sql(self._sql.bulk_loads, limits).all()
         for row in rows:
             found.append(Figure("bulk_loads", (row.subscriber_id, "running"), row.running))
             found.append(Figure("bulk_loads", (row.subscriber_id, "stalled"), row.stalled))
         return True
 
-    def _runway(self, found: list[Figure]) -> bool:
-        with self._bounded() as connection:
+    def _runway(self, found: list[Figure], ends_at: float) -> bool:
+        with self._bounded(ends_at) as connection:
             runway = read_runway(connection, schema=self._schema, prefix=self._prefix)
         if runway is None:
             return True
@@ -260,6 +316,25 @@ class FiguresReader:
             Figure("maintenance_task_failed", (task.task,), float(task.error is not None)) for task in runway.tasks
         )
         return True
+
+
+@contextmanager
+def _cancelled(connection: Connection, seconds: float) -> Iterator[None]:
+    """Cancel the statement that runs after so many seconds: each has a limit of its own, but a part has several."""
+    driver: Any = connection.connection.driver_connection
+
+    def cancel() -> None:
+        with suppress(psycopg.Error, OSError):  # the watchdog ends a wait for a server that gives no answer
+            driver.cancel_safe(timeout=CANCEL_SECONDS)
+
+    timer = threading.Timer(seconds, cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # what comes next on this connection must not be cancelled
 
 
 _STATES = ("working", "paused", "drained", "gone")

@@ -68,3 +68,13 @@ FROM {{bulk_load}} AS load WHERE finished_at IS NULL GROUP BY subscriber_id
 -- parameters: none
 -- returns: kind, name, seconds
 SELECT kind, name, greatest(extract(epoch FROM now() - paused_at), 0)::float8 AS seconds FROM {{paused}} AS pause
+
+-- name: received_ages
+-- How old the oldest message was of the last batches that workers at work have received lately, by subscriber.
+-- parameters: stale_after interval, recent interval
+-- returns: subscriber_id, seconds
+SELECT subscriber_id, greatest(extract(epoch FROM max(last_batch_at - oldest_sent_at)), 0)::float8 AS seconds
+FROM {{worker_report}}
+WHERE seen_at >= now() - %(stale_after)s::interval AND last_batch_at >= now() - %(recent)s::interval
+  AND oldest_sent_at IS NOT NULL
+GROUP BY subscriber_id

@@ -8,6 +8,7 @@
 The metrics of the runway have the names of ``PrometheusHook``'s; so give it a registry without one.
 """
 
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 from sqlalchemy import Engine
 
 from txbox.errors import InvalidConfiguration
-from txbox.status.exporter.figures import GAUGES, Figures, FiguresReader
+from txbox.status.exporter.figures import GAUGES, LIMIT_SECONDS, Figures, FiguresReader
 
 try:
     from prometheus_client.core import GaugeMetricFamily, Metric
@@ -28,6 +29,9 @@ __all__ = ["DatabaseCollector"]
 INTERVAL_SECONDS = 15.0
 """The database is read so often, at most."""
 
+CHECK_SECONDS = 3.0
+"""Whether it answers is asked so often, at most, and the answer may take as long."""
+
 
 class DatabaseCollector(Collector):
     """Reads the database when it is scraped, at most once an interval, and once at a time."""
@@ -39,14 +43,17 @@ class DatabaseCollector(Collector):
         schema: str | None = None,
         prefix: str = "",
         interval_seconds: float = INTERVAL_SECONDS,
+        limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
         """Name the database; nothing is connected before the first scrape.
 
         Args:
-            engine: the database; one connection at a time is used.
+            engine: the database; one connection at a time is used, and one more by ``database_answers``.
             schema: the Postgres schema that holds the tables; None leaves it to the search path.
             prefix: what the tables' names start with.
             interval_seconds: what was read is answered for so long.
+            limit_seconds: of a read in all: less than Prometheus's ``scrape_timeout``. What is not read by then is left
+                out.
 
         Raises:
             InvalidConfiguration: an argument cannot work.
@@ -55,15 +62,28 @@ class DatabaseCollector(Collector):
             raise InvalidConfiguration(
                 f"DatabaseCollector.interval_seconds must be more than 0 and at most 3600, not {interval_seconds!r}"
             )
-        self._reader = FiguresReader(engine, schema, prefix)
+        if not 1 <= limit_seconds <= 600:
+            raise InvalidConfiguration(f"DatabaseCollector.limit_seconds must be from 1 to 600, not {limit_seconds!r}")
+        self._reader = FiguresReader(engine, schema, prefix, limit_seconds)
         self._interval_seconds = interval_seconds
         self._reading = threading.Lock()
         self._read: Figures | None = None
         self._read_at = 0.0
+        self._checking = threading.Lock()
+        self._answers = False
+        self._checked_at = -math.inf
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without figures; the database is not read."""
         return _families(Figures(False, (), {}), 0.0)
+
+    def database_answers(self) -> bool:
+        """Return whether the database answers, for a probe: asked every ``CHECK_SECONDS`` at most, once at a time."""
+        with self._checking:
+            if time.monotonic() - self._checked_at >= CHECK_SECONDS:
+                self._answers = self._reader.can_read(CHECK_SECONDS)
+                self._checked_at = time.monotonic()
+            return self._answers
 
     def collect(self) -> Iterable[Metric]:
         """Return what the last read has found, or read again."""

@@ -3,21 +3,23 @@
 import socket
 import socketserver
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import BoundedSemaphore, Thread
+from threading import BoundedSemaphore, Lock, Thread
 from typing import Any
 
 from txbox_cli.errors import CommandFailed
 
-REQUEST_SECONDS = 5.0
-"""How long a client may be silent while it asks."""
+REQUEST_SECONDS = 2.0
+"""How long a client may be silent while it asks, or while it is answered."""
 
 CONNECTIONS = 16
-"""At a time, each with a thread; others wait."""
+"""At a time, each with a thread. One more takes the place of the one that has been asking for longest: clients that
+send nothing keep no probe waiting.
+"""
 
 WAIT_SECONDS = 1.0
-"""How long one more connection waits for one of these to end; then it is closed."""
+"""How long it waits for that place, or while all are being answered; then it is closed."""
 
 Answer = Callable[[], tuple[int, str, bytes]]
 """Returns the status, the type and the body of an answer."""
@@ -26,6 +28,28 @@ Answer = Callable[[], tuple[int, str, bytes]]
 def line(status: int, text: str) -> tuple[int, str, bytes]:
     """Return an answer of one line."""
     return status, "text/plain; charset=utf-8", f"{text}\n".encode()
+
+
+class _Asking:
+    """Connections whose request has not been read, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._connections: dict[socket.socket, None] = {}
+        self._lock = Lock()
+
+    def add(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections[connection] = None
+
+    def remove(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.pop(connection, None)
+
+    def end_oldest(self) -> None:
+        """Have the thread of the oldest read the end of its connection."""
+        with self._lock, suppress(OSError):
+            if self._connections:
+                next(iter(self._connections)).shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -37,11 +61,13 @@ def answering(host: str, port: int, answers: Mapping[str, Answer], *, option: st
     """
 
     free = BoundedSemaphore(CONNECTIONS)
+    asking = _Asking()
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
 
         def do_GET(self) -> None:
+            asking.remove(self.request)
             answer = answers.get(self.path.partition("?")[0])
             status, kind, body = answer() if answer else line(404, f"there are {', '.join(answers)}")
             self.send_response(status)
@@ -56,6 +82,7 @@ def answering(host: str, port: int, answers: Mapping[str, Answer], *, option: st
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
+        request_queue_size = 128  # of 5, as it is otherwise, a sixth at the same moment waits for a second
 
         def server_bind(self) -> None:
             # HTTPServer looks up the name of the host as well, which may take seconds where names cannot be resolved.
@@ -63,12 +90,16 @@ def answering(host: str, port: int, answers: Mapping[str, Answer], *, option: st
             self.server_name, self.server_port = host, self.server_address[1]
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if not free.acquire(timeout=WAIT_SECONDS):
-                self.shutdown_request(request)
-                return
+            if not free.acquire(blocking=False):
+                asking.end_oldest()
+                if not free.acquire(timeout=WAIT_SECONDS):
+                    self.shutdown_request(request)
+                    return
+            asking.add(request)
             try:
                 super().process_request(request, client_address)
             except BaseException:
+                asking.remove(request)
                 free.release()
                 raise
 
@@ -76,6 +107,7 @@ def answering(host: str, port: int, answers: Mapping[str, Answer], *, option: st
             try:
                 super().process_request_thread(request, client_address)
             finally:
+                asking.remove(request)
                 free.release()
 
         def handle_error(self, *_: object) -> None:

@@ -1,0 +1,117 @@
+"""How much waits in queues, as Prometheus metrics. Needs ``pip install 'txbox[aws,prometheus]'``.
+
+SQS answers for the messages that it holds, about. It does not say how old the oldest one is: that is a metric of
+CloudWatch, which costs, and is minutes late. What workers receive has an age, and they report it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING
+
+from txbox.error_logging import text_of
+from txbox_aws.clients import sqs_client
+from txbox_aws.sqs.queues import queue_backlog
+
+try:
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise ImportError("prometheus_client is missing; install it: pip install 'txbox[prometheus]'") from error
+
+if TYPE_CHECKING:
+    from types_boto3_sqs import SQSClient
+
+Backlog = Mapping[str, int]
+
+GAUGES = {
+    "queue_messages": ("Messages of a queue, about: waiting, delivered, delayed", ("source", "state")),
+    "queue_up": ("Whether the queue has said how much it holds", ("source",)),
+}
+"""Every gauge: what it says, and its labels."""
+
+
+class QueueCollector(Collector):
+    """Asks each queue when it is scraped, at most once an interval, and all of them at the same time."""
+
+    def __init__(self, queue_urls: Sequence[str], *, interval_seconds: float, limit_seconds: float) -> None:
+        """Name the queues; nothing is asked before the first scrape.
+
+        Args:
+            queue_urls: each queue's URL, once.
+            interval_seconds: what was answered is used for so long.
+            limit_seconds: of a read in all; a queue that has not answered by then is left out.
+        """
+        self._queue_urls = queue_urls
+        self._interval_seconds = interval_seconds
+        self._limit_seconds = limit_seconds
+        self._reading = threading.Lock()
+        self._read_at = 0.0
+        self._backlogs: dict[str, Backlog] | None = None
+        self._pending: dict[str, Future[Backlog]] = {}
+        self._failed: dict[str, str] = {}
+        self._clients: dict[str, SQSClient] = {}
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without figures; no queue is asked."""
+        return _families((), {})
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what the last read has found, or read again."""
+        with self._reading:
+            if self._backlogs is None or time.monotonic() - self._read_at >= self._interval_seconds:
+                self._backlogs = self._read()
+                self._read_at = time.monotonic()
+            return _families(self._queue_urls, self._backlogs)
+
+    def _read(self) -> dict[str, Backlog]:
+        for url in self._queue_urls:
+            if url not in self._pending:  # one that has not answered the last time is not asked twice
+                answer: Future[Backlog] = Future()
+                self._pending[url] = answer
+                # Not of a pool: Python waits at its end for what those do.
+                threading.Thread(target=self._ask, args=(url, answer), name="txbox-queue", daemon=True).start()
+        done = wait(self._pending.values(), self._limit_seconds).done
+        found = {}
+        for url, asked in list(self._pending.items()):
+            if asked not in done:
+                self._note(url, "no answer in time")
+                continue
+            del self._pending[url]
+            if (error := asked.exception()) is None:
+                found[url] = asked.result()
+                self._failed.pop(url, None)
+            else:
+                self._note(url, text_of(error))
+        return found
+
+    def _ask(self, url: str, answer: Future[Backlog]) -> None:
+        try:
+            if url not in self._clients:
+                self._clients[url] = sqs_client(url, wait_seconds=0)
+            answer.set_result(queue_backlog(url, client=self._clients[url]))
+        except BaseException as error:  # noqa: BLE001 - the scrape is told
+            answer.set_exception(error)
+
+    def _note(self, url: str, why: str) -> None:
+        """Log why a queue is left out, once while that does not change."""
+        if self._failed.get(url) != why:
+            self._failed[url] = why
+            _log.warning("what waits in %s is not known: %s", url, why)
+
+
+def _families(queue_urls: Sequence[str], backlogs: Mapping[str, Backlog]) -> list[Metric]:
+    families = {
+        name: GaugeMetricFamily(f"txbox_{name}", description, labels=labels)
+        for name, (description, labels) in GAUGES.items()
+    }
+    for url in queue_urls:
+        families["queue_up"].add_metric((url,), float(url in backlogs))
+        for state, count in backlogs.get(url, {}).items():
+            families["queue_messages"].add_metric((url, state), count)
+    return list(families.values())
+
+
+_log = logging.getLogger("txbox.status")
