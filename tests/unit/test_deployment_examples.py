@@ -186,7 +186,8 @@ def test_probes_and_scrapes_find_the_port_on_which_a_service_answers(name: str, 
         host, port = options["health_host"], options["health_port"]
         probes = {"startupProbe": "/live", "livenessProbe": "/live", "readinessProbe": "/ready"}
     else:
-        host, port, probes = options["host"], options["port"], {"livenessProbe": "/live"}
+        host, port = options["host"], options["port"]
+        probes = {"livenessProbe": "/live", "readinessProbe": "/ready"}
     assert (host, [one["containerPort"] for one in container["ports"]]) == ("0.0.0.0", [port])
     assert {key: one["httpGet"]["path"] for key, one in container.items() if key.endswith("Probe")} == probes
     assert {container[probe]["httpGet"]["port"] for probe in probes} == {container["ports"][0]["name"]}

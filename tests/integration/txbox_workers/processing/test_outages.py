@@ -156,7 +156,7 @@ def test_a_database_that_refuses_for_a_while_is_waited_for(
     assert kept.of(DatabaseRestored)
 
 
-@pytest.mark.usefixtures("growing_pauses")
+@pytest.mark.usefixtures("growing_pauses", "without_reports")
 def test_pauses_grow_while_the_database_is_away_and_begin_small_the_next_time(
     proxy: TcpProxy, proxied: Engine, business: Business
 ) -> None:
