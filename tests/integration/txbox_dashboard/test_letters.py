@@ -339,7 +339,19 @@ def test_errors_are_redacted_wherever_they_are_shown(open_dashboard: Open, engin
         "INSERT INTO outbox_message (lane, message_id, destination, key, headers, body, attempts, held, due_at, error) "
         "VALUES (1, 'c', 'own:x', 'k', '{}', '', 2, true, now() + interval '1 h', 'card 4111')",
     )
+    run(
+        engine,
+        "INSERT INTO dead_letter_operation (kind, filter, requested_by) VALUES "
+        """('redrive', '{"error": "card 4111", "headers": {"card": "4111"}, "json_path": "$.a == 4111"}', 'anna')""",
+    )
+    run(
+        engine,
+        "INSERT INTO dead_letter_selection (operation_id, dead_letter_id, outcome, error) "
+        "SELECT operation_id, 1, 'failed', 'not sent: card 4111' FROM dead_letter_operation",
+    )
     pages = open_dashboard(redact=lambda what: what.text.replace("4111", "****"))
+    assert "not sent: card ****" in text_of(pages, "/letter?number=1")
+    assert "error card ****, headers card, json_path hidden" in text_of(pages, "/letters")
     for path in (
         "/letters",
         "/letter?number=1",
@@ -352,4 +364,7 @@ def test_errors_are_redacted_wherever_they_are_shown(open_dashboard: Open, engin
         text = text_of(pages, path)
         assert "4111" not in text, path
         assert "card ****" in text, path
+    # A filter would tell what is hidden, by what it finds.
+    for path in ("/letters?error=card+4111", "/letters/confirm?action=discard&error=card+4111"):
+        assert "no filter looks into them" in pages.get(path).text, path
     assert "card ****" in text_of(pages, "/subscriber?id=billing")

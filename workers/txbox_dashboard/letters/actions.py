@@ -40,7 +40,8 @@ def stop(action: Action) -> str:
 def _select(action: Action, kind: OperationKind) -> str:
     note = action.form.get("note", "").strip()[:NOTE_CHARACTERS] or None
     try:
-        which = filter_of({name: action.form.get(name, "") for name in FIELDS})
+        given = {name: action.form.get(name, "") for name in FIELDS}
+        which = filter_of(given, errors_hidden=action.settings.redact is not None)
         if which.numbers is not None and not which.numbers:
             raise Refused("No letter was chosen.")
         if which.up_to is None:

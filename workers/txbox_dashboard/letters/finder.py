@@ -160,13 +160,19 @@ def _line(row: Any) -> dict[str, Any]:
     return with_moments(row, "parked_at", "redriven_at", "discarded_at")
 
 
-def filter_of(given: Mapping[str, str]) -> LetterFilter:
+def filter_of(given: Mapping[str, str], *, errors_hidden: bool) -> LetterFilter:
     """Return the filter of a form.
 
+    Args:
+        given: the fields.
+        errors_hidden: errors are redacted. A filter would tell what is hidden, by what it finds and what it does not.
+
     Raises:
-        InvalidConfiguration: something in it cannot be read; its text says what.
+        InvalidConfiguration: something in it cannot be read, or must not be asked; its text says what.
     """
     values = {name: storable(text.strip()) for name, text in given.items() if text.strip()}
+    if errors_hidden and "error" in values:
+        raise InvalidConfiguration("errors are redacted here, so no filter looks into them; the command has one")
     reason = values.get("reason")
     if reason is not None and reason not in list(Reason):
         raise InvalidConfiguration(f"there is no reason {reason!r}; there are {', '.join(Reason)}")

@@ -1,6 +1,7 @@
 """The pages of dead letters."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from txbox.errors import InvalidConfiguration
 from txbox.postgres.sql import with_moments
 from txbox_dashboard.letters.finder import FIELDS, NEWEST, Found, LetterStatements, count, filter_of, find, newest
 from txbox_dashboard.redaction import as_text, redacted
+from txbox_dashboard.settings import Settings
 from txbox_dashboard.view import Page, Request
 
 PAGE = 50
@@ -25,7 +27,7 @@ def letters(request: Request) -> Page:
     every = request.query.get("all") == "yes"
     refused, found = None, Found((), None, more=False, next_before=None)
     try:
-        which = filter_of(given)
+        which = filter_of(given, errors_hidden=request.settings.redact is not None)
         found = find(request.reader, which, every=every, before=request.number("before", NEWEST), page=PAGE)
     except InvalidConfiguration as error:
         refused = str(error)
@@ -42,6 +44,7 @@ def letters(request: Request) -> Page:
         operation["running"] = operation["operation_id"] in runner.running()
         problem = runner.error(operation["operation_id"])
         operation["problem"] = problem and redacted(request.settings, "error", problem, "", "")
+        operation["filter"] = _shown_filter(operation["filter"], request.settings)
     return Page(
         "letters.html",
         {
@@ -53,8 +56,27 @@ def letters(request: Request) -> Page:
             "operations": operations,
             "counted": COUNTED,
             "is_filtered": any(given.values()),
+            "errors_hidden": request.settings.redact is not None,
+            "is_first": "before" not in request.query,
         },
     )
+
+
+def _shown_filter(given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the filter of an operation; what it looks for in headers and bodies only where those are shown."""
+    shown = dict(given)
+    if "error" in given:
+        shown["error"] = redacted(settings, "error", given["error"], "", "")
+    if "headers" in given:
+        shown["headers"] = ", ".join(
+            f"{name} {redacted(settings, 'header', value, '', '', name)}" if settings.show_bodies else name
+            for name, value in sorted(given["headers"].items())
+        )
+    if "json_path" in given:
+        shown["json_path"] = (
+            redacted(settings, "body", given["json_path"], "", "") if settings.show_bodies else "hidden"
+        )
+    return shown
 
 
 def letter(request: Request) -> Page:
@@ -105,7 +127,7 @@ def confirm(request: Request) -> Page:
         if not given["numbers"]:
             return Page("problem.html", {"title": "Not done", "text": "No letter was chosen."}, 400)
     try:
-        which = filter_of(given)
+        which = filter_of(given, errors_hidden=request.settings.redact is not None)
     except InvalidConfiguration as error:
         return Page("problem.html", {"title": "Not done", "text": str(error)}, 400)
     # What is parked from now on was not counted, and is not meant.
