@@ -57,7 +57,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < TOKEN_CHARACTERS:
-            raise InvalidConfiguration(f"dashboard.token must have at least {TOKEN_CHARACTERS} characters")
+            raise InvalidConfiguration(
+                f"dashboard.token must have at least {TOKEN_CHARACTERS} characters; "
+                "the command takes it from TXBOX_DASHBOARD_TOKEN"
+            )
         if self.allow_actions and self.token is None and self.identify is None:
             raise InvalidConfiguration(
                 "dashboard.allow_actions takes a token, or identify, a function that says who makes a request"

@@ -42,4 +42,4 @@ def test_what_cannot_be_served_is_one_line(txbox: Txbox, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     txbox("dashboard", "--redact", "hiding:redact").failed_in_one_line(2, "hiding:redact is a int, not a function")
     monkeypatch.setenv("TXBOX_DASHBOARD_TOKEN", "short")
-    txbox("dashboard", "--port", "0").failed_in_one_line(1, "at least 16 characters")
+    txbox("dashboard", "--port", "0").failed_in_one_line(1, "TXBOX_DASHBOARD_TOKEN", "at least 16 characters")
