@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -32,8 +33,11 @@ def forks(demo: psutil.Process) -> list[psutil.Process]:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_however_it_ends_nothing_keeps_running(on_its_own: None, number: signal.Signals, status: int) -> None:
-    with Running(*DEMO) as running:
+    with Running(*DEMO, "--dashboard") as running:
         running.says("processing")
+        (url,) = [line.removeprefix("see it: ").strip() for line in running.err if line.startswith("see it: ")]
+        with urlopen(url) as page:
+            assert page.status == 200
         demo = psutil.Process(running.process.pid)
         wait_until(lambda: len(forks(demo)) >= 8, "two processes of each role run")
         processes = demo.children(recursive=True)
@@ -41,6 +45,8 @@ def test_however_it_ends_nothing_keeps_running(on_its_own: None, number: signal.
         assert running.wait() == status
     _, alive = psutil.wait_procs(processes, timeout=60)
     assert alive == []
+    with pytest.raises(OSError, match="refused"):
+        urlopen(url)
     if status > 0:
         assert running.err[-1] == "txbox: interrupted\n"
 

@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -200,3 +202,28 @@ def test_the_spark_stage_is_part_of_the_demo_unless_it_is_left_out(planned: Call
 def test_a_small_run_has_fewer_kills(planned: Callable[..., Plan]) -> None:
     runs = [(), ("--purchases", "149"), ("--purchases", "149", "--kills", "30")]
     assert [planned("--without-spark", *arguments).kills for arguments in runs] == [24, 2, 30]
+
+
+def test_in_a_terminal_the_dashboard_stays_until_it_is_interrupted(
+    txbox: Txbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted = threading.Event()
+    stayed: list[bool] = []
+
+    def interrupt() -> None:
+        interrupted.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def run(_: Plan, _on_progress: OnProgress, *, on_report: Callable[[Report], None], **__: object) -> Report:
+        timer = threading.Timer(0.2, interrupt)
+        timer.start()
+        on_report(RIGHT)
+        stayed.append(interrupted.is_set())
+        timer.cancel()
+        return RIGHT
+
+    monkeypatch.setattr(demo_run, "run_demo", run)
+    monkeypatch.setattr(command.sys.stdin, "isatty", lambda: True, raising=False)
+    ended = txbox("demo", "--without-spark", "--dashboard")
+    assert (ended.status, stayed) == (0, [True])
+    assert "stays until Ctrl-C" in ended.err
