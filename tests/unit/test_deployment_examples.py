@@ -16,6 +16,7 @@ import yaml
 
 from txbox.instrumentation.metrics import METRICS, Kind
 from txbox.status.exporter.figures import GAUGES
+from txbox_aws.sqs.exporter import GAUGES as QUEUE_GAUGES
 from txbox_cli.app import app
 
 REPOSITORY = Path(__file__).parents[2]
@@ -72,9 +73,10 @@ def declared() -> dict[str, set[str]]:
                 series[f"{metric.prometheus}_bucket"] = labels | {"le"}
             case Kind.GAUGE:
                 series[metric.prometheus] = labels
-    for name, (_, own) in GAUGES.items():
+    for name, (_, own) in [*GAUGES.items(), *QUEUE_GAUGES.items()]:
         series[f"txbox_{name}"] = series.get(f"txbox_{name}", set()) | set(own)
-    return series | {"txbox_exporter_up": set(), "txbox_exporter_read_success": {"part"}}
+    of_parts = {f"txbox_exporter_{name}": {"part"} for name in ("read_success", "read_seconds", "exact")}
+    return series | {"txbox_exporter_up": set(), **of_parts}
 
 
 def queries() -> Iterator[tuple[str, str]]:
@@ -131,6 +133,12 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
 def test_every_runbook_says_what_to_look_at_and_what_to_do(part: str) -> None:
     for section in RUNBOOKS.read_text().split("\n### ")[1:]:
         assert f"**{part}" in section, section.partition("\n")[0]
+
+
+def test_every_alert_has_a_test_in_which_it_fires() -> None:
+    tests = yaml.safe_load((MONITORING / "alerts-test.yaml").read_text())["tests"]
+    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    assert {rule["alert"] for rule in rules()} == fired
 
 
 # --- the dashboard ---------------------------------------------------------------------------------------------------

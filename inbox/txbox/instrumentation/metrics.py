@@ -114,6 +114,13 @@ _RELAY_LAG_SECONDS = Metric(
     "s",
     "How long a batch's oldest message had waited in the outbox",
 )
+_PUBLISHER_OVERDUE = Metric(
+    "txbox_publisher_overdue",
+    "txbox.publisher.overdue",
+    Kind.COUNTER,
+    "{message}",
+    "Messages whose publisher has not returned in time",
+)
 _MAINTAINED = Metric(
     "txbox_maintained_rows",
     "txbox.maintained.rows",
@@ -172,6 +179,7 @@ METRICS = (
     _HEARTBEAT_FAILURES,
     _RELAYED,
     _RELAY_LAG_SECONDS,
+    _PUBLISHER_OVERDUE,
     _MAINTAINED,
     _MAINTENANCE_AGE,
     _ROTATION_DUE,
@@ -235,7 +243,10 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
             yield _BROKER_UP, 1, ""
         case BrokerRestored():
             yield _BROKER_UP, 1, ""
-        case BrokerLost() | PublisherOverdue():
+        case BrokerLost():
+            yield _BROKER_UP, 0, ""
+        case PublisherOverdue():
+            yield _PUBLISHER_OVERDUE, event.messages, ""
             yield _BROKER_UP, 0, ""
         case DatabaseRestored():
             yield _DATABASE_UP, 1, ""

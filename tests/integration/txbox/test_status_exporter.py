@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
 
 from support.postgres.roles import restricted
 from support.postgres.statements import run
@@ -103,6 +104,17 @@ def test_what_is_not_read_within_the_limit_is_left_out_and_takes_no_time_from_ot
         assert not [name for name, _ in found if name == "txbox_messages_retrying"]
         assert found[key("exporter_read_success", part="workers")] == others
         assert found[key("dead_letters", subscriber="other", reason="mismatch")] == 1
+
+
+def test_several_statements_have_one_limit(engine: Engine) -> None:
+    reader = figures.FiguresReader(engine, None, "")
+    with (
+        pytest.raises(DBAPIError, match="canceling statement due to user request"),
+        reader._bounded(time.monotonic() + 0.5) as connection,
+    ):
+        list(map(connection.exec_driver_sql, ["SELECT pg_sleep(0.2)"] * 10))
+    with reader._bounded(time.monotonic() + 5) as connection:
+        connection.exec_driver_sql("SELECT 1")
 
 
 def test_a_server_that_gives_no_answer_costs_no_more_than_the_limit(proxied: Engine, proxy: TcpProxy) -> None:

@@ -342,7 +342,10 @@ def _summary(outbox: OutboxStatus) -> str:
     alive = [relay for relay in outbox.relays if not relay.stale]
     has_rate = any(relay.sent_per_second is not None for relay in alive)
     rate = _rate(outbox.sent_per_second if has_rate else None)
-    parts.append(f"{counted(len(alive), 'relay')}, {rate} sent per second" if alive else "no relay is at work")
+    if not outbox.relays_in_time:
+        parts.append("which relays are at work could not be read in time")
+    else:
+        parts.append(f"{counted(len(alive), 'relay')}, {rate} sent per second" if alive else "no relay is at work")
     if outbox.removed_rows >= _MANY_ROWS and (outbox.snapshot_holders or not outbox.in_time):
         parts.append(f"about {outbox.removed_rows:,} rows that were sent are not cleaned up")
     if outbox.kept_messages is None:

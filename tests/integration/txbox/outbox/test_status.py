@@ -258,6 +258,14 @@ def test_a_backlog_that_cannot_be_looked_at_in_time_is_told_as_far_as_it_is_know
     monkeypatch.setattr(sql, "backlog", for_ever.replace("greatest(%(lanes)s, %(limit)s)", "%(limit)s"))
     found = read_outbox_status(engine)
     assert (found.exact, found.in_time, found.destinations) == (False, False, ())
+    monkeypatch.setattr(sql, "relays", "SELECT pg_sleep(600) WHERE %(stale_after)s IS NOT NULL")
+    assert not read_outbox_status(engine).relays_in_time
+
+
+def test_nothing_is_read_beyond_the_limit_and_nothing_is_taken_for_nothing(engine: Engine, backlog: int) -> None:
+    found = read_outbox_status(engine, limit_seconds=0)
+    assert (found.in_time, found.relays_in_time, found.destinations, found.kept_exact) == (False, False, (), False)
+    assert found.messages != 0
 
 
 @pytest.mark.parametrize("table", ["outbox_message", "outbox_sent", "outbox_relay"])

@@ -70,6 +70,7 @@ def test_an_outage_shows_in_the_gauges(registry: CollectorRegistry) -> None:
             hook(event)
         assert registry.get_sample_value("txbox_broker_up", LABELS) == up
         assert registry.get_sample_value("txbox_database_up", LABELS) == up
+    assert registry.get_sample_value("txbox_publisher_overdue_total", LABELS) == 1
 
 
 def test_the_source_is_a_label_if_asked_for(registry: CollectorRegistry) -> None:
