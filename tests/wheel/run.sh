@@ -93,6 +93,27 @@ remedy() {
 
 imports() { "$bin/python" -W error -c "import $1"; }
 
+# Without a database: it says so.
+exporter_answers() {
+  local exporter status=0
+  "$bin/txbox" exporter --url postgresql://nobody@127.0.0.1:1/x --port 0 >"$work/exporter.out" 2>&1 &
+  exporter=$!
+  "$bin/python" - "$work/exporter.out" <<'PYTHON' || status=$?
+import re
+import sys
+import time
+import urllib.request
+
+deadline = time.monotonic() + 60
+while not (found := re.search(r"http://\S+/metrics", open(sys.argv[1]).read())):
+    assert time.monotonic() < deadline, "it does not say where it listens"
+    time.sleep(0.1)
+with urllib.request.urlopen(found[0], timeout=30) as answer:
+    assert b"txbox_exporter_up 0.0" in answer.read()
+PYTHON
+  kill "$exporter" && wait "$exporter" && return "$status"
+}
+
 dashboard_starts() { imports txbox_dashboard && "$bin/txbox" dashboard --help; }
 
 discard() { rm -rf "${bin%/bin}"; }
@@ -134,8 +155,11 @@ step "[dashboard] import, txbox dashboard --help" dashboard_starts
 step "[dashboard] neither boto3 nor pyspark is there" lacks boto3 pyspark
 discard
 
-step "[prometheus] installs" environment prometheus
-step "[prometheus] import" imports txbox.instrumentation.prometheus
+step "[cli,prometheus] installs" environment cli,prometheus
+step "[cli,prometheus] import" imports "txbox.instrumentation.prometheus, txbox.status.exporter.prometheus"
+step "[cli,prometheus] neither boto3 nor pyspark is there" lacks boto3 pyspark
+step "[cli,prometheus] txbox exporter --help" "$bin/txbox" exporter --help
+step "[cli,prometheus] txbox exporter answers a scrape" exporter_answers
 discard
 
 step "[otel] installs" environment otel
