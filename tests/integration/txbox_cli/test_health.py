@@ -96,12 +96,13 @@ def test_all_notice_an_outage_and_its_end(server: LocalPostgres, capsys: pytest.
     engine.dispose()
 
 
-@pytest.mark.parametrize("command", ["relay", "maintain"])
-def test_a_command_answers_probes_from_its_start_to_its_end(txbox: Txbox, command: str) -> None:
+def probed(txbox: Txbox, *command: str) -> tuple[dict[str, str], Ended]:
+    """Run a command on a free port until it is ready; return what it answers then, by path, and how it ended."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+        port = str(probe.getsockname()[1])
     at = f"http://127.0.0.1:{port}"
-    found: dict[str, int] = {}
+    found: dict[str, str] = {}
+    over = threading.Event()
 
     def is_ready() -> bool:
         with contextlib.suppress(OSError):  # it does not listen yet
@@ -110,15 +111,38 @@ def test_a_command_answers_probes_from_its_start_to_its_end(txbox: Txbox, comman
 
     def ask() -> None:
         try:
-            wait_until(is_ready, timeout=30)
-            found.update({path: answer(f"{at}/{path}")[0] for path in ("live", "ready", "metrics")})
+            wait_until(lambda: over.is_set() or is_ready(), timeout=30)
+            found.update({path: answer(f"{at}/{path}")[1] for path in ("live", "ready", "metrics")})
         finally:
-            os.kill(os.getpid(), signal.SIGTERM)
+            if not over.is_set():  # or this would end the tests
+                os.kill(os.getpid(), signal.SIGTERM)
 
     prober = threading.Thread(target=ask)
     prober.start()
-    ended = txbox(command, "--health-port", str(port))
-    prober.join()
-    assert found == {"live": 200, "ready": 200, "metrics": 200}
+    try:
+        ended = txbox(*command, port)
+    finally:
+        over.set()
+        prober.join()
     assert ended.status == 0, ended.err
-    assert f"health: http://127.0.0.1:{port} has /live, /ready, /metrics" in ended.out
+    assert at in ended.out
+    return found, ended
+
+
+@pytest.mark.parametrize("command", ["relay", "maintain"])
+def test_a_command_answers_probes_from_its_start_to_its_end(txbox: Txbox, command: str) -> None:
+    found, ended = probed(txbox, command, "--health-port")
+    assert (found["live"], found["ready"]) == ("live\n", "ready\n")
+    assert "# HELP txbox_database_up" in found["metrics"]
+    assert "has /live, /ready, /metrics" in ended.out
+
+
+def test_the_exporter_has_figures_of_the_database_and_of_queues(txbox: Txbox, queue: str) -> None:
+    found, _ = probed(txbox, "exporter", "--queue", queue, "--queue", queue, "--limit", "30", "--port")
+    assert (found["live"], found["ready"]) == ("live\n", "ready\n")
+    assert "txbox_exporter_up 1.0" in found["metrics"]
+    assert f'txbox_queue_messages{{source="{queue}",state="waiting"}} 0.0' in found["metrics"]
+
+
+def test_a_queue_of_the_exporter_is_a_url(txbox: Txbox) -> None:
+    txbox("exporter", "--queue", "orders").failed_in_one_line(2, "--queue must be the URL of a queue")
