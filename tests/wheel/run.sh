@@ -12,6 +12,7 @@ unset PYTHONPATH TXBOX_DATABASE_URL AWS_ENDPOINT_URL AWS_ENDPOINT_URL_SQS
 # The database's user must be able to pass through to the programs of the [embedded] extra.
 chmod 755 "$work"
 cd "$work"
+bin=$work/environment/bin
 
 # step WHAT COMMAND...: run quietly; on failure show what it said, and end. (Within `if`, bash's own -e is off: what
 # has several commands joins them by &&.)
@@ -69,12 +70,15 @@ assert extras == {"aws", "cli", "dashboard", "embedded", "spark", "prometheus", 
 PYTHON
 }
 
-# environment EXTRAS: an empty environment with the wheel and these extras. It has no pip of its own, and nothing is
-# compiled that is not imported: both save minutes.
+# environment EXTRAS: a new environment with the wheel and these extras. It has no pip of its own, and nothing is compiled
+# that is not imported: both save minutes.
 environment() {
-  bin=$work/environments/${1:-core}/bin
-  "$python" -m venv --without-pip "${bin%/bin}" \
-    && "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
+  rm -rf "$work/environment" && "$python" -m venv --without-pip "$work/environment" && grown "$1"
+}
+
+# grown EXTRAS: the environment at hand gets these extras. They need all that is in it, so it is what a new one would be.
+grown() {
+  "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
     -c "$root/constraints.txt" "$wheel${1:+[$1]}"
 }
 
@@ -116,8 +120,6 @@ PYTHON
 
 dashboard_starts() { imports txbox_dashboard && "$bin/txbox" dashboard --help; }
 
-discard() { rm -rf "${bin%/bin}"; }
-
 step "the wheel is built" build
 step "it holds typed packages, the data, the history, and no tests" contents
 
@@ -127,7 +129,13 @@ step "[] import txbox, txbox_migrations, txbox_workers, txbox.testing" \
 step "[] neither boto3, typer, rich, pydantic, moto nor pyspark is there" lacks boto3 typer rich pydantic moto pyspark
 step "[] txbox names the extra" remedy "pip install 'txbox\[cli\]'" "$bin/txbox" status
 step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory_source"
-discard
+
+step "[aws] installs" grown aws
+step "[aws] every module that uses boto3" \
+  imports "txbox_aws.sqs, txbox_aws.lambda_, txbox_aws.publishers, txbox_aws.dynamodb, txbox_aws.step_functions"
+
+step "[cli,aws,embedded] installs" grown cli,aws,embedded
+step "[cli,aws,embedded] txbox demo --purchases 200" "$bin/txbox" demo --purchases 200 --without-spark
 
 step "[cli] installs" environment cli
 step "[cli] txbox --help" "$bin/txbox" --help
@@ -139,35 +147,21 @@ step "[cli] txbox bulk-load names what is missing" remedy "pip install 'txbox\[s
 step "[cli] txbox dashboard names what is missing" remedy "pip install 'txbox\[dashboard" "$bin/txbox" dashboard \
   --url postgresql://nobody@127.0.0.1:1/x
 step "[cli] txbox dev names what is missing" remedy "pip install 'txbox\[" "$bin/txbox" dev
-discard
 
-step "[aws] installs" environment aws
-step "[aws] every module that uses boto3" \
-  imports "txbox_aws.sqs, txbox_aws.lambda_, txbox_aws.publishers, txbox_aws.dynamodb, txbox_aws.step_functions"
-discard
-
-step "[cli,aws,embedded] installs" environment cli,aws,embedded
-step "[cli,aws,embedded] txbox demo --purchases 200" "$bin/txbox" demo --purchases 200 --without-spark
-discard
-
-step "[dashboard] installs" environment dashboard
+step "[dashboard] installs" grown dashboard
 step "[dashboard] import, txbox dashboard --help" dashboard_starts
 step "[dashboard] neither boto3 nor pyspark is there" lacks boto3 pyspark
-discard
 
 step "[cli,prometheus] installs" environment cli,prometheus
 step "[cli,prometheus] import" imports "txbox.instrumentation.prometheus, txbox.status.exporter.prometheus"
 step "[cli,prometheus] neither boto3 nor pyspark is there" lacks boto3 pyspark
 step "[cli,prometheus] txbox exporter --help" "$bin/txbox" exporter --help
 step "[cli,prometheus] txbox exporter answers a scrape" exporter_answers
-discard
 
 step "[otel] installs" environment otel
 step "[otel] import" imports txbox.instrumentation.opentelemetry
-discard
 
 step "[spark] installs" environment spark
 step "[spark] import txbox_spark" imports txbox_spark
-discard
 
 echo "the wheel is good (${SECONDS} s)"
