@@ -6,6 +6,7 @@ What Prometheus and Kubernetes say of them is checked by `make lint-monitoring`.
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def panels() -> list[dict[str, Any]]:
     return dashboard()["panels"]
 
 
+@cache
 def manifests() -> list[dict[str, Any]]:
     return [part for path in sorted(KUBERNETES.glob("*.yaml")) for part in yaml.safe_load_all(path.read_text())]
 
