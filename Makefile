@@ -37,10 +37,11 @@ OLDEST_PASSED_OVER := $(addprefix --ignore tests/integration/txbox_spark/,runtim
 CHAOS_TESTS = $(shell grep -r --include='test_*.py' -l 'mark\.chaos' tests | LC_ALL=C sort)
 SPARK_TESTS := tests/integration/txbox_spark tests/acceptance/spark
 # Of Spark's, of AWS's and of the command line's tests, those that rest most on what Postgres does: no others need another version of it.
+# A load as a whole is asked of Spark by test_watermark.py, with tables of staging and a merge; the SQL of its chunks needs no Spark.
 CONTAINER_TESTS := tests/containers tests/migrations tests/integration/txbox tests/integration/txbox_workers \
   $(wildcard tests/integration/test_*.py) tests/integration/txbox_aws/lambda_ tests/integration/txbox_aws/test_sqs_worker.py \
   tests/integration/txbox_cli/test_reports.py tests/integration/txbox_cli/test_outbox_commands.py \
-  tests/integration/txbox_spark/merging/test_chunk_merger.py tests/integration/txbox_spark/reading/test_types.py
+  tests/integration/txbox_spark/merging/test_chunk_merger.py tests/integration/txbox_spark/test_watermark.py
 # Of Kubernetes' own kinds, by the oldest and the newest API that kubernetes-validate brings schemas of; KEDA's kinds are not in it,
 # and tests/unit/test_deployment_examples.py reads those.
 KUBERNETES_VERSIONS := 1.25 1.37
