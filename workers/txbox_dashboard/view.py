@@ -79,6 +79,7 @@ class Renderer:
             "moment": moment,
             "iso": iso,
             "spark": spark,
+            "drawn": drawn,
             "query": query_of,
         }
         self._templates.globals["version"] = __version__
@@ -146,6 +147,15 @@ def spark(counts: Sequence[float], width: int = 120, height: int = 28) -> str:
     return " ".join(
         f"{place * step:.1f},{height - 1 - each / most * (height - 2):.1f}" for place, each in enumerate(counts)
     )
+
+
+def drawn(series: Sequence[tuple[str, Sequence[float]]]) -> list[tuple[str, Sequence[float]]]:
+    """Return what a chart draws: without the last stretch, which is not over, and would look like a fall.
+
+    While there is nothing before it, it is drawn.
+    """
+    earlier = [(name, counts[:-1]) for name, counts in series]
+    return earlier if any(any(counts) for _, counts in earlier) else list(series)
 
 
 def query_of(values: Mapping[str, object]) -> str:

@@ -57,12 +57,19 @@ def test_the_outbox_shows_what_waits_where_and_why(pages: TestClient, engine: En
             return [Refused(one, "full <b>") for one in messages]  # type: ignore[attr-defined]
 
     publish(engine, *outgoing(3, key="k", to="own:full"), *outgoing(2, to="other:waits"))
+    # What was refused is not taken for sent.
+    run(
+        engine,
+        "INSERT INTO reported_activity (kind, name, minute, figure, count) "
+        "VALUES ('destination', 'own:full', date_trunc('minute', now()), 'failed', 7777)",
+    )
     relay = Relay(engine, {"own": Refusing()})
     with at_work(relay):
         wait_until(lambda: "full <b>" in text_of(pages, "/outbox"))
         text = text_of(pages, "/outbox")
     assert "other:waits 2 0 0" in text
     assert "own:full 0 0 3" in text
+    assert "7,777" not in text
     assert "k own:full" in text  # the key that is held
 
 

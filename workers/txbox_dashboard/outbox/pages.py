@@ -76,10 +76,12 @@ def outbox(request: Request) -> Page:
     sees_all = reader.read("who may be seen", sees_all_sessions)
     kept = reader.rows("what was sent", sql.kept_since)
     alive = [one for one in relays if not one.stale]
-    sent = {one.name: one.counts for one in activity}
+    sent = {one.name: one.counts for one in activity if one.figure == "sent"}
     known = {one.destination: one for one in (backlog.destinations if backlog else ())}
     paused = {one.name: one for one in pauses if one.kind == "destination"}
-    names = sorted({*known, *sent, *paused, *(name for relay in alive for name in relay.outages)})
+    names = sorted(
+        {*known, *(one.name for one in activity), *paused, *(name for relay in alive for name in relay.outages)}
+    )
     asked = {"subscriber_ids": [f"{RELAY_SUBSCRIBER}:{name}" for name in names], "limit": COUNTED + 1}
     overview = OverviewStatements.load(reader.schema, reader.prefix)
     troubles = reader.rows("dead letters", overview.troubles, asked) or ()
