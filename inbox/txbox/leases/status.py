@@ -57,7 +57,7 @@ def read_lease_status(
         engine: the database.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
-        exact_up_to_rows: count, which reads every row, only a table that has no more of them by the planner's figures.
+        exact_up_to_rows: count, which reads every row, only a table that has no more of them by Postgres's statistics.
     """
     sql = LeaseStatements.load(schema, prefix)
     with engine.connect() as connection:

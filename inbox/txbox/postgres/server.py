@@ -21,5 +21,5 @@ SERVER = ServerStatements.load()
 
 
 def estimate_rows(connection: Connection, table_name: str) -> int:
-    """Return how many rows a table (its name quoted) has, by the planner's figures."""
+    """Return how many rows a table (its name quoted) has, by Postgres's statistics."""
     return int(connection.exec_driver_sql(SERVER.row_estimate, {"table_name": table_name}).scalar_one())

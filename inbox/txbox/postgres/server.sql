@@ -19,10 +19,11 @@ WHERE pid = ANY(%(pids)s::int[])
   ) IS NOT FALSE
 
 -- name: row_estimate
--- How many rows a table has, by the planner's figures. A partitioned one has what its partitions have.
+-- How many rows a table has, by Postgres's statistics: the planner's figures, which are those of the last ANALYZE, or the
+-- count of live rows, which a crash of the server forgets. A partitioned one has what its partitions have.
 -- parameters: table_name text (quoted)
 -- returns: rows
-SELECT coalesce(sum(greatest(reltuples, 0)), 0)::bigint FROM pg_class
+SELECT coalesce(sum(greatest(reltuples, pg_stat_get_live_tuples(oid), 0)), 0)::bigint FROM pg_class
 WHERE oid IN (
   SELECT %(table_name)s::regclass WHERE (SELECT relkind FROM pg_class WHERE oid = %(table_name)s::regclass) <> 'p'
   UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = %(table_name)s::regclass

@@ -39,7 +39,7 @@ class HorizonStatus:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStatus:
-    """One generation of a rotating inbox; ``rows`` by the planner's figures, ``bytes`` with its index."""
+    """One generation of a rotating inbox; ``rows`` by Postgres's statistics, ``bytes`` with its index."""
 
     generation: int
     opened_at: datetime
@@ -68,7 +68,7 @@ class Runway:
         at_work: one works, or did so half a minute ago.
         seconds_ago: since the last round was finished; None if none ever was.
         overdue: a round was finished, and that is longer ago than a service takes.
-        inbox_rows: of all generations, by the planner's figures.
+        inbox_rows: of all generations, by Postgres's statistics.
         inbox_bytes: with its index, of all generations.
         horizons: of each subscriber that forgets, by name.
         generations: of a rotating inbox, the oldest first.

@@ -351,7 +351,7 @@ def test_errors_are_redacted_wherever_they_are_shown(open_dashboard: Open, engin
     )
     pages = open_dashboard(redact=lambda what: what.text.replace("4111", "****"))
     assert "not sent: card ****" in text_of(pages, "/letter?number=1")
-    assert "error card ****, headers card, json_path hidden" in text_of(pages, "/letters")
+    assert "error card ****, headers card, json path hidden" in text_of(pages, "/letters")
     for path in (
         "/letters",
         "/letter?number=1",

@@ -4,7 +4,7 @@
 -- name: blocks
 -- How large the table is.
 -- parameters: none
--- returns: blocks, rows (by the planner's figures)
+-- returns: blocks, rows (by Postgres's statistics)
 SELECT pg_relation_size(oid) / current_setting('block_size')::bigint AS blocks, greatest(reltuples, 0)::bigint AS rows
 FROM pg_class WHERE oid = '{{literal(message_lease)}}'::regclass
 

@@ -17,7 +17,7 @@ SELECT count(*) AS messages FROM (
 ) AS bounded
 
 -- name: kept_since
--- How many sent messages are kept, by the planner's figures.
+-- How many sent messages are kept, by Postgres's statistics.
 -- parameters: none
 -- returns: rows
-SELECT greatest(reltuples, 0)::bigint AS rows FROM pg_class WHERE oid = '{{literal(outbox_sent)}}'::regclass
+SELECT greatest(reltuples, pg_stat_get_live_tuples(oid), 0)::bigint AS rows FROM pg_class WHERE oid = '{{literal(outbox_sent)}}'::regclass
