@@ -30,8 +30,8 @@ OLDEST_TESTS := tests/integration/txbox_spark tests/migrations \
   tests/integration/txbox/inbox tests/integration/txbox/outbox/test_outbox.py tests/integration/txbox/dead_letters \
   tests/integration/txbox_workers/processing/test_batches.py tests/integration/txbox_workers/processing/test_conflicts.py \
   tests/integration/txbox_workers/test_handlers.py
-# What these ask rests on our tables: of the oldest Spark they need what test_bulk_load.py and test_staging.py ask of it, with both writers.
-OLDEST_PASSED_OVER := $(addprefix --ignore tests/integration/txbox_spark/,runtime/test_cluster.py loading/test_run_resumer.py \
+# What these ask rests on our tables: of the oldest Spark they need what the others ask of it, with both writers.
+OLDEST_PASSED_OVER := $(addprefix --ignore tests/integration/txbox_spark/,runtime/test_cluster.py \
   merging/test_repeated_chunks.py merging/test_expired_events.py)
 # To collect all tests takes each process longer than to find their files by the mark.
 CHAOS_TESTS = $(shell grep -r --include='test_*.py' -l 'mark\.chaos' tests | LC_ALL=C sort)

@@ -25,6 +25,7 @@ Txbox = Callable[..., Ended]
 
 NOTHING_IN_THE_OUTBOX = """{
   "messages": 0, "exact": true, "removed_rows": 0, "destinations": [], "in_time": true, "relays": [],
+  "relays_in_time": true,
   "sent_per_second": 0.0, "kept_messages": 0, "kept_exact": true, "kept_since": null, "snapshot_holders": [],
   "sees_all_sessions": true
 }"""
