@@ -1,6 +1,7 @@
-"""The worker of one measurement."""
+"""The workers of one measurement."""
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from sqlalchemy import create_engine
 from benchmarks.consumer.clients import handle
 from benchmarks.consumer.deliveries import PreparedSource, make_deliveries
 from benchmarks.shared.database import SCHEMA, SUBSCRIBER
-from benchmarks.shared.work import WARM_UP_SECONDS, Rate, ready, window
+from benchmarks.shared.work import WARM_UP_SECONDS, Rate, ready
 from txbox import Inbox
 from txbox.instrumentation.opentelemetry_tracing import OpenTelemetryTracing
 from txbox.tracing import NO_TRACING
@@ -36,23 +37,48 @@ class NoExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-def consume(_number: int, kind: str, url: str, seconds: float) -> tuple[Rate, int]:
-    """Consume in this process; return the rate, and how many different messages were settled."""
+def consume(_number: int, url: str, seconds: float) -> tuple[dict[str, Rate], int]:
+    """Have a worker of each kind take batches in turn, in one thread: what slows the machine down slows all of them.
+
+    Returns their rates, and how many different messages were settled.
+    """
     deliveries = make_deliveries(int((seconds + WARM_UP_SECONDS) * DELIVERIES_PER_SECOND), distance=2 * BATCH)
     source = PreparedSource([_created(delivery) for delivery in deliveries], BATCH)
     engine = create_engine(url, pool_size=1, max_overflow=2)
-    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(SHARES.get(kind, 0.0))))
-    provider.add_span_processor(BatchSpanProcessor(NoExporter()))
-    tracing = OpenTelemetryTracing(provider) if kind in SHARES else NO_TRACING
-    worker = Worker(source, inbox=Inbox(SUBSCRIBER, schema=SCHEMA), engine=engine, handler=handle, tracing=tracing)
+    providers = {kind: _provider(share) for kind, share in SHARES.items()}
+    workers = {
+        kind: Worker(
+            source,
+            inbox=Inbox(SUBSCRIBER, schema=SCHEMA),
+            engine=engine,
+            handler=handle,
+            tracing=OpenTelemetryTracing(providers[kind]) if kind in providers else NO_TRACING,
+        )
+        for kind in (NONE, *SHARES)
+    }
     ready()
-    worker.start()
-    rate = window(lambda: source.acked, seconds, source.used_up)
-    if not worker.stop():
-        raise RuntimeError("the worker did not drain")
+    spent: dict[str, list[float]] = {kind: [0.0, 0.0, 0] for kind in workers}
+    warm, ends = time.monotonic() + WARM_UP_SECONDS, time.monotonic() + WARM_UP_SECONDS + seconds
+    while (now := time.monotonic()) < ends and not source.used_up.is_set():
+        for kind, worker in workers.items():
+            began, cpu = time.perf_counter(), time.thread_time()
+            worker._poll_once(0)  # noqa: SLF001 - a poll, without the thread that repeats it
+            if now > warm:
+                used = spent[kind]
+                used[0] += time.perf_counter() - began
+                used[1] += time.thread_time() - cpu
+                used[2] += BATCH
     engine.dispose()
-    provider.shutdown()
-    return rate, source.distinct_acked()
+    for provider in providers.values():
+        provider.shutdown()
+    rates = {kind: Rate(done / wall, cpu / done * 1e6, int(done), warm) for kind, (wall, cpu, done) in spent.items()}
+    return rates, source.distinct_acked()
+
+
+def _provider(share: float) -> TracerProvider:
+    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(share)))
+    provider.add_span_processor(BatchSpanProcessor(NoExporter()))
+    return provider
 
 
 def _created(delivery: Delivery) -> Delivery:

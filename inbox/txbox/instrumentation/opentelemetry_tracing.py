@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Token
 from functools import lru_cache
-from typing import TypeVar, overload
+from typing import overload
 from urllib.parse import urlsplit
 
 from txbox.errors import NotSendable
@@ -36,8 +36,6 @@ except ModuleNotFoundError as error:
     raise ImportError("opentelemetry-api is missing; install it: pip install 'txbox[otel]'") from error
 
 __all__ = ["OpenTelemetryTracing"]
-
-T = TypeVar("T")
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 """The version of the conventions."""
@@ -63,6 +61,9 @@ KINDS = {
 
 _WITHOUT_LINKS = (Operation.CREATE, Operation.SETTLE)
 """What is settled has been received, within whose span it is; that one has the links."""
+
+_WITH_IDS = (Operation.SEND, Operation.PROCESS)
+"""What is received is told by id by the spans within."""
 
 SYSTEMS = {SQS: "aws_sqs", SNS: "aws.sns", EVENTBRIDGE: "aws.eventbridge"}
 """The conventions have no name for EventBridge."""
@@ -91,56 +92,49 @@ class OpenTelemetryTracing(Tracing):
     ) -> Span:
         """Begin a span of work on messages; see ``Tracing``."""
 
-        def begin() -> Span:
-            named, described = name or operation.value, _described(place)
-            attributes: dict[str, AttributeValue] = {
-                **described,
-                OPERATION_NAME: named,
-                OPERATION_TYPE: operation.value,
-            }
-            if subscriber_id is not None:
-                attributes[CONSUMER_GROUP_NAME] = subscriber_id
-            if batch:
-                attributes[BATCH_MESSAGE_COUNT] = len(messages)
-            else:
-                attributes[MESSAGE_ID] = messages[0].id
-            links = () if operation in _WITHOUT_LINKS else _Links(messages, with_ids=batch)
+        try:
+            title, shared = _shared(operation, place, name, subscriber_id)
+            own: dict[str, AttributeValue] = (
+                {BATCH_MESSAGE_COUNT: len(messages)} if batch else {MESSAGE_ID: messages[0].id}
+            )
             span = self._tracer.start_span(
-                f"{named} {described[DESTINATION_NAME]}",
+                title,
                 kind=KINDS[operation],
-                attributes=attributes,
-                links=links,
+                attributes={**shared, **own},
+                links=()
+                if operation in _WITHOUT_LINKS
+                else _Links(messages, with_ids=batch and operation in _WITH_IDS),
                 start_time=began_ns,
                 record_exception=False,
             )
-            return _OpenTelemetrySpan(span, self._guarded)
-
-        return self._guarded(begin, NO_SPAN)
+        except Exception:  # noqa: BLE001 - see _log_once
+            self._log_once()
+            return NO_SPAN
+        return _OpenTelemetrySpan(span, self._log_once)
 
     def internal(self, name: str, attributes: Mapping[str, AttributeValue], *, began_ns: int | None = None) -> Span:
         """Begin a span of txbox's own work; see ``Tracing``."""
 
-        def begin() -> Span:
-            span = self._tracer.start_span(name, attributes=attributes, start_time=began_ns)
-            return _OpenTelemetrySpan(span, self._guarded)
-
-        return self._guarded(begin, NO_SPAN)
-
-    def _guarded(self, work: Callable[[], T], otherwise: T) -> T:
-        """Return what work returns; what it raises is logged once, as it comes from the host's SDK or an exporter."""
         try:
-            return work()
-        except Exception:  # noqa: BLE001 - see above
-            if not self._failed:
-                self._failed = True
-                _log.exception("a span could not be made; messages are processed all the same. This is said once")
-            return otherwise
+            span = self._tracer.start_span(name, attributes=attributes, start_time=began_ns)
+        except Exception:  # noqa: BLE001 - see _log_once
+            self._log_once()
+            return NO_SPAN
+        return _OpenTelemetrySpan(span, self._log_once)
+
+    def _log_once(self) -> None:
+        """Log an error of the host's SDK, or of an exporter, the first time; it is nothing that a message fails by."""
+        if not self._failed:
+            self._failed = True
+            _log.exception("a span could not be made; messages are processed all the same. This is said once")
 
 
 class _OpenTelemetrySpan(Span):
-    def __init__(self, span: trace.Span, guarded: Callable[[Callable[[], object], object], object]) -> None:
+    __slots__ = ("_ended", "_log_once", "_span")
+
+    def __init__(self, span: trace.Span, log_once: Callable[[], None]) -> None:
         self._span = span
-        self._guarded = guarded
+        self._log_once = log_once
         self._ended = False
 
     @property
@@ -150,15 +144,20 @@ class _OpenTelemetrySpan(Span):
     @property
     def headers(self) -> Mapping[str, str]:
         carrier: dict[str, str] = {}
-        context = trace.set_span_in_context(self._span, contexts.Context())
-        self._guarded(lambda: _PROPAGATOR.inject(carrier, context), None)
+        try:
+            _PROPAGATOR.inject(carrier, trace.set_span_in_context(self._span, contexts.Context()))
+        except Exception:  # noqa: BLE001 - see OpenTelemetryTracing
+            self._log_once()
         return carrier
 
     def current(self) -> AbstractContextManager[object]:
         return _Current(self._span)
 
     def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
-        self._guarded(lambda: self._span.add_event(name, attributes), None)
+        try:
+            self._span.add_event(name, attributes)
+        except Exception:  # noqa: BLE001 - see OpenTelemetryTracing
+            self._log_once()
 
     def end(
         self,
@@ -170,20 +169,29 @@ class _OpenTelemetrySpan(Span):
         if self._ended:
             return
         self._ended = True
-
-        def finish() -> None:
-            if self._span.is_recording():
-                if attributes:
-                    self._span.set_attributes(attributes)
-                if error_type is not None:
-                    self._span.set_attribute(ERROR_TYPE, error_type)
-                    self._span.set_status(Status(StatusCode.ERROR))
+        try:
+            if attributes:
+                self._span.set_attributes(attributes)
+            if error_type is not None:
+                self._span.set_attribute(ERROR_TYPE, error_type)
+                self._span.set_status(Status(StatusCode.ERROR))
             self._span.end(ended_ns)
-
-        self._guarded(finish, None)
+        except Exception:  # noqa: BLE001 - see OpenTelemetryTracing
+            self._log_once()
 
 
 @lru_cache(maxsize=1024)
+def _shared(
+    operation: Operation, place: str, name: str | None, subscriber_id: str | None
+) -> tuple[str, Mapping[str, AttributeValue]]:
+    """Return the name of a span, and what all of its kind have in common."""
+    named, described = name or operation.value, _described(place)
+    attributes: dict[str, AttributeValue] = {**described, OPERATION_NAME: named, OPERATION_TYPE: operation.value}
+    if subscriber_id is not None:
+        attributes[CONSUMER_GROUP_NAME] = subscriber_id
+    return f"{named} {described[DESTINATION_NAME]}", attributes
+
+
 def _described(place: str) -> Mapping[str, str]:
     """Return what the conventions say about a place: the system, the name there, and the server."""
     try:
