@@ -94,7 +94,10 @@ def letter(request: Request) -> Page:
     def shown(kind: Any, text: str, header: str | None = None) -> str:
         return redacted(settings, kind, text, found.message_id, found.subscriber_id, header)
 
-    history = [{**each, "error": shown("error", str(each.get("error", "")))} for each in found.history]
+    history = [
+        {"at": each.get("at"), "delivery": each.get("delivery"), "error": shown("error", str(each.get("error", "")))}
+        for each in found.history
+    ]
     return Page(
         "letter.html",
         {
