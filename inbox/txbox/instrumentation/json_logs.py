@@ -45,8 +45,9 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": _message_of(record),
         }
+        fields |= _in_hand() | _span()  # what is given as ``extra`` takes the place of none of them
         given = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        fields |= _in_hand() | _span() | {name: value for name, value in given.items() if name not in fields}
+        fields |= {name: value for name, value in given.items() if name not in fields}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
@@ -67,7 +68,7 @@ def _message_of(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception as error:  # noqa: BLE001 - a line whose arguments do not fit is still a line
-        return f"{record.msg!r} (its arguments do not fit: {text_of(error)})"
+        return f"{_text(record.msg)!r} (its arguments do not fit: {text_of(error)})"
 
 
 def _text(value: object) -> str:

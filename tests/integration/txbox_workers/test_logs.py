@@ -37,7 +37,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
 
 
 def handle(_session: object, message: Message) -> None:
-    logging.getLogger("billing").info("paid")
+    logging.getLogger("billing").info("paid", extra={"message_id": "of another", "amount": 5})
     if message.id == "bad":
         raise ValueError("no")
 
@@ -46,6 +46,7 @@ def test_lines_of_a_handler_and_ours_about_its_message(engine: Engine, business:
     work_off(MemorySource(messages("a", "bad"), batch_size=2), engine, handle, max_attempts=1)
     paid = [line for line in lines.read if line["message"] == "paid"]
     assert {(line["subscriber_id"], line["message_id"]) for line in paid} == {("billing", "a"), ("billing", "bad")}
+    assert {line["amount"] for line in paid} == {5}
     settled = {line["message_id"]: line["message"] for line in lines.read if " (delivery 1)" in str(line["message"])}
     assert settled.keys() == {"a", "bad"}
     others = [line for line in lines.read if str(line["message"]).startswith("billing received")]
@@ -74,3 +75,13 @@ def test_a_handler_under_a_lease(engine: Engine, lines: Lines) -> None:
     assert worker.stop(20)
     (sent,) = [line for line in lines.read if line["message"] == "sent"]
     assert (sent["subscriber_id"], sent["message_id"]) == ("mailing", "a")
+
+
+def test_what_cannot_be_written_is_still_a_line(lines: Lines) -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    logging.getLogger("billing").info(Silent())
+    (line,) = lines.read
+    assert "Silent" in str(line["message"])
