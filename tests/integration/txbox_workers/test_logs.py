@@ -77,11 +77,10 @@ def test_a_handler_under_a_lease(engine: Engine, lines: Lines) -> None:
     assert (sent["subscriber_id"], sent["message_id"]) == ("mailing", "a")
 
 
-def test_what_cannot_be_written_is_still_a_line(lines: Lines) -> None:
+def test_what_cannot_be_written_is_still_a_line() -> None:
     class Silent:
         def __repr__(self) -> str:
             raise RuntimeError("no")
 
-    logging.getLogger("billing").info(Silent())
-    (line,) = lines.read
-    assert "Silent" in str(line["message"])
+    line = json.loads(JsonFormatter().format(logging.makeLogRecord({"msg": Silent()})))
+    assert "Silent" in line["message"]
