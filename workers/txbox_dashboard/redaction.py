@@ -6,7 +6,12 @@ from typing import Literal
 from txbox_dashboard.settings import Sensitive, Settings
 
 SHOWN_CHARACTERS = 20_000
-"""Of a text, at most."""
+"""Of a text, at most. Statements read so much of an error: one that is cut before it is redacted may hold half of a
+secret, which the hook does not know.
+"""
+
+LINE_CHARACTERS = 500
+"""Of an error in a table, at most."""
 
 HEX_BYTES = 512
 """Of a body that is no text."""
@@ -19,14 +24,21 @@ def redacted(
     message_id: str,
     subscriber_id: str,
     header: str | None = None,
+    *,
+    most: int = SHOWN_CHARACTERS,
 ) -> str:
-    """Return a text as it is to be shown; where the hook raises, nothing of it."""
+    """Return a text as it is to be shown, cut after so many characters; where the hook raises, nothing of it."""
     if settings.redact is not None:
         try:
             text = str(settings.redact(Sensitive(kind, message_id, subscriber_id, header, text)))
         except Exception as error:  # noqa: BLE001 - what cannot be redacted is not shown
             return f"(not shown: redact raised {type(error).__name__})"
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters in all)"
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters in all)"
+
+
+def error_line(settings: Settings, text: str, message_id: str, subscriber_id: str) -> str:
+    """Return an error as a table shows it."""
+    return redacted(settings, "error", text, message_id, subscriber_id, most=LINE_CHARACTERS)
 
 
 def as_text(body: bytes) -> str:

@@ -206,6 +206,9 @@ class WorkerReporter:
             with short_transaction(self._engine) as connection:
                 connection.exec_driver_sql(self._statements.bind_report, self._worker)
                 connection.exec_driver_sql(self._statements.report, self._values(time.monotonic()))
+            # What it has done stays in the charts, also if its row cannot be deleted.
+            with short_transaction(self._engine) as connection:
+                connection.exec_driver_sql(self._statements.bind_report, self._worker)
                 connection.exec_driver_sql(
                     self._statements.delete_report, {**self._worker, "kept": timedelta(days=KEPT_DAYS)}
                 )

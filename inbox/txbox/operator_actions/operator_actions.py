@@ -84,13 +84,17 @@ def read_actions(
     connection: Connection,
     *,
     kinds: Sequence[str] | None = None,
+    without: Sequence[str] = (),
     limit: int = 100,
     schema: str | None = None,
     prefix: str = "",
 ) -> tuple[OperatorAction, ...]:
-    """Return the last actions, the newest first; of these kinds, if some are named. Raises ``SchemaMissing``."""
+    """Return the last actions, the newest first; of these kinds, if some are named, and not of those ``without``.
+
+    Raises ``SchemaMissing``.
+    """
     sql = OperatorActionStatements.load(schema, prefix)
     check_table(connection, sql.tables.operator_action)
-    values = {"kinds": None if kinds is None else list(kinds), "limit": limit}
+    values = {"kinds": None if kinds is None else list(kinds), "without": list(without), "limit": limit}
     rows = connection.exec_driver_sql(sql.last_actions, values).mappings()
     return tuple(OperatorAction(**with_moments(row, "acted_at")) for row in rows)

@@ -40,6 +40,9 @@ COUNTED_LANES = 10_000
 STATEMENT_SECONDS = 5.0
 """How long one statement may take. What an old snapshot keeps from being cleaned up has to be read, and takes time."""
 
+ERROR_CHARACTERS = 500
+"""Of the error of a destination, at most."""
+
 STALE_SECONDS = 12.0
 """A relay reports every 10 seconds; one that is late is not counted: it does not run, or cannot reach the database.
 One that was killed is recognised by its session, which is gone, unless a pooler is in between.
@@ -278,12 +281,16 @@ def _destinations(bounds: _Bounds) -> tuple[list[DestinationStatus], bool, bool]
     sql = bounds.sql
     first = bounds.rows(sql.backlog, {"limit": COUNTED_MESSAGES + 1})
     if first is not None and sum(map(_messages, first)) <= COUNTED_MESSAGES:
-        return [DestinationStatus(**row) for row in first], True, True
+        return [_destination(row, exact=True) for row in first], True, True
     limits = {"lanes": COUNTED_LANES, "limit": COUNTED_MESSAGES}
     each = bounds.rows(sql.backlog_by_lane, limits, sql.plan_by_index)
     # If not all of the messages, some of them, wherever they are.
     rows = each if each is not None else first or ()
-    return [DestinationStatus(**row, exact=False) for row in rows], False, each is not None
+    return [_destination(row, exact=False) for row in rows], False, each is not None
+
+
+def _destination(row: RowMapping, *, exact: bool) -> DestinationStatus:
+    return DestinationStatus(**{**row, "error": row["error"] and row["error"][:ERROR_CHARACTERS]}, exact=exact)
 
 
 def _messages(row: RowMapping) -> int:

@@ -1,7 +1,7 @@
 -- How the outbox stands, for operators. What may meet millions of rows has a limit, and is run with a time-out.
 
 -- fragment: looked_at
-m.destination, m.due_at, m.held, m.attempts, left(m.error, 500) AS error, m.published_at
+m.destination, m.due_at, m.held, m.attempts, left(m.error, 20000) AS error, m.published_at
 
 -- A message is refused, or behind one that was; or not yet due; or else to be sent now. A relay that is at work removes
 -- a delayed message's time when it has come, so due_at is there only until a relay has seen it.

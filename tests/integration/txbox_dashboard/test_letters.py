@@ -368,3 +368,22 @@ def test_errors_are_redacted_wherever_they_are_shown(open_dashboard: Open, engin
     for path in ("/letters?error=card+4111", "/letters/confirm?action=discard&error=card+4111"):
         assert "no filter looks into them" in pages.get(path).text, path
     assert "card ****" in text_of(pages, "/subscriber?id=billing")
+
+
+def test_a_secret_is_not_cut_in_two_before_it_is_redacted(open_dashboard: Open, engine: Engine) -> None:
+    park(engine, "a", error="x" * 490 + "4111222233334444")
+    run(
+        engine,
+        "INSERT INTO outbox_relay (relay_id, host, pid, outages) "
+        """VALUES ('r', 'h', 1, '{"own:x": "login of 4111222233334444"}')""",
+    )
+    run(
+        engine,
+        "INSERT INTO outbox_message (lane, message_id, destination, headers, body, attempts, error, due_at) "
+        "VALUES (1, 'c', 'own:x', '{}', '', 2, repeat('x', 490) || '4111222233334444', now())",
+    )
+    pages = open_dashboard(redact=lambda what: re.sub(r"\d{16}", "****", what.text))
+    for path in ("/letters", "/letter?number=1", "/message?id=a", "/message?id=c", "/outbox"):
+        text = text_of(pages, path)
+        assert "4111" not in text, path
+        assert "****" in text, path

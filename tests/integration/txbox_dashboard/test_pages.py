@@ -110,7 +110,8 @@ def test_a_load_shows_its_chunks_and_what_became_of_its_rows(pages: TestClient, 
 
 def test_maintenance_shows_audits_and_what_people_did(pages: TestClient, engine: Engine) -> None:
     with engine.begin() as connection:
-        for balanced in (False, True):
+        note_action(connection, "pause", "earlier", by="anna")
+        for balanced in (*[False] * 60, True):
             detail = {"balanced": balanced, "seconds": 1.5, "counts": {"processed": 7, "sent_again": 1}}
             note_action(connection, "audit", "billing", by="cron", detail=detail)
         note_action(connection, "pause", "billing", by="anna <b>", detail={"note": "repair"})
@@ -120,6 +121,7 @@ def test_maintenance_shows_audits_and_what_people_did(pages: TestClient, engine:
     assert "not balanced" not in text  # the last one counts
     assert "7 processed , 1 sent again" in text or "7 processed, 1 sent again" in text
     assert "anna <b> pause billing note: repair" in text
+    assert "anna pause earlier" in text  # many audits hide nothing
 
 
 def test_pages_cost_little_where_there_is_much(open_dashboard: Callable[..., TestClient], engine: Engine) -> None:

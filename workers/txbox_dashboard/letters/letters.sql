@@ -2,7 +2,7 @@
 -- stretch of so many numbers, the newest first, or at the letters of one subscriber that wait, if these are few.
 
 -- fragment: line
-letter.dead_letter_id, letter.subscriber_id, letter.message_id, letter.reason, left(letter.error, 500) AS error,
+letter.dead_letter_id, letter.subscriber_id, letter.message_id, letter.reason, left(letter.error, 20000) AS error,
   letter.attempts, letter.source, {{microseconds(letter.parked_at)}} AS parked_at,
   {{microseconds(letter.redriven_at)}} AS redriven_at, {{microseconds(letter.discarded_at)}} AS discarded_at,
   letter.order_key, {{open}} AND {{processed_since}} AS processed_since

@@ -10,7 +10,7 @@ from txbox.dead_letters.letter import letter_from
 from txbox.errors import InvalidConfiguration
 from txbox.postgres.sql import with_moments
 from txbox_dashboard.letters.finder import FIELDS, NEWEST, Found, LetterStatements, count, filter_of, find, newest
-from txbox_dashboard.redaction import as_text, redacted
+from txbox_dashboard.redaction import as_text, error_line, redacted
 from txbox_dashboard.settings import Settings
 from txbox_dashboard.view import Page, Request
 
@@ -32,7 +32,7 @@ def letters(request: Request) -> Page:
     except InvalidConfiguration as error:
         refused = str(error)
     for one in found.letters:
-        one["error"] = redacted(request.settings, "error", one["error"], one["message_id"], one["subscriber_id"])
+        one["error"] = error_line(request.settings, one["error"], one["message_id"], one["subscriber_id"])
     runner = request.runner
     sql = LetterStatements.load(request.reader.schema, request.reader.prefix)
     asked = {"limit": SHOWN_OPERATIONS, "counted": COUNTED}
@@ -43,7 +43,7 @@ def letters(request: Request) -> Page:
     for operation in operations:
         operation["running"] = operation["operation_id"] in runner.running()
         problem = runner.error(operation["operation_id"])
-        operation["problem"] = problem and redacted(request.settings, "error", problem, "", "")
+        operation["problem"] = problem and error_line(request.settings, problem, "", "")
         operation["filter"] = _shown_filter(operation["filter"], request.settings)
     return Page(
         "letters.html",

@@ -7,7 +7,7 @@
 --   finished_at, idle_seconds (since it was heard of), done, applied, already_processed, parked, expired, chunk_rejected,
 --   seconds (from its begin to its last chunk)
 SELECT run.run_id, run.subscriber_id, run.source, run.writer, run.chunks, run.attempts, run.rows_read,
-  run.rows_rejected, left(run.error, 500) AS error, {{microseconds(run.started_at)}} AS started_at,
+  run.rows_rejected, left(run.error, 20000) AS error, {{microseconds(run.started_at)}} AS started_at,
   {{microseconds(run.finished_at)}} AS finished_at, extract(epoch FROM now() - run.heartbeat_at)::float8 AS idle_seconds,
   sums.*
 FROM (SELECT * FROM {{bulk_load}} AS every ORDER BY every.started_at DESC LIMIT %(limit)s) AS run

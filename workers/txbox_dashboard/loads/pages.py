@@ -7,7 +7,7 @@ from typing import Any
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import find_blocked_loads
-from txbox_dashboard.redaction import redacted
+from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 
 SHOWN = 20
@@ -38,7 +38,7 @@ def loads(request: Request) -> Page:
     for load in found:
         load["state"] = _state(load)
         if load["error"]:
-            load["error"] = redacted(request.settings, "error", load["error"], "", load["subscriber_id"])
+            load["error"] = error_line(request.settings, load["error"], "", load["subscriber_id"])
     wanted = request.query.get("run") or (found[0]["run_id"] if found else None)
     shown = next((load for load in found if load["run_id"] == wanted), None)
     chunks: list[dict[str, Any]] = []

@@ -16,7 +16,7 @@ def maintenance(request: Request) -> Page:
     place: Any = {"schema": reader.schema, "prefix": reader.prefix}
     runway: Runway | None = reader.read("what is kept", lambda connection: read_runway(connection, **place))
     audits = reader.read("audits", lambda connection: read_actions(connection, kinds=[AUDIT], limit=SHOWN, **place))
-    actions = reader.read("actions", lambda connection: read_actions(connection, limit=SHOWN, **place))
+    actions = reader.read("actions", lambda connection: read_actions(connection, without=[AUDIT], limit=SHOWN, **place))
     pauses = reader.read("what is paused", lambda connection: read_pauses(connection, **place))
     latest: dict[str, Any] = {}
     for one in audits or ():
@@ -26,7 +26,7 @@ def maintenance(request: Request) -> Page:
         {
             "runway": runway,
             "audits": list(latest.values()),
-            "actions": [one for one in actions or () if one.action != AUDIT],
+            "actions": actions or (),
             "pauses": pauses or (),
         },
     )

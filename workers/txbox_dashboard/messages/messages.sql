@@ -4,7 +4,7 @@
 -- The message in the outbox, which has no index of ids.
 -- parameters: message_id text
 -- returns: destination, key, attempts, error, held, published_at, due_at
-SELECT destination, key, attempts, left(error, 500) AS error, held, {{microseconds(published_at)}} AS published_at,
+SELECT destination, key, attempts, left(error, 20000) AS error, held, {{microseconds(published_at)}} AS published_at,
   {{microseconds(due_at)}} AS due_at
 FROM {{outbox_message}} AS waiting WHERE message_id = %(message_id)s LIMIT 20
 
@@ -55,7 +55,7 @@ FROM unnest(%(subscriber_ids)s::text[]) AS wanted (subscriber_id) CROSS JOIN LAT
 -- parameters: message_id text, subscriber_ids text[]
 -- returns: dead_letter_id, subscriber_id, reason, error, attempts, parked_at, redriven_at, redriven_by, discarded_at,
 --   discarded_by, history
-SELECT found.dead_letter_id, found.subscriber_id, found.reason, left(found.error, 500) AS error, found.attempts,
+SELECT found.dead_letter_id, found.subscriber_id, found.reason, left(found.error, 20000) AS error, found.attempts,
   {{microseconds(found.parked_at)}} AS parked_at, {{microseconds(found.redriven_at)}} AS redriven_at, found.redriven_by,
   {{microseconds(found.discarded_at)}} AS discarded_at, found.discarded_by, found.history
 FROM unnest(%(subscriber_ids)s::text[]) AS wanted (subscriber_id) CROSS JOIN LATERAL (

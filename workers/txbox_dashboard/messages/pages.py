@@ -10,7 +10,7 @@ from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.text import storable
 from txbox_dashboard.overview.pages import SUBSCRIBERS, OverviewStatements
-from txbox_dashboard.redaction import redacted
+from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 
 SEARCHED = 100_000
@@ -102,7 +102,7 @@ def message(request: Request) -> Page:
 def _published(one: Mapping[str, Any], message_id: str, request: Request) -> Sequence[Happening]:
     happened = [Happening(one["published_at"], "published, waits", "warn", one["destination"])]
     if one["attempts"]:
-        error = redacted(request.settings, "error", one["error"] or "", message_id, one["destination"])
+        error = error_line(request.settings, one["error"] or "", message_id, one["destination"])
         text = f"{one['attempts']} times: {error}"
         happened.append(Happening(None, "refused by the broker", "bad", one["destination"], text))
     elif one["held"]:
@@ -143,7 +143,7 @@ def _loaded(one: Mapping[str, Any], request: Request, sql: MessageStatements) ->
 
 def _failed(one: Mapping[str, Any], message_id: str, request: Request) -> Sequence[Happening]:
     name = one["subscriber_id"]
-    error = redacted(request.settings, "error", one["error"], message_id, name)
+    error = error_line(request.settings, one["error"], message_id, name)
     waits = f"waits for another attempt, {one['attempts']} counted"
     return [Happening(one["last_failed_at"], waits, "warn", name, error), *_attempts(one, message_id, request)]
 
@@ -154,7 +154,7 @@ def _attempts(one: Mapping[str, Any], message_id: str, request: Request) -> Sequ
     where = name.removeprefix(f"{RELAY_SUBSCRIBER}:")
     happened = []
     for each in one["history"]:
-        error = redacted(request.settings, "error", str(each.get("error", "")), message_id, name)
+        error = error_line(request.settings, str(each.get("error", "")), message_id, name)
         happened.append(
             Happening(_read(each.get("at")), f"failed, delivery {each.get('delivery')}", "bad", where, error)
         )
@@ -173,7 +173,7 @@ def _parked(one: Mapping[str, Any], message_id: str, request: Request) -> Sequen
     name, number = one["subscriber_id"], one["dead_letter_id"]
     where = name.removeprefix(f"{RELAY_SUBSCRIBER}:")
     link, text = f"/letter?number={number}", f"dead letter {number}"
-    error = redacted(request.settings, "error", one["error"], message_id, name)
+    error = error_line(request.settings, one["error"], message_id, name)
     happened = [*_attempts(one, message_id, request)]
     happened.append(Happening(one["parked_at"], f"parked: {one['reason']}", "bad", where, error, link, text))
     for what in ("redriven", "discarded"):

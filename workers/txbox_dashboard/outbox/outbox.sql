@@ -4,7 +4,7 @@
 -- The keys that are held by a message that was refused, the next to be tried first: some of them.
 -- parameters: limit bigint
 -- returns: destination, key, message_id, attempts, error, due_seconds (until it is tried again; negative: since)
-SELECT destination, key, message_id, attempts, left(error, 500) AS error,
+SELECT destination, key, message_id, attempts, left(error, 20000) AS error,
   extract(epoch FROM due_at - now())::float8 AS due_seconds
 FROM {{outbox_message}} WHERE held AND due_at < 'infinity'::timestamptz ORDER BY due_at LIMIT %(limit)s
 

@@ -15,7 +15,7 @@ from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import read_activity
 from txbox_dashboard.overview.pages import COUNTED, OverviewStatements, times_of
-from txbox_dashboard.redaction import redacted
+from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 
 LOOKED_AT = 3000
@@ -71,7 +71,7 @@ def outbox(request: Request) -> Page:
     held = [dict(row) for row in reader.rows("held keys", sql.held_keys, {"limit": SHOWN_KEYS + 1}) or ()]
     for row in held:
         error, destination = row["error"] or "", row["destination"]
-        row["error"] = redacted(request.settings, "error", error, row["message_id"], destination)
+        row["error"] = error_line(request.settings, error, row["message_id"], destination)
     holders = reader.read("who blocks", find_snapshot_holders) or ()
     sees_all = reader.read("who may be seen", sees_all_sessions)
     kept = reader.rows("what was sent", sql.kept_since)
@@ -145,6 +145,9 @@ def _backlog(connection: Connection, status: StatusStatements) -> Backlog:
 def _shown(request: Request, one: DestinationStatus, relays: Sequence[RelayStatus]) -> DestinationStatus:
     """Return what waits for a destination, with why it cannot be reached, and the error as it may be shown."""
     if one.error:
-        one = replace(one, error=redacted(request.settings, "error", one.error, "", one.destination))
+        one = replace(one, error=error_line(request.settings, one.error, "", one.destination))
     outages = [relay.outages[one.destination] for relay in relays if one.destination in relay.outages]
-    return replace(one, unreachable=outages[0], unreachable_relays=len(outages)) if outages else one
+    if not outages:
+        return one
+    why = error_line(request.settings, outages[0], "", one.destination)
+    return replace(one, unreachable=why, unreachable_relays=len(outages))

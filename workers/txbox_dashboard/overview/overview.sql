@@ -68,7 +68,7 @@ ORDER BY conflict.last_at DESC, sqlstate, relation LIMIT 20
 -- The messages of a subscriber that wait for another attempt: some of them.
 -- parameters: subscriber_id text, limit bigint
 -- returns: message_id, attempts, error, first_failed_at, last_failed_at
-SELECT message_id, attempts, left(error, 500) AS error, {{microseconds(first_failed_at)}} AS first_failed_at,
+SELECT message_id, attempts, left(error, 20000) AS error, {{microseconds(first_failed_at)}} AS first_failed_at,
   {{microseconds(last_failed_at)}} AS last_failed_at
 FROM {{message_failure}} AS failure WHERE subscriber_id = %(subscriber_id)s ORDER BY message_id LIMIT %(limit)s
 

@@ -14,7 +14,7 @@ from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
 from txbox.status import ActivitySeries, Runway, WorkerStatus, read_activity, read_runway
 from txbox.status.workers import read_workers
-from txbox_dashboard.redaction import redacted
+from txbox_dashboard.redaction import error_line
 from txbox_dashboard.view import Page, Request
 
 COUNTED = 1000
@@ -141,7 +141,7 @@ def subscriber(request: Request) -> Page:
     failing = reader.rows("what waits for another attempt", sql.failing, {**wanted, "limit": SHOWN_FAILING + 1}) or ()
     shown = [with_moments(row, "first_failed_at", "last_failed_at") for row in failing[:SHOWN_FAILING]]
     for one in shown:
-        one["error"] = redacted(request.settings, "error", one["error"], one["message_id"], name)
+        one["error"] = error_line(request.settings, one["error"], one["message_id"], name)
     letters = reader.rows("its dead letters", sql.letters_by_reason, {**wanted, "limit": COUNTED + 1})
     return Page(
         "subscriber.html",
