@@ -7,8 +7,6 @@ import signal
 import socket
 import tempfile
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url
 
+from support.http import answer
 from support.program import Ended
 from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
@@ -33,15 +32,6 @@ from txbox_workers.memory_source import MemorySource
 Txbox = Callable[..., Ended]
 NOTICED_SECONDS = 15.0
 """A maintainer looks every 10 seconds, the others every 3 or sooner."""
-
-
-def answer(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=10) as found:
-            return found.status, found.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
 
 
 @pytest.fixture

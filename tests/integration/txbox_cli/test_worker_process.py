@@ -4,8 +4,6 @@ import os
 import re
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ import pytest
 from sqlalchemy import Engine
 
 from support.aws.queues import send
+from support.http import answer
 from support.program import PASSWORD, Ended, Running, forget_module
 from support.waiting import wait_until
 from txbox_aws.sqs import queue_backlog
@@ -95,15 +94,6 @@ def test_what_was_begun_is_finished(
             gate.write(b"go on\n")
             assert running.wait() == 0
     assert processed(engine) == {"slow"}
-
-
-def answer(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=10) as found:
-            return found.status, found.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
 
 
 def test_it_answers_probes_until_its_end(directory: Path, engine: Engine, queue: str, sqs: "SQSClient") -> None:
