@@ -133,8 +133,13 @@ class _Wait:
 
     @property
     def server(self) -> int | None:
-        """The process id of the server that should answer; None: only a pooler has it."""
-        return self.driver.__dict__.get(_SERVER) if self.pooled else int(self.driver.pgconn.backend_pid)
+        """The process id of the server that should answer; None: only a pooler has it, or the wait is over."""
+        if self.pooled:
+            server: int | None = self.driver.__dict__.get(_SERVER)
+            return server
+        with suppress(psycopg.Error):  # closed since
+            return int(self.driver.pgconn.backend_pid)
+        return None
 
 
 class _Watchdog:
@@ -193,22 +198,28 @@ class _Watchdog:
             if wait.driver.pgconn.transaction_status != TransactionStatus.ACTIVE:
                 continue  # it waits for a notification, or is over
             if wait.asked is None:
-                wait.suspected = True
-                wait.asked = now
-                info = wait.driver.info
-                server = (info.host, info.hostaddr, info.port, info.dbname, info.user)
-                due.setdefault((*server, wait.answer_seconds), []).append(wait)
+                with suppress(psycopg.Error):  # over and closed since
+                    server = tuple(_beside(wait.driver).items())
+                    wait.suspected = True
+                    wait.asked = now
+                    due.setdefault((server, wait.answer_seconds), []).append(wait)
             elif now - wait.asked > wait.answer_seconds:
                 self._cut(wait, "and a new connection to it had no answer either")
-        for together in due.values():
-            threading.Thread(target=self._ask, args=(together,), name="txbox-watchdog-ask", daemon=True).start()
+        for (server, _), together in due.items():
+            ask = threading.Thread(
+                target=self._ask, args=(dict(server), together), name="txbox-watchdog-ask", daemon=True
+            )
+            ask.start()
 
-    def _ask(self, waits: list[_Wait]) -> None:
-        """Ask the server of these waits what their sessions do; wait on, or shut their sockets."""
+    def _ask(self, server: dict[str, Any], waits: list[_Wait]) -> None:
+        """Ask the server of these waits what their sessions do; wait on, or shut their sockets.
+
+        A wait may end meanwhile, and its connection be closed: the others are none the worse for it.
+        """
         at_work: set[int] | None = None
         answered = False
         try:
-            with bounded(waits[0].answer_seconds), _connection_beside(waits[0].driver) as asking:
+            with bounded(waits[0].answer_seconds), _connection(server) as asking:
                 for wait in waits:
                     # The pooler is there, and may have no server free; a bounded wait does not wait for one.
                     if wait.pooled and wait.answer_seconds == ANSWER_SECONDS:
@@ -246,17 +257,23 @@ class _Watchdog:
         _log.warning("a connection is closed: %s", wait.error)
 
 
-def _connection_beside(driver: Any) -> Any:
-    """Make a new connection to the same server; it waits for an answer for ``bound()`` at most."""
+def _beside(driver: Any) -> dict[str, Any]:
+    """Return the parameters of a new connection to the same server."""
     info = driver.info
     parameters = info.get_parameters()
     for name in ("service", "hostaddr"):
         parameters.pop(name, None)
-    parameters |= {"host": info.host, "port": info.port, "connect_timeout": str(max(round(bound() / 2), 1))}
+    parameters |= {"host": info.host, "port": info.port}
     if info.hostaddr and not info.host.startswith("/"):
         parameters["hostaddr"] = info.hostaddr
     if info.password:
         parameters["password"] = info.password
+    return dict(parameters)
+
+
+def _connection(parameters: dict[str, Any]) -> Any:
+    """Make a connection that waits for an answer for ``bound()`` at most."""
+    parameters = parameters | {"connect_timeout": str(max(round(bound() / 2), 1))}
     asking = _watched(psycopg.Connection).connect(**parameters, autocommit=True, prepare_threshold=None)
     asking.__dict__.update({_SECONDS: ANSWER_SECONDS, _ASKS: True})
     return asking

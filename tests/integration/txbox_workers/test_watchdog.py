@@ -174,6 +174,21 @@ def test_a_long_statement_is_left_alone(quiet: Engine) -> None:
         assert connection.execute(text("SELECT 1 FROM pg_sleep(3)")).scalar_one() == 1
 
 
+def test_a_connection_that_closes_during_the_question_costs_no_other_one_its_statement(
+    quiet: Engine, proxy: TcpProxy
+) -> None:
+    engine = adopt(quiet)
+    with engine.connect() as long, engine.connect() as short, ThreadPoolExecutor() as pool:
+        proxy.hold()  # the question has to wait for its connection
+        for connection in (short, long):
+            connection.detach()  # closed at its end, and not kept
+        waiting = pool.submit(long.exec_driver_sql, "SELECT 1 FROM pg_sleep(5)")
+        short.exec_driver_sql(f"SELECT 1 FROM pg_sleep({SILENCE + 3 * watchdog.TICK_SECONDS})")
+        short.close()
+        proxy.accept()
+        assert waiting.result(BOUND).rowcount == 1
+
+
 def test_who_waits_for_a_lock_is_left_alone(quiet: Engine, engine: Engine) -> None:
     Business(engine)
     with engine.connect() as holder, ThreadPoolExecutor() as pool:

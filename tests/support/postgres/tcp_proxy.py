@@ -35,6 +35,8 @@ class TcpProxy:
         self._threads: list[threading.Thread] = []
         self._refusing = False
         self._swallowing = False
+        self._lets_in = threading.Event()
+        self._lets_in.set()
         self._marker: bytes | None = None
         self._marked_passes = self._quietly = False
         self._closed = False
@@ -54,10 +56,15 @@ class TcpProxy:
         """From now on, close new connections at once."""
         self._refusing = True
 
+    def hold(self) -> None:
+        """From now on, let new connections wait."""
+        self._lets_in.clear()
+
     def accept(self) -> None:
         """Pass connections and answers on again."""
         self._refusing = False
         self._swallowing = False
+        self._lets_in.set()
 
     def swallow_replies(self) -> None:
         """From now on, let requests through and lose the answers."""
@@ -89,6 +96,7 @@ class TcpProxy:
 
     def __exit__(self, *_: object) -> None:
         self._closed = True
+        self._lets_in.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -107,6 +115,7 @@ class TcpProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self._lets_in.wait()
             if self._refusing:
                 client.close()
                 self.refused += 1
