@@ -4,8 +4,8 @@ A worker's poll that has brought messages is a span, and what becomes of them is
 recorded, as most are where a sampler takes one in ten, no others are asked for: each costs 20 us for nothing.
 
 There is a span for each message, or one for all that a batch handler is given. It begins when its message is begun, and
-ends with its outcome; a transaction that is run again is an event on it. A message that was recognised without a
-handler's run has a span of no length.
+ends with its outcome, which it says unless the message is processed; a transaction that is run again is an event on it.
+A message that was recognised without a handler's run has a span of no length.
 """
 
 import threading
@@ -29,30 +29,25 @@ class ConsumerSpans:
         self._subscriber_id = subscriber_id
         self._of_thread = threading.local()
 
-    @contextmanager
-    def received(self, deliveries: Sequence[Delivery], began_ns: int) -> Iterator[None]:
-        """While entered, this thread works on what a poll has brought, which began then: spans are within the poll's.
+    def received(self, deliveries: Sequence[Delivery], began_ns: int) -> AbstractContextManager[object]:
+        """Return what to enter while this thread works on what a poll has brought, which began then.
 
-        Polls that bring nothing have none: they would be most of all spans, and say nothing.
+        What becomes of it is within the poll's span, until the thread's next poll. Polls that bring nothing have none:
+        they would be most of all spans, and say nothing.
         """
         if not self._tracing.enabled:
-            yield
-            return
+            return NO_SPAN.current()
         span = self._begin(Operation.RECEIVE, deliveries, began_ns=began_ns)
         self._of_thread.recorded = span.recording
         span.end()
-        try:
-            with span.current():
-                yield
-        finally:
-            self._of_thread.recorded = True
+        return span.current()
+
+    def settling(self, name: str, deliveries: Sequence[Delivery]) -> AbstractContextManager[object]:
+        """Return what to enter while deliveries are acked or handed back, as the name says."""
+        return self._settling(name, deliveries) if self._recorded() else NO_SPAN.current()
 
     @contextmanager
-    def settling(self, name: str, deliveries: Sequence[Delivery]) -> Iterator[None]:
-        """While entered, deliveries are acked or handed back, as the name says."""
-        if not self._recorded():
-            yield
-            return
+    def _settling(self, name: str, deliveries: Sequence[Delivery]) -> Iterator[None]:
         span = self._begin(Operation.SETTLE, deliveries, name=name)
         try:
             with span.current():
@@ -62,12 +57,15 @@ class ConsumerSpans:
             raise
         span.end()
 
+    def batch(self) -> AbstractContextManager[object]:
+        """Return what to enter while this thread processes a batch.
+
+        What has no outcome at the end has ended with the error.
+        """
+        return self._batch() if self._recorded() else NO_SPAN.current()
+
     @contextmanager
-    def batch(self) -> Iterator[None]:
-        """While entered, this thread processes a batch; what has no outcome at the end has ended with the error."""
-        if not self._recorded():
-            yield
-            return
+    def _batch(self) -> Iterator[None]:
         mine = self._of_thread.spans = _BatchSpans()
         error: BaseException | None = None
         try:
@@ -134,9 +132,9 @@ class ConsumerSpans:
                 if outcome is Outcome.IN_FLIGHT and settlement.error is None:
                     continue  # not begun
                 span = self._begin(Operation.PROCESS, [settlement.delivery], batch=False)
-            span.end(_failure(settlement), {OUTCOME: outcome.value})
+            span.end(_failure(settlement), None if outcome is Outcome.PROCESSED else {OUTCOME: outcome.value})
         if together is not None and any(settlement.delivery.receipt in receipts for settlement in settlements):
-            together.end(None, {OUTCOME: Outcome.PROCESSED.value})
+            together.end()
             mine.together, mine.receipts = None, set()
 
     def _begin(
