@@ -21,7 +21,6 @@ class Action:
     Attributes:
         engine: the database.
         form: the fields of the form; the last value of each.
-        lists: the same with all values.
         settings: of the dashboard.
         who: asks for it, for the record.
         runner: carries operations on letters out.
@@ -29,7 +28,6 @@ class Action:
 
     engine: Engine
     form: Mapping[str, str]
-    lists: Mapping[str, list[str]]
     settings: Settings
     who: str
     runner: LetterRunner

@@ -193,7 +193,7 @@ class _Dashboard:
             "may_act": session is not None and self._settings.allow_actions,
             "signs_in": self._sessions is not None,
             "milliseconds": reader.seconds * 1000 if reader else None,
-            "left_out": reader.left_out if reader else [],
+            "left_out": reader.left_out if reader else {},
         }
         return HTMLResponse(self._renderer.html(page, **shared), page.status, headers={"Vary": "HX-Request"})
 
@@ -271,7 +271,7 @@ class _Dashboard:
             ):
                 return PlainTextResponse("This form is not from this session: load its page again.\n", 403)
             fields = {name: values[-1] for name, values in form.items()}
-            action = Action(self._engine, fields, form, self._settings, session.name, self._runner)
+            action = Action(self._engine, fields, self._settings, session.name, self._runner)
             try:
                 target = await run_in_threadpool(act, action)
             except Refused as error:

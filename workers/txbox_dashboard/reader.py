@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, RowMapping
 from sqlalchemy.exc import DBAPIError
 
+from txbox.error_logging import text_of
 from txbox.errors import RightsMissing, TableLocked
 from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.sql_files import SqlFile
@@ -47,8 +48,8 @@ class Reader:
         self.prefix = prefix
         self.seconds = 0.0
         """How long the database has taken so far."""
-        self.left_out: list[str] = []
-        """What could not be read, and why; in words."""
+        self.left_out: dict[str, str] = {}
+        """What could not be read, and why; in words. Of these a page says nothing else, not that there is none."""
 
     def rows(
         self, what: str, statement: str, parameters: Mapping[str, Any] | None = None
@@ -67,14 +68,14 @@ class Reader:
         try:
             return self._bounded(work)
         except RightsMissing as error:
-            self.left_out.append(f"{what}: {error}")
+            self.left_out[what] = str(error)
         except TableLocked:
-            self.left_out.append(f"{what}: another session has locked the table")
+            self.left_out[what] = _WHY[LOCK_NOT_AVAILABLE]
         except DBAPIError as error:
-            why = _WHY.get(sqlstate(error) or "")
+            why = _why(error)
             if why is None:
                 raise
-            self.left_out.append(f"{what}: {why}")
+            self.left_out[what] = why
         finally:
             self.seconds += time.perf_counter() - begun
         return None
@@ -97,8 +98,12 @@ def _rows(connection: Connection, statement: str, parameters: Mapping[str, Any] 
     return connection.exec_driver_sql(statement, dict(parameters or {})).mappings().all()
 
 
-_WHY = {
-    QUERY_CANCELED: "not read in time",
-    LOCK_NOT_AVAILABLE: "another session has locked the table",
-    INSUFFICIENT_PRIVILEGE: "this user of the database may not read it",
-}
+def _why(error: DBAPIError) -> str | None:
+    """Return why something is left out; None: the page cannot be shown at all."""
+    code = sqlstate(error) or ""
+    if code == INSUFFICIENT_PRIVILEGE:  # Postgres names the table
+        return f"this user of the database may not read it: {text_of(error.orig or error).splitlines()[0]}"
+    return _WHY.get(code)
+
+
+_WHY = {QUERY_CANCELED: "not read in time", LOCK_NOT_AVAILABLE: "another session has locked the table"}

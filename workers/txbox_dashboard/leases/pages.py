@@ -22,7 +22,7 @@ def leases(request: Request) -> Page:
     reader = request.reader
     sql = LeasePageStatements.load(reader.schema, reader.prefix)
     sizes = reader.rows("the leases", sql.blocks)
-    blocks, rows = (sizes[0]["blocks"], sizes[0]["rows"]) if sizes else (0, None)
+    blocks, rows = (sizes[0]["blocks"], sizes[0]["rows"]) if sizes else (0, 0)
     first = {"first": f"({max(blocks - LOOKED_AT_BLOCKS, 0)},0)"}
     counts = reader.rows("the leases of each subscriber", sql.counts, first) or ()
     found = reader.rows("what is under way", sql.under_way, {**first, "limit": SHOWN + 1}) or ()

@@ -48,13 +48,11 @@ class Found:
     Attributes:
         letters: as a line each, the newest first.
         looked_to: every letter with a higher number was looked at, down to this one.
-        more: there may be others, older than these.
-        next_before: where to go on; None: there is nothing more.
+        next_before: where to go on; None: there is nothing more, or nothing was read.
     """
 
     letters: Sequence[dict[str, Any]]
     looked_to: int | None
-    more: bool
     next_before: int | None
 
 
@@ -75,25 +73,26 @@ def find(reader: Reader, which: LetterFilter, *, every: bool, before: int, page:
         rows = reader.rows("dead letters", statement.letters, {**statement.asked, "before": before, "page": page})
         found = [_line(row) for row in rows or ()]
         last = found[-1]["dead_letter_id"] if len(found) == page else None
-        return Found(found, None, more=last is not None or rows is None, next_before=last)
+        return Found(found, None, next_before=last)
     found = []
     while True:
         asked = {**parameters, "before": before, "page": page - len(found)}
         edges = reader.rows("dead letters", sql.edge, asked)
         if edges is not None and edges[0]["lowest"] is None:
-            return Found(found, None, more=False, next_before=None)
+            return Found(found, None, next_before=None)
         rows = None if edges is None else reader.rows("dead letters", sql.in_stretch, asked)
         if edges is None or rows is None:  # not read in time: the next look begins with the same stretch
-            return Found(found, before, more=True, next_before=before)
+            looked_to = before if before < NEWEST else None
+            return Found(found, looked_to, next_before=looked_to)
         found += [_line(row) for row in rows]
         if len(found) == page:
             last = found[-1]["dead_letter_id"]
-            return Found(found, last, more=True, next_before=last)
+            return Found(found, last, next_before=last)
         before = edges[0]["lowest"]
         if edges[0]["letters"] < STRETCH:
-            return Found(found, None, more=False, next_before=None)
+            return Found(found, None, next_before=None)
         if reader.seconds > SEARCH_SECONDS:
-            return Found(found, before, more=True, next_before=before)
+            return Found(found, before, next_before=before)
 
 
 def count(reader: Reader, which: LetterFilter) -> tuple[Mapping[tuple[str, str], int], bool]:

@@ -25,7 +25,7 @@ def letters(request: Request) -> Page:
     """Show the dead letters of a filter, and what was done with others."""
     given = {name: request.query.get(name, "") for name in FIELDS}
     every = request.query.get("all") == "yes"
-    refused, found = None, Found((), None, more=False, next_before=None)
+    refused, found = None, Found((), None, None)
     try:
         which = filter_of(given, errors_hidden=request.settings.redact is not None)
         found = find(request.reader, which, every=every, before=request.number("before", NEWEST), page=PAGE)
@@ -87,7 +87,8 @@ def letter(request: Request) -> Page:
     if rows is not None and not rows:
         return Page("problem.html", {"title": "There is none", "text": f"There is no dead letter {number}."}, 404)
     if not rows:
-        return Page("problem.html", {"title": "Not read", "text": f"Dead letter {number} could not be read."}, 503)
+        text = f"Dead letter {number}: {request.reader.left_out['the letter']}."
+        return Page("problem.html", {"title": "Not read", "text": text}, 503)
     found, settings = letter_from(rows[0]), request.settings
     operations = request.reader.rows("its operations", sql.operations_of, {"number": number}) or ()
 
@@ -136,7 +137,8 @@ def confirm(request: Request) -> Page:
     # What is parked from now on was not counted, and is not meant.
     highest = newest(request.reader)
     if highest is None:
-        return Page("problem.html", {"title": "Not done", "text": "The letters could not be read in time."}, 503)
+        text = f"The letters could not be counted: {request.reader.left_out['dead letters']}."
+        return Page("problem.html", {"title": "Not done", "text": text}, 503)
     given["up_to"] = str(highest)
     counts, exact = count(request.reader, replace(which, up_to=highest))
     return Page(

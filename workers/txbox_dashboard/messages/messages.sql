@@ -54,10 +54,11 @@ FROM unnest(%(subscriber_ids)s::text[]) AS wanted (subscriber_id) CROSS JOIN LAT
 -- Its dead letters, the last first.
 -- parameters: message_id text, subscriber_ids text[]
 -- returns: dead_letter_id, subscriber_id, reason, error, attempts, parked_at, redriven_at, redriven_by, discarded_at,
---   discarded_by, history
+--   discarded_by, history, order_key
 SELECT found.dead_letter_id, found.subscriber_id, found.reason, left(found.error, 20000) AS error, found.attempts,
   {{microseconds(found.parked_at)}} AS parked_at, {{microseconds(found.redriven_at)}} AS redriven_at, found.redriven_by,
-  {{microseconds(found.discarded_at)}} AS discarded_at, found.discarded_by, found.history
+  {{microseconds(found.discarded_at)}} AS discarded_at, found.discarded_by, found.history,
+  found.order_key
 FROM unnest(%(subscriber_ids)s::text[]) AS wanted (subscriber_id) CROSS JOIN LATERAL (
   SELECT * FROM {{dead_letter}} AS letter
   WHERE letter.subscriber_id = wanted.subscriber_id AND letter.message_id = %(message_id)s

@@ -69,12 +69,13 @@ def message(request: Request) -> Page:
         return [with_moments(row, *times) for row in reader.rows(what, statement, asked) or ()]
 
     sizes = reader.rows("the outbox", sql.outbox_rows)
-    searched = bool(sizes) and sizes is not None and sizes[0]["rows"] <= SEARCHED
-    for one in rows("the outbox", sql.published, "published_at", "due_at") if searched else ():
+    too_many = bool(sizes) and sizes is not None and sizes[0]["rows"] > SEARCHED
+    for one in rows("the outbox", sql.published, "published_at", "due_at") if sizes and not too_many else ():
         found.extend(_published(one, message_id, request))
-    for one in rows("what was sent", sql.sent, "sent_at"):
-        key = f"key {one['key']}" if one["key"] else ""
-        found.append(Happening(one["sent_at"], "sent", "good", one["destination"], key))
+    found.extend(
+        Happening(one["sent_at"], "sent", "good", one["destination"], _key(one["key"]))
+        for one in rows("what was sent", sql.sent, "sent_at")
+    )
     for one in rows("the inbox", sql.recorded, "processed_at"):
         found.append(_recorded(one))
         found.extend(_loaded(one, request, sql))
@@ -91,7 +92,7 @@ def message(request: Request) -> Page:
         {
             "message_id": message_id,
             "found": in_order,
-            "searched": searched,
+            "too_many": too_many,
             "horizons": horizons,
             "subscribers": len(names),
             "more_subscribers": len(names) == SUBSCRIBERS,
@@ -100,7 +101,7 @@ def message(request: Request) -> Page:
 
 
 def _published(one: Mapping[str, Any], message_id: str, request: Request) -> Sequence[Happening]:
-    happened = [Happening(one["published_at"], "published, waits", "warn", one["destination"])]
+    happened = [Happening(one["published_at"], "published, waits", "warn", one["destination"], _key(one["key"]))]
     if one["attempts"]:
         error = error_line(request.settings, one["error"] or "", message_id, one["destination"])
         text = f"{one['attempts']} times: {error}"
@@ -112,6 +113,10 @@ def _published(one: Mapping[str, Any], message_id: str, request: Request) -> Seq
     elif one["due_at"] is not None:
         happened.append(Happening(one["due_at"], "is due", "", one["destination"]))
     return happened
+
+
+def _key(key: str | None) -> str:
+    return f"key {key}" if key else ""
 
 
 def _recorded(one: Mapping[str, Any]) -> Happening:
@@ -174,8 +179,9 @@ def _parked(one: Mapping[str, Any], message_id: str, request: Request) -> Sequen
     where = name.removeprefix(f"{RELAY_SUBSCRIBER}:")
     link, text = f"/letter?number={number}", f"dead letter {number}"
     error = error_line(request.settings, one["error"], message_id, name)
+    told = "; ".join(part for part in (_key(one["order_key"]), error) if part)
     happened = [*_attempts(one, message_id, request)]
-    happened.append(Happening(one["parked_at"], f"parked: {one['reason']}", "bad", where, error, link, text))
+    happened.append(Happening(one["parked_at"], f"parked: {one['reason']}", "bad", where, told, link, text))
     for what in ("redriven", "discarded"):
         if one[f"{what}_at"] is not None:
             by = f"by {one[f'{what}_by']}" if one[f"{what}_by"] else ""

@@ -8,15 +8,7 @@ SELECT destination, key, message_id, attempts, left(error, 20000) AS error,
   extract(epoch FROM due_at - now())::float8 AS due_seconds
 FROM {{outbox_message}} WHERE held AND due_at < 'infinity'::timestamptz ORDER BY due_at LIMIT %(limit)s
 
--- name: delayed
--- How many messages wait for their time, or are to be sent again, counted up to a limit.
--- parameters: limit bigint
--- returns: messages
-SELECT count(*) AS messages FROM (
-  SELECT FROM {{outbox_message}} WHERE due_at IS NOT NULL AND NOT held LIMIT %(limit)s
-) AS bounded
-
--- name: kept_since
+-- name: kept_rows
 -- How many sent messages are kept, by Postgres's statistics.
 -- parameters: none
 -- returns: rows

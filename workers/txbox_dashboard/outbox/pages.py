@@ -32,8 +32,7 @@ class OutboxPageStatements(SqlFile, file="outbox.sql"):
     """The statements of ``outbox.sql``."""
 
     held_keys: str
-    delayed: str
-    kept_since: str
+    kept_rows: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def outbox(request: Request) -> Page:
         row["error"] = error_line(request.settings, error, row["message_id"], destination)
     holders = reader.read("who blocks", find_snapshot_holders) or ()
     sees_all = reader.read("who may be seen", sees_all_sessions)
-    kept = reader.rows("what was sent", sql.kept_since)
+    kept = reader.rows("what was sent", sql.kept_rows)
     alive = [one for one in relays if not one.stale]
     sent = {one.name: one.counts for one in activity if one.figure == "sent"}
     known = {one.destination: one for one in (backlog.destinations if backlog else ())}

@@ -1,0 +1,155 @@
+"""What a page says where a table cannot be read: that, and nothing that is not so."""
+
+import re
+from collections.abc import Callable, Mapping
+from html import unescape
+from typing import Any
+
+import pytest
+from httpx import Response
+from sqlalchemy import Engine
+from starlette.testclient import TestClient
+
+from support.postgres.roles import restricted
+from support.postgres.statements import run
+from support.txbox.outbox import numbered as outgoing
+from support.txbox.outbox import publish
+from support.txbox.publishers import RecordingPublisher
+from support.waiting import wait_until
+from support.workers.memory_worker import at_work, make, numbered
+from txbox.maintenance import Maintainer, Retention
+from txbox.operator_actions import note_action
+from txbox.pauses import pause
+from txbox.relay import Relay
+from txbox.schema import tables
+from txbox_dashboard import dashboard, reader
+from txbox_dashboard.view import NONE
+from txbox_workers.memory_source import MemorySource
+
+PATHS = (
+    "/", "/subscriber?id=billing", "/message?id=m0001", "/message?id=m0003", "/letters", "/letters?subscriber=billing",
+    "/letter?number=1", "/letters/confirm?action=redrive", "/outbox", "/leases", "/loads", "/maintenance",
+)  # fmt: skip
+
+TABLES = sorted(tables().metadata.tables)
+
+EMPTY = {"0", "0 0", NONE, "none", "≈ 0", "0 B"}
+UNREAD = "Not read: see above."
+
+
+@pytest.fixture(autouse=True)
+def filled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something is in each table."""
+    monkeypatch.setattr(reader, "LOCK_MILLISECONDS", 5)
+    _fill(engine)
+
+
+def test_of_a_table_that_is_locked_nothing_is_said(engine: Engine) -> None:
+    shown = _shown(engine)
+    for table in ("processed_message", "dead_letter", "outbox_message", "worker_report"):
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"LOCK TABLE {table}")
+            _check(engine, shown, table, "another session has locked the table")
+
+
+def test_of_a_table_that_may_not_be_read_nothing_is_said(engine: Engine) -> None:
+    with restricted(engine) as limited:
+        shown = _shown(limited)
+    for table in TABLES:
+        with restricted(engine, f"ALL ON {table}") as limited:
+            _check(limited, shown, table, table)
+
+
+def _shown(engine: Engine) -> Mapping[str, Response]:
+    with TestClient(dashboard(engine), base_url="http://127.0.0.1:8790") as pages:
+        return {path: pages.get(path) for path in PATHS}
+
+
+def _check(engine: Engine, shown: Mapping[str, Response], table: str, why: str) -> None:
+    for path, answer in _shown(engine).items():
+        whole = shown[path].text
+        where = f"{path} without {table}"
+        assert answer.status_code in (200, 503), where
+        if answer.status_code == 503 or "Some of it is missing" in answer.text:
+            assert why in unescape(answer.text), where
+        assert _said(answer.text) <= {*_said(whole), UNREAD}, where
+        before = _figures(whole)
+        for name, figure in _figures(answer.text).items():
+            assert figure not in EMPTY or before.get(name) == figure, f"{where}: {name} is {figure}"
+
+
+def _said(page: str) -> set[str]:
+    """What is said in place of tables that would be empty."""
+    return {_words(one) for one in re.findall(r'<p class="nothing">(.*?)</p>', page, re.DOTALL)}
+
+
+def _figures(page: str) -> dict[tuple[str, str], str]:
+    """The tiles by their title, and the cells of tables by row and column."""
+    figures = {
+        ("tile", _words(title)): _words(value)
+        for title, value in re.findall(r'<div class="tile[^>]*><dt>(.*?)</dt><dd>(.*?)</dd>', page, re.DOTALL)
+    }
+    for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL):
+        header = re.search(r'<th scope="row">(.*?)</th>', row, re.DOTALL)
+        for column, cell in enumerate(re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)):
+            figures[(_words(header.group(1)).split()[0] if header else "", str(column))] = _words(cell)
+    return figures
+
+
+def _words(markup: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", markup)).split())
+
+
+def _fill(engine: Engine) -> None:
+    def handle(_session: object, message: Any) -> None:
+        if message.id == "m0003":
+            raise ValueError("no")
+
+    source = MemorySource([*numbered(10), *numbered(2)])
+    publish(engine, *outgoing(3, key="k", to="own:full"))
+    relay = Relay(engine, {"own": RecordingPublisher(lambda _: "full")})
+    with at_work(make(source, engine, handle, max_attempts=1), relay):
+        assert source.wait_until_empty(20)
+        for table in ("worker_report", "outbox_relay"):
+            wait_until(_has(engine, table))
+        wait_until(_has(engine, "outbox_message WHERE held"))
+        run(engine, "CREATE TABLE kept_worker AS SELECT * FROM worker_report")
+        run(engine, "CREATE TABLE kept_relay AS SELECT * FROM outbox_relay")
+    run(engine, "INSERT INTO worker_report SELECT * FROM kept_worker ON CONFLICT DO NOTHING; DROP TABLE kept_worker")
+    run(engine, "INSERT INTO outbox_relay SELECT * FROM kept_relay ON CONFLICT DO NOTHING; DROP TABLE kept_relay")
+    run(
+        engine,
+        "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, failures, owner, acquired_at, "
+        "expires_at) VALUES ('billing', 'm0001', 1, 1, 0, 'me', now(), now() + interval '1 hour')",
+    )
+    run(
+        engine,
+        "INSERT INTO bulk_load (run_id, subscriber_id, source, digest, writer, chunks, bounds) "
+        "VALUES ('r1', 'billing', 'a.jsonl', '', 'copy', 2, '[]')",
+    )
+    run(
+        engine,
+        "INSERT INTO bulk_load_chunk (run_id, chunk, rows_read, rows_rejected, already_processed, applied) "
+        "VALUES ('r1', 0, 10, 1, 2, 7)",
+    )
+    run(
+        engine,
+        "INSERT INTO message_failure (subscriber_id, message_id, attempts, error, history) "
+        "VALUES ('billing', 'm0001', 1, 'no', '[]')",
+    )
+    Maintainer(engine, Retention()).run_once()
+    with engine.begin() as connection:
+        note_action(
+            connection, "audit", "billing", by="me", detail={"balanced": True, "seconds": 1, "counts": {"a": 1}}
+        )
+        note_action(connection, "pause", "own:full", by="me", detail={})
+    pause(engine, subscriber_id="billing", by="me", note="so")
+    run(engine, "ANALYZE")
+
+
+def _has(engine: Engine, rows: str) -> Callable[[], bool]:
+    def ask() -> bool:
+        with engine.connect() as connection:
+            return bool(connection.exec_driver_sql(f"SELECT EXISTS (SELECT FROM {rows})").scalar_one())
+
+    return ask
