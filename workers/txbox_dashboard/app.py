@@ -21,6 +21,7 @@ from starlette.staticfiles import StaticFiles
 from txbox import TxboxError
 from txbox.error_logging import text_of
 from txbox.postgres.engines import adopt
+from txbox.postgres.sqlstates import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 from txbox_dashboard.access import (
     COOKIE,
     SESSION_SECONDS,
@@ -293,7 +294,10 @@ def _shown(place: Place, request: Request) -> Page:
 def _unavailable(error: Exception) -> Page:
     """Return what is shown where the database cannot be used; without the statement and its values."""
     text = text_of(error.orig or error) if isinstance(error, DBAPIError) else text_of(error)
-    return Page("problem.html", {"title": "The database cannot be used", "text": text.partition("\n")[0]}, 503)
+    text = text.partition("\n")[0]
+    if isinstance(error, DBAPIError) and sqlstate(error) in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
+        text += "; `txbox db upgrade` creates the tables, and brings them up to date"
+    return Page("problem.html", {"title": "The database cannot be used", "text": text}, 503)
 
 
 async def _form(http: HttpRequest) -> Mapping[str, list[str]] | None:

@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
+from support.postgres.statements import run
 from txbox import Inbox, InvalidConfiguration
 from txbox_dashboard import dashboard
 from txbox_dashboard.app import PLACES
@@ -128,6 +129,14 @@ def test_tables_that_are_missing_are_said_with_the_remedy(database_url: str) -> 
     assert answer.status_code == 503
     assert "txbox db upgrade" in answer.text
     engine.dispose()
+
+
+@pytest.mark.parametrize("change", ["RENAME TO gone", "RENAME COLUMN run_id TO gone"])
+def test_tables_of_another_version_are_said_with_the_remedy(change: str, pages: TestClient, engine: Engine) -> None:
+    run(engine, f"ALTER TABLE bulk_load {change}")
+    answer = pages.get("/loads")
+    assert answer.status_code == 503
+    assert "does not exist; `txbox db upgrade`" in answer.text
 
 
 def test_what_is_locked_is_left_out_and_the_rest_is_shown(pages: TestClient, engine: Engine) -> None:

@@ -44,29 +44,31 @@ def filled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     _fill(engine)
 
 
-def test_of_a_table_that_is_locked_nothing_is_said(engine: Engine) -> None:
-    shown = _shown(engine)
+def test_of_a_table_that_is_locked_nothing_is_said(pages: TestClient, engine: Engine) -> None:
+    shown = _shown(pages)
     for table in ("processed_message", "dead_letter", "outbox_message", "worker_report"):
         with engine.begin() as connection:
             connection.exec_driver_sql(f"LOCK TABLE {table}")
-            _check(engine, shown, table, "another session has locked the table")
+            _check(pages, shown, table, "another session has locked the table")
 
 
 def test_of_a_table_that_may_not_be_read_nothing_is_said(engine: Engine) -> None:
-    with restricted(engine) as limited:
-        shown = _shown(limited)
-    for table in TABLES:
-        with restricted(engine, f"ALL ON {table}") as limited:
-            _check(limited, shown, table, table)
+    with restricted(engine) as limited, TestClient(dashboard(limited)) as pages:
+        shown = _shown(pages)
+        with limited.connect() as connection:
+            role = connection.exec_driver_sql("SELECT current_user").scalar_one()
+        for table in TABLES:
+            run(engine, f"REVOKE ALL ON {table} FROM {role}")
+            _check(pages, shown, table, table)
+            run(engine, f"GRANT ALL ON {table} TO {role}")
 
 
-def _shown(engine: Engine) -> Mapping[str, Response]:
-    with TestClient(dashboard(engine), base_url="http://127.0.0.1:8790") as pages:
-        return {path: pages.get(path) for path in PATHS}
+def _shown(pages: TestClient) -> Mapping[str, Response]:
+    return {path: pages.get(path) for path in PATHS}
 
 
-def _check(engine: Engine, shown: Mapping[str, Response], table: str, why: str) -> None:
-    for path, answer in _shown(engine).items():
+def _check(pages: TestClient, shown: Mapping[str, Response], table: str, why: str) -> None:
+    for path, answer in _shown(pages).items():
         whole = shown[path].text
         where = f"{path} without {table}"
         assert answer.status_code in (200, 503), where
@@ -117,6 +119,7 @@ def _fill(engine: Engine) -> None:
         run(engine, "CREATE TABLE kept_relay AS SELECT * FROM outbox_relay")
     run(engine, "INSERT INTO worker_report SELECT * FROM kept_worker ON CONFLICT DO NOTHING; DROP TABLE kept_worker")
     run(engine, "INSERT INTO outbox_relay SELECT * FROM kept_relay ON CONFLICT DO NOTHING; DROP TABLE kept_relay")
+    run(engine, "UPDATE worker_report SET seen_at = 'infinity'; UPDATE outbox_relay SET seen_at = 'infinity'")
     run(
         engine,
         "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, failures, owner, acquired_at, "
@@ -138,6 +141,13 @@ def _fill(engine: Engine) -> None:
         "VALUES ('billing', 'm0001', 1, 'no', '[]')",
     )
     Maintainer(engine, Retention()).run_once()
+    run(engine, "INSERT INTO inbox_horizon (subscriber_id, horizon) VALUES ('billing', now() - interval '1 day')")
+    run(
+        engine,
+        "WITH asked AS (INSERT INTO dead_letter_operation (kind, filter, requested_by) VALUES ('redrive', '{}', 'me') "
+        "RETURNING operation_id) INSERT INTO dead_letter_selection (operation_id, dead_letter_id) "
+        "SELECT operation_id, dead_letter_id FROM asked, dead_letter",
+    )
     with engine.begin() as connection:
         note_action(
             connection, "audit", "billing", by="me", detail={"balanced": True, "seconds": 1, "counts": {"a": 1}}

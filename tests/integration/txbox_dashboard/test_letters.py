@@ -227,6 +227,30 @@ def test_what_is_not_read_in_time_is_not_taken_for_nothing(
     assert "before=2" in acting.get("/letters?before=2").text  # the next look begins where this one could not
 
 
+def test_letters_that_were_not_looked_at_are_not_taken_for_none(
+    pages: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, *done = park(engine, *(f"m{number}" for number in range(5)))
+    run(engine, "UPDATE dead_letter SET discarded_at = now() WHERE dead_letter_id = ANY(%s)", (done,))
+    monkeypatch.setattr(finder, "STRETCH", 2)
+    monkeypatch.setattr(finder, "SEARCH_SECONDS", 0.0)
+    for path in ("/letters", f"/letters?before={waits}", "/letters?reason=none"):
+        assert "No message is parked" not in text_of(pages, path)
+        assert "No letter of this filter" not in text_of(pages, path)
+    assert "None among those that were looked at." in text_of(pages, "/letters")
+
+
+def test_a_letter_says_whether_others_wait_behind_it(pages: TestClient, engine: Engine) -> None:
+    (number,) = park(engine, "a", order_key="k")
+    run(engine, "UPDATE dead_letter SET order_position = 3")
+    waits = "Key k, place 3: what comes after it waits until this message is processed or discarded"
+    assert waits in text_of(pages, f"/letter?number={number}")
+    run(engine, "UPDATE dead_letter SET redriven_at = now()")  # it is on its way, and holds its key
+    assert waits in text_of(pages, f"/letter?number={number}")
+    run(engine, "UPDATE dead_letter SET discarded_at = now()")
+    assert "Key k Body" in text_of(pages, f"/letter?number={number}").replace("Attempts that counted", "Body")
+
+
 def test_an_operation_that_this_dashboard_does_not_carry_out_is_not_stopped(acting: TestClient, engine: Engine) -> None:
     park(engine, "a")
     acting.post("/letters/discard", data=form(acting, note="tests"))

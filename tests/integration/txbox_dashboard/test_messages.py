@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
@@ -13,6 +14,7 @@ from support.workers.memory_worker import at_work, make
 from txbox import Failures, Inbox, Message, Outgoing
 from txbox.leases import PostgresLedger
 from txbox.relay import Relay
+from txbox_dashboard.messages import pages as messages
 from txbox_workers.memory_source import MemorySource
 
 from .test_letters import park
@@ -64,6 +66,29 @@ def test_a_letter_of_a_relay_is_known_also_when_it_does_not_wait_any_more(pages:
     text = text_of(pages, "/message?id=a")
     assert f"parked: failed own:shop too large dead letter {number}" in text
     assert "discarded own:shop by anna" in text
+
+
+def test_what_was_not_searched_is_not_taken_for_unknown(
+    pages: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(engine, Outgoing("own:shop", "{}", message_id="waits"), Outgoing("own:shop", "{}"))
+    run(engine, "INSERT INTO processed_message (subscriber_id, message_id) VALUES ('a', 'other'), ('b', 'done')")
+    run(engine, "ANALYZE outbox_message")
+    monkeypatch.setattr(messages, "SEARCHED", 1)
+    text = text_of(pages, "/message?id=waits")
+    assert "it was never processed or parked or leased here, or that is forgotten" in text
+    assert "whether it waits there is not known" in text
+    monkeypatch.setattr(messages, "SUBSCRIBERS", 1)
+    text = text_of(pages, "/message?id=done")
+    assert "Nothing is known of this id. Too many messages" in text
+    assert "Only the first 1 subscribers were asked." in text
+    monkeypatch.setattr(messages, "SEARCHED", 100)
+    assert "it was never published here, or that" in text_of(pages, "/message?id=done")
+
+
+def test_the_key_of_a_letter_is_shown(pages: TestClient, engine: Engine) -> None:
+    park(engine, "a", order_key="k7")
+    assert "parked: failed billing key k7; ValueError: no" in text_of(pages, "/message?id=a")
 
 
 def test_a_load_that_ran_then_is_named(pages: TestClient, engine: Engine) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from html import unescape
 
+import pytest
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
@@ -16,6 +17,7 @@ from support.workers.memory_worker import at_work, make, numbered
 from txbox.operator_actions import note_action
 from txbox.pauses import pause
 from txbox.relay import Refused, Relay
+from txbox_dashboard.leases import pages as lease_pages
 from txbox_workers.memory_source import MemorySource
 
 
@@ -87,6 +89,19 @@ def test_leases_show_who_works_and_who_died(pages: TestClient, engine: Engine) -
     assert "dead mailing run out host 7" in text
     assert "free mailing failed host 7" in text
     assert "done mailing" not in text
+
+
+def test_leases_of_a_part_are_not_taken_for_all(
+    pages: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_pages, "LOOKED_AT_BLOCKS", -1)
+    run(
+        engine,
+        "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, failures, owner, acquired_at) "
+        "VALUES ('mailing', 'a', 1, 1, 0, 'me', now())",
+    )
+    text = text_of(pages, "/leases")
+    assert text.count("None in the part that was looked at.") == 2, "a part that holds none"
 
 
 def test_a_load_shows_its_chunks_and_what_became_of_its_rows(pages: TestClient, engine: Engine) -> None:

@@ -86,6 +86,8 @@ def message(request: Request) -> Page:
     for one in rows("its leases", sql.leased, "acquired_at", "expires_at", "completed_at"):
         found.extend(_leased(one))
     horizons = [with_moments(row, "horizon") for row in reader.rows("horizons", sql.horizons) or ()]
+    more_subscribers = len(names) == SUBSCRIBERS
+    never = [*([] if too_many else ["published"]), *([] if more_subscribers else ["processed", "parked", "leased"])]
     in_order = sorted(found, key=lambda one: one.at or datetime.min.replace(tzinfo=UTC))
     return Page(
         "message.html",
@@ -95,7 +97,8 @@ def message(request: Request) -> Page:
             "too_many": too_many,
             "horizons": horizons,
             "subscribers": len(names),
-            "more_subscribers": len(names) == SUBSCRIBERS,
+            "more_subscribers": more_subscribers,
+            "never": never,
         },
     )
 
