@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 TOKEN = "correct horse battery staple"
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+"""As run.sh looks for them."""
+
 SECONDS = 15
 """How long a page may take to show something: two seconds of its pace, and a machine that has much to do."""
 
@@ -42,7 +45,7 @@ if "TXBOX_TEST_BROWSER" in environ:
 @pytest.fixture(scope="session")
 def browser() -> Iterator["Browser"]:
     sync_api = pytest.importorskip("playwright.sync_api")
-    program = environ.get("TXBOX_TEST_BROWSER") or shutil.which("chromium")
+    program = environ.get("TXBOX_TEST_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip("there is no browser: make test-browser installs one")
     with sync_api.sync_playwright() as playwright:
@@ -96,9 +99,9 @@ def acting(open_tab: Callable[..., Tab], serve: Callable[..., str]) -> Tab:
     return tab
 
 
-def sign_in(tab: Tab, token: str = TOKEN) -> None:
+def sign_in(tab: Tab, token: str = TOKEN, name: str = "anna") -> None:
     page = tab.go("/sign-in")
-    page.get_by_label("Your name").fill("anna")
+    page.get_by_label("Your name").fill(name)
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Sign in").click()
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -44,7 +43,7 @@ PAGES = {
 def main() -> int:
     """Write every picture; 1 if one is too large."""
     FOLDER.mkdir(exist_ok=True)
-    program = os.environ.get("TXBOX_TEST_BROWSER") or shutil.which("chromium")
+    program = os.environ["TXBOX_TEST_BROWSER"]
     with (
         _shop() as engine,
         serving(dashboard(engine), socket.create_server(("127.0.0.1", 0))) as root,

@@ -1,13 +1,14 @@
 """The pages in a real browser: what they show, keep and recover from, and whether everyone can use them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from urllib.parse import urlencode
 
 import pytest
 from sqlalchemy import Engine
 
-from support.postgres.statements import run
 from support.postgres.tcp_proxy import TcpProxy
 from txbox import DeadLetter, DeadLetters, Reason
+from txbox.dead_letters import LetterFilter, LetterOperations, OperationKind
 from txbox.operator_actions import note_action
 from txbox.pauses import pause
 from txbox_dashboard.app import PLACES
@@ -21,7 +22,62 @@ from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
 
-HOSTILE = "<img src=x onerror=alert(1)>'\"&{{ 7*7 }}"
+HOSTILE = (
+    "\u202egnissecorp<img src=x onerror=globalThis.ran=1>'\"&{{ 7*7 }}<script>globalThis.ran=1</script>"
+    "</td></table>next\nline\t\u2067\u200f%0d" + "w" * 300
+)
+"""Markup, a script, marks that turn what follows, lines, and a word without end."""
+
+MARKS = "[\\u202e\\u2067\\u200f]"
+
+TURNED = """
+([hostile, marks]) => {
+  const turned = [], walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  const place = (node, at) => {
+    const range = document.createRange();
+    range.setStart(node, at);
+    range.setEnd(node, at + 1);
+    return range.getBoundingClientRect();
+  };
+  for (let node; (node = walker.nextNode());) {
+    if (new RegExp(marks).test(node.data)) {
+      const after = node.data.split(hostile).at(-1);
+      if (/[a-z]/.test(after)) turned.push(`stands behind it: ${after}`);
+      if (getComputedStyle(node.parentElement).display === "inline") turned.push(`in no box of its own: ${node.data}`);
+    } else if (/[a-z]{2}/.test(node.data)) {
+      const at = node.data.search(/[a-z]{2}/), [first, next] = [place(node, at), place(node, at + 1)];
+      if (first.width && first.top === next.top && next.left < first.left) turned.push(`turned: ${node.data}`);
+    }
+  }
+  return turned;
+}
+"""
+"""What is not told apart from a hostile text, and what is turned by one."""
+
+
+PACE_MS = 2000
+"""As in site.js."""
+
+OUTLINED = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+"""Whether what has the focus is seen to have it."""
+
+SPREAD = """
+INSERT INTO reported_activity (kind, name, minute, figure, count)
+VALUES ('subscriber', %(text)s, date_trunc('minute', now()), 'processed', 3);
+INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, owner, acquired_at, expires_at)
+VALUES (%(text)s, %(text)s, 1, 1, %(text)s, now(), now() + interval '1 h');
+INSERT INTO message_failure (subscriber_id, message_id, attempts, error, history)
+VALUES (%(text)s, %(text)s, 1, %(text)s, '[]');
+INSERT INTO bulk_load (run_id, subscriber_id, source, digest, writer, chunks, bounds, error)
+VALUES ('r1', %(text)s, %(text)s, '', 'copy', 5, '[]', %(text)s);
+INSERT INTO outbox_message (message_id, destination, key, body, lane, headers, error, attempts, held, due_at)
+VALUES (%(text)s, %(text)s, %(text)s, '', 0, '{}', %(text)s, 1, true, now() + interval '1 h');
+INSERT INTO outbox_relay (relay_id, host, pid, started_at, seen_at, outages)
+VALUES ('r', %(text)s, 1, now(), now(), jsonb_build_object(%(text)s::text, %(text)s::text));
+INSERT INTO worker_report (worker_id, subscriber_id, host, pid, source, version, state)
+VALUES ('w', %(text)s, %(text)s, 1, %(text)s, '1', 'working')
+"""
+"""A hostile text wherever a table takes one."""
 
 
 def paths(query: dict[str, str]) -> list[str]:
@@ -38,11 +94,14 @@ SHOP = {
 }
 
 
-def park(engine: Engine, message_id: str, error: str = "ValueError: no", subscriber_id: str = "billing") -> int:
+def park(
+    engine: Engine, message_id: str, error: str = "ValueError: no", subscriber_id: str = "billing",
+    headers: Mapping[str, str] | None = None,
+) -> int:  # fmt: skip
     with engine.begin() as connection:
         letter = DeadLetter(
             subscriber_id=subscriber_id, message_id=message_id, reason=Reason.FAILED, error=error, attempts=3,
-            source="memory", body=b"{}", headers={}, envelope={},
+            source="memory", body=f"{{}}{error}".encode(), headers=headers or {}, envelope={},
         )  # fmt: skip
         return DeadLetters(engine).park_in(connection, letter)
 
@@ -82,53 +141,61 @@ def test_every_page_loads_without_a_fault_and_everyone_can_use_it(
 def test_every_page_of_an_empty_database_loads_without_a_fault(tab: Tab) -> None:
     wrong = []
     for path in paths({}):
-        wrong += [f"{path}: {one}" for one in audit_of(tab.go(path))]
+        page = tab.go(path)
+        wrong += [f"{path}: {one}" for one in audit_of(page)]
+        page.emulate_media(color_scheme="dark")
+        page.set_viewport_size({"width": 390, "height": 800})
+        wrong += [f"{path} dark, on a phone: {one}" for one in audit_of(page, "color-contrast")]
+        wrong += [f"{path} on a phone: {width} pixels too wide"] if (width := width_beyond(page)) > 0 else []
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size({"width": 1280, "height": 800})
     # A letter, a message or a load that is not there is answered with 404, as it should be.
     assert wrong + [one for one in tab.troubles if "404" not in one] == []
 
 
-def test_what_messages_hold_is_text_on_every_page(tab: Tab, engine: Engine) -> None:
-    number = park(engine, HOSTILE, HOSTILE, HOSTILE)
-    pause(engine, subscriber_id=HOSTILE, by=HOSTILE, note=HOSTILE)
-    with engine.begin() as connection:
-        note_action(connection, "pause", HOSTILE, by=HOSTILE, detail={"note": HOSTILE})
-    run(
-        engine,
-        "INSERT INTO reported_activity (kind, name, minute, figure, count) "
-        "VALUES ('subscriber', %s, date_trunc('minute', now()), 'processed', 3)",
-        (HOSTILE,),
-    )
-    run(
-        engine,
-        "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, owner, acquired_at, expires_at) "
-        "VALUES (%s, %s, 1, 1, %s, now(), now() + interval '1 h')",
-        (HOSTILE, HOSTILE, HOSTILE),
-    )
-    run(
-        engine,
-        "INSERT INTO bulk_load (run_id, subscriber_id, source, digest, writer, chunks, bounds, error) "
-        "VALUES ('r1', %s, %s, '', 'copy', 5, '[]', %s)",
-        (HOSTILE, HOSTILE, HOSTILE),
-    )
-    run(
-        engine,
-        "INSERT INTO outbox_message (message_id, destination, body, lane, headers) VALUES ('m1', %s, '', 0, '{}')",
-        (HOSTILE,),
-    )
-    page = tab.page
-    for path in ("/", "/letters", f"/letter?number={number}", "/outbox", "/leases", "/loads?run=r1", "/maintenance"):
+def test_what_messages_hold_is_text_on_every_page(
+    open_tab: Callable[..., Tab], serve: Callable[..., str], engine: Engine
+) -> None:
+    number = park(engine, HOSTILE, HOSTILE, HOSTILE, {HOSTILE: HOSTILE})
+    _spread(engine)
+    which = LetterFilter(message_ids=(HOSTILE,))
+    assert LetterOperations(engine).select(which, OperationKind.REDRIVE, by=HOSTILE, note=HOSTILE)
+    named = urlencode({"id": HOSTILE})
+    paths = (
+        "/", f"/subscriber?{named}", f"/message?{named}", "/letters", f"/letter?number={number}",
+        f"/letters/confirm?action=discard&numbers={number}", "/outbox", "/leases", "/loads?run=r1", "/maintenance",
+    )  # fmt: skip
+    tab = open_tab(serve(allow_actions=True, token=TOKEN, show_bodies=True, send=lambda _letter: None))
+    sign_in(tab, name=HOSTILE)
+    page, wrong = tab.page, []
+    for path in paths:
         tab.go(path)
-        expect(page.locator("#live")).to_contain_text(HOSTILE)
-        assert page.locator("main img").count() == 0
-    tab.go("/")
-    page.locator("tbody a", has_text=HOSTILE).click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE)
+        expect(page.locator("#live")).to_contain_text(HOSTILE.split("\n")[0])
+        wrong += [f"{path}: {one}" for one in page.evaluate(TURNED, [HOSTILE, MARKS])]
+        wrong += [f"{path}: an element of theirs"] * page.locator("main img, main script").count()
+        wrong += [f"{path}: a script ran"] * (page.evaluate("globalThis.ran") is not None)
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            wrong += [f"{path}, {width} wide: {beyond} too wide"] if (beyond := width_beyond(page)) > 0 else []
+    page.set_viewport_size({"width": 1280, "height": 800})
+    tab.go("/").locator("tbody a", has_text="gnissecorp").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("gnissecorp")
     expect(page.locator("txbox-chart .u-legend")).to_contain_text("processed")
-    page.get_by_label("Message id").fill(HOSTILE)
+    page.get_by_label("Message id").fill("<b>'\"")
     page.get_by_role("button", name="Find").click()
-    expect(page.locator("#live")).to_contain_text(HOSTILE)
-    assert page.locator("main img").count() == 0
-    assert tab.troubles == []
+    expect(page.locator("#live code")).to_have_text("<b>'\"")
+    assert wrong + tab.troubles == []
+
+
+def _spread(engine: Engine) -> None:
+    """Put the hostile text wherever a table takes one."""
+    pause(engine, subscriber_id=HOSTILE, by=HOSTILE, note=HOSTILE)
+    pause(engine, destination=HOSTILE, by=HOSTILE, note=HOSTILE)
+    with engine.begin() as connection:
+        note_action(connection, "pause", HOSTILE, by=HOSTILE, detail={"note": HOSTILE, HOSTILE: "1"})
+    for statement in SPREAD.split(";"):
+        with engine.begin() as connection:
+            connection.exec_driver_sql(statement, {"text": HOSTILE})
 
 
 def test_a_page_shows_what_changes_and_keeps_what_is_typed(tab: Tab, engine: Engine) -> None:
@@ -146,16 +213,39 @@ def test_a_page_shows_what_changes_and_keeps_what_is_typed(tab: Tab, engine: Eng
     park(engine, "third")
     expect(page.locator("#live")).to_contain_text("third")
     expect(link).to_be_focused()
-    page.get_by_role("button", name="Stop updates").click()
-    again = page.get_by_role("button", name="Update again")
-    with page.expect_request(lambda _: True) as no_more:  # a second page's, so that time is known to have passed
-        park(engine, "fourth")
-        page.evaluate("new Promise(done => setTimeout(done, 3 * PACE_MS)).then(() => fetch('/static/icon.svg'))")
-    assert no_more.value.url.endswith("icon.svg")
-    expect(page.locator("#live")).not_to_contain_text("fourth")
-    again.click()
-    expect(page.locator("#live")).to_contain_text("fourth")
     assert tab.troubles == []
+
+
+def test_a_page_whose_updates_are_stopped_asks_for_nothing(tab: Tab) -> None:
+    page, asked = tab.page, list[str]()
+    page.clock.install()
+    page.on("request", lambda one: asked.append(one.url))
+    tab.go("/letters")
+    with page.expect_response("**/letters"):
+        page.clock.run_for(PACE_MS)
+    page.get_by_role("button", name="Stop updates").click()
+    asked.clear()
+    page.clock.run_for(10 * PACE_MS)
+    page.evaluate("fetch('/static/icon.svg').then(answer => answer.text())")  # what was asked before is heard before
+    assert [url.rpartition("/")[2] for url in asked] == ["icon.svg"]
+    with page.expect_response("**/letters"):
+        page.get_by_role("button", name="Update again").click()
+        page.clock.run_for(PACE_MS)
+    assert tab.troubles == []
+
+
+def test_a_session_that_has_ended_does_nothing_and_asks_who_it_is(acting: Tab, engine: Engine) -> None:
+    number = park(engine, "a")
+    page = acting.go(f"/letters/confirm?action=discard&numbers={number}")
+    page.get_by_label("Why").fill("tests")
+    page.context.clear_cookies()
+    page.get_by_role("button", name="Discard").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+    sign_in(acting)
+    acting.go("/letters")
+    expect(page.get_by_label(f"Choose letter {number}")).to_be_visible()
+    expect(page.locator("#live")).to_contain_text("None yet.")
+    assert acting.troubles == []
 
 
 def test_letters_are_chosen_and_redriven_and_the_other_tab_shows_it(
@@ -191,7 +281,11 @@ def test_a_lost_database_is_said_and_what_was_shown_stays_until_it_is_back(
     proxy.cut()
     banner = page.get_by_role("alert")
     expect(banner).to_contain_text("The database cannot be used. What is shown is from")
+    said = banner.inner_text()
     expect(page.locator("#live")).to_contain_text("kept")
+    with page.expect_response("**/letters"):  # another one fails, and what is shown is still from then
+        pass
+    expect(banner).to_have_text(said)
     proxy.accept()
     park(engine, "later")
     expect(page.locator("#live")).to_contain_text("later")
@@ -220,6 +314,7 @@ def test_the_keyboard_reaches_everything_in_the_order_of_the_page(tab: Tab, engi
     for _ in range(14):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.innerText || document.activeElement.id"))
+        assert page.evaluate(OUTLINED), reached[-1]
     pages = [place.title for place in PLACES if place.in_navigation]
     assert reached[:1] == ["To the content"]
     assert reached[1 : 2 + len(pages)] == ["txbox", *pages]
@@ -229,3 +324,31 @@ def test_the_keyboard_reaches_everything_in_the_order_of_the_page(tab: Tab, engi
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(page.locator("#live")).to_be_focused()
+
+
+def test_letters_are_redriven_by_keys_alone(acting: Tab, engine: Engine) -> None:
+    park(engine, "a")
+    page = acting.go("/letters")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # to the content
+    _press_to(page, "activeElement.name === 'number'")
+    page.keyboard.press("Space")
+    _press_to(page, "activeElement.innerText.startsWith('Redrive the chosen')", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_contain_text("1 letter would be sent through again")
+    _press_to(page, "activeElement.id === 'why'")
+    page.keyboard.type("the card service is back")
+    _press_to(page, "activeElement.innerText === 'Redrive'")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("region", name="Redrives and discards").locator("tbody tr")).to_contain_text("finished")
+    assert acting.troubles == []
+
+
+def _press_to(page: Page, condition: str, key: str = "Tab") -> None:
+    """Press a key until what has the focus is what is meant; it is always seen."""
+    for _ in range(40):
+        page.keyboard.press(key)
+        assert page.evaluate(OUTLINED), page.evaluate("document.activeElement.outerHTML")
+        if page.evaluate(f"document.{condition}"):
+            return
+    raise AssertionError(f"the keyboard does not reach it: {condition}")

@@ -40,18 +40,20 @@ class Happening:
         what: happened.
         kind: of its badge: good, warn, bad, or empty.
         where: a subscriber, or a destination.
-        text: more of it.
+        text: more of it, in parts that are set apart: each may run from the right.
         link: the path and query of a page that has more; empty if none has.
         link_text: what the link says.
+        key: the message's, or none.
     """
 
     at: datetime | None
     what: str
     kind: str
     where: str
-    text: str = ""
+    text: Sequence[str] = ()
     link: str = ""
     link_text: str = ""
+    key: str | None = None
 
 
 def message(request: Request) -> Page:
@@ -73,7 +75,7 @@ def message(request: Request) -> Page:
     for one in rows("the outbox", sql.published, "published_at", "due_at") if sizes and not too_many else ():
         found.extend(_published(one, message_id, request))
     found.extend(
-        Happening(one["sent_at"], "sent", "good", one["destination"], _key(one["key"]))
+        Happening(one["sent_at"], "sent", "good", one["destination"], key=one["key"])
         for one in rows("what was sent", sql.sent, "sent_at")
     )
     for one in rows("the inbox", sql.recorded, "processed_at"):
@@ -104,22 +106,18 @@ def message(request: Request) -> Page:
 
 
 def _published(one: Mapping[str, Any], message_id: str, request: Request) -> Sequence[Happening]:
-    happened = [Happening(one["published_at"], "published, waits", "warn", one["destination"], _key(one["key"]))]
+    happened = [Happening(one["published_at"], "published, waits", "warn", one["destination"], key=one["key"])]
     if one["attempts"]:
         error = error_line(request.settings, one["error"] or "", message_id, one["destination"])
-        text = f"{one['attempts']} times: {error}"
+        text = (f"{one['attempts']} times:", error)
         happened.append(Happening(None, "refused by the broker", "bad", one["destination"], text))
     elif one["held"]:
         happened.append(
-            Happening(None, "held", "warn", one["destination"], "a message of its key before it was refused")
+            Happening(None, "held", "warn", one["destination"], ("a message of its key before it was refused",))
         )
     elif one["due_at"] is not None:
         happened.append(Happening(one["due_at"], "is due", "", one["destination"]))
     return happened
-
-
-def _key(key: str | None) -> str:
-    return f"key {key}" if key else ""
 
 
 def _recorded(one: Mapping[str, Any]) -> Happening:
@@ -127,7 +125,7 @@ def _recorded(one: Mapping[str, Any]) -> Happening:
     if number is None:
         return Happening(one["processed_at"], "processed", "good", name)
     return Happening(
-        one["processed_at"], "recorded as parked", "bad", name, "", f"/letter?number={number}", f"dead letter {number}"
+        one["processed_at"], "recorded as parked", "bad", name, (), f"/letter?number={number}", f"dead letter {number}"
     )
 
 
@@ -141,7 +139,7 @@ def _loaded(one: Mapping[str, Any], request: Request, sql: MessageStatements) ->
             "a bulk load was running",
             "",
             one["subscriber_id"],
-            f"of {load['source']}; it may have applied it",
+            ("of", load["source"], "which may have applied it"),
             f"/loads?run={load['run_id']}",
             f"run {load['run_id']}",
         )
@@ -153,7 +151,7 @@ def _failed(one: Mapping[str, Any], message_id: str, request: Request) -> Sequen
     name = one["subscriber_id"]
     error = error_line(request.settings, one["error"], message_id, name)
     waits = f"waits for another attempt, {one['attempts']} counted"
-    return [Happening(one["last_failed_at"], waits, "warn", name, error), *_attempts(one, message_id, request)]
+    return [Happening(one["last_failed_at"], waits, "warn", name, (error,)), *_attempts(one, message_id, request)]
 
 
 def _attempts(one: Mapping[str, Any], message_id: str, request: Request) -> Sequence[Happening]:
@@ -164,7 +162,7 @@ def _attempts(one: Mapping[str, Any], message_id: str, request: Request) -> Sequ
     for each in one["history"]:
         error = error_line(request.settings, str(each.get("error", "")), message_id, name)
         happened.append(
-            Happening(_read(each.get("at")), f"failed, delivery {each.get('delivery')}", "bad", where, error)
+            Happening(_read(each.get("at")), f"failed, delivery {each.get('delivery')}", "bad", where, (error,))
         )
     return happened
 
@@ -182,18 +180,18 @@ def _parked(one: Mapping[str, Any], message_id: str, request: Request) -> Sequen
     where = name.removeprefix(f"{RELAY_SUBSCRIBER}:")
     link, text = f"/letter?number={number}", f"dead letter {number}"
     error = error_line(request.settings, one["error"], message_id, name)
-    told = "; ".join(part for part in (_key(one["order_key"]), error) if part)
     happened = [*_attempts(one, message_id, request)]
-    happened.append(Happening(one["parked_at"], f"parked: {one['reason']}", "bad", where, told, link, text))
+    parked = f"parked: {one['reason']}"
+    happened.append(Happening(one["parked_at"], parked, "bad", where, (error,), link, text, one["order_key"]))
     for what in ("redriven", "discarded"):
         if one[f"{what}_at"] is not None:
-            by = f"by {one[f'{what}_by']}" if one[f"{what}_by"] else ""
+            by = ("by", one[f"{what}_by"]) if one[f"{what}_by"] else ()
             happened.append(Happening(one[f"{what}_at"], what, "warn", where, by, link, text))
     return happened
 
 
 def _leased(one: Mapping[str, Any]) -> Sequence[Happening]:
-    name, owner = one["subscriber_id"], f"by {one['owner']}, fence {one['fence']}, attempt {one['attempts']}"
+    name, owner = one["subscriber_id"], ("by", one["owner"], f"fence {one['fence']}, attempt {one['attempts']}")
     happened = [Happening(one["acquired_at"], "lease acquired", "", name, owner)]
     if one["completed_at"] is not None:
         happened.append(Happening(one["completed_at"], "completed", "good", name))

@@ -33,12 +33,12 @@ document.addEventListener("DOMContentLoaded", () => {
 
 // --- a database or a dashboard that is away: what is shown stays, and says since when it is old ----------------------
 
-let lostSince = null;
+let shownAt = new Date(), isLost = false;
 
 function lost(why) {
   const note = document.getElementById("lost");
-  lostSince ??= new Date();
-  note.textContent = `${why} What is shown is from ${lostSince.toISOString().slice(11, 19)} UTC.`;
+  isLost = true;
+  note.textContent = `${why} What is shown is from ${shownAt.toISOString().slice(11, 19)} UTC.`;
   note.hidden = false;
   document.getElementById("live")?.classList.add("stale");
 }
@@ -48,8 +48,11 @@ document.addEventListener("htmx:after:request", (event) => {
   if (status === undefined) return;
   if (status >= 400) {
     lost(status === 503 ? "The database cannot be used." : `The dashboard answered ${status}.`);
-  } else if (lostSince) {
-    lostSince = null;
+    return;
+  }
+  shownAt = new Date();
+  if (isLost) {
+    isLost = false;
     document.getElementById("lost").hidden = true;
     document.getElementById("live")?.classList.remove("stale");
   }
