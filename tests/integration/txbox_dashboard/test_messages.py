@@ -88,7 +88,7 @@ def test_what_was_not_searched_is_not_taken_for_unknown(
 
 def test_the_key_of_a_letter_is_shown(pages: TestClient, engine: Engine) -> None:
     park(engine, "a", order_key="k7")
-    assert "parked: failed billing key k7; ValueError: no" in text_of(pages, "/message?id=a")
+    assert "parked: failed billing key k7 ValueError: no" in text_of(pages, "/message?id=a")
 
 
 def test_a_load_that_ran_then_is_named(pages: TestClient, engine: Engine) -> None:
