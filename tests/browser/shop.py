@@ -112,22 +112,28 @@ def _past(engine: Engine) -> None:
             f"date_trunc('minute', now()) - n * interval '1 minute', %s, {count} FROM generate_series(1, 185) AS n",
             (name, figure),
         )
-    for figure, count in (("sent", "1800 + round(400 * sin(n / 14.0))"), ("failed", "mod(n, 4)")):
+    for kind, name, figure, count in (
+        ("outbox", "", "sent", "1800 + round(400 * sin(n / 14.0))"),
+        ("outbox", "", "failed", "mod(n, 4)"),
+        ("destination", "orders:new", "sent", "1300 + round(300 * sin(n / 14.0))"),
+        ("destination", "returns:warehouse", "sent", "120 + mod(n * 17, 40)"),
+        ("destination", "erp:invoices", "sent", "CASE WHEN n > 9 THEN 380 + round(100 * sin(n / 14.0)) ELSE 0 END"),
+    ):
         run(
             engine,
-            "INSERT INTO reported_activity (kind, name, minute, figure, count) SELECT 'outbox', '', "
+            "INSERT INTO reported_activity (kind, name, minute, figure, count) SELECT %s, %s, "
             f"date_trunc('minute', now()) - n * interval '1 minute', %s, {count} FROM generate_series(1, 185) AS n",
-            (figure,),
+            (kind, name, figure),
         )
 
 
 def _trouble(engine: Engine) -> None:
     letters: Sequence[tuple[str, str, str, Reason, str]] = (
-        (ORDER, "billing", "42", Reason.FAILED, "ValueError: the card was declined: insufficient funds"),
-        ("order-48890", "billing", "61", Reason.FAILED, "ValueError: the card was declined: expired"),
-        ("order-47777", "billing", "77", Reason.CRASHED, "its worker ended with signal 9 while it had it, 5 times"),
-        ("order-48902", "mailing", "9", Reason.FAILED, "SMTPRecipientsRefused: 550 no such mailbox"),
         ("order-48044", "mailing", "180", Reason.MISMATCH, "the same id has come with another body"),
+        ("order-47777", "billing", "77", Reason.CRASHED, "its worker ended with signal 9 while it had it, 5 times"),
+        ("order-48890", "billing", "61", Reason.FAILED, "ValueError: the card was declined: expired"),
+        (ORDER, "billing", "42", Reason.FAILED, "ValueError: the card was declined: insufficient funds"),
+        ("order-48902", "mailing", "9", Reason.FAILED, "SMTPRecipientsRefused: 550 no such mailbox"),
     )
     for message_id, subscriber_id, minutes, reason, error in letters:
         with engine.begin() as connection:
@@ -153,18 +159,21 @@ def _trouble(engine: Engine) -> None:
     )
     run(
         engine,
-        "INSERT INTO bulk_load (run_id, subscriber_id, source, digest, writer, chunks, bounds, started_at, "
+        "INSERT INTO bulk_load (run_id, subscriber_id, source, digest, writer, chunks, bounds, rows_read, started_at, "
         "finished_at) VALUES (%s, 'billing', 's3://shop-archive/orders-2026-11.jsonl', '', 'copy', 160, '[]', "
-        "now() - interval '14 minutes', NULL), ('30b8cc19a6f5', 'analytics', 's3://shop-archive/clicks.jsonl', '', "
-        "'copy', 12, '[]', now() - interval '2 days', now() - interval '47 hours')",
+        "1600000, now() - interval '14 minutes', NULL), ('30b8cc19a6f5', 'analytics', "
+        "'s3://shop-archive/clicks.jsonl', '', 'copy', 12, '[]', 120000, now() - interval '2 days', "
+        "now() - interval '2 days' + interval '95 s')",
         (RUN,),
     )
     run(
         engine,
-        "INSERT INTO bulk_load_chunk (run_id, chunk, rows_read, rows_rejected, already_processed, applied) "
+        "INSERT INTO bulk_load_chunk (run_id, chunk, rows_read, rows_rejected, already_processed, applied, merged_at) "
         "SELECT %s, n, 10000, CASE WHEN mod(n, 41) = 7 THEN 12 ELSE 0 END, 600 + n, "
-        "9400 - n - CASE WHEN mod(n, 41) = 7 THEN 12 ELSE 0 END FROM generate_series(0, 117) AS n "
-        "UNION ALL SELECT '30b8cc19a6f5', n, 10000, 0, 0, 10000 FROM generate_series(0, 11) AS n",
+        "9400 - n - CASE WHEN mod(n, 41) = 7 THEN 12 ELSE 0 END, "
+        "now() - (118 - n) * interval '7 s' FROM generate_series(0, 117) AS n "
+        "UNION ALL SELECT '30b8cc19a6f5', n, 10000, 0, 0, 10000, "
+        "now() - interval '2 days' + n * interval '8 s' FROM generate_series(0, 11) AS n",
         (RUN,),
     )
     Maintainer(engine, Retention({"*": timedelta(days=90), "analytics": timedelta(days=30)})).run_once()

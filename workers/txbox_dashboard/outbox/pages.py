@@ -112,7 +112,7 @@ def outbox(request: Request) -> Page:
             "kept": kept[0]["rows"] if kept else None,
             "hours": HOURS,
             "times": times_of(total),
-            "series": [(one.figure, one.counts) for one in total],
+            "series": sorted(((one.figure, one.counts) for one in total), key=lambda one: one[0] != "sent"),
             "oldest": max(
                 (one.oldest_seconds for one in known.values() if one.oldest_seconds is not None), default=None
             ),
