@@ -132,12 +132,19 @@ def _fill(engine: Engine) -> None:
         run(engine, "CREATE TABLE kept_relay AS SELECT * FROM outbox_relay")
     run(engine, "INSERT INTO worker_report SELECT * FROM kept_worker ON CONFLICT DO NOTHING; DROP TABLE kept_worker")
     run(engine, "INSERT INTO outbox_relay SELECT * FROM kept_relay ON CONFLICT DO NOTHING; DROP TABLE kept_relay")
-    run(engine, "UPDATE worker_report SET seen_at = now() + interval '1 hour'")  # none is gone, however long it takes
-    run(engine, "UPDATE outbox_relay SET seen_at = now() + interval '1 hour', backend_pid = NULL")
+    later = "now() + interval '1 hour'"  # none is gone, however long the test takes
+    run(engine, f"UPDATE worker_report SET seen_at = {later}, per_second = '{{\"processed\": 2}}'")
+    run(engine, f"UPDATE outbox_relay SET seen_at = {later}, sent_per_second = 2, backend_pid = NULL")
+    run(
+        engine,
+        "INSERT INTO reported_activity (kind, name, minute, figure, count) "
+        "VALUES ('destination', 'own:full', date_trunc('minute', now()) - interval '5 minutes', 'sent', 7)",
+    )
     run(
         engine,
         "INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, failures, owner, acquired_at, "
-        "expires_at) VALUES ('billing', 'm0001', 1, 1, 0, 'me', now(), now() + interval '1 hour')",
+        "expires_at) SELECT 'billing', 'm000' || n, 1, 1, 0, 'me', now(), now() + ends FROM (VALUES "
+        "(1, interval '1 hour'), (2, interval '-1 hour'), (3, NULL)) AS one (n, ends)",
     )
     run(
         engine,
