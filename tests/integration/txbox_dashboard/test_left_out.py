@@ -6,7 +6,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from httpx import Response
+from httpx2 import Response
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
