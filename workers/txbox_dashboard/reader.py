@@ -102,7 +102,8 @@ def _why(error: DBAPIError) -> str | None:
     """Return why something is left out; None: the page cannot be shown at all."""
     code = sqlstate(error) or ""
     if code == INSUFFICIENT_PRIVILEGE:  # Postgres names the table
-        return f"this user of the database may not read it: {text_of(error.orig or error).splitlines()[0]}"
+        said, _, _ = text_of(error.orig or error).partition("\n")
+        return f"this user of the database may not read it: {said}"
     return _WHY.get(code)
 
 

@@ -223,7 +223,10 @@ class _Current(AbstractContextManager[None]):
 
 
 class _Links(Sequence[Link]):
-    """Links to the contexts in which messages were created, made when they are read: most spans are not recorded."""
+    """Links to the contexts in which messages were created; those that came without one have none.
+
+    They are made when they are read: a span that is not recorded needs none.
+    """
 
     __slots__ = ("_made", "_messages", "_with_ids")
 
@@ -234,7 +237,13 @@ class _Links(Sequence[Link]):
 
     def _all(self) -> list[Link]:
         if self._made is None:
-            self._made = _links(self._messages, with_ids=self._with_ids)
+            self._made = []
+            for message in self._messages:
+                headers = message.headers
+                if (parent := headers.get("traceparent")) is None:
+                    continue
+                if (context := _context(parent, headers.get("tracestate"))) is not None:
+                    self._made.append(Link(context, {MESSAGE_ID: message.id} if self._with_ids else None))
         return self._made
 
     def __bool__(self) -> bool:
@@ -252,18 +261,6 @@ class _Links(Sequence[Link]):
     def __getitem__(self, index: slice) -> Sequence[Link]: ...
     def __getitem__(self, index: int | slice) -> Link | Sequence[Link]:
         return self._all()[index]
-
-
-def _links(messages: Sequence[Traced], *, with_ids: bool) -> list[Link]:
-    """Return links to the contexts in which messages were created; those that came without one have none."""
-    links = []
-    for message in messages:
-        headers = message.headers
-        if (parent := headers.get("traceparent")) is None:
-            continue
-        if (context := _context(parent, headers.get("tracestate"))) is not None:
-            links.append(Link(context, {MESSAGE_ID: message.id} if with_ids else None))
-    return links
 
 
 @lru_cache(maxsize=1024)

@@ -260,7 +260,7 @@ class _Watchdog:
 def _beside(driver: Any) -> dict[str, Any]:
     """Return the parameters of a new connection to the same server."""
     info = driver.info
-    parameters = info.get_parameters()
+    parameters: dict[str, Any] = info.get_parameters()
     for name in ("service", "hostaddr"):
         parameters.pop(name, None)
     parameters |= {"host": info.host, "port": info.port}
@@ -268,7 +268,7 @@ def _beside(driver: Any) -> dict[str, Any]:
         parameters["hostaddr"] = info.hostaddr
     if info.password:
         parameters["password"] = info.password
-    return dict(parameters)
+    return parameters
 
 
 def _connection(parameters: dict[str, Any]) -> Any:
