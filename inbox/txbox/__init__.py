@@ -20,6 +20,7 @@
 
 from txbox.dead_letters import DeadLetter, DeadLetters, Reason
 from txbox.dead_letters.failures import Failures
+from txbox.effects import SqlEffect
 from txbox.errors import (
     BrokerError,
     EffectUnknown,
@@ -88,6 +89,7 @@ __all__ = [
     "ResultNotStored",
     "RightsMissing",
     "SchemaMissing",
+    "SqlEffect",
     "StatementLeftOpen",
     "TableLocked",
     "TransactionAborted",

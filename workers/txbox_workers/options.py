@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from txbox import DeadLetters, Inbox, InvalidConfiguration
 from txbox.backoff import Backoff
+from txbox.effects import SqlEffect
 from txbox.instrumentation import Hook
 from txbox.leases import LEASE_SECONDS, Ledger
 from txbox.leases.lease import valid_lease_seconds
@@ -47,6 +48,8 @@ class ProcessingOptions(TypedDict, total=False):
             alone, ``handler(message)``. With a ledger, one that names a parameter ``lease`` is given it.
         batch_handler: ``batch_handler(session, messages)``, in its place: one call for all the first-timers of a batch.
             Faster by far where the effect is one set-based statement.
+        effect: in place of a handler, statements of SQL over the messages that come for the first time: a
+            ``txbox.SqlEffect``, which a bulk load takes too. The fastest way.
         transactions: "batch" (the default): one transaction for a batch, and one for each message only when something
             in it fails. "message": always one for each. In Lambda, better for handlers of many seconds: a time-out
             undoes only one of them.
@@ -70,6 +73,7 @@ class ProcessingOptions(TypedDict, total=False):
     dead_letters: DeadLetters | None
     handler: Handler | None
     batch_handler: BatchHandler | None
+    effect: SqlEffect | None
     transactions: Literal["batch", "message"]
     max_attempts: int | None
     ordered: bool
@@ -112,6 +116,7 @@ class ValidOptions:
     dead_letters: DeadLetters | None = None
     handler: Handler | None = None
     batch_handler: BatchHandler | None = None
+    effect: SqlEffect | None = None
     transactions: Literal["batch", "message"] = "batch"
     max_attempts: int | None = MAX_ATTEMPTS
     ordered: bool = False
@@ -155,15 +160,16 @@ class ValidOptions:
             inbox is None or self.dead_letters is None,
             ".dead_letters is for a ledger alone; with an inbox, dead letters are kept in the inbox's schema",
         )
-        self._require(
-            (self.handler is None) != (self.batch_handler is None),
-            " needs either handler or batch_handler, and not both",
-        )
+        given_effects = [one for one in (self.handler, self.batch_handler, self.effect) if one is not None]
+        self._require(len(given_effects) == 1, " needs one of handler, batch_handler and effect")
         self._require(
             ledger is None or self.handler is not None,
             " with a ledger needs handler: each message has a lease of its own",
         )
-        if self.batch_handler is not None:
+        if self.effect is not None:
+            given_as = type(self.effect).__name__
+            self._require(isinstance(self.effect, SqlEffect), f".effect must be a SqlEffect, not {given_as}")
+        elif self.batch_handler is not None:
             refuse_unfit(self.batch_handler, f"{self.of}.batch_handler", "session, messages", ledger=False)
         else:
             wanted = "message" if inbox is None else "session, message"

@@ -24,12 +24,14 @@ Rows that a maintainer has deleted are forgotten. What was sent before the subsc
 old to judge: ``Expired`` (see ``txbox.horizon.age_judge``). Where nothing is forgotten, there is no horizon.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -37,7 +39,8 @@ from txbox.errors import Expired, InFlight, Mismatch
 from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.postgres.engines import note_server, refuse_other_encodings
-from txbox.postgres.sql import text_array
+from txbox.postgres.round_trip import Answer, Statement, Step, row_of
+from txbox.postgres.sql import array_literal
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from txbox.postgres.transactions import (
@@ -79,6 +82,25 @@ class ParkedIds:
 
     same: frozenset[str]  # ids parked with the same body: their letters cover them
     mismatched: frozenset[str]  # ids parked with another body: these have no letters yet
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What records a batch.
+
+    Attributes:
+        ids: the ids, each once, sorted.
+        digests: the fingerprints of their bodies, by id; empty where none are kept.
+        sent_at: when the messages were sent, by id.
+        values: of the statement's parameters.
+        step: the statement with its values.
+    """
+
+    ids: Sequence[str]
+    digests: Mapping[str, bytes]
+    sent_at: Mapping[str, datetime | None]
+    values: Mapping[str, Any]
+    step: Step
 
 
 class InboxStatements(SqlFile, file="inbox.sql"):
@@ -136,6 +158,7 @@ class Inbox:
             self.subscriber_id, schema=schema, prefix=prefix, unknown_age=unknown_age, of=type(self).__name__
         )
         self._statements = InboxStatements.load(schema, prefix)
+        self._record_many = Statement.of(self._statements.record_many)
         self._table = self._statements.name_of("processed_message")
         self._view = self._statements.name_of("processed_earlier")
 
@@ -180,7 +203,11 @@ class Inbox:
             "message_id": valid_message_id(message_id),
             "fingerprint": digest,
         }
-        row = self._execute(connection, self._statements.record_one, parameters, (message_id,))
+        # The driver's SQL through SQLAlchemy's connection: 18 µs more than psycopg's own cursor, and in return the
+        # host's event hooks, its AsyncSession.run_sync and SQLAlchemy's handling of lost connections work.
+        with self._translated(connection, (message_id,)):
+            row: Any = connection.exec_driver_sql(self._statements.record_one, parameters).fetchone()
+        self._check_server(connection, row)
         if row[0] == 1:
             if old := self._ages.old({message_id: sent_at}, row[3]):
                 expired = self._ages.judge(connection, old)
@@ -228,6 +255,21 @@ class Inbox:
         sent_at: Mapping[str, datetime | None] = NOTHING_KNOWN,
     ) -> Recorded:
         """Record many messages as ``record_many`` does, and report mismatched and expired ones instead of raising."""
+        recording = self.recording(ids, sent_at=sent_at)
+        connection = in_transaction(connection_or_session)
+        if not recording.ids:
+            return Recorded(frozenset(), frozenset())
+        with self._translated(connection, recording.ids):
+            row = connection.exec_driver_sql(self._statements.record_many, recording.values).fetchone()
+        return self._sort_out(connection, recording, row)
+
+    def recording(
+        self,
+        ids: Iterable[str] | Mapping[str, bytes | str],
+        *,
+        sent_at: Mapping[str, datetime | None] = NOTHING_KNOWN,
+    ) -> Recording:
+        """Return what records many messages, as a step that may go out with others; ``recorded`` takes its answer."""
         if isinstance(ids, str):
             raise TypeError(f"many ids are needed, not the characters of one: {ids!r}; record takes a single id")
         bodies = ids if isinstance(ids, Mapping) else {}
@@ -237,24 +279,35 @@ class Inbox:
         # Where no fingerprints are kept, none: unnest fills the shorter array up with nulls.
         hashed = ordered if self.fingerprint else ()
         digests = {message_id: self._digest(message_id, bodies.get(message_id)) for message_id in hashed}
-        connection = in_transaction(connection_or_session)
-        if not ordered:
-            return Recorded(frozenset(), frozenset())
-        parameters = {
+        values = {
             "lock_timeout": self._lock_timeout,
             "subscriber_id": self.subscriber_id,
-            "message_ids": text_array(ordered),
-            "fingerprints": list(digests.values()),
+            "message_ids": array_literal(ordered),
+            "fingerprints": array_literal([f"\\x{digest.hex()}" for digest in digests.values()]),
         }
-        row = self._execute(connection, self._statements.record_many, parameters, ordered)
-        first = frozenset(row[0] or ())
-        duplicates = {message_id: digest for message_id, digest in digests.items() if message_id not in first}
+        return Recording(ordered, digests, sent_at, values, self._record_many.with_values(**values))
+
+    def recorded(self, connection: Connection, recording: Recording, answer: Answer, *, ends: bool = False) -> Recorded:
+        """Take the answer to a recording's step; raises as ``record_many``, but for what ``Recorded`` has.
+
+        ``ends``: if a message is expired, the transaction is given up anyway.
+        """
+        with self._translated(connection, recording.ids):
+            row = row_of(connection, answer.result())
+        return self._sort_out(connection, recording, row, ends=ends)
+
+    def _sort_out(self, connection: Connection, recording: Recording, row: Any, *, ends: bool = False) -> Recorded:
+        self._check_server(connection, row)
+        ids = recording.ids
+        first = frozenset(ids if row[0] == len(ids) else row[1] or ())
+        duplicates = {id_: digest for id_, digest in recording.digests.items() if id_ not in first}
         mismatched = self._differing(connection, duplicates) if duplicates else frozenset()
-        old = self._ages.old({message_id: sent_at.get(message_id) for message_id in first}, row[3])
+        sent_at = recording.sent_at
+        old = self._ages.old({message_id: sent_at.get(message_id) for message_id in first}, row[-2])
         error = self._ages.judge(connection, old) if old else None
         if error is None:
             return Recorded(first, mismatched)
-        self._ages.take_back(connection, error.message_ids)
+        self._ages.take_back(connection, error.message_ids, ends=ends)
         expired = frozenset(error.message_ids)
         return Recorded(first - expired, mismatched, expired, error)
 
@@ -304,27 +357,28 @@ class Inbox:
             raise TypeError(f"this inbox keeps fingerprints: the body of message {message_id!r} is needed too")
         return fingerprint(body)
 
-    def _execute(self, connection: Connection, statement: str, parameters: dict[str, Any], ids: Collection[str]) -> Any:
-        # The driver's SQL through SQLAlchemy's connection: 18 µs more than psycopg's own cursor, and in return the
-        # host's event hooks, its AsyncSession.run_sync and SQLAlchemy's handling of lost connections work.
+    @contextmanager
+    def _translated(self, connection: Connection, ids: Collection[str]) -> Iterator[None]:
+        """Raise what an error of a recording statement means."""
         try:
-            row = connection.exec_driver_sql(statement, parameters).fetchone()
+            yield
         except UnicodeEncodeError:
             refuse_other_encodings(connection)
             raise
-        except DBAPIError as error:
+        except (DBAPIError, psycopg.Error) as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 raise InFlight(self.subscriber_id, ids) from error
             # An inbox of an older version has no view.
-            of_view = sqlstate(error) == UNDEFINED_TABLE and self._view in str(error.orig)
+            of_view = sqlstate(error) == UNDEFINED_TABLE and self._view in str(getattr(error, "orig", error))
             if (missing := missing_schema(error, self._view if of_view else self._table)) is not None:
                 raise missing from error
             raise
-        assert row is not None  # noqa: S101 - for the type checker
+
+    def _check_server(self, connection: Connection, row: Any) -> None:
+        """Look at what each recording statement tells at its end: generation, time, process id."""
         note_server(connection, row[-1])
-        if (generation := row[2]) is not None:
+        if (generation := row[-3]) is not None:
             self._require_generation(connection, generation)
-        return row
 
     def _require_generation(self, connection: Connection, generation: int) -> None:
         """Raise a serialization failure if the inbox was rotated after the snapshot of this transaction."""

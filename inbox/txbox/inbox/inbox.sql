@@ -51,8 +51,8 @@ FROM bound, (SELECT count(*) AS first, min(tableoid) AS generation FROM recorded
 -- is not shown what is looked for in older generations: for few ids, or for a subscriber that they do not know, it would
 -- find a plan for these very values cheaper than one that is kept, each time, and planning costs as much as recording.
 -- parameters: lock_timeout text, subscriber_id text, message_ids text[], fingerprints bytea[]
--- returns: the ids that are first, or null; the lock_timeout that was, the generation to check (or null), when the
---   transaction began in microseconds since 1970, the server's process id
+-- returns: how many are first; their ids, or null if all are or none is; the lock_timeout that was, the generation to
+--   check (or null), when the transaction began in microseconds since 1970, the server's process id
 WITH bound AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %(lock_timeout)s, true)
 ), recorded AS (
@@ -67,9 +67,12 @@ WITH bound AS MATERIALIZED (
   ON CONFLICT DO NOTHING
   RETURNING message_id, tableoid
 )
-SELECT found.first, set_config('lock_timeout', bound.before, true), {{to_check}},
-  (extract(epoch FROM now()) * 1000000)::bigint, pg_backend_pid()
-FROM bound, (SELECT array_agg(message_id) AS first, min(tableoid) AS generation FROM recorded) AS found
+SELECT found.first, CASE WHEN found.first < cardinality(%(message_ids)s::text[]) THEN found.ids END,
+  set_config('lock_timeout', bound.before, true), {{to_check}}, (extract(epoch FROM now()) * 1000000)::bigint,
+  pg_backend_pid()
+FROM bound, (
+  SELECT count(*) AS first, array_agg(message_id) AS ids, min(tableoid) AS generation FROM recorded
+) AS found
 
 -- name: require_generation
 -- Whether this transaction's snapshot has a generation, so all that was recorded in the older ones: pg_class is read by

@@ -12,8 +12,7 @@ read. Only txbox closes it. If a handler has rolled back, the guard is gone with
 came after that is rolled back too. Either way the server decides.
 
 The guard costs no round trip: it goes out with BEGIN, and CLOSE with COMMIT, 15 us together (an empty transaction takes
-20 to 40). Two statements in one message need Postgres's simple query protocol, for which psycopg has no call that
-begins no transaction before it; so these two messages are sent through psycopg's own connection.
+20 to 40).
 
 https://www.postgresql.org/docs/current/sql-declare.html
 """
@@ -23,61 +22,90 @@ from contextlib import suppress
 from typing import Any
 
 import psycopg
-from psycopg import generators
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import TransactionEnded
+from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, run_steps
 
 REFUSAL = "txbox refuses this COMMIT: it commits this transaction itself"
 
-DECLARE_GUARD = (
+DECLARE_GUARD = Statement.of(
     f"DECLARE txbox_guard CURSOR WITH HOLD FOR SELECT ('{REFUSAL} ' || pg_catalog.random())::pg_catalog.int4"
 )
 """Has COMMIT fail in this transaction. ``random`` has the text cast only when it is read."""
 
-CLOSE_GUARD = "CLOSE txbox_guard"
+CLOSE_GUARD = Statement.of("CLOSE txbox_guard")
 """Lets COMMIT succeed again; fails in another transaction than the one that has the guard."""
 
 
-def begin_guarded(connection: Connection, *also: str) -> None:
-    """Begin a transaction that only ``commit_guarded`` can commit: one round trip, which takes the place of BEGIN.
+COMMIT = Statement.of("COMMIT")
 
-    ``connection`` is in a transaction of SQLAlchemy's; the server may have begun it already. ``also`` are statements to
-    be run in the same round trip, without parameters. Raises ``psycopg.Error``.
+
+def begin(connection: Connection, *steps: Step, then: Step | None = None, guarded: bool = True) -> Answer | None:
+    """Begin a transaction: one round trip, which takes the place of BEGIN.
+
+    Args:
+        connection: in a transaction of SQLAlchemy's; the server may have begun it already.
+        steps: statements to be run in the same round trip.
+        then: one more, which may fail.
+        guarded: only ``commit`` can commit it.
+
+    Returns:
+        The answer to the one more, if there is one.
+
+    Raises:
+        psycopg.Error: it could not be begun, or one of the steps has failed.
     """
     driver: Any = connection.connection.dbapi_connection
     begun = driver.pgconn.transaction_status == TransactionStatus.INTRANS
+    every = [*([] if begun else [Step(_begin(driver))]), *([Step(DECLARE_GUARD)] if guarded else []), *steps]
     try:
-        _run(connection, *(() if begun else (_begin(driver),)), DECLARE_GUARD, *also)
+        results = run_steps(connection, [*every, *([] if then is None else [then])])
+    except StepFailed as failure:
+        _tell_pool(connection)
+        if failure.number == len(every):
+            return Answer(error=failure.error)
+        raise failure.error from None
     except psycopg.Error:
-        if driver.closed:
-            # SQLAlchemy has to get the error, too: it then discards the other connections of the pool, which are most
-            # likely lost as well.
-            with suppress(DBAPIError):
-                connection.exec_driver_sql(CLOSE_GUARD)
+        _tell_pool(connection)
         raise
+    return None if then is None else Answer(results[-1])
 
 
-def commit_guarded(connection: Connection) -> None:
-    """Commit the transaction that ``begin_guarded`` has begun, in one round trip.
+def _tell_pool(connection: Connection) -> None:
+    """If the connection is lost, have SQLAlchemy discard the others of its pool: they most likely are, too."""
+    driver: Any = connection.connection.dbapi_connection
+    if driver.closed:
+        with suppress(DBAPIError):
+            connection.exec_driver_sql("SELECT")
+
+
+def commit(connection: Connection, *steps: Step, guarded: bool = True) -> None:
+    """Commit the transaction that ``begin`` has begun, in one round trip.
+
+    Args:
+        connection: in that transaction.
+        steps: statements to be run before; if one fails, nothing is committed.
+        guarded: as it was begun.
 
     Raises:
+        StepFailed: one of the steps has failed.
         TransactionEnded: this is another transaction. Nothing is committed.
         psycopg.Error: it cannot be committed, or whether it was is unknown.
     """
-    _closing(connection, CLOSE_GUARD, "COMMIT")
+    _closing(connection, *steps, *([Step(CLOSE_GUARD)] if guarded else []), Step(COMMIT), given=len(steps))
 
 
 def add_guard(connection: Connection) -> None:
     """Guard a transaction that has begun: one round trip."""
-    _run(connection, DECLARE_GUARD)
+    _closing(connection, Step(DECLARE_GUARD))
 
 
 def remove_guard(connection: Connection) -> None:
-    """Let a transaction be committed that ``add_guard`` guards: one round trip. Raises as ``commit_guarded``."""
-    _closing(connection, CLOSE_GUARD)
+    """Let a transaction be committed that ``add_guard`` guards: one round trip. Raises as ``commit``."""
+    _closing(connection, Step(CLOSE_GUARD))
 
 
 def is_refused_commit(error: BaseException) -> bool:
@@ -88,14 +116,18 @@ def is_refused_commit(error: BaseException) -> bool:
     )
 
 
-def _closing(connection: Connection, *statements: str) -> None:
+def _closing(connection: Connection, *steps: Step, given: int = 0) -> None:
     try:
-        _run(connection, *statements)
-    except psycopg.errors.InvalidCursorName as error:
-        raise TransactionEnded from error
+        run_steps(connection, steps)
+    except StepFailed as failure:
+        if failure.number < given:
+            raise
+        if isinstance(failure.error, psycopg.errors.InvalidCursorName):
+            raise TransactionEnded from failure.error
+        raise failure.error from None
 
 
-def _begin(driver: Any) -> str:
+def _begin(driver: Any) -> Statement:
     """Return BEGIN as the connection's own settings want it, which SQLAlchemy's ``isolation_level`` sets."""
     parts = ["BEGIN"]
     if driver.isolation_level is not None:
@@ -104,19 +136,7 @@ def _begin(driver: Any) -> str:
         parts.append("READ ONLY" if driver.read_only else "READ WRITE")
     if driver.deferrable is not None:
         parts.append("DEFERRABLE" if driver.deferrable else "NOT DEFERRABLE")
-    return " ".join(parts)
-
-
-def _run(connection: Connection, *statements: str) -> None:
-    driver: Any = connection.connection.dbapi_connection
-    with driver.lock:
-        driver.pgconn.send_query("; ".join(statements).encode())
-        results = driver.wait(generators.execute(driver.pgconn))
-    for result in results:
-        if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-            raise psycopg.errors.error_from_result(result, encoding=driver.info.encoding)
-    if len(results) != len(statements):
-        raise psycopg.OperationalError(f"the connection was lost; {len(results)} of {len(statements)} answers came")
+    return Statement.of(" ".join(parts))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -8,16 +8,39 @@ from sqlalchemy import RowMapping, Table
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 
-def text_array(values: Sequence[str]) -> str | Sequence[str]:
-    """Return values as what is quickest to bind to ``%s::text[]``: the array's literal, written with one join.
+def array_literal(values: Sequence[str | None], *, quoted: bool = True) -> str:
+    """Return texts as an array's literal, written with one join where none of them needs an escape.
 
-    psycopg looks at the elements of a list one by one, which takes 1,000 ids 0.7 ms instead of 0.04. Values that would
-    need an escape are left to psycopg. https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
+    psycopg looks at the elements of a list one by one, which takes 1,000 ids 0.7 ms instead of 0.04.
+    https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
+
+    Args:
+        values: the elements; None is null.
+        quoted: whether they may hold anything; False: what needs no quotes alone, such as numbers.
     """
-    joined = '","'.join(values)
-    if not values or "\\" in joined or joined.count('"') != 2 * (len(values) - 1):
-        return values
-    return f'{{"{joined}"}}'
+    if not quoted:
+        return f"{{{','.join(['NULL' if one is None else one for one in values])}}}"
+    if not values:
+        return "{}"
+    if None not in values:
+        joined = '","'.join(values)  # type: ignore[arg-type] # none is None
+        if "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
+            return f'{{"{joined}"}}'
+    escaped = ("NULL" if one is None else '"' + one.replace("\\", "\\\\").replace('"', '\\"') + '"' for one in values)
+    return f"{{{','.join(escaped)}}}"
+
+
+def in_one_statement(script: str) -> str:
+    """Wrap a script of SQL so that Postgres itself refuses to end the transaction in it.
+
+    Otherwise a COMMIT in it would commit the records of its messages in the middle of their effects. EXECUTE refuses
+    such statements, whatever comments or quotes are before them.
+    https://www.postgresql.org/docs/current/plpgsql-statements.html#PLPGSQL-STATEMENTS-EXECUTING-DYN
+    """
+    tag = "txbox"
+    while f"${tag}" in script:
+        tag += "x"
+    return f"DO ${tag}_do$ BEGIN EXECUTE ${tag}${script}${tag}$; END ${tag}_do$"
 
 
 def microseconds(time: str) -> str:

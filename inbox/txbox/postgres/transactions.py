@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import psycopg
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
@@ -152,11 +153,11 @@ def _rights_missing(error: DBAPIError, table: Table) -> RightsMissing:
     return RightsMissing(unescaped(quoted(table)), "SELECT")
 
 
-def missing_schema(error: DBAPIError, table: str) -> SchemaMissing | None:
+def missing_schema(error: DBAPIError | psycopg.Error, table: str) -> SchemaMissing | None:
     """Return what to raise if a statement of ours has failed because its table is missing, or of an older version."""
     code = sqlstate(error)
     if code == UNDEFINED_COLUMN:
-        return SchemaMissing(table, str(error.orig).splitlines()[0])
+        return SchemaMissing(table, str(getattr(error, "orig", error)).splitlines()[0])
     return SchemaMissing(table) if code == UNDEFINED_TABLE else None
 
 

@@ -37,7 +37,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import InFlight, InvalidConfiguration
 from txbox.message import valid_subscriber_id, valid_text
-from txbox.postgres.sql import text_array
+from txbox.postgres.sql import array_literal
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema, valid_lock_timeout
 from txbox.watermarks.advance import Advance, decide
@@ -291,7 +291,7 @@ class Watermarks:
 
 def _arrays(aggregates: Iterable[Aggregate]) -> dict[str, Any]:
     types, ids = zip(*aggregates, strict=True)
-    return {"aggregate_types": text_array(list(types)), "aggregate_ids": text_array(list(ids))}
+    return {"aggregate_types": array_literal(list(types)), "aggregate_ids": array_literal(list(ids))}
 
 
 def _below_first(aggregate: Aggregate, sequence: int, first: int) -> InvalidConfiguration:

@@ -8,6 +8,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox import TransactionEnded, TxboxError
 from txbox.postgres.commit_guard import add_guard, is_refused_commit, remove_guard
+from txbox.postgres.sql import in_one_statement
 from txbox.postgres.transaction_guard import left_in_use, protect, refuse_aborted
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.retries import is_transient
@@ -60,19 +61,6 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
         orig = error.orig if isinstance(error, DBAPIError) else error
         why = _describe(orig, apply) if isinstance(orig, psycopg.Error) else f"{type(error).__name__}: {error}"
         raise ApplyFailed(f"applying the events failed: {why}") from error
-
-
-def in_one_statement(script: str) -> str:
-    """Wrap a script of SQL so that Postgres itself refuses to end the transaction in it.
-
-    Otherwise a COMMIT in it would commit the records of its events in the middle of their effects. EXECUTE refuses
-    such statements, whatever comments or quotes are before them.
-    https://www.postgresql.org/docs/current/plpgsql-statements.html#PLPGSQL-STATEMENTS-EXECUTING-DYN
-    """
-    tag = "txbox"
-    while f"${tag}" in script:
-        tag += "x"
-    return f"DO ${tag}_do$ BEGIN EXECUTE ${tag}${script}${tag}$; END ${tag}_do$"
 
 
 def _describe(error: psycopg.Error, apply: Apply) -> str:

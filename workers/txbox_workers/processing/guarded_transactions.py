@@ -1,19 +1,35 @@
 """The transaction that handlers work in: begun, handed out, and ended by the worker alone."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
-from txbox.postgres.commit_guard import begin_guarded, commit_guarded, is_refused_commit, remove_guard
+from txbox.postgres.commit_guard import begin, commit, is_refused_commit, remove_guard
 from txbox.postgres.engines import discard_if_session_broken, refuse_other_encodings, stop_preparing
+from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, run_steps
 from txbox.postgres.sqlstates import TIMED_OUT, is_lost_prepared_statement, sqlstate
 from txbox.postgres.transaction_guard import guard, left_in_use, protect, refuse_aborted
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, unavailable, without_values
-from txbox_workers.processing.transaction_limits import TimeLimit, limit_statement, unlimited
+from txbox_workers.processing.transaction_limits import TimeLimit, limit_steps, unlimited
+
+
+class OpenTransaction:
+    """A transaction that is open.
+
+    Attributes:
+        connection: the one that it is on.
+        answer: to the statement that went out with BEGIN.
+        last: steps that go out with COMMIT.
+    """
+
+    def __init__(self, connection: Connection, answer: Answer | None) -> None:
+        self.connection = connection
+        self.answer = answer or Answer()
+        self.last: Sequence[Step] = ()
 
 
 class GuardedTransactions:
@@ -26,7 +42,9 @@ class GuardedTransactions:
         self._limit = limit
 
     @contextmanager
-    def open(self, turn: int | None = None) -> Iterator[Connection]:
+    def open(
+        self, turn: int | None = None, *, then: Step | None = None, guarded: bool = True
+    ) -> Iterator[OpenTransaction]:
         """One transaction; whatever breaks the connection on the way, COMMIT included, is DatabaseUnavailable.
 
         A lost answer to COMMIT says neither that it happened nor that it did not. Nothing is assumed: the delivery
@@ -34,6 +52,8 @@ class GuardedTransactions:
 
         Args:
             turn: a number; transactions with one number come one after the other, as a rule.
+            then: a statement that goes out with BEGIN; its answer is the transaction's.
+            guarded: code that is not ours runs in it, and must not end it.
 
         Raises:
             TransactionEnded: a handler has ended it, or has tried to; nothing is committed.
@@ -46,17 +66,20 @@ class GuardedTransactions:
             try:
                 with bookkeeping():
                     refuse_other_encodings(connection)
-                    self._begin(connection, turn)
-                with protect(connection):
-                    yield connection
+                    opened = OpenTransaction(connection, self._begin(connection, turn, then, guarded=guarded))
+                with protect(connection) if guarded else nullcontext():
+                    yield opened
                 if not transaction.is_active or connection.get_transaction() is not transaction:
                     raise TransactionEnded
-                if len(self._host.dispatch.commit):
-                    remove_guard(connection)  # listeners of the host's may have something to add before the commit
-                else:
-                    commit_guarded(connection)
+                if not len(self._host.dispatch.commit):
+                    commit(connection, *opened.last, guarded=guarded)
+                else:  # listeners of the host's may have something to add before the commit
+                    run_steps(connection, opened.last)
+                    if guarded:
+                        remove_guard(connection)
                 transaction.commit()  # for SQLAlchemy; the driver has nothing left to commit
-            except BaseException as error:
+            except BaseException as raised:
+                error = raised.error if isinstance(raised, StepFailed) else raised
                 lost_statement = is_lost_prepared_statement(error)
                 if left_in_use(connection):
                     connection.invalidate()  # the server rolls back
@@ -82,29 +105,30 @@ class GuardedTransactions:
                     raise TransactionEnded from without_values(error)
                 raise
 
-    def _begin(self, connection: Connection, turn: int | None) -> None:
+    def _begin(self, connection: Connection, turn: int | None, then: Step | None, *, guarded: bool) -> Answer | None:
         """Begin on the server, in one round trip; without a turn if it does not come in time."""
-        statement = limit_statement(self._limit)
-        limit = () if statement is None else (statement,)
+        limit = limit_steps(self._limit)
         if turn is None:
-            begin_guarded(connection, *limit)
-            return
+            return begin(connection, *limit, then=then, guarded=guarded)
         try:
-            begin_guarded(connection, _TAKE_TURN % (f"{TURN_SECONDS * 1000:.0f}ms", turn), *limit)
+            bound = f"{TURN_SECONDS * 1000:.0f}ms"
+            begin(connection, _TAKE_TURN.with_values(lock_timeout=bound, turn=str(turn)), guarded=guarded)
         except psycopg.errors.LockNotAvailable:
             connection.connection.rollback()
-            begin_guarded(connection, *limit)
+            return begin(connection, *limit, then=then, guarded=guarded)
+        # The snapshot of what follows is later than the wait.
+        return begin(connection, *limit, then=then, guarded=False)
 
 
 TURN_SECONDS = 5.0
 """How long to wait for a turn."""
 
-_TAKE_TURN = """
+_TAKE_TURN = Statement.of("""
 WITH bound AS MATERIALIZED (
-  SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', '%s', true)
-), turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%d) FROM bound)
-SELECT set_config('lock_timeout', bound.before, true) FROM bound, turn"""
-"""Wait until no other transaction has this number: (time-out, number), neither of which comes from outside."""
+  SELECT current_setting('lock_timeout') AS before, set_config('lock_timeout', %(lock_timeout)s, true)
+), turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%(turn)s::bigint) FROM bound)
+SELECT set_config('lock_timeout', bound.before, true) FROM bound, turn""")
+"""Wait until no other transaction has this number."""
 
 
 def finish(session: Session, connection: Connection) -> None:

@@ -4,20 +4,22 @@ import hashlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from txbox import Expired, Failures, Message, Mismatch, TransactionEnded
+from txbox import Expired, Failures, MalformedMessage, Message, Mismatch, TransactionEnded
 from txbox.dead_letters.order import KeyOrder
+from txbox.effects.json_rows import Row
 from txbox.inbox.inbox import ParkedIds, Recorded
 from txbox.instrumentation import Committed, emit
 from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
 from txbox.postgres.engines import retry_on_new_connections
+from txbox.postgres.round_trip import Step, StepFailed
 from txbox.postgres.transaction_guard import left_in_use
 from txbox.tracing.log_context import in_hand
 from txbox_workers.delivery import Delivery
@@ -25,14 +27,22 @@ from txbox_workers.handlers import Handler, HandlerWithLease
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import ConflictRetries, TransactionMode
-from txbox_workers.processing.guarded_transactions import GuardedTransactions, finish
-from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording
+from txbox_workers.processing.guarded_transactions import GuardedTransactions, OpenTransaction, finish
+from txbox_workers.processing.outage_errors import DatabaseUnavailable, connecting, recording_errors
 
 T = TypeVar("T")
 
 
 class Parked(Exception):
     """The message waits as a dead letter; its ack was lost, or it is another copy."""
+
+
+class MalformedInBatch(Exception):
+    """Some messages of a batch cannot be read: ``errors`` has why, by receipt. Nothing was done."""
+
+    def __init__(self, errors: Mapping[str, MalformedMessage]) -> None:
+        self.errors = errors
+        super().__init__(f"{len(errors)} messages cannot be read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,7 @@ class HandlerTransactions:
             handler if handler is None or options.ledger is None else _under_lease(handler)
         )
         self._batch_handler = options.batch_handler
+        self._effect = options.effect
         self._session_factory = options.session_factory
         self._context = context
         self._closed = threading.local()
@@ -104,7 +115,7 @@ class HandlerTransactions:
             self._inbox.record(connection, f"check {uuid.uuid4()}", b"")
             connection.rollback()
 
-        with connecting(), recording():
+        with connecting(), recording_errors():
             retry_on_new_connections(self._engine, record)
 
     def run_batch(self, deliveries: Sequence[Delivery]) -> BatchResult:
@@ -112,6 +123,7 @@ class HandlerTransactions:
 
         Raises:
             KeyHeld, Expired: one of them may have to wait behind a dead letter; process them singly.
+            MalformedInBatch: some have no row for the effect; process the others.
             Stopping, DatabaseUnavailable; and whatever a handler raises. Nothing is committed.
         """
         return self._conflicts.run(len(deliveries), lambda: self._unless_closed(lambda: self._batch(deliveries)))
@@ -140,23 +152,54 @@ class HandlerTransactions:
 
     def _batch(self, deliveries: Sequence[Delivery]) -> BatchResult:
         begun = time.monotonic()
-        with self._open() as connection:
-            with recording():
-                recorded = self._inbox.sort_out(
-                    connection,
-                    {d.message.id: d.message.body for d in deliveries},
-                    sent_at={d.message.id: d.message.sent_at for d in deliveries},
-                )
+        rows = self._read(deliveries)
+        recording = self._inbox.recording(
+            {d.message.id: d.message.body for d in deliveries},
+            sent_at={d.message.id: d.message.sent_at for d in deliveries},
+        )
+        left: frozenset[str] = frozenset()
+        with self._open(recording.step) as opened:
+            connection = opened.connection
+            with recording_errors():
+                recorded = self._inbox.recorded(connection, recording, opened.answer)
                 parked = self._find_parked(connection, deliveries, recorded)
                 self._refuse_held(connection, deliveries, recorded)
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
-            left = frozenset(self._handle(connection, first, {}) if first else ())
+            if first and self._effect is not None:
+                opened.last = self._effect_steps(first, rows)
+            elif first:
+                left = frozenset(self._handle(connection, first, {}))
             if left:
                 self._inbox.unrecord(connection, left)
         mismatched = recorded.mismatched | parked.mismatched
         duplicates = len(deliveries) - len(first) - len(mismatched) - len(parked.same) - len(recorded.expired)
         self._emit_committed(len(first) - len(left), duplicates, begun)
         return BatchResult(recorded.first - left, mismatched, parked.same, left, recorded.error)
+
+    def _read(self, deliveries: Sequence[Delivery]) -> dict[str, Row]:
+        """Return the rows of messages for the effect, by id; none where there is a handler.
+
+        Raises ``MalformedInBatch``: some have none; of a single message, ``MalformedMessage``.
+        """
+        if self._effect is None:
+            return {}
+        rows: dict[str, Row] = {}
+        malformed: dict[str, MalformedMessage] = {}
+        for delivery in deliveries:
+            try:
+                rows[delivery.message.id] = self._effect.read(delivery.message)
+            except MalformedMessage as error:
+                malformed[delivery.receipt] = error
+        if malformed and len(deliveries) == 1:
+            raise malformed.popitem()[1]
+        if malformed:
+            raise MalformedInBatch(malformed)
+        return rows
+
+    def _effect_steps(self, deliveries: Sequence[Delivery], rows: Mapping[str, Row]) -> list[Step]:
+        assert self._effect is not None  # noqa: S101 - for the type checker
+        ids = sorted(delivery.message.id for delivery in deliveries)
+        return self._effect.steps(ids, [rows[message_id] for message_id in ids])
 
     def _find_parked(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> ParkedIds:
         """Return which of the duplicates are parked; while all are first, no statement runs."""
@@ -181,9 +224,16 @@ class HandlerTransactions:
     def _one(self, delivery: Delivery, failures: Failures | None, extra: Mapping[str, Any]) -> bool:
         begun = time.monotonic()
         message = delivery.message
-        with self._open() as connection:
-            with recording():
-                first = self._inbox.record(connection, message.id, message.body, sent_at=message.sent_at)
+        recording = self._inbox.recording({message.id: message.body}, sent_at={message.id: message.sent_at})
+        with self._open(recording.step) as opened:
+            connection = opened.connection
+            with recording_errors():
+                recorded = self._inbox.recorded(connection, recording, opened.answer, ends=True)
+                if recorded.error is not None:
+                    raise recorded.error
+                if recorded.mismatched:
+                    raise Mismatch(self._inbox.subscriber_id, recorded.mismatched)
+                first = bool(recorded.first)
                 parked = _NONE_PARKED if first else self._inbox.find_parked(connection, {message.id: message.body})
                 if first and self._order is not None and (key := delivery.order_key) is not None:
                     self._order.enter(connection, key, message.id, message.headers)
@@ -194,7 +244,9 @@ class HandlerTransactions:
                 raise Parked
             if parked.mismatched:
                 raise Mismatch(self._inbox.subscriber_id, parked.mismatched)
-            if first:
+            if first and self._effect is not None:
+                opened.last = self._effect_steps([delivery], self._read([delivery]))
+            elif first:
                 self._handle(connection, [delivery], extra)
         self._emit_committed(int(first), int(not first), begun)
         return first
@@ -231,8 +283,15 @@ class HandlerTransactions:
                 session.close()
         return []
 
-    def _open(self) -> AbstractContextManager[Connection]:
-        return self._transactions.open(self._turn if self.mode is TransactionMode.SERIAL else None)
+    @contextmanager
+    def _open(self, then: Step) -> Iterator[OpenTransaction]:
+        turn = self._turn if self.mode is TransactionMode.SERIAL else None
+        try:
+            with self._transactions.open(turn, then=then, guarded=self._effect is None) as opened:
+                yield opened
+        except StepFailed as failure:
+            assert self._effect is not None  # noqa: S101 - for the type checker: only an effect's steps go out last
+            raise self._effect.failed(failure.number, failure.error) from failure.error
 
     def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
         if self._context.wants_details():

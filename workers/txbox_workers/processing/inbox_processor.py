@@ -33,7 +33,7 @@ does not count.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import Stopping, TransactionMode
-from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
+from txbox_workers.processing.handler_transactions import HandlerTransactions, MalformedInBatch, Parked
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, connecting
 from txbox_workers.processing.parker import NOT_TRIED, Parker
 from txbox_workers.processing.processor import Processor, in_flight
@@ -109,18 +109,19 @@ class InboxProcessor(Processor):
     def _suspect(self, delivery: Delivery) -> bool:
         return delivery.receive_count > self._suspect_after
 
+    def _is_single(self, delivery: Delivery) -> bool:
+        return delivery.problem is not None or self._suspect(delivery)
+
     def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:
         """Process a batch in one transaction; None if it has to be processed singly instead."""
-        if (
-            self._transactions.mode is TransactionMode.PER_MESSAGE
-            or self._singly
-            or any(self._suspect(delivery) or delivery.problem for delivery in deliveries)
-        ):
+        if self._transactions.mode is TransactionMode.PER_MESSAGE or self._singly:
             return None
         try:
             found = self._transactions.run_batch(deliveries)
         except (DatabaseUnavailable, KeyboardInterrupt):
             raise
+        except MalformedInBatch as malformed:
+            return self._without_malformed(deliveries, malformed.errors)
         except BaseException as error:  # noqa: BLE001 - each one is met again, alone, with its own message
             self._spans.failed_together(error)
             return None
@@ -139,6 +140,18 @@ class InboxProcessor(Processor):
             else:
                 settlements.append(Settlement(delivery, Outcome.DUPLICATE))
         return settlements
+
+    def _without_malformed(
+        self, deliveries: Sequence[Delivery], errors: Mapping[str, MalformedMessage]
+    ) -> list[Settlement] | None:
+        """Process what can be read together, and then what cannot; None where the order of keys has to be kept."""
+        if any(self._group(delivery) for delivery in deliveries):
+            return None
+        readable = [delivery for delivery in deliveries if delivery.receipt not in errors]
+        settlements = self._process_together(readable) if readable else []
+        if settlements is None:
+            return None
+        return settlements + [self._process_one(delivery) for delivery in deliveries if delivery.receipt in errors]
 
     def _process_one(self, delivery: Delivery) -> Settlement:
         message = delivery.message

@@ -51,7 +51,7 @@ def bookkeeping(*, before_handler: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def recording() -> Iterator[None]:
+def recording_errors() -> Iterator[None]:
     """An error of our own statement (no permission, disk full, read-only server) is no message's fault.
 
     Were it counted as an attempt, a full disk would turn a whole queue into dead letters.

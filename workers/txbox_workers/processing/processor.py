@@ -105,9 +105,8 @@ class Processor(ABC):
             if not unique:
                 continue
             # After a failure in some group, one by one: what comes next in that group is not to be run.
-            alone = blocked or len(unique) == 1 or self._stopping.is_set()
-            settled = None if alone else self._process_together(unique)
-            rounds = self._process_singly(unique, blocked) if settled is None else [settled]
+            alone = bool(blocked) or self._stopping.is_set()
+            rounds = self._process_singly(unique, blocked) if alone else self._process_unique(unique, blocked)
             for settlements in rounds:
                 settled_before.update((settlement.delivery.message.id, settlement) for settlement in settlements)
                 blocked |= self._blocked_by(settlements)
@@ -147,6 +146,26 @@ class Processor(ABC):
             return None
         outcome = Outcome.DUPLICATE if before.outcome is Outcome.PROCESSED else before.outcome
         return Settlement(delivery, outcome, before.error)
+
+    def _process_unique(
+        self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]
+    ) -> Iterator[list[Settlement]]:
+        """Process together what can be, and then the rest singly; all of it singly where groups keep an order."""
+        single = [delivery for delivery in deliveries if self._is_single(delivery)]
+        if single and any(self._group(delivery) for delivery in deliveries):
+            single = list(deliveries)
+        receipts = {delivery.receipt for delivery in single}
+        several = [delivery for delivery in deliveries if delivery.receipt not in receipts]
+        settled = self._process_together(several) if len(several) > 1 else None
+        if settled is None:
+            single = list(deliveries)
+        else:
+            yield settled
+        yield from self._process_singly(single, blocked)
+
+    def _is_single(self, delivery: Delivery) -> bool:  # noqa: ARG002 - a hook
+        """Whether a delivery is not to be processed together with others."""
+        return False
 
     def _process_together(self, deliveries: Sequence[Delivery]) -> list[Settlement] | None:  # noqa: ARG002 - a hook
         """Process several deliveries at once; None if they have to be processed singly."""

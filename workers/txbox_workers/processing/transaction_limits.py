@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, Engine, event
 
+from txbox.postgres.round_trip import Statement, Step
 from txbox_workers.processing.outage_errors import bookkeeping
 
 TimeLimit = Callable[[], float | None]
@@ -34,30 +35,23 @@ def limited(engine: Engine, limit: TimeLimit) -> Engine:
     copy = engine.execution_options()
 
     def begun(connection: Connection) -> None:
-        statement = limit_statement(limit)
-        if statement is not None:
+        seconds = limit()
+        if seconds is not None:
             with bookkeeping():
-                connection.exec_driver_sql(statement)
+                connection.exec_driver_sql(_LIMIT, {"limit": _milliseconds(seconds)})
 
     event.listen(copy, "begin", begun)
     return copy
 
 
-def limit_statement(limit: TimeLimit) -> str | None:
-    """Return a statement that limits the transaction in which it is run; None if it is not limited.
-
-    A setting that the host has made stricter stays, and one that this server does not know is null, so it is left
-    alone. There is nothing to bind: the names are constants, and milliseconds a number of ours.
-    """
+def limit_steps(limit: TimeLimit) -> list[Step]:
+    """Return what limits the transaction in which it is run; nothing if it is not limited."""
     seconds = limit()
-    if seconds is None:
-        return None
-    milliseconds = min(max(round(seconds * 1000), 1), _MOST)
-    return f"""
-SELECT set_config(setting, '{milliseconds}ms', true)
-FROM unnest(ARRAY['{"', '".join(LIMITS)}']) AS setting
-WHERE current_setting(setting, true)::interval = interval '0'
-   OR current_setting(setting, true)::interval > interval '{milliseconds} milliseconds'"""  # noqa: S608 - see above
+    return [] if seconds is None else [_LIMIT_STATEMENT.with_values(limit=_milliseconds(seconds))]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{min(max(round(seconds * 1000), 1), _MOST)}ms"
 
 
 LIMITS = ["transaction_timeout", "idle_in_transaction_session_timeout", "statement_timeout"]
@@ -65,3 +59,13 @@ LIMITS = ["transaction_timeout", "idle_in_transaction_session_timeout", "stateme
 waits for its client for as long, or is in a statement that takes as long."""
 
 _MOST = 2**31 - 1
+
+_LIMIT = f"""
+SELECT set_config(setting, %(limit)s::text, true)
+FROM unnest(ARRAY['{"', '".join(LIMITS)}']) AS setting
+WHERE current_setting(setting, true)::interval = interval '0'
+   OR current_setting(setting, true)::interval > (%(limit)s::text)::interval"""  # noqa: S608 - names of ours
+"""A setting that the host has made stricter stays, and one that this server does not know is null, so it is left
+alone."""
+
+_LIMIT_STATEMENT = Statement.of(_LIMIT)

@@ -2,15 +2,22 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
 
-from txbox.postgres.sql import text_array
+from txbox.postgres.sql import array_literal
+
+TEXT_ARRAY_OID = 1009
 
 
-@given(st.lists(st.text()))
-def test_an_array_is_written_so_that_nothing_in_it_can_be_taken_for_syntax(values: list[str]) -> None:
-    written = text_array(values)
-    if isinstance(written, str):
-        assert not any('"' in value or "\\" in value for value in values), "these need an escape"
-        assert written == "{" + ",".join(f'"{value}"' for value in values) + "}"
-    else:
-        assert list(written) == values
+@given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
+def test_an_array_is_read_back_as_it_was_whatever_its_texts_hold(values: list[str | None]) -> None:
+    read = Transformer().get_loader(TEXT_ARRAY_OID, Format.TEXT).load(array_literal(values).encode())
+    assert read == values
+
+
+@given(st.lists(st.none() | st.integers().map(str)))
+def test_what_needs_no_quotes_is_written_without(values: list[str | None]) -> None:
+    written = array_literal(values, quoted=False)
+    assert '"' not in written
+    assert Transformer().get_loader(TEXT_ARRAY_OID, Format.TEXT).load(written.encode()) == values

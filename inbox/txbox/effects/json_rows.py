@@ -1,0 +1,128 @@
+"""Rows: what the fields of an effect say of a message's body, or why it cannot be read."""
+
+import json
+from collections.abc import Callable, Mapping
+from json.decoder import scanstring  # type: ignore[attr-defined] # documented nowhere, and stable since Python 2.7
+from typing import Any
+
+from txbox.effects.field_types import FieldType, refuse_constant
+from txbox.effects.fields import Field
+from txbox.errors import MalformedMessage
+from txbox.message import Message
+
+Row = tuple[str | None, ...]
+"""The text of each field's value, as its type takes it; None: null."""
+
+
+class RowReader:
+    """Reads the rows of messages."""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        """Prepare for fields, given by name; the order of values in a row is theirs."""
+        self._readers = [_field_reader(name, one) for name, one in fields.items()]
+
+    def read(self, message: Message) -> Row:
+        """Return the row of a message.
+
+        Raises:
+            MalformedMessage: the body is not one JSON object in UTF-8, or a value is not of its field's type. The
+                message names the field, and not the value.
+        """
+        try:
+            text = message.body.decode()
+            document = _decode(text)
+        except UnicodeDecodeError as error:
+            raise MalformedMessage(f"the body of message {message.id} is not UTF-8: {error.reason}") from error
+        except (ValueError, RecursionError) as error:
+            what = f"{error.msg}, character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
+            raise MalformedMessage(f"the body of message {message.id} is not JSON: {what}") from error
+        if type(document) is not dict:
+            raise MalformedMessage(f"the body of message {message.id} is not a JSON object")
+        try:
+            return tuple([read(document, text) for read in self._readers])
+        except _Unfit as error:
+            raise MalformedMessage(f"message {message.id}: {error}") from None
+
+
+class _Unfit(Exception):
+    """A value is not of its field's type."""
+
+
+def _field_reader(name: str, one: Field) -> Callable[[dict[str, Any], str], str | None]:
+    path, of, default = one.path(name), one.of, one.default
+    accepts = of.checker()
+    *parents, last = path
+    number_range = of.whole_numbers
+    takes_any_text = of.kind == "text"
+
+    def read(document: dict[str, Any], text: str) -> str | None:
+        value: Any = document
+        for parent in parents:
+            value = value.get(parent)
+            if type(value) is not dict:
+                value = None
+                break
+        if value is not None:
+            value = value.get(last)
+        if value is None:
+            if one.required:
+                raise _Unfit(f"field {name} has no value, and is required")
+            return default
+        if number_range is not None and type(value) is int:  # the usual case of numbers
+            if not number_range[0] <= value <= number_range[1]:
+                raise _Unfit(f"field {name} is beyond {of.name}")
+            return str(value)
+        written = value if type(value) is str else _written(value, text, path, of)
+        if not accepts(written):
+            raise _Unfit(f"field {name} is not {'text that Postgres can keep' if takes_any_text else of.name}")
+        return written
+
+    return read
+
+
+class _Number(str):
+    """A number with a fraction or an exponent, as it is written."""
+
+    __slots__ = ()
+
+
+def _written(value: Any, text: str, path: tuple[str, ...], of: FieldType) -> str:
+    """Return a value's JSON as it is written in the text."""
+    if type(value) is _Number:
+        return str(value)
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if type(value) is int and not of.quoted:
+        return str(value)
+    start, end = 0, len(text)
+    for name in path:
+        start, end = _member(text, start, name)
+    return text[start:end]
+
+
+def _member(text: str, start: int, wanted: str) -> tuple[int, int]:
+    """Return where the value of a member of an object is written: of the last one, if there are several."""
+    found = (start, start)
+    at = _skip(text, text.index("{", start) + 1)
+    while text[at] != "}":
+        name, at = scanstring(text, at + 1, True)
+        begin = _skip(text, _skip(text, at) + 1)
+        _, end = _DECODER.raw_decode(text, begin)
+        if name == wanted:
+            found = (begin, end)
+        at = _skip(text, end)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at] in " \t\n\r":
+        at += 1
+    return at
+
+
+_DECODER = json.JSONDecoder(parse_float=_Number, parse_constant=refuse_constant)
+_decode = _DECODER.decode

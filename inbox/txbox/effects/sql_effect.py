@@ -1,0 +1,162 @@
+"""The SQL effect: what messages do, as a script over ``fresh_event``; one file for workers, Lambda and bulk loads."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import psycopg
+
+from txbox.effects.fields import Field, read_fields
+from txbox.effects.json_rows import Row, RowReader
+from txbox.effects.sql_script import FRESH_EVENT, ScriptStatement, read_script
+from txbox.errors import InvalidConfiguration, TxboxError
+from txbox.message import Message
+from txbox.postgres.round_trip import Statement, Step
+from txbox.postgres.sql import array_literal, in_one_statement, quote, unescaped
+
+
+class EffectFailed(TxboxError):
+    """The statements of an effect have failed; nothing of their transaction is committed. Its cause is the error."""
+
+
+class SqlEffect:
+    """Statements of SQL that apply messages, given as the rows of the relation ``fresh_event``.
+
+    ::
+
+        -- account.sql
+        INSERT INTO account (customer_id, cents)
+        SELECT customer_id, sum(cents) FROM fresh_event GROUP BY customer_id ORDER BY customer_id
+        ON CONFLICT (customer_id) DO UPDATE SET cents = account.cents + excluded.cents
+
+        effect = SqlEffect("account.sql", fields={"customer_id": "text", "cents": "bigint"})
+        SqsWorker(queue_url, inbox=Inbox("billing"), engine=engine, effect=effect).run()
+
+    ``fresh_event`` has a row for each message that is processed for the first time: ``message_id`` and the fields. The
+    statements are run for many messages at once, so they have to be right for one row as for a thousand.
+    """
+
+    def __init__(self, path: str | Path, *, fields: Mapping[str, Field | str] | str) -> None:
+        """Read the statements from a file.
+
+        Args:
+            path: the file, in UTF-8.
+            fields: the columns of ``fresh_event`` beside ``message_id``, by name: each a ``Field``, or its definition
+                as text, ``"text at /customer/id not null"``; or all of them as one text, as for ``--fields``.
+
+        Raises:
+            InvalidConfiguration: the file cannot be read, or something in it or in the fields cannot work.
+        """
+        try:
+            script = Path(path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfiguration(f"the effect {path} cannot be read: {error}") from error
+        self._set(script, fields, Path(path).name)
+
+    @classmethod
+    def of(cls, script: str, *, fields: Mapping[str, Field | str] | str) -> Self:
+        """Make one of statements that are not in a file; arguments and errors are as for a file's."""
+        made = cls.__new__(cls)
+        made._set(script, fields, "the statements")  # noqa: SLF001 - of this class
+        return made
+
+    def _set(self, script: str, fields: Mapping[str, Field | str] | str, name: str) -> None:
+        self.script = script
+        self.fields: Mapping[str, Field] = read_fields(fields)
+        self.name = name
+        try:
+            statements = read_script(script)
+        except InvalidConfiguration as error:
+            raise InvalidConfiguration(f"{name}: {error}") from error
+        if not any(one.reads_events or one.names_temporary for one in statements) and FRESH_EVENT not in script.lower():
+            raise InvalidConfiguration(
+                f"{name} does not name {FRESH_EVENT}, so messages would be recorded without effect"
+            )
+        self._rows = RowReader(self.fields)
+        self._columns = [one.of for one in self.fields.values()]
+        self.creates_table = not all(one.takes_expression for one in statements)
+        """Whether it needs a temporary table in each transaction, which costs several times as much."""
+        self._steps = self._of_table(script) if self.creates_table else [self._embedded(one) for one in statements]
+
+    def __repr__(self) -> str:
+        return f"SqlEffect({self.name!r}, fields={list(self.fields)})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _make, (self.script, dict(self.fields), self.name)
+
+    def read(self, message: Message) -> Row:
+        """Return a message's row.
+
+        Raises:
+            MalformedMessage: the body is not one JSON object in UTF-8, or a value is not of its field's type.
+        """
+        return self._rows.read(message)
+
+    def steps(self, message_ids: Sequence[str], rows: Sequence[Row]) -> list[Step]:
+        """Return what applies messages, given by ids and rows in one order, in the transaction that records them."""
+        columns: list[tuple[str | None, ...]] = list(zip(*rows, strict=True))
+        values = [array_literal(message_ids).encode()]
+        values += [
+            array_literal(column, quoted=of.quoted).encode() for column, of in zip(columns, self._columns, strict=True)
+        ]
+        return [Step(one.statement, values if one.takes_rows else ()) for one in self._steps]
+
+    def failed(self, number: int, error: psycopg.Error) -> EffectFailed:
+        """Return the error that says which of its steps has failed, and where."""
+        step = self._steps[number]
+        diagnostic = error.diag
+        if diagnostic.message_primary is None:
+            return EffectFailed(f"{self.name} failed: {error}")
+        if diagnostic.sqlstate == _FEATURE_NOT_SUPPORTED and "EXECUTE of transaction" in diagnostic.message_primary:
+            return EffectFailed(
+                f"{self.name} failed: its transaction is not its own; leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"
+            )
+        line = step.line
+        if diagnostic.internal_query == self.script and diagnostic.internal_position is not None:
+            line = self.script.count("\n", 0, int(diagnostic.internal_position) - 1) + 1
+        elif step.text and diagnostic.statement_position is not None:
+            line += step.text.count("\n", 0, int(diagnostic.statement_position) - 1)
+        return EffectFailed(f"{self.name}, line {line}: {diagnostic.message_primary}")
+
+    def _embedded(self, one: ScriptStatement) -> "_EffectStep":
+        if not one.reads_events:
+            return _EffectStep(Statement(one.text.encode()), False, one.line, one.text)
+        text = one.with_events(f"{self._relation()} AS ({self._select()})")
+        return _EffectStep(Statement(text.encode()), True, one.line, text)
+
+    def _of_table(self, script: str) -> "list[_EffectStep]":
+        kept = "".join(f", {unescaped(quote(name))} {one.of.name}" for name, one in self.fields.items())
+        create = f'CREATE TEMPORARY TABLE {FRESH_EVENT} (message_id text COLLATE "C" NOT NULL{kept}) ON COMMIT DROP'
+        fill = f"INSERT INTO pg_temp.{FRESH_EVENT} {self._select()}"
+        return [
+            _EffectStep(Statement(create.encode()), False),
+            _EffectStep(Statement(fill.encode()), True),
+            _EffectStep(Statement(in_one_statement(script).encode()), False),
+        ]
+
+    def _relation(self) -> str:
+        return f"{FRESH_EVENT} ({', '.join(['message_id', *(unescaped(quote(name)) for name in self.fields)])})"
+
+    def _select(self) -> str:
+        arrays = ", ".join(f"${number}::{one.of.name}[]" for number, one in enumerate(self.fields.values(), start=2))
+        names = ", ".join(f"c{number}" for number in range(2, len(self.fields) + 2))
+        given = f"unnest($1::text[]{arrays and ', '}{arrays}) AS given (c1{names and ', '}{names})"
+        return f'SELECT c1 COLLATE "C"{names and ", "}{names} FROM {given}'  # noqa: S608 - names are quoted
+
+
+class _EffectStep:
+    """One step of an effect: its statement, whether it takes the rows, and where in the script it comes from."""
+
+    __slots__ = ("line", "statement", "takes_rows", "text")
+
+    def __init__(self, statement: Statement, takes_rows: bool, line: int = 1, text: str = "") -> None:
+        self.statement, self.takes_rows, self.line, self.text = statement, takes_rows, line, text
+
+
+def _make(script: str, fields: dict[str, Field], name: str) -> SqlEffect:
+    made = SqlEffect.of(script, fields=fields)
+    made.name = name
+    return made
+
+
+_FEATURE_NOT_SUPPORTED = "0A000"

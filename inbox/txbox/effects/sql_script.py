@@ -1,0 +1,109 @@
+"""A script of SQL over ``fresh_event``: its statements, and how each gets to see that relation.
+
+Where it can, ``fresh_event`` is a common table expression over arrays, put in front of a statement: nothing is created,
+and the plan is kept. Statements that take none (DO, CALL, LOCK and so on) see a temporary table in its place.
+"""
+
+import re
+from dataclasses import dataclass
+
+from txbox.errors import InvalidConfiguration
+
+FRESH_EVENT = "fresh_event"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptStatement:
+    """One statement.
+
+    Attributes:
+        text: without the semicolon.
+        line: of the script, from 1, in which the text begins.
+        verb: its first word, in capitals; empty if there is none.
+        reads_events: whether it names ``fresh_event``.
+        names_temporary: whether it names it as a temporary table.
+    """
+
+    text: str
+    line: int
+    verb: str
+    reads_events: bool
+    names_temporary: bool
+
+    @property
+    def takes_expression(self) -> bool:
+        """Whether a common table expression may be put in front of it; then it ends no transaction either."""
+        return self.verb in _TAKES_EXPRESSION and not self.names_temporary
+
+    def with_events(self, expression: str) -> str:
+        """Return it with an expression in front."""
+        if self.verb != "WITH":
+            return f"WITH {expression} {self.text}"
+        recursive = _RECURSIVE.match(self.text)
+        after = len(self.verb) if recursive is None else recursive.end()
+        return f"{self.text[:after]} {expression},{self.text[after:]}"
+
+
+def read_script(script: str) -> tuple[ScriptStatement, ...]:
+    """Take a script apart at its semicolons.
+
+    Raises:
+        InvalidConfiguration: it has no statement, a quote or a comment that does not end, or parameters.
+    """
+    statements: list[ScriptStatement] = []
+    words: list[tuple[str, int]] = []
+    before = ""
+    temporary = reads = False
+
+    def end(at: int) -> None:
+        nonlocal words, temporary, reads
+        if words:
+            verb, begin = words[0]
+            line = script.count("\n", 0, begin) + 1
+            statements.append(ScriptStatement(script[begin:at], line, verb.upper(), reads, temporary))
+        words, temporary, reads = [], False, False
+
+    for token in _TOKEN.finditer(script):
+        kind, text = token.lastgroup, token[0]
+        if kind == "end":
+            end(token.start())
+        elif kind in ("word", "name", "symbol"):
+            if kind == "symbol" and text in _OPENING:
+                raise InvalidConfiguration(f"line {script.count(chr(10), 0, token.start()) + 1}: {text} is not closed")
+            if kind != "name" and text[:1] == "$":
+                raise InvalidConfiguration(f"the statements have a parameter {text}; values come from {FRESH_EVENT}")
+            words.append((text, token.start()))
+            if _is_event(kind, text):
+                if before == ".":
+                    temporary = temporary or (len(words) > 2 and words[-3][0].lower() == "pg_temp")
+                else:
+                    reads = True
+            before = text
+        elif kind == "text":
+            words.append((text, token.start()))
+            before = text
+    end(len(script))
+    if not statements:
+        raise InvalidConfiguration("there is no statement in it")
+    return tuple(statements)
+
+
+def _is_event(kind: str | None, text: str) -> bool:
+    return (kind == "word" and text.lower() == FRESH_EVENT) or (kind == "name" and text == f'"{FRESH_EVENT}"')
+
+
+_TAKES_EXPRESSION = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "SELECT", "WITH", "VALUES"})
+_RECURSIVE = re.compile(r"WITH\s+RECURSIVE\b", re.IGNORECASE)
+_OPENING = ("'", '"', "/*")
+_TOKEN = re.compile(
+    r"""
+      (?P<text>[eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | \$(?P<tag>(?:[^\W\d]\w*)?)\$.*?\$(?P=tag)\$)
+    | (?P<name>"(?:[^"]|"")*")
+    | (?P<comment>--[^\n]* | /\*(?:[^*/]|\*(?!/)|/(?!\*)|/\*(?:[^*/]|\*(?!/)|/(?!\*))*\*/)*\*/)
+    | (?P<word>\$\d+ | [^\W\d][\w$]* | \d[\w.]*)
+    | (?P<end>;)
+    | (?P<symbol>/\* | [^\s])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""Comments nest once; one that nests deeper is refused, as not closed."""
