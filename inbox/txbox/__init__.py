@@ -23,6 +23,7 @@ from txbox.dead_letters.failures import Failures
 from txbox.effects import SqlEffect
 from txbox.errors import (
     BrokerError,
+    EffectFailed,
     EffectUnknown,
     EntityMissing,
     Expired,
@@ -61,6 +62,7 @@ __all__ = [
     "BrokerError",
     "DeadLetter",
     "DeadLetters",
+    "EffectFailed",
     "EffectUnknown",
     "EntityMissing",
     "Expired",

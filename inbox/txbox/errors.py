@@ -10,6 +10,7 @@
     ├── Mismatch             the same message id came with another body
     ├── Expired              a message that is too old to judge whether it was processed
     ├── LeaseLost            a lease ran out, and another owner has taken it over
+    ├── EffectFailed         the statements of a SqlEffect have failed
     ├── EffectUnknown        raised by a handler: the effect may have happened
     ├── LedgerError          a ledger's store could not be reached, or refused
     ├── ResultNotStored      a handler has done its work, and its result cannot be kept
@@ -42,6 +43,7 @@ from typing import Any
 
 __all__ = [
     "BrokerError",
+    "EffectFailed",
     "EffectUnknown",
     "EntityMissing",
     "Expired",
@@ -194,6 +196,10 @@ class LeaseLost(TxboxError):
             f"the lease {fence} of {message_id} has run out, and subscriber {subscriber_id} has given it to another "
             "owner, or it was released; stop working on this message"
         )
+
+
+class EffectFailed(TxboxError):
+    """The statements of a ``SqlEffect`` have failed; nothing of their transaction is committed. Its cause says why."""
 
 
 class EffectUnknown(TxboxError):

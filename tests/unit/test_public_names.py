@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 PUBLIC = {
     "txbox": """
-        BrokerError DeadLetter DeadLetters EffectUnknown EntityMissing Expired Failures Identify InFlight Inbox
+        BrokerError DeadLetter DeadLetters EffectFailed EffectUnknown EntityMissing Expired Failures Identify InFlight Inbox
         InvalidConfiguration InvalidMessageId LeaseLost LedgerError LetterNotFound MalformedMessage Message
         MessageTooLarge Mismatch NotInTransaction NotSendable OperationNotFound OutOfOrder Outbox Outcome Outgoing
         Reason Recorded ResultNotStored RightsMissing SchemaMissing SqlEffect StatementLeftOpen TableLocked
@@ -33,7 +33,7 @@ PUBLIC = {
         DeadLetter DeadLetters Failures HeldKey LetterCount LetterFilter LetterOperation LetterOperations
         LetterOutcome LetterResult OperationKind Reason
     """,
-    "txbox.effects": "EffectFailed Field SqlEffect",
+    "txbox.effects": "Field SqlEffect",
     "txbox.entities": "HighestEventIds MAX_KEPT RecentMessageIds update_if_newer update_once",
     "txbox_aws.dynamodb": "DynamoDBLedger create_lease_table dynamodb_client",
     "txbox_aws.publishers": "AwsPublisher EventBridgePublisher SnsPublisher SqsPublisher aws_publishers",

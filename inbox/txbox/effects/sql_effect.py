@@ -7,16 +7,13 @@ from typing import Self
 import psycopg
 
 from txbox.effects.fields import Field, read_fields
+from txbox.effects.fresh_event import FRESH_EVENT, create_table, fill_table, with_rows
 from txbox.effects.json_rows import Row, RowReader
-from txbox.effects.sql_script import FRESH_EVENT, ScriptStatement, read_script
-from txbox.errors import InvalidConfiguration, TxboxError
+from txbox.effects.sql_script import ScriptStatement, read_script
+from txbox.errors import EffectFailed, InvalidConfiguration
 from txbox.message import Message
 from txbox.postgres.round_trip import Statement, Step
-from txbox.postgres.sql import array_literal, in_one_statement, quote, unescaped
-
-
-class EffectFailed(TxboxError):
-    """The statements of an effect have failed; nothing of their transaction is committed. Its cause is the error."""
+from txbox.postgres.sql import array_literal, in_one_statement
 
 
 class SqlEffect:
@@ -76,7 +73,7 @@ class SqlEffect:
         self._columns = [one.of for one in self.fields.values()]
         self.creates_table = not all(one.takes_expression for one in statements)
         """Whether it needs a temporary table in each transaction, which costs several times as much."""
-        self._steps = self._of_table(script) if self.creates_table else [self._embedded(one) for one in statements]
+        self._steps = self._by_table() if self.creates_table else [self._embedded(one) for one in statements]
 
     def __repr__(self) -> str:
         return f"SqlEffect({self.name!r}, fields={list(self.fields)})"
@@ -119,29 +116,15 @@ class SqlEffect:
         return EffectFailed(f"{self.name}, line {line}: {diagnostic.message_primary}")
 
     def _embedded(self, one: ScriptStatement) -> "_EffectStep":
-        if not one.reads_events:
-            return _EffectStep(Statement(one.text.encode()), False, one.line, one.text)
-        text = one.with_events(f"{self._relation()} AS ({self._select()})")
-        return _EffectStep(Statement(text.encode()), True, one.line, text)
+        text = with_rows(one.text, self.fields) if one.reads_events else one.text
+        return _EffectStep(Statement(text.encode()), one.reads_events, one.line, text)
 
-    def _of_table(self, script: str) -> "list[_EffectStep]":
-        kept = "".join(f", {unescaped(quote(name))} {one.of.name}" for name, one in self.fields.items())
-        create = f'CREATE TEMPORARY TABLE {FRESH_EVENT} (message_id text COLLATE "C" NOT NULL{kept}) ON COMMIT DROP'
-        fill = f"INSERT INTO pg_temp.{FRESH_EVENT} {self._select()}"
+    def _by_table(self) -> "list[_EffectStep]":
         return [
-            _EffectStep(Statement(create.encode()), False),
-            _EffectStep(Statement(fill.encode()), True),
-            _EffectStep(Statement(in_one_statement(script).encode()), False),
+            _EffectStep(Statement(create_table(self.fields).encode(), has_plan=False), takes_rows=False),
+            _EffectStep(Statement(fill_table(self.fields).encode(), has_plan=False), takes_rows=True),
+            _EffectStep(Statement(in_one_statement(self.script).encode(), has_plan=False), takes_rows=False),
         ]
-
-    def _relation(self) -> str:
-        return f"{FRESH_EVENT} ({', '.join(['message_id', *(unescaped(quote(name)) for name in self.fields)])})"
-
-    def _select(self) -> str:
-        arrays = ", ".join(f"${number}::{one.of.name}[]" for number, one in enumerate(self.fields.values(), start=2))
-        names = ", ".join(f"c{number}" for number in range(2, len(self.fields) + 2))
-        given = f"unnest($1::text[]{arrays and ', '}{arrays}) AS given (c1{names and ', '}{names})"
-        return f'SELECT c1 COLLATE "C"{names and ", "}{names} FROM {given}'  # noqa: S608 - names are quoted
 
 
 class _EffectStep:

@@ -7,9 +7,8 @@ and the plan is kept. Statements that take none (DO, CALL, LOCK and so on) see a
 import re
 from dataclasses import dataclass
 
+from txbox.effects.fresh_event import FRESH_EVENT
 from txbox.errors import InvalidConfiguration
-
-FRESH_EVENT = "fresh_event"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +33,6 @@ class ScriptStatement:
     def takes_expression(self) -> bool:
         """Whether a common table expression may be put in front of it; then it ends no transaction either."""
         return self.verb in _TAKES_EXPRESSION and not self.names_temporary
-
-    def with_events(self, expression: str) -> str:
-        """Return it with an expression in front."""
-        if self.verb != "WITH":
-            return f"WITH {expression} {self.text}"
-        recursive = _RECURSIVE.match(self.text)
-        after = len(self.verb) if recursive is None else recursive.end()
-        return f"{self.text[:after]} {expression},{self.text[after:]}"
 
 
 def read_script(script: str) -> tuple[ScriptStatement, ...]:
@@ -93,7 +84,6 @@ def _is_event(kind: str | None, text: str) -> bool:
 
 
 _TAKES_EXPRESSION = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "SELECT", "WITH", "VALUES"})
-_RECURSIVE = re.compile(r"WITH\s+RECURSIVE\b", re.IGNORECASE)
 _OPENING = ("'", '"', "/*")
 _TOKEN = re.compile(
     r"""

@@ -27,20 +27,22 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import TransactionEnded
-from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, run_steps
+from txbox.postgres.round_trip import Answer, PreparedLost, Statement, Step, StepFailed, run_steps
+from txbox.postgres.server import SERVER
 
 REFUSAL = "txbox refuses this COMMIT: it commits this transaction itself"
 
 DECLARE_GUARD = Statement.of(
-    f"DECLARE txbox_guard CURSOR WITH HOLD FOR SELECT ('{REFUSAL} ' || pg_catalog.random())::pg_catalog.int4"
+    f"DECLARE txbox_guard CURSOR WITH HOLD FOR SELECT ('{REFUSAL} ' || pg_catalog.random())::pg_catalog.int4",
+    has_plan=False,
 )
 """Has COMMIT fail in this transaction. ``random`` has the text cast only when it is read."""
 
-CLOSE_GUARD = Statement.of("CLOSE txbox_guard")
+CLOSE_GUARD = Statement.of("CLOSE txbox_guard", has_plan=False)
 """Lets COMMIT succeed again; fails in another transaction than the one that has the guard."""
 
 
-COMMIT = Statement.of("COMMIT")
+COMMIT = Statement.of("COMMIT", has_plan=False)
 
 
 def begin(connection: Connection, *steps: Step, then: Step | None = None, guarded: bool = True) -> Answer | None:
@@ -57,12 +59,20 @@ def begin(connection: Connection, *steps: Step, then: Step | None = None, guarde
 
     Raises:
         psycopg.Error: it could not be begun, or one of the steps has failed.
+        PreparedLost: run the transaction again.
     """
     driver: Any = connection.connection.dbapi_connection
     begun = driver.pgconn.transaction_status == TransactionStatus.INTRANS
     every = [*([] if begun else [Step(_begin(driver))]), *([Step(DECLARE_GUARD)] if guarded else []), *steps]
+    all_steps = [*every, *([] if then is None else [then])]
     try:
-        results = run_steps(connection, [*every, *([] if then is None else [then])])
+        try:
+            results = run_steps(connection, all_steps)
+        except PreparedLost:
+            if begun:
+                raise
+            driver.rollback()
+            results = run_steps(connection, all_steps)
     except StepFailed as failure:
         _tell_pool(connection)
         if failure.number == len(every):
@@ -79,7 +89,7 @@ def _tell_pool(connection: Connection) -> None:
     driver: Any = connection.connection.dbapi_connection
     if driver.closed:
         with suppress(DBAPIError):
-            connection.exec_driver_sql("SELECT")
+            connection.exec_driver_sql(SERVER.backend_pid)
 
 
 def commit(connection: Connection, *steps: Step, guarded: bool = True) -> None:
@@ -136,7 +146,7 @@ def _begin(driver: Any) -> Statement:
         parts.append("READ ONLY" if driver.read_only else "READ WRITE")
     if driver.deferrable is not None:
         parts.append("DEFERRABLE" if driver.deferrable else "NOT DEFERRABLE")
-    return Statement.of(" ".join(parts))
+    return Statement.of(" ".join(parts), has_plan=False)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -9,9 +9,10 @@ other and their answers are read together, for 10 to 20 us each::
 If one fails, the server skips those after it; its transaction, if there is one, is aborted. So a COMMIT that is sent
 behind other statements commits only if none of them has failed.
 
-A statement is prepared at its first run on a connection, under a name that is a digest of its text: under the same name
-no client, behind whatever pooler, has another statement. Where nothing is to be prepared (``prepare_threshold=None``,
-or a pooler was noticed, see ``engines``), its text is sent each time.
+A statement that has a plan is prepared at its first run on a connection, under a name that is a digest of its text:
+under the same name no client, behind whatever pooler, has another statement. Where nothing is to be prepared
+(``prepare_threshold=None``, or a pooler was noticed, see ``engines``), its text is sent each time. psycopg discards all
+that is prepared on a connection (DEALLOCATE ALL) after a ROLLBACK or a DROP, and so may the host: ``PreparedLost``.
 
 https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
@@ -30,9 +31,6 @@ from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 from sqlalchemy import Connection
 
-STATEMENT_PREFIX = "txbox_"
-"""What the names of our prepared statements begin with."""
-
 Value = bytes | None
 """A parameter as Postgres reads it as text; None: null."""
 
@@ -44,19 +42,21 @@ class Statement:
     Attributes:
         text: in UTF-8.
         parameters: their names, in order.
+        has_plan: whether it is worth preparing; BEGIN, say, is not.
     """
 
     text: bytes
     parameters: tuple[str, ...] = ()
+    has_plan: bool = True
     name: bytes = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         digest = hashlib.sha256(self.text).hexdigest()[:32]
-        object.__setattr__(self, "name", f"{STATEMENT_PREFIX}{digest}".encode())
+        object.__setattr__(self, "name", f"txbox_{digest}".encode())
 
     @classmethod
     @lru_cache(maxsize=1024)
-    def of(cls, text: str) -> "Statement":
+    def of(cls, text: str, *, has_plan: bool = True) -> "Statement":
         """Make one of a statement of a ``SqlFile``, whose parameters are ``%(name)s``."""
         names: list[str] = []
 
@@ -68,7 +68,7 @@ class Statement:
             return f"${names.index(match[1]) + 1}"
 
         numbered = _PLACEHOLDER.sub(number, text)
-        return cls(numbered.encode(), tuple(names))
+        return cls(numbered.encode(), tuple(names), has_plan)
 
     def with_values(self, **values: str | bytes | None) -> "Step":
         """Return it with values for its parameters."""
@@ -119,11 +119,20 @@ class StepFailed(Exception):
         self.error = error
 
 
+class PreparedLost(Exception):
+    """What was prepared on the connection is not there any more: the transaction, which is aborted, is to be run again.
+
+    It comes with BEGIN, where ``commit_guard.begin`` begins once more; or with COMMIT, if the connection was used in
+    between.
+    """
+
+
 def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
     """Run statements in one round trip; return their results, as libpq has them.
 
     Raises:
         StepFailed: from the ``psycopg.Error`` of the statement that has failed.
+        PreparedLost: a statement has to be prepared again; nothing that follows it has run.
         psycopg.OperationalError: the connection was lost.
     """
     driver: Any = connection.connection.dbapi_connection
@@ -131,30 +140,34 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
     prepared = _prepared.setdefault(driver, set()) if driver.prepare_threshold is not None else None
     with driver.lock:
         pgconn.enter_pipeline_mode()
-        expected: list[Statement | None] = []  # None: the answer to a Parse
+        asked: list[tuple[Statement, bool]] = []  # for each answer: of which statement, and whether to its Parse alone
         for step in steps:
             statement = step.statement
-            if prepared is None:
+            if prepared is None or not statement.has_plan:
                 pgconn.send_query_params(statement.text, step.values)
             else:
                 if statement.name not in prepared:
                     pgconn.send_prepare(statement.name, statement.text)
-                    expected.append(None)
+                    asked.append((statement, True))
                 pgconn.send_query_prepared(statement.name, step.values)
-            expected.append(statement)
+            asked.append((statement, False))
         pgconn.pipeline_sync()
         answers = driver.wait(_answers(pgconn))
         if not driver.closed:
             pgconn.exit_pipeline_mode()
     results: list[Any] = []
-    for answer, asked in zip(answers, expected, strict=False):  # what follows an error that closes it is missing
+    for answer, (statement, is_parse) in zip(answers, asked, strict=False):  # after an error that closes it, some lack
         if answer.status not in _DONE:
             error = psycopg.errors.error_from_result(answer, encoding="utf-8")
+            if prepared is not None and statement.has_plan and error.sqlstate in _NOT_AS_PREPARED:
+                # Prepared by another client of a pooler's server, or gone.
+                prepared.add(statement.name) if is_parse else prepared.clear()
+                raise PreparedLost from error
             raise StepFailed(len(results), error) from error
-        if asked is not None:
-            if prepared is not None:
-                prepared.add(asked.name)
+        if not is_parse:
             results.append(answer)
+        elif prepared is not None:
+            prepared.add(statement.name)
     return results
 
 
@@ -185,6 +198,7 @@ def _answers(pgconn: Any) -> Any:
         answers.append(answer)
 
 
+_NOT_AS_PREPARED = ("26000", "42P05")  # invalid_sql_statement_name, duplicate_prepared_statement
 _DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _PLACEHOLDER = re.compile(r"%%|%\((\w+)\)s")
 _prepared: "WeakKeyDictionary[Any, set[bytes]]" = WeakKeyDictionary()

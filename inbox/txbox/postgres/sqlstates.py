@@ -82,8 +82,7 @@ def is_lost_prepared_statement(error: BaseException) -> bool:
     if sqlstate(error) not in _PREPARED:
         return False
     text = str(getattr(error, "orig", None) or error)
-    # psycopg's names, and those of round_trip; what a handler names itself is its own matter.
-    return "_pg3_" in text or '"txbox_' in text
+    return "_pg3_" in text  # psycopg's names; what a handler names itself is its own matter
 
 
 def is_of_the_session(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, event
@@ -65,7 +66,9 @@ def left_in_use(connection: Connection) -> bool:
     """
     if connection.closed or connection.invalidated:
         return False
-    driver = connection.connection.dbapi_connection
+    driver: Any = connection.connection.dbapi_connection
+    if getattr(driver, "closed", False):
+        return False
     lock, pgconn = getattr(driver, "lock", None), getattr(driver, "pgconn", None)  # psycopg's
     locked = getattr(lock, "locked", None)
     return (locked is not None and bool(locked())) or bool(getattr(pgconn, "pipeline_status", 0))

@@ -11,6 +11,7 @@ from txbox import errors
 
 EXAMPLES = [
     errors.BrokerError("SQS is away", permanent=True),
+    errors.EffectFailed("account.sql, line 3: division by zero"),
     errors.EffectUnknown("the mail server hung up before it had answered"),
     errors.EntityMissing("account", "account_id = 7"),
     errors.InFlight("billing", ["m-1", "m-2"]),

@@ -45,9 +45,9 @@ ALONE: dict[str, Any] = {**BESIDE, "ledger": None}
     [
         ({"ledger": None}, "needs an inbox, or a ledger, or both"),
         ({"ledger": None, "inbox": INBOX}, "needs the engine of its inbox"),
-        ({"handler": None}, "^Worker needs either handler or batch_handler, and not both$"),
-        ({**ALONE, "handler": None}, "^Worker needs either handler or batch_handler, and not both$"),
-        ({**ALONE, "batch_handler": print}, "^Worker needs either handler or batch_handler, and not both$"),
+        ({"handler": None}, "^Worker needs one of handler, batch_handler and effect$"),
+        ({**ALONE, "handler": None}, "^Worker needs one of handler, batch_handler and effect$"),
+        ({**ALONE, "batch_handler": print}, "^Worker needs one of handler, batch_handler and effect$"),
         ({"handler": "mail"}, r"Worker\.handler must be a function, not str"),
         ({"handler": coroutine_function}, "must be a plain function"),
         ({"handler": generator_function}, "must be a plain function"),

@@ -31,6 +31,7 @@ from sqlalchemy import Engine
 from txbox import Inbox
 from txbox.backoff import Backoff
 from txbox.instrumentation import Contended, Retried, emit
+from txbox.postgres.round_trip import PreparedLost
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import conflict_relation, is_retryable, sqlstate
@@ -197,6 +198,8 @@ class ConflictRetries:
             return transaction()
 
         def again(error: Exception, attempt: int) -> bool:
+            if isinstance(error, PreparedLost):
+                return True
             if not is_retryable(error):
                 return False
             code, seconds = sqlstate(error) or "", time.monotonic() - begun

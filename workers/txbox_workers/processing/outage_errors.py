@@ -8,6 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox import Expired, InFlight, InvalidMessageId, MalformedMessage, Mismatch
 from txbox.dead_letters.failures import describe
 from txbox.dead_letters.order import KeyHeld
+from txbox.postgres.round_trip import PreparedLost
 from txbox.postgres.sqlstates import (
     PREPARED_REMEDY,
     UNDEFINED_COLUMN,
@@ -46,6 +47,8 @@ def bookkeeping(*, before_handler: bool = True) -> Iterator[None]:
     """Around our own short transactions: whatever fails there is no message's fault."""
     try:
         yield
+    except PreparedLost:
+        raise
     except Exception as error:  # noqa: BLE001 - it is raised again, as another error
         raise _ours(error, before_handler=before_handler) from without_values(error)
 

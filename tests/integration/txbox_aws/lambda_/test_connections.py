@@ -155,17 +155,20 @@ def test_an_unforeseen_error_does_not_undo_outcomes(
     pool: Engine, business: Business, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     handle = sqs_handler(inbox=Inbox("billing"), engine=pool, handler=apply, transactions="message")
-    recorded = Inbox.record
+    recorded = Inbox.recorded
 
-    def breaks(self: Inbox, *arguments: Any, **options: Any) -> bool:
-        if arguments[1] in "c":
+    def breaks(self: Inbox, *arguments: Any, **options: Any) -> Any:
+        if list(arguments[1].ids) == ["c"]:
             raise MemoryError("unforeseen")
         return recorded(self, *arguments, **options)
 
-    monkeypatch.setattr(Inbox, "record", breaks)
+    def fails(*_: Any) -> None:
+        raise MemoryError("unforeseen")
+
+    monkeypatch.setattr(Inbox, "recorded", breaks)
     monkeypatch.setattr(
         "txbox_workers.processing.outage_errors.is_retryable", lambda error: isinstance(error, MemoryError)
     )
-    monkeypatch.setattr("txbox_workers.processing.inbox_processor.InboxProcessor._failed", breaks)
+    monkeypatch.setattr("txbox_workers.processing.inbox_processor.InboxProcessor._failed", fails)
     assert handle(of("abcd"), Context(30)) == failing("cd")
     assert "2 deliveries come again, because of an unforeseen error" in caplog.text

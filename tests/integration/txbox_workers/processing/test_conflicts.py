@@ -188,10 +188,10 @@ def test_a_turn_that_does_not_come_in_time_is_not_waited_for(
     monkeypatch.setattr(guarded_transactions, "TURN_SECONDS", 0.1)
     transactions = guarded_transactions.GuardedTransactions(engine)
     with transactions.open(turn=-7) as first:
-        first.execute(ADD, {"account": 1, "amount": 1})
+        first.connection.execute(ADD, {"account": 1, "amount": 1})
         with transactions.open(turn=-7) as second:
-            second.execute(ADD, {"account": 2, "amount": 1})
-            assert second.execute(text("SHOW lock_timeout")).scalar_one() == "0"
+            second.connection.execute(ADD, {"account": 2, "amount": 1})
+            assert second.connection.execute(text("SHOW lock_timeout")).scalar_one() == "0"
     assert (business.balance(1), business.balance(2)) == (1, 1)
 
 
@@ -203,11 +203,11 @@ def test_transactions_in_turn_come_one_after_the_other(engine: Engine, business:
     def take() -> None:
         nonlocal inside, most
         for _ in range(5):
-            with transactions.open(turn=8) as connection:
+            with transactions.open(turn=8) as opened:
                 with lock:
                     inside += 1
                     most = max(most, inside)
-                connection.execute(ADD, {"account": 1, "amount": 1})
+                opened.connection.execute(ADD, {"account": 1, "amount": 1})
                 with lock:
                     inside -= 1
 

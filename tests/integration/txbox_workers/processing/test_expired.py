@@ -40,7 +40,7 @@ def test_a_message_that_was_forgotten_and_comes_again_is_parked_and_not_run(
     worker = make(MemorySource(), leveled, hooks=[kept], **options)
     assert process(worker, old("a"), old("b")) == [("a-1", Outcome.PROCESSED), ("b-1", Outcome.PROCESSED)]
     forget(engine, "a")
-    assert process(worker, old("a", receive_count=2), old("b"), delivery("c")) == [
+    assert sorted(process(worker, old("a", receive_count=2), old("b"), delivery("c"))) == [
         ("a-2", Outcome.EXPIRED),
         ("b-1", Outcome.DUPLICATE),
         ("c-1", Outcome.PROCESSED),
