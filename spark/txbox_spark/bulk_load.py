@@ -14,7 +14,7 @@ import hashlib
 from typing import Unpack
 
 from txbox.postgres.engines import open_engine
-from txbox.postgres.transaction_guard import guard
+from txbox.postgres.guards.transaction_guard import guard
 from txbox.tracing import NO_TRACING, Tracing, error_type
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import load

@@ -1,9 +1,9 @@
 """What every road has to read alike: bodies with the rows they make, and bodies that are malformed."""
 
 FIELDS = (
-    "customer_id text at /customer/id not null, cents bigint, small smallint, price numeric(6,2), ratio double precision, "
-    "paid boolean, day date, at timestamptz, local timestamp without time zone, ref uuid, details jsonb, "
-    "currency text default 'EUR', free numeric"
+    "customer_id text at /customer/id not null, cents bigint, small smallint, price numeric(6,2), "
+    "ratio double precision, paid boolean, day date, at timestamptz, local timestamp without time zone, ref uuid, "
+    "details jsonb, currency text default 'EUR', free numeric"
 )
 
 

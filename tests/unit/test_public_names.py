@@ -17,8 +17,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 PUBLIC = {
     "txbox": """
-        BrokerError DeadLetter DeadLetters EffectFailed EffectUnknown EntityMissing Expired Failures Identify InFlight Inbox
-        InvalidConfiguration InvalidMessageId LeaseLost LedgerError LetterNotFound MalformedMessage Message
+        BrokerError DeadLetter DeadLetters EffectFailed EffectUnknown EntityMissing Expired Failures Identify InFlight
+        Inbox InvalidConfiguration InvalidMessageId LeaseLost LedgerError LetterNotFound MalformedMessage Message
         MessageTooLarge Mismatch NotInTransaction NotSendable OperationNotFound OutOfOrder Outbox Outcome Outgoing
         Reason Recorded ResultNotStored RightsMissing SchemaMissing SqlEffect StatementLeftOpen TableLocked
         TransactionAborted TransactionEnded TransactionTimedOut TxboxError idempotent identify

@@ -25,7 +25,7 @@ from sqlalchemy.pool import NullPool
 
 from txbox import TxboxError
 from txbox.postgres.engines import open_engine
-from txbox.postgres.transaction_guard import guard
+from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
 from txbox.tracing import Tracing
 from txbox_spark.loading.context import LoadContext

@@ -21,9 +21,9 @@ from sqlalchemy.pool import NullPool
 
 from txbox import TxboxError
 from txbox.postgres.engines import open_engine
+from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.sql import unescaped
 from txbox.postgres.sqlstates import UNDEFINED_TABLE, sqlstate
-from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
 from txbox.tracing import error_type
 from txbox_spark.loading.context import LoadContext

@@ -7,9 +7,9 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox import TransactionEnded, TxboxError
-from txbox.postgres.commit_guard import add_guard, is_refused_commit, remove_guard
+from txbox.postgres.guards.commit_guard import add_guard, is_refused_commit, remove_guard
+from txbox.postgres.guards.transaction_guard import left_in_use, protect, refuse_aborted
 from txbox.postgres.sql import in_one_statement
-from txbox.postgres.transaction_guard import left_in_use, protect, refuse_aborted
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.retries import is_transient
 

@@ -27,7 +27,7 @@ def numbered(count: int, prefix: str = "m") -> list[Message]:
 
 def make(source: MemorySource, engine: Engine, handler: Any = apply, **options: Any) -> Worker:
     options.setdefault("inbox", Inbox("billing", wait_seconds=0.2))
-    if "batch_handler" not in options:
+    if "batch_handler" not in options and "effect" not in options:
         options["handler"] = handler
     return Worker(source, engine=engine, backoff=AT_ONCE, **options)
 

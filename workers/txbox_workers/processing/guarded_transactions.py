@@ -8,11 +8,11 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
-from txbox.postgres.commit_guard import begin, commit, is_refused_commit, remove_guard
 from txbox.postgres.engines import discard_if_session_broken, refuse_other_encodings, stop_preparing
+from txbox.postgres.guards.commit_guard import begin, commit, is_refused_commit, remove_guard
+from txbox.postgres.guards.transaction_guard import guard, left_in_use, protect, refuse_aborted
 from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, run_steps
 from txbox.postgres.sqlstates import TIMED_OUT, is_lost_prepared_statement, sqlstate
-from txbox.postgres.transaction_guard import guard, left_in_use, protect, refuse_aborted
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, unavailable, without_values
 from txbox_workers.processing.transaction_limits import TimeLimit, limit_steps, unlimited
 

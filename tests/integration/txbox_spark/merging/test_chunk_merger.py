@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from support.spark.bulk_loads import SUBSCRIBER, Books
 from support.waiting import wait_until
 from txbox import StatementLeftOpen, TransactionAborted, TransactionEnded
+from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.sqlstates import sqlstate
-from txbox.postgres.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.merging.chunk_merger import MERGE_ATTEMPTS, ChunkCounts, MergePlan, begin_chunk, merge_chunk
 from txbox_spark.merging.effect_runner import Apply, ApplyFailed

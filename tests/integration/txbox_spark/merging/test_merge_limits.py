@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from support.spark.bulk_loads import Books
 from support.waiting import wait_until
-from txbox.postgres.transaction_guard import guard
+from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.transactions import short_transaction
 from txbox.status import find_blocked_loads, read_status
 from txbox_cli.app import run as txbox

@@ -1,8 +1,8 @@
 """Rows: what is read from a body, and what is malformed. The cases are those of every road."""
 
 import pytest
-from support.effects import FIELDS, GOOD, MALFORMED
 
+from support.effects import FIELDS, GOOD, MALFORMED
 from txbox import MalformedMessage, Message
 from txbox.effects.fields import read_fields
 from txbox.effects.json_rows import RowReader

@@ -3,7 +3,7 @@
 A handler that committed it would commit records of messages whose effects have not happened yet, and those messages
 would be lost. What can be refused is refused before it happens (``commit`` and ``COMMIT`` through SQLAlchemy), what can
 be seen afterwards is seen before the commit (a swallowed error). What is done to the driver's own connection, beside
-SQLAlchemy, the server refuses: see ``txbox.postgres.commit_guard``.
+SQLAlchemy, the server refuses: see ``txbox.postgres.guards.commit_guard``.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txbox.postgres.transaction_guard import ends_transaction
+from txbox.postgres.guards.transaction_guard import ends_transaction
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Guards: only txbox ends the transaction that a handler works in."""
