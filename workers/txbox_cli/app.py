@@ -10,8 +10,9 @@ from typer.core import TyperGroup
 import txbox
 from txbox.instrumentation.json_logs import JsonFormatter
 from txbox.postgres.urls import DATABASE_URL_VARIABLE
-from txbox_cli.commands import audit, bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status, worker
+from txbox_cli.commands import audit, bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status
 from txbox_cli.commands.operate import dashboard, exporter, maintain, pause
+from txbox_cli.commands.worker import worker
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
 from txbox_cli.options import PREFIX_VARIABLE, SCHEMA_VARIABLE, Commands
 
@@ -56,7 +57,7 @@ app = Commands(
 # A short help is one line of the list of commands at 80 columns.
 app.command("demo", short_help="See it count to the cent while workers are killed.")(demo.demo)
 app.command("dev", short_help="Start a PostgreSQL and a local AWS of your own.")(dev.dev)
-app.command("worker")(worker.worker)
+app.command("worker")(worker)
 app.command("relay", short_help="Send what the outbox holds.")(relay.relay)
 app.command("maintain", short_help="Forget what was kept long enough.")(maintain.maintain)
 app.command("status", short_help="Show what is processed, waits, is parked, blocks.")(status.status)
@@ -153,7 +154,7 @@ def run(arguments: list[str] | None = None) -> int:
     _log_from(DEFAULT_LOG_LEVEL)
     try:
         status = _program().main(
-            args=[one for one in given if one != "--debug"], prog_name="txbox", standalone_mode=False
+            args=[one for one in given if one != "--debug"], prog_name="txbox", standalone_mode=False, obj=tuple(given)
         )
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", INTERRUPTED)

@@ -1,6 +1,6 @@
 """``--health-port``: whether a service lives and is ready, and its metrics, for Kubernetes and Prometheus."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -55,16 +55,18 @@ class Health:
 
     def live(self) -> tuple[int, str, bytes]:
         """Answer 200 while the service starts and while all its threads live."""
-        if not self._started or self._service.running:
-            return line(200, "live")
-        return line(503, "not live: a thread has ended")
+        return _probe("live", self.why_not_live())
 
     def ready(self) -> tuple[int, str, bytes]:
         """Answer 200 while the service works, and can use what it needs; else 503 with the reason."""
-        why = self._why_not()
-        return line(200, "ready") if why is None else line(503, f"not ready: {why}")
+        return _probe("ready", self.why_not_ready())
 
-    def _why_not(self) -> str | None:
+    def why_not_live(self) -> str | None:
+        """Say why it cannot help itself; None while it can."""
+        return None if not self._started or self._service.running else "a thread has ended"
+
+    def why_not_ready(self) -> str | None:
+        """Say why it does not work, or cannot use what it needs; None while all is well."""
         if self._service.stopping:
             return "it is stopping"
         if not self._started:
@@ -72,6 +74,10 @@ class Health:
         if not self._service.running:
             return "a thread has ended"
         return ", and ".join(why for why, lost in self._lost.copy().items() if lost) or None
+
+
+def _probe(word: str, why_not: str | None) -> tuple[int, str, bytes]:
+    return line(200, word) if why_not is None else line(503, f"not {word}: {why_not}")
 
 
 @contextmanager
@@ -89,10 +95,29 @@ def health_of(service: Service, host: str, port: int | None) -> Iterator[Callabl
     answers: dict[str, Answer] = {"/live": health.live, "/ready": health.ready}
     if metrics := _metrics_of(service):
         answers["/metrics"] = metrics
+    with _answering(host, port, answers):
+        yield health.started
+
+
+@contextmanager
+def probes_of(
+    why_not_live: Callable[[], str | None], why_not_ready: Callable[[], str | None], host: str, port: int | None
+) -> Iterator[None]:
+    """Answer for several processes while entered, unless ``port`` is None; raises as ``health_of``."""
+    if port is None:
+        yield
+        return
+    answers = {"/live": lambda: _probe("live", why_not_live()), "/ready": lambda: _probe("ready", why_not_ready())}
+    with _answering(host, port, answers):
+        yield
+
+
+@contextmanager
+def _answering(host: str, port: int, answers: Mapping[str, Answer]) -> Iterator[None]:
     with answering(host, port, answers, option="--health-port") as bound:
         shown = f"[{host}]" if ":" in host else host
         typer.echo(f"health: http://{shown}:{bound} has {', '.join(answers)}")
-        yield health.started
+        yield
 
 
 def _metrics_of(service: Service) -> Answer | None:

@@ -1,0 +1,135 @@
+"""``txbox worker``: run a worker of yours as a process."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from txbox.service import STOP_SECONDS
+from txbox_cli import importer
+from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of, probes_of
+from txbox_cli.commands.worker.member import Member
+from txbox_cli.commands.worker.supervisor import StartFailed, Supervisor
+from txbox_cli.errors import CommandFailed, UsageError
+from txbox_cli.signals import hangup_terminates
+from txbox_workers.worker import Worker
+
+HANDLER_PARAMETERS = 2
+"""Session and message."""
+
+
+def worker(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A worker, or a function that returns one.")],
+    processes: Annotated[
+        int,
+        typer.Option(help="How many processes, each with a worker of its own: for handlers that compute.", min=1),
+    ] = 1,
+    stop_seconds: Annotated[
+        float, typer.Option(help="How long to drain after SIGTERM or Ctrl-C.", min=0)
+    ] = STOP_SECONDS,
+    health_port: HealthPortOption = None,
+    health_host: HealthHostOption = HEALTH_HOST,
+    supervisor: Annotated[
+        int | None, typer.Option(hidden=True, help="The descriptor of the supervisor's socket.")
+    ] = None,
+) -> None:
+    """Run a worker until SIGTERM or Ctrl-C, then drain it.
+
+    MODULE is imported with the current directory on the path, so `txbox worker billing:worker` runs the `worker` of
+    billing.py. A second signal ends the process at once; whatever it had taken will be delivered again.
+
+    With `--processes 4`, four processes import MODULE and run the worker, each with threads and connections of its own.
+    All are stopped as one; one that dies is replaced, up to four times in a row.
+
+    Exit status 1 if draining took longer than allowed, or if processes die again and again.
+    """
+    if supervisor is not None:
+        _run_member(target, Member(supervisor, stop_seconds), stop_seconds)
+    if processes > 1:
+        _run_processes(_command_of(context.obj), processes, stop_seconds, health_host, health_port)
+        return
+    found = load(target)
+    with hangup_terminates(), health_of(found, health_host, health_port) as healthy:
+
+        def started() -> None:
+            healthy()
+            typer.echo(f"{_works(found)}; Ctrl-C drains and stops")
+
+        drained = found.run(stop_seconds, started=started)
+    _end(found.counts, drained, stop_seconds)
+
+
+def _run_member(target: str, member: Member, stop_seconds: float) -> NoReturn:
+    found = load(target)
+    member.takes(found)
+    with hangup_terminates():
+        drained = found.run(stop_seconds, started=lambda: member.started(_works(found)))
+    member.ended(drained)
+    raise typer.Exit(0 if drained else 1)
+
+
+def _run_processes(
+    command: Callable[[int], list[str]], processes: int, stop_seconds: float, host: str, port: int | None
+) -> None:
+    supervisor = Supervisor(command, processes, stop_seconds)
+
+    def begun(works: str) -> None:
+        typer.echo(f"{works} in {processes} processes; Ctrl-C drains and stops")
+
+    with hangup_terminates(), probes_of(supervisor.why_not_live, supervisor.why_not_ready, host, port):
+        try:
+            drained = supervisor.run(begun)
+        except StartFailed as error:
+            raise typer.Exit(error.status) from error
+    _end(supervisor.counts, drained, stop_seconds)
+
+
+def _command_of(arguments: Sequence[str]) -> Callable[[int], list[str]]:
+    """Return what starts this very command as a process of a supervisor."""
+    at = arguments.index("worker") + 1
+    # -P: as for the script `txbox`, modules of the current directory do not come before those of Python.
+    program = [sys.executable, "-P", "-m", "txbox_cli", *arguments[:at]]
+    return lambda descriptor: [*program, "--supervisor", str(descriptor), *arguments[at:]]
+
+
+def _works(found: Worker) -> str:
+    return f"{found.subscriber_id} works on {found.source.name}"
+
+
+def _end(counts: Mapping[Any, int], drained: bool, stop_seconds: float) -> None:
+    said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "no deliveries"
+    typer.echo(f"stopped: {said}")
+    if not drained:
+        raise CommandFailed(f"not drained within {stop_seconds:g} s; the rest will be delivered again")
+
+
+def load(target: str) -> Worker:
+    """Import a worker.
+
+    Args:
+        target: MODULE:NAME.
+
+    Raises:
+        UsageError: there is no such module or name, or it is not a worker.
+        CommandFailed: the module is there, and its own code raised.
+    """
+    found = importer.load(target, lambda value: isinstance(value, Worker), such_as="billing:worker")
+    if not isinstance(found.value, Worker):
+        raise UsageError(f"{found.what}, not a worker; {_instead(found)}")
+    return found.value
+
+
+def _instead(found: importer.Imported) -> str:
+    """Say what to do instead: run a worker that is there, or make one of what looks like a handler."""
+    module_name = found.module.__name__
+    if found.fitting:
+        return "run " + " or ".join(f"`txbox worker {module_name}:{worker}`" for worker in found.fitting)
+    if len(found.wanted) == HANDLER_PARAMETERS:
+        subscriber = module_name.rpartition(".")[2]
+        return (
+            f"write `worker = SqsWorker(queue_url, inbox=Inbox({subscriber!r}), engine=engine, handler={found.name})` "
+            f"there, and run `txbox worker {module_name}:worker`"
+        )
+    return "name a worker, or a function without parameters that returns one"

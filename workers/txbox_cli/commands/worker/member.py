@@ -1,0 +1,104 @@
+"""One process of several: it reports to its supervisor, and does not outlive it."""
+
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Self
+
+from txbox_cli.commands.operate.health import Health
+from txbox_workers.worker import Worker
+
+REPORT_SECONDS = 0.5
+SEND_SECONDS = 5.0
+"""How long a supervisor that does not read is waited for."""
+
+EXIT_SECONDS = 5.0
+"""How long a process may take to start its drain, and to end after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a worker's process fares; a line of JSON."""
+
+    works: str = ""  # what it works on, once it does
+    not_live: str | None = None  # why
+    not_ready: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)  # of outcomes
+    drained: bool | None = None  # known at its end
+
+    def line(self) -> bytes:
+        """Return it as it is sent."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> Self:
+        """Read a line."""
+        return cls(**json.loads(line))
+
+
+class Member:
+    """The supervisor as one of its processes sees it: a socket, which ends when the supervisor ends, however it does.
+
+    Without a supervisor the process gets a SIGTERM of its own: it drains, or, if it drains already, it ends at once.
+    """
+
+    def __init__(self, descriptor: int, stop_seconds: float) -> None:
+        """Take the socket that was inherited, and how long a drain may take; watch it from now on."""
+        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.settimeout(SEND_SECONDS)
+        self._stop_seconds = stop_seconds
+        self._sending = threading.Lock()
+        self._worker: Worker | None = None
+        self._health: Health | None = None
+        self._works = ""
+        self._ended = False
+        threading.Thread(target=self._watch, name="txbox-member", daemon=True).start()
+
+    def takes(self, worker: Worker) -> None:
+        """Take the worker that is to be reported of."""
+        self._health = Health(worker)
+        worker.add_hook(self._health)
+        self._worker = worker
+
+    def started(self, works: str) -> None:
+        """Report that the worker is at work."""
+        assert self._health is not None  # noqa: S101 - for the type checker
+        self._health.started()
+        self._works = works
+        self._report()
+
+    def ended(self, drained: bool) -> None:
+        """Report how it ended: the last report."""
+        self._report(drained)
+
+    def _report(self, drained: bool | None = None) -> None:
+        with self._sending:
+            if self._ended or self._worker is None or self._health is None:
+                return
+            health = self._health
+            counts = {str(outcome): count for outcome, count in self._worker.counts.items()}
+            report = Report(self._works, health.why_not_live(), health.why_not_ready(), counts, drained)
+            self._ended = drained is not None
+            try:
+                self._socket.sendall(report.line())
+            except OSError:  # the supervisor has ended, or is frozen; half a line may have been sent
+                self._ended = True
+
+    def _watch(self) -> None:
+        while not select.select([self._socket], [], [], REPORT_SECONDS)[0]:
+            if self._works:
+                self._report()
+        # What reads our output has ended as well; a handler that prints is not to fail by that.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(self._stop_seconds + EXIT_SECONDS)
+        os._exit(1)

@@ -1,0 +1,270 @@
+"""The supervisor: keeps N processes of one worker at work, and ends them all.
+
+::
+
+    supervisor ──spawns──▶ process 1 alone: a start that fails is reported once, and nothing else is started
+               ──spawns──▶ process 2 … N, once process 1 is at work
+        │  one ends by itself      ─▶ another one takes its place; MOST_DEATHS early ones in a row: all are stopped
+        │  SIGTERM, SIGINT, SIGHUP ─▶ SIGTERM to each; a second signal ends the supervisor
+        └─ however the supervisor ends, its sockets end: each process gets a SIGTERM of its own (``member``)
+
+Processes are spawned, not forked: each imports the module itself, and shares no connection with another one. They are
+in process groups of their own, so that Ctrl-C in a terminal reaches the supervisor only.
+"""
+
+import logging
+import math
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, TextIO
+
+from txbox.service import StopSignals
+from txbox_cli.commands.worker.member import EXIT_SECONDS, Report
+from txbox_cli.errors import CommandFailed
+
+LOOK_SECONDS = 0.1
+EARLY_SECONDS = 10.0
+"""A process that ends before it is at work, or sooner after that, has died early."""
+
+MOST_DEATHS = 5
+"""Early ones in a row, of one process and those that took its place."""
+
+PAUSE_SECONDS = 0.5
+"""Before a second early one is replaced; doubled for each further one. The first is replaced at once."""
+
+SILENT_SECONDS = 10.0
+"""Without a report, a process is taken for frozen."""
+
+MOST_LINE_BYTES = 65_536
+"""A longer line of output is passed on in pieces."""
+
+
+class StartFailed(Exception):
+    """The first process could not start, and has said why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class Process:
+    """A process of the worker, which reports through a socket; its output is passed on line by line."""
+
+    def __init__(self, command: Callable[[int], Sequence[str]], output: threading.Lock) -> None:
+        """Start it; ``command`` gets the descriptor of its end of the socket."""
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                command(theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+        self._socket.setblocking(False)
+        self._unread = b""
+        self.pid = self._process.pid
+        self._works_since = self._heard_at = math.inf
+        self.report = Report()
+        streams = (self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)
+        self._pumps = [
+            threading.Thread(target=_pump, args=(*stream, output), name="txbox-output", daemon=True)
+            for stream in streams
+        ]
+        for pump in self._pumps:
+            pump.start()
+
+    @property
+    def silent(self) -> bool:
+        """Whether it should have reported, and has not."""
+        return time.monotonic() - self._heard_at > SILENT_SECONDS
+
+    @property
+    def early(self) -> bool:
+        """Whether it has not been at work for long."""
+        return time.monotonic() - self._works_since < EARLY_SECONDS  # of one that never was at work, -inf
+
+    def has_ended(self) -> bool:
+        """Read what it has reported; return whether it has ended."""
+        ended = self._process.poll() is not None  # before the last report is read
+        with suppress(OSError):
+            while data := self._socket.recv(MOST_LINE_BYTES):
+                *lines, self._unread = (self._unread + data).split(b"\n")
+                for line in lines:
+                    self.report, self._heard_at = Report.read(line), time.monotonic()
+                    self._works_since = min(self._works_since, self._heard_at)
+        return ended
+
+    def ending(self) -> str:
+        """Say how it ended."""
+        status = self.status
+        return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+
+    @property
+    def status(self) -> int:
+        """Its exit status, negative for a signal."""
+        return self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    def close(self) -> None:
+        """Kill it if it lives; let its last lines out."""
+        self._process.kill()
+        self._process.wait()
+        for pump in self._pumps:
+            pump.join(1.0)  # a process that it started may hold the pipe
+        self.has_ended()
+        self._socket.close()
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a process is, or is to be."""
+
+    process: Process | None = None
+    deaths: int = 0  # early ones in a row
+    start_at: float = 0.0
+
+
+class Supervisor:
+    """Keeps processes of one worker at work until it is told to stop."""
+
+    def __init__(self, command: Callable[[int], Sequence[str]], processes: int, stop_seconds: float) -> None:
+        """Take what starts a process that has this descriptor of a socket, how many, and how long they may drain."""
+        self._command, self._stop_seconds = command, stop_seconds
+        self._places = [_Place() for _ in range(processes)]
+        self._output = threading.Lock()
+        self._proven = False  # one has been at work
+        self._begun = False  # all have been
+        self._stopping = False
+        self._gave_up = ""
+        self._drained = True
+        self.counts: Counter[str] = Counter()
+
+    def run(self, begun: Callable[[str], object]) -> bool:
+        """Work until SIGTERM or SIGINT, then have all processes drain; return whether all did.
+
+        Args:
+            begun: called once all processes are at work, with what they work on.
+
+        Raises:
+            StartFailed: the first process ended before it was at work, and has said why.
+            CommandFailed: processes ended again and again.
+        """
+        asked: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
+        with StopSignals(asked):
+            try:
+                while not self._stopping:
+                    self._tend()
+                    if not self._begun and (works := self._works()):
+                        self._begun = True
+                        begun(works)
+                    if not self._stopping:
+                        with suppress(queue.Empty):
+                            asked.get(timeout=LOOK_SECONDS)
+                            self._stopping = True
+                self._drain()
+            finally:
+                for process in self._processes():
+                    process.close()
+        if self._gave_up:
+            raise CommandFailed(self._gave_up)
+        return self._drained
+
+    def why_not_live(self) -> str | None:
+        """Say which process does not work, and cannot help itself."""
+        for process in self._processes():
+            if process.silent:
+                return f"process {process.pid} has not reported for {SILENT_SECONDS:g} s"
+            if process.report.not_live:
+                return f"process {process.pid}: {process.report.not_live}"
+        return None
+
+    def why_not_ready(self) -> str | None:
+        """Say why not all processes are at work, and can use what they need."""
+        if self._stopping:
+            return "it is stopping"
+        processes = self._processes()
+        working = sum(bool(process.report.works) for process in processes)
+        if working < len(self._places):
+            return f"{working} of {len(self._places)} processes have started"
+        reasons = (f"process {one.pid}: {one.report.not_ready}" for one in processes if one.report.not_ready)
+        return next(reasons, None) or self.why_not_live()
+
+    def _processes(self) -> list[Process]:
+        return [process for place in self._places if (process := place.process) is not None]
+
+    def _works(self) -> str:
+        """Return what the processes work on, once all do."""
+        works = [process.report.works for process in self._processes()]
+        return works[0] if len(works) == len(self._places) and all(works) else ""
+
+    def _tend(self) -> None:
+        """See who has ended; start those that are missing, and the first one alone."""
+        for place in self._places:
+            if place.process is not None and place.process.has_ended():
+                self._bury(place, place.process)
+            if place.process is None and not self._stopping and time.monotonic() >= place.start_at:
+                place.process = Process(self._command, self._output)
+            self._proven = self._proven or bool(place.process and place.process.report.works)
+            if not self._proven:
+                return
+
+    def _bury(self, place: _Place, process: Process) -> None:
+        place.process = None
+        process.close()
+        self.counts.update(process.report.counts)
+        if not self._proven and not process.report.works:
+            if process.status > 0:
+                raise StartFailed(process.status)
+            raise CommandFailed(f"the first process ended {process.ending()} while it started")
+        place.deaths = place.deaths + 1 if process.early else 0
+        if place.deaths >= MOST_DEATHS:
+            self._stopping = True
+            self._gave_up = (
+                f"gave up: {place.deaths} processes in a row ended within {EARLY_SECONDS:g} s, the last one "
+                f"{process.ending()}; the lines above may say why, or the system's log (a lack of memory?)"
+            )
+            return
+        pause = PAUSE_SECONDS * 2 ** (place.deaths - 2) if place.deaths > 1 else 0.0
+        place.start_at = time.monotonic() + pause
+        when = f" in {pause:g} s" if pause else ""
+        _log.warning("process %d ended %s; another one takes its place%s", process.pid, process.ending(), when)
+
+    def _drain(self) -> None:
+        for process in self._processes():
+            process.signal(signal.SIGTERM)
+        deadline = time.monotonic() + self._stop_seconds + EXIT_SECONDS
+        while any(not process.has_ended() for process in self._processes()) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        for process in self._processes():
+            process.close()
+            self.counts.update(process.report.counts)
+            # One that was still importing knows of no drain, and has begun nothing.
+            untouched = not process.report.works and process.status == -signal.SIGTERM
+            self._drained = self._drained and (bool(process.report.drained) or untouched)
+
+
+def _pump(source: IO[bytes], sink: TextIO, output: threading.Lock) -> None:
+    """Pass on whole lines, of which no two are mixed."""
+    with source:
+        while line := source.readline(MOST_LINE_BYTES):
+            # Where the reader of our output has ended, a process is still to be read, or it would wait for ever.
+            with output, suppress(OSError, ValueError):
+                sink.buffer.write(line if line.endswith(b"\n") else line + b"\n")
+                sink.buffer.flush()
+
+
+_log = logging.getLogger("txbox.processes")
