@@ -9,7 +9,8 @@ from typing import Required, Self, TypedDict
 
 from sqlalchemy import URL
 
-from txbox import Inbox, InvalidConfiguration
+from txbox import Inbox, InvalidConfiguration, SqlEffect
+from txbox.effects import Field
 from txbox.postgres.urls import database_url
 from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.merging.effect_runner import Apply
@@ -33,7 +34,8 @@ class LoadOptions(TypedDict, total=False):
         subscriber_id: the subscriber that the events are applied for: the name that the live workers' inbox has.
         message_id: the column that holds the message id, or an expression of Spark SQL that makes it; it must be what
             the live workers record.
-        apply: the effect: SQL statements over the relation ``fresh_event``, which has the events' columns, and
+        apply: the effect: a ``txbox.SqlEffect``, whose fields are then the columns, by name or place, judged as workers
+            judge them; or SQL statements over the relation ``fresh_event``, which has the events' columns, and
             ``message_id`` as text; or a picklable callable that is given the transaction's SQLAlchemy connection, in
             which that relation is. It runs in the transaction of each chunk that has events that are first, and may run
             again after a deadlock, when what it did is rolled back.
@@ -62,7 +64,7 @@ class LoadOptions(TypedDict, total=False):
     url: Required[str | URL]
     subscriber_id: Required[str]
     message_id: Required[str]
-    apply: Required[Apply]
+    apply: Required[Apply | SqlEffect]
     schema: str | None
     prefix: str
     column_types: Mapping[str, str] | None
@@ -89,7 +91,7 @@ class ValidLoadOptions:
     url: str | URL = field(repr=False)
     subscriber_id: str
     message_id: str
-    apply: Apply
+    apply: Apply | SqlEffect
     schema: str | None = None
     prefix: str = ""
     column_types: Mapping[str, str] | None = None
@@ -130,6 +132,12 @@ class ValidLoadOptions:
         for name in ("stalled_seconds", "effects_seconds"):
             seconds = getattr(self, name)
             self._require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")
+        self._require(
+            not isinstance(apply, SqlEffect) or not self.column_types,
+            "column_types are for statements without fields; the fields of a SqlEffect have types",
+        )
+        if isinstance(apply, SqlEffect):
+            return
         if callable(apply):
             self._require_picklable(apply)
             return
@@ -140,6 +148,16 @@ class ValidLoadOptions:
             "apply does not name fresh_event, so the events would be recorded without effect; if that is meant, or a "
             "function does it, say so: force=True (on the command line: --force)",
         )
+
+    @property
+    def statements(self) -> Apply:
+        """What is applied, without its fields."""
+        return self.apply.script if isinstance(self.apply, SqlEffect) else self.apply
+
+    @property
+    def fields(self) -> Mapping[str, Field] | None:
+        """The fields of the effect; None: the columns of the events."""
+        return self.apply.fields if isinstance(self.apply, SqlEffect) else None
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:

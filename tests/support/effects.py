@@ -48,6 +48,8 @@ GOOD: list[tuple[str, dict[str, str | None]]] = [
 ]
 """Bodies, and the values that differ from null and from the default."""
 
+HALF_A_PAIR = '{"customer": {"id": "secret \\ud800"}}'
+
 MALFORMED: list[str] = [
     "",
     "secret",
@@ -62,7 +64,10 @@ MALFORMED: list[str] = [
     '{"customer": {}}',
     '{"customer": {"id": null}}',
     '{"customer": null}',
+    '{"customer": "secret"}',
     '{"customer": {"id": "secret\\u0000"}}',
+    HALF_A_PAIR,
+    '[{"customer": {"id": "secret"}}]',
     *(
         with_customer(rest)
         for rest in [

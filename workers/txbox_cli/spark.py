@@ -43,7 +43,7 @@ FormatOption = Annotated[
 FieldsOption = Annotated[
     str | None,
     typer.Option(
-        "--fields", metavar="DDL", help="Columns and types of JSON or CSV: 'event_id string, amount decimal(12,2)'."
+        "--fields", metavar="DDL", help="Columns and types of JSON or CSV: 'event_id text, amount numeric(12,2)'."
     ),
 ]
 EncodingOption = Annotated[

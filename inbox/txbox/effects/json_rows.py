@@ -59,10 +59,11 @@ def _field_reader(name: str, one: Field) -> Callable[[dict[str, Any], str], str 
         value: Any = document
         for parent in parents:
             value = value.get(parent)
-            if type(value) is not dict:
-                value = None
+            if value is None:
                 break
-        if value is not None:
+            if type(value) is not dict:
+                raise _Unfit(f"field {name}: {parent} is not an object")
+        else:
             value = value.get(last)
         if value is None:
             if one.required:

@@ -84,7 +84,7 @@ class LoadContext:
             run.run_id,
             one.subscriber_id,
             self.events.columns,
-            one.apply,
+            one.statements,
             one.schema,
             one.prefix,
             one.stalled_seconds,

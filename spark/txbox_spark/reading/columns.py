@@ -46,6 +46,7 @@ class SentColumn:
     value: Column  # what is sent
     holds_nul: Column | None  # whether what is sent, by its name on the way, holds a NUL character; None if it cannot
     not_utf8: Column | None  # whether a text in the value has bytes that are not UTF-8; None if there is no text in it
+    unfit: Column | None = None  # why what is sent is not of its field's type; null, or None, if it is
 
 
 def event_columns(frame: DataFrame, declared: Mapping[str, str], path: str) -> tuple[SentColumn, ...]:
@@ -73,6 +74,16 @@ def event_columns(frame: DataFrame, declared: Mapping[str, str], path: str) -> t
         not_utf8 = _not_utf8(field.dataType, original)
         sent.append(SentColumn(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul, not_utf8))
     return tuple(sent)
+
+
+def as_text(name: str, type_: DataType, value: Column) -> Column:
+    """Return a value as text that Postgres reads back as the same value; of a text, the text."""
+    return _literal(name, type_, value)
+
+
+def text_checks(text: Column, postgres_type: str, type_: DataType, value: Column) -> tuple[Column, Column | None]:
+    """Whether a text that is sent holds a NUL character, and whether the value has bytes that are not UTF-8."""
+    return _holds_nul(text, postgres_type), _not_utf8(type_, value)
 
 
 def refuse_duplicate_columns(frame: DataFrame) -> None:

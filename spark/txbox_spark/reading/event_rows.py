@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txbox import InvalidConfiguration
+from txbox.effects import Field
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import (
     CORRUPT_RECORD,
@@ -15,6 +16,7 @@ from txbox_spark.reading.columns import (
     quoted,
     refuse_duplicate_columns,
 )
+from txbox_spark.reading.fields import field_columns
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql, types
 
 __all__ = ["MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
@@ -43,8 +45,15 @@ class PreparedEvents:
         return self.identified.select(MESSAGE_ID, REJECTED)
 
 
-def prepare(frame: DataFrame, message_id: str, column_types: Mapping[str, str] | None = None) -> PreparedEvents:
+def prepare(
+    frame: DataFrame,
+    message_id: str,
+    column_types: Mapping[str, str] | None = None,
+    fields: Mapping[str, Field] | None = None,
+) -> PreparedEvents:
     """Find each row's message id, and the rows that cannot be loaded; the arguments are those of ``bulk_load``.
+
+    With the ``fields`` of an effect, these are the columns; otherwise, those of the frame.
 
     Raises:
         InvalidConfiguration: there is no such column, or the columns cannot be loaded.
@@ -57,7 +66,9 @@ def prepare(frame: DataFrame, message_id: str, column_types: Mapping[str, str] |
     if plain in declared:
         plain = None  # it arrives as text, and as what is declared beside it
     kept = source
-    if MESSAGE_ID in source.columns:
+    if fields is not None:
+        plain = None
+    elif MESSAGE_ID in source.columns:
         if message_id != MESSAGE_ID:
             raise InvalidConfiguration(
                 f"the events have a column named {MESSAGE_ID}, which is not the id; rename it, or load it as the id"
@@ -69,7 +80,9 @@ def prepare(frame: DataFrame, message_id: str, column_types: Mapping[str, str] |
         (sql.col(CORRUPT_RECORD) if malformed else sql.lit(None).cast("string")).alias(_MALFORMED),
         sql.struct(*[sql.col(quoted(name)) for name in source.columns]).alias(_EVENT),
     )
-    sent_columns = event_columns(kept, declared, f"{_EVENT}.")
+    sent_columns = (
+        event_columns(kept, declared, f"{_EVENT}.") if fields is None else field_columns(source, fields, f"{_EVENT}.")
+    )
     # The id's own column is not sent twice if it is text already.
     beside = [one for one in sent_columns if one.column.name != plain]
     # In steps, so that what is sent is computed once, and the reason is too; Spark keeps them apart.
@@ -179,6 +192,9 @@ def _reason(columns: Sequence[SentColumn]) -> Column:
             reason = reason.when(one.not_utf8, not_utf8(f"column {one.column.name}"))
         if one.holds_nul is not None:
             reason = reason.when(one.holds_nul, "NUL character, which Postgres cannot keep")
+        if one.unfit is not None:
+            why = sql.concat(sql.lit(f"field {one.column.name}: "), one.unfit)
+            reason = reason.when(one.unfit.isNotNull(), why)
     return reason
 
 

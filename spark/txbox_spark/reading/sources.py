@@ -27,10 +27,14 @@ What is not noticed:
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from txbox.effects import Field
+from txbox_spark.reading.columns import quoted
 from txbox_spark.reading.errors import InvalidFields, SourceError, explained
+from txbox_spark.reading.fields import schema_of
 from txbox_spark.reading.file_listing import described, files_in, listing, nothing_in, refuse_overlooked
 from txbox_spark.reading.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, sql, types
@@ -58,6 +62,8 @@ def read_events(
     *,
     format: str | None = None,  # noqa: A002 - as Spark calls it
     schema: str | None = None,
+    fields: Mapping[str, Field] | None = None,
+    message_id: str = "",
     encoding: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
@@ -69,6 +75,10 @@ def read_events(
         format: one of ``FORMATS``; None goes by the files' names.
         schema: the columns as Spark DDL, such as ``event_id string, amount decimal(12,2)``. Without it the columns of
             JSON are found by reading all of it once or twice, and those of CSV are all text.
+        fields: in place of a schema, the fields of the ``SqlEffect`` that is going to apply the events. Of JSON and CSV
+            their values are read as text, as a worker reads them, and JSON has to be as strict. In CSV without a
+            header, they are the columns, in order.
+        message_id: with ``fields``: the column that has the id, or an expression, as for ``bulk_load``.
         encoding: of JSON and CSV, if it is not UTF-8, such as ``latin1`` or ``cp1252``.
         options: options of Spark's reader; they win over ours.
 
@@ -82,6 +92,11 @@ def read_events(
     chosen = _format(format, paths, files)
     if any(name.lower() == CORRUPT_OPTION.lower() for name in options or {}):
         raise SourceError(f"option {CORRUPT_OPTION} cannot be set: malformed lines are in {CORRUPT_RECORD}")
+    if fields is not None and chosen == "json":
+        schema = schema_of(fields, *_names_in(message_id))
+        options = {**STRICT_JSON, **(options or {})}
+    elif fields is not None and chosen == "csv" and _has_no_header(options or {}):
+        schema = ", ".join(f"{quoted(name)} string" for name in fields)
     columns = None if schema is None else _columns(schema)
     with explained(f"cannot read {described(paths)} as {chosen}"):
         frame = read(spark, chosen, paths, columns, encoding, options or {})
@@ -136,6 +151,21 @@ def _columns(schema: str) -> StructType:
         raise InvalidFields(f"schema {schema!r} names no columns; write it as 'event_id string, amount decimal(12,2)'")
     return parsed
 
+
+def _has_no_header(options: Mapping[str, str]) -> bool:
+    return any(name.lower() == "header" and value.lower() == "false" for name, value in options.items())
+
+
+def _names_in(expression: str) -> list[str]:
+    """Return what may be names of columns in an expression of Spark SQL; some more do no harm."""
+    return [quoted or plain for quoted, plain in _NAME.findall(_LITERAL.sub("''", expression))]
+
+
+_LITERAL = re.compile("'(?:[^'\\\\]|\\\\.)*'")
+_NAME = re.compile(r"`([^`]+)`|(?<![\w.])([A-Za-z_]\w*)(?!\w|\s*\()")
+
+STRICT_JSON = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+"""What Spark takes for JSON by default, and a worker does not."""
 
 _ENDINGS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv"}
 _COMPRESSED = (".gz", ".bz2", ".zst")

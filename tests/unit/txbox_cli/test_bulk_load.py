@@ -15,6 +15,8 @@ from rich.console import Console
 
 import txbox_spark
 from support.program import Ended
+from txbox import SqlEffect
+from txbox.effects.fields import read_fields
 from txbox_cli import spark as cli_spark
 from txbox_spark import BulkLoadReport, JobProgress, Reconciliation
 from txbox_spark.reading.errors import InvalidFields
@@ -154,6 +156,20 @@ def test_fields_that_are_none_are_a_wrong_question(txbox: Txbox, spark: Spark, s
     asked.failed_in_one_line(2, "--fields: schema 'a strung' is not Spark DDL")
 
 
+@pytest.mark.parametrize("fields", ["event_id string, cents int", "customer_id text at /customer/id not null"])
+def test_fields_are_those_of_the_effect(txbox: Txbox, spark: Spark, script: str, fields: str) -> None:
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script, "--fields", fields).status == 0
+    assert isinstance(effect := spark.given["apply"], SqlEffect)
+    assert effect.fields == read_fields(fields)
+    assert (spark.read["schema"], spark.read["fields"], spark.read["message_id"]) == (None, effect.fields, "event_id")
+
+
+def test_columns_of_types_that_only_spark_has_are_as_spark_reads_them(txbox: Txbox, spark: Spark, script: str) -> None:
+    fields = "event_id string, lines array<string>"
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script, "--fields", fields).status == 0
+    assert (spark.read["schema"], spark.given["apply"]) == (fields, "SELECT FROM fresh_event")
+
+
 def test_a_script_that_is_not_there_is_told(txbox: Txbox, spark: Spark) -> None:
     txbox("bulk-load", *WHAT, *URL, "--apply", "/no/such.sql").failed_in_one_line(1, "/no/such.sql: No such file")
 
@@ -179,6 +195,8 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "paths": ["events.jsonl", "more.csv"],
         "format": "json",
         "schema": "event_id string",
+        "fields": None,
+        "message_id": "event_id",
         "encoding": "cp1252",
         "options": options,
     }

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from txbox import InvalidConfiguration, SqlEffect
+from txbox.effects.fields import read_fields
 from txbox_cli import spark
 from txbox_cli.errors import Interrupted, UsageError
 from txbox_cli.importer import find
@@ -89,6 +91,9 @@ def bulk_load(
     effect is applied to their events, in the relation fresh_event. So the command may be killed, repeated, and run
     beside workers; --resume leaves out the chunks that are done.
 
+    With --fields as for `txbox worker`, the columns are those fields, judged as a worker judges them: 'customer_id text
+    at /customer/id, cents bigint'. Types of Spark, such as structs, are columns as Spark reads them.
+
     Events that were sent before the subscriber's horizon, by --sent-at or by the time in their ids (UUIDs of version
     7), may have been processed and forgotten: they are counted as expired, and not applied. With --apply-expired they
     are: say it only of events that were never processed.
@@ -106,7 +111,7 @@ def bulk_load(
     \b
     INSERT INTO purchase (id, cents) SELECT id, cents FROM fresh_event;
     """
-    effect = _effect(apply, call)
+    effect = _effect(apply, call, None if types or force else fields)
     column_types = spark.pairs("--type", types)
     options = spark.pairs("--read-option", read_options)
     from txbox_spark import bulk_load as load
@@ -116,6 +121,7 @@ def bulk_load(
 
     if writer not in WRITERS:
         raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")
+    mapped = effect.fields if isinstance(effect, SqlEffect) else None
     if isinstance(effect, str) and not force and "fresh_event" not in effect.lower():
         raise UsageError(
             f"{apply} does not name fresh_event, so the events would be recorded without effect; if that is meant, or "
@@ -130,7 +136,16 @@ def bulk_load(
             spark.progress_display(run, silent=as_json and is_submitted()) as show,
         ):
             report = load(
-                read_events(session, paths, format=format, schema=fields, encoding=encoding, options=options),
+                read_events(
+                    session,
+                    paths,
+                    format=format,
+                    schema=fields if mapped is None else None,
+                    fields=mapped,
+                    message_id=message_id,
+                    encoding=encoding,
+                    options=options,
+                ),
                 url=db.url,
                 subscriber_id=subscriber,
                 message_id=message_id,
@@ -160,19 +175,28 @@ def bulk_load(
         _print(report)
 
 
-def _effect(apply: Path | None, call: str | None) -> "str | Callable[..., object]":
+def _effect(apply: Path | None, call: str | None, fields: str | None) -> "str | SqlEffect | Callable[..., object]":
     if (apply is None) == (call is None):
         raise UsageError("name the effect: --apply FILE.sql, or --call MODULE:NAME")
     if apply is not None:
         statements = apply.read_text()
         if not statements.strip():
             raise UsageError(f"--apply: {apply} is empty")
-        return statements
+        return statements if fields is None or not _are_fields(fields) else SqlEffect(apply, fields=fields)
     module, name = find(str(call), such_as="billing:apply")
     found: Callable[..., object] | None = getattr(module, name, None)
     if not callable(found):
         raise UsageError(f"--call: module {module.__name__} has no function {name}")
     return found
+
+
+def _are_fields(fields: str) -> bool:
+    """Whether they are those of an effect; otherwise they are columns of types that only Spark has."""
+    try:
+        read_fields(fields)
+    except InvalidConfiguration:
+        return False
+    return True
 
 
 def _print(report: "BulkLoadReport") -> None:

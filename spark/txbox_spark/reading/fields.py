@@ -1,0 +1,100 @@
+"""The fields of a ``SqlEffect`` as expressions of Spark: what workers would read, and refuse, in a message."""
+
+from collections.abc import Mapping
+
+from txbox import InvalidConfiguration
+from txbox.effects import Field
+from txbox.effects.field_types import BAD_ESCAPES, FieldType
+from txbox_spark.reading.columns import EventColumn, SentColumn, as_text, quoted, text_checks
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, types
+
+
+def field_columns(frame: DataFrame, fields: Mapping[str, Field], path: str) -> tuple[SentColumn, ...]:
+    """Decide how the fields of a source are sent: as the text of their values, with why a value does not fit.
+
+    ``path`` is put before a column's name to reach its value. Raises ``InvalidConfiguration``: the source lacks a
+    field's column.
+    """
+    sent = []
+    for number, (name, one) in enumerate(fields.items()):
+        original, type_ = _value(frame, name, one, path)
+        staged = f"c{number}"
+        value = sql.coalesce(as_text(name, type_, original), sql.lit(one.default))
+        holds_nul, not_utf8 = text_checks(sql.col(staged), one.of.name, type_, original)
+        sent.append(
+            SentColumn(EventColumn(name, staged, one.of.name), value, holds_nul, not_utf8, _unfit(sql.col(staged), one))
+        )
+    return tuple(sent)
+
+
+def schema_of(fields: Mapping[str, Field], *others: str) -> str:
+    """Return the columns in which JSON has fields, as Spark DDL: texts, in structs where a field's place says so."""
+    tree: dict[str, object] = dict.fromkeys(others, None)
+    for name, one in fields.items():
+        at = tree
+        *parents, last = one.path(name)
+        for parent in parents:
+            inner = at.get(parent)
+            if not isinstance(inner, dict):  # a place within another field's value
+                inner = at[parent] = {}
+            at = inner
+        at.setdefault(last, None)
+    return ", ".join(f"{quoted(name)} {_ddl(inner)}" for name, inner in tree.items())
+
+
+def _ddl(inner: object) -> str:
+    if not isinstance(inner, dict):
+        return "string"
+    return f"struct<{', '.join(f'{quoted(name)}: {_ddl(below)}' for name, below in inner.items())}>"
+
+
+def _value(frame: DataFrame, name: str, one: Field, path: str) -> tuple[Column, DataType]:
+    """Return a field's value, and its type."""
+    first, *others = one.path(name)
+    if first not in frame.columns:
+        raise InvalidConfiguration(
+            f"field {name}: the events have no column {first}; they have {', '.join(frame.columns[:20])}"
+        )
+    value, type_ = sql.col(f"{path}{quoted(first)}"), frame.schema[first].dataType
+    for member in others:
+        match type_:
+            case types.StructType() if member in type_.names:
+                value, type_ = value.getField(member), type_[member].dataType
+            case types.MapType():
+                value, type_ = value.getItem(member), type_.valueType
+            case _:
+                raise InvalidConfiguration(f"field {name}: there is no {member} in {type_.simpleString()} of {first}")
+    return value, type_
+
+
+def _unfit(text: Column, one: Field) -> Column:
+    """Return why a field's text does not fit; null if it does."""
+    named = one.of.name
+    takes = _takes(text, one.of)
+    name_of = sql.lit(f"not {named}")
+    unfit = sql.when(text.isNotNull() & ~sql.coalesce(takes, sql.lit(False)), name_of) if takes is not None else None
+    if not one.required:
+        return sql.lit(None).cast("string") if unfit is None else unfit
+    missing = sql.when(text.isNull(), sql.lit("no value, and it is required"))
+    return missing if unfit is None else sql.coalesce(missing, unfit)
+
+
+def _takes(text: Column, of: FieldType) -> Column | None:
+    """Whether a type takes a text, as ``FieldType.checker`` has it; None: it takes all."""
+    if of.kind == "text":
+        return None
+    if of.kind == "jsonb":
+        return sql.try_parse_json(text).isNotNull() & ~text.rlike(BAD_ESCAPES)
+    matches = text.rlike(rf"\A(?:{of.pattern})\z")
+    if of.whole_numbers is not None:
+        least, most = of.whole_numbers
+        return matches & text.try_cast("bigint").between(least, most)
+    if of.precision is not None:
+        return matches & text.try_cast(f"decimal({of.precision},{of.scale})").isNotNull()
+    if of.kind == "double precision":
+        number = text.try_cast("double")
+        lost = (number == 0) & text.rlike("^[^eE]*[1-9]")
+        return matches & (sql.abs(number) < sql.lit(float("inf"))) & ~lost
+    if of.kind in ("date", "timestamptz", "timestamp without time zone"):
+        return matches & sql.left(text, sql.lit(10)).try_cast("date").isNotNull()
+    return matches
