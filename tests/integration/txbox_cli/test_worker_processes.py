@@ -1,5 +1,6 @@
 """``txbox worker --processes``: processes that are killed are replaced, none is left, and all are stopped as one."""
 
+import contextlib
 import os
 import re
 import signal
@@ -53,7 +54,11 @@ def running(
     (tmp_path / "billing.py").write_text(f"QUEUE = {queue!r}\n{MODULE}")
     with Running("worker", "billing:worker", "--processes", "2", "--health-port", "0", cwd=tmp_path) as running:
         running.says(f"billing works on {queue} in 2 processes; Ctrl-C drains and stops")
+        started = members(running)
         yield running
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()  # only where a test has failed
 
 
 def effects(engine: Engine) -> list[str]:

@@ -1,7 +1,8 @@
 """``txbox worker``: run a worker of yours as a process."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -10,8 +11,10 @@ from txbox.service import STOP_SECONDS
 from txbox_cli import importer
 from txbox_cli.commands.operate.health import HEALTH_HOST, HealthHostOption, HealthPortOption, health_of, probes_of
 from txbox_cli.commands.worker.member import Member
+from txbox_cli.commands.worker.sql_worker import SqlWorker, sql_worker
 from txbox_cli.commands.worker.supervisor import StartFailed, Supervisor
 from txbox_cli.errors import CommandFailed, UsageError
+from txbox_cli.options import ReadBy
 from txbox_cli.signals import hangup_terminates
 from txbox_workers.worker import Worker
 
@@ -20,8 +23,12 @@ HANDLER_PARAMETERS = 2
 
 
 def worker(
+    *,
     context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A worker, or a function that returns one.")],
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="MODULE:NAME", help="A worker, or a function that returns one.", show_default=False),
+    ] = None,
     processes: Annotated[
         int,
         typer.Option(help="How many processes, each with a worker of its own: for handlers that compute.", min=1),
@@ -31,6 +38,7 @@ def worker(
     ] = STOP_SECONDS,
     health_port: HealthPortOption = None,
     health_host: HealthHostOption = HEALTH_HOST,
+    sql: Annotated[SqlWorker, ReadBy(sql_worker)],
     supervisor: Annotated[
         int | None, typer.Option(hidden=True, help="The descriptor of the supervisor's socket.")
     ] = None,
@@ -44,14 +52,28 @@ def worker(
     All are stopped as one; one that dies is replaced, up to four times in a row.
 
     Exit status 1 if draining took longer than allowed, or if processes die again and again.
+
+    Where the effect is SQL, no Python is needed. For example:
+
+    \b
+    txbox worker --queue https://HOST/ACCOUNT/purchases --subscriber billing \\
+      --apply a.sql --fields 'cents bigint at /total/cents not null'
+
+    where a.sql is:
+
+    \b
+    INSERT INTO purchase (id, cents) SELECT message_id, cents FROM fresh_event
     """
     if supervisor is not None:
-        _run_member(target, Member(supervisor, stop_seconds), stop_seconds)
+        _run_member(target, sql, Member(supervisor, stop_seconds), stop_seconds)
     if processes > 1:
         _run_processes(_command_of(context.obj), processes, stop_seconds, health_host, health_port)
         return
-    found = load(target)
-    with hangup_terminates(), health_of(found, health_host, health_port) as healthy:
+    with (
+        _found(target, sql) as found,
+        hangup_terminates(),
+        health_of(found, health_host, health_port) as healthy,
+    ):
 
         def started() -> None:
             healthy()
@@ -61,10 +83,21 @@ def worker(
     _end(found.counts, drained, stop_seconds)
 
 
-def _run_member(target: str, member: Member, stop_seconds: float) -> NoReturn:
-    found = load(target)
-    member.takes(found)
-    with hangup_terminates():
+@contextmanager
+def _found(target: str | None, sql: SqlWorker) -> Iterator[Worker]:
+    if target is None:
+        with sql.made() as made:
+            yield made
+    elif sql.given:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in sql.given)
+        raise UsageError(f"{target} has arguments of its own; leave out {given}, or MODULE:NAME")
+    else:
+        yield load(target)
+
+
+def _run_member(target: str | None, sql: SqlWorker, member: Member, stop_seconds: float) -> NoReturn:
+    with _found(target, sql) as found, hangup_terminates():
+        member.takes(found)
         drained = found.run(stop_seconds, started=lambda: member.started(_works(found)))
     member.ended(drained)
     raise typer.Exit(0 if drained else 1)

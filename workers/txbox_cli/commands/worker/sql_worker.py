@@ -1,0 +1,108 @@
+"""A worker without a line of Python: a queue, a subscriber, and an effect in SQL."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from txbox import Inbox, InvalidConfiguration, SqlEffect
+from txbox_cli.errors import UsageError
+from txbox_cli.options import PrefixOption, SchemaOption, UrlOption, checked_queue_url, database
+from txbox_workers.worker import Worker
+
+NEEDED = ("queue", "subscriber", "apply", "fields")
+
+
+@dataclass(frozen=True, slots=True)
+class SqlWorker:
+    """What the options say of a worker; nothing of it is checked before it is made."""
+
+    given: Mapping[str, Any]  # by name, as far as they were given
+
+    @contextmanager
+    def made(self) -> Iterator[Worker]:
+        """Make the worker, with an engine for its threads.
+
+        Raises:
+            UsageError: options are missing, or cannot work.
+        """
+        from txbox_aws.sqs import SqsWorker
+
+        missing = [f"--{name}" for name in NEEDED if name not in self.given]
+        if missing:
+            wanted = "--queue, --subscriber, --apply and --fields"
+            raise UsageError(
+                f"give either MODULE:NAME, such as billing:worker, or {wanted}; there is no {', '.join(missing)}"
+            )
+        more = dict(self.given)
+        queue, subscriber, apply, fields = (more.pop(name) for name in NEEDED)
+        db = database(*(more.pop(name, None) for name in ("url", "schema", "prefix")))
+        with db.engine(pool_size=more.get("threads", 1) + 1, hide_parameters=True) as engine:
+            try:
+                inbox = Inbox(subscriber, schema=db.schema, prefix=db.prefix)
+                effect = SqlEffect(apply, fields=fields)
+                worker = SqsWorker(queue, inbox=inbox, engine=engine, effect=effect, **more)
+            except InvalidConfiguration as error:
+                raise UsageError(str(error)) from error
+            yield worker
+
+
+def sql_worker(
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="In place of MODULE:NAME: the SQS queue of a worker that applies SQL.",
+            callback=checked_queue_url,
+        ),
+    ] = None,
+    subscriber: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who processes its messages: the name in the inbox.")
+    ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.sql", help="The effect: statements over the relation fresh_event."),
+    ] = None,
+    fields: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELDS",
+            help="The columns of fresh_event: 'customer_id text at /customer/id not null, cents bigint'.",
+        ),
+    ] = None,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    prefix: PrefixOption = None,
+    threads: Annotated[
+        int | None, typer.Option(help="With --queue: threads, each with a connection; 1 by default.", min=1)
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="With --queue: messages in a transaction, at most; 10 by default.", min=1)
+    ] = None,
+    visibility_seconds: Annotated[
+        int | None,
+        typer.Option(help="With --queue: how long a killed worker's messages wait for another; 30 by default.", min=1),
+    ] = None,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(help="With --queue: failures until a message is parked as a dead letter; 10 by default.", min=1),
+    ] = None,
+) -> SqlWorker:
+    """Return the worker that the options describe."""
+    options = {
+        "queue": queue,
+        "subscriber": subscriber,
+        "apply": apply,
+        "fields": fields,
+        "url": url,
+        "schema": schema,
+        "prefix": prefix,
+        "threads": threads,
+        "batch_size": batch_size,
+        "visibility_seconds": visibility_seconds,
+        "max_attempts": max_attempts,
+    }
+    return SqlWorker({name: value for name, value in options.items() if value is not None})
