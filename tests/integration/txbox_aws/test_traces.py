@@ -1,5 +1,6 @@
 """Spans, from the purchase to its effect: one picture, held together by links."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -19,7 +20,7 @@ from support.txbox.traces import Traces, attributes, linked, parent, span_id
 from support.waiting import wait_until
 from support.workers.business import Business, apply, once
 from support.workers.memory_worker import at_work, delivery, make, process, work_off
-from txbox import BrokerError, Inbox, Message, Outbox, Outcome, Outgoing
+from txbox import BrokerError, Inbox, Message, Outbox, Outcome, Outgoing, SqlEffect
 from txbox.backoff import Backoff
 from txbox.instrumentation import opentelemetry_tracing
 from txbox.instrumentation.opentelemetry_tracing import OpenTelemetryTracing
@@ -160,6 +161,17 @@ def test_a_batch_handler_has_one_span_with_a_link_for_each_message(
     assert attributes(span)["messaging.batch.message_count"] == 3
     assert "messaging.message.id" not in attributes(span)
     assert [parent(effect) for effect in traces.named("effect")] == [span_id(span)]
+
+
+def test_an_effect_has_one_span_for_its_batch_which_ends_after_the_commit(
+    engine: Engine, business: Business, traces: Traces
+) -> None:
+    effect = SqlEffect.of("INSERT INTO effect SELECT 1, message_id, n FROM fresh_event", fields="n text at /n")
+    sent = [replace(message, body=b'{"n": "x"}') for message in traced(traces, "a", "b", "c")]
+    work_off(MemorySource(sent), engine, effect=effect, tracing=traces.tracing)
+    (span,) = traces.of("process")
+    assert linked(span) == set(created_by(traces).values())
+    assert attributes(span)["messaging.batch.message_count"] == 3
 
 
 def test_failures_duplicates_and_parked_messages_are_told_apart(

@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -158,7 +158,7 @@ class HandlerTransactions:
             sent_at={d.message.id: d.message.sent_at for d in deliveries},
         )
         left: frozenset[str] = frozenset()
-        with self._open(recording.step) as opened:
+        with ExitStack() as spans, self._open(recording.step) as opened:
             connection = opened.connection
             with recording_errors():
                 recorded = self._inbox.recorded(connection, recording, opened.answer)
@@ -166,6 +166,7 @@ class HandlerTransactions:
                 self._refuse_held(connection, deliveries, recorded)
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
             if first and self._effect is not None:
+                spans.enter_context(self._context.spans.handled_together(first))  # until it has committed
                 opened.last = self._effect_steps(first, rows)
             elif first:
                 left = frozenset(self._handle(connection, first, {}))

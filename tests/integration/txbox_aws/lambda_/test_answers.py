@@ -26,7 +26,7 @@ from support.aws.lambda_events import event as event_of
 from support.aws.lambda_functions import NOTHING, failing_for
 from support.aws.queues import held, send
 from support.workers.business import Business, apply, once
-from txbox import DeadLetters, Inbox, Message, Outcome, TxboxError
+from txbox import DeadLetters, Inbox, Message, Outcome, SqlEffect, TxboxError
 from txbox.instrumentation import Received, Settled
 from txbox_aws.lambda_ import sqs_handler
 from txbox_aws.lambda_.event_source import queue_url
@@ -81,6 +81,22 @@ def test_a_batch_handler(pool: Engine, business: Business) -> None:
     handle = sqs_handler(inbox=Inbox("billing"), engine=pool, batch_handler=handle_all)
     assert handle(of("abc"), Context(30)) == failing("b")
     assert business.applied() == once("ac")
+
+
+def test_an_effect_in_sql(pool: Engine, business: Business) -> None:
+    """What cannot be read is parked, what fails comes again, and the rest is applied; each message once."""
+    with pool.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE effect ADD CHECK (body <> 'bad')")
+    effect = SqlEffect.of(
+        "INSERT INTO effect (message_id, body) SELECT message_id, kind FROM fresh_event", fields="kind text not null"
+    )
+    handle = sqs_handler(inbox=Inbox("billing"), engine=pool, effect=effect)
+    kinds = {"a": '{"kind": "good"}', "b": "no JSON", "c": '{"kind": "bad"}', "d": '{"kind": "good"}'}
+    asked = event_of(*(record(id_, body) for id_, body in kinds.items()))
+    for _ in range(2):
+        assert handle(asked, Context(30)) == failing(["c"])
+    assert business.applied() == once("ad")
+    assert business.letters() == {"b": "malformed"}
 
 
 @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
