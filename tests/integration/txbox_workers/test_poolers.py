@@ -5,6 +5,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 from support.postgres.pgbouncer import pgbouncer
 from support.postgres.transaction_pooler import transaction_pooler
 from support.workers.memory_worker import at_work, make, numbered
-from txbox import Inbox, Message, Outbox, Outcome, Outgoing
+from txbox import Inbox, Message, Outbox, Outcome, Outgoing, SqlEffect
 from txbox.postgres.engines import adopt, stop_preparing
 from txbox.postgres.urls import database_engine, database_url
 from txbox.schema import tables
@@ -67,16 +68,22 @@ def make_engine(pooled_url: str) -> Iterator[Callable[..., Engine]]:
         engine.dispose()
 
 
+@pytest.mark.parametrize("in_sql", [False, True])
 @pytest.mark.parametrize("query", ["", "&prepare_threshold=0"])
-def test_two_services_apply_their_own_messages(make_engine: Callable[..., Engine], query: str) -> None:
+def test_two_services_apply_their_own_messages(make_engine: Callable[..., Engine], query: str, in_sql: bool) -> None:
     def service(number: int) -> tuple[MemorySource, Worker]:
         update = text(f"UPDATE account_{number} SET balance = balance + :amount WHERE id = 1")
 
         def handle(session: Session, _: Message) -> None:
             session.execute(update, {"amount": 1})
 
-        source = MemorySource(numbered(MESSAGES))
-        worker = make(source, make_engine(query), handle, inbox=Inbox(f"service-{number}"), transactions="message")
+        effect = SqlEffect.of(
+            f"UPDATE account_{number} SET balance = balance + (SELECT sum(amount) FROM fresh_event) WHERE id = 1",
+            fields="amount int default 1",
+        )
+        source = MemorySource([replace(message, body=b"{}") for message in numbered(MESSAGES)])
+        how: dict[str, Any] = {"effect": effect} if in_sql else {"handler": handle}
+        worker = make(source, make_engine(query), inbox=Inbox(f"service-{number}"), transactions="message", **how)
         return source, worker
 
     (one, first), (other, second) = service(1), service(2)
