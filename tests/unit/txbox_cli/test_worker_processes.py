@@ -1,5 +1,6 @@
 """What `txbox worker --processes` makes of processes that do not start, or that die, without a server."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from txbox_cli.commands.worker import supervisor
 Txbox = Callable[..., Ended]
 
 MODULE = """
-import os
+import os, signal
 from sqlalchemy import create_engine
 from txbox import Inbox
 from txbox_workers.memory_source import MemorySource
@@ -23,10 +24,20 @@ class Dying(Worker):
         print("line", flush=True)
         os._exit(3)
 
+class Stuck(Worker):
+    counts = {"processed": 2}
+
+    def run(self, timeout, *, started):
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        started()
+        signal.pause()
+        return False
+
 engine = create_engine("postgresql+psycopg://u:hunter2@127.0.0.1:1/x")
 arguments = dict(inbox=Inbox("billing"), engine=engine, handler=print)
 worker = Worker(MemorySource(), **arguments)
 dying = Dying(MemorySource(), **arguments)
+stuck = Stuck(MemorySource(), **arguments)
 
 def killed():
     os.kill(os.getpid(), 9)
@@ -42,7 +53,7 @@ def _billing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("target", "status", "fragment"),
     [
-        ("billing:other", 2, "module billing has no other; it has dying, worker"),
+        ("billing:other", 2, "module billing has no other; it has dying, stuck, worker"),
         ("billing:worker", 1, "Connection refused"),
         ("billing:killed", 1, "the first process ended by SIGKILL while it started"),
     ],
@@ -62,6 +73,18 @@ def test_processes_that_die_again_and_again_are_given_up(
     ended.failed_in_one_line(1, "gave up: 2 processes in a row ended within 10 s, the last one with status 3; ")
     assert " ended with status 3; another one takes its place\n" in caplog.text
     assert set(ended.out.splitlines()) <= {"line", "billing works on memory in 2 processes; Ctrl-C drains and stops"}
+
+
+def test_one_that_has_not_drained_is_a_failure_of_all(txbox: Txbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = supervisor.Supervisor.run
+
+    def told_to_stop(self: supervisor.Supervisor, _: object) -> bool:
+        return run(self, lambda _: signal.raise_signal(signal.SIGTERM))
+
+    monkeypatch.setattr(supervisor.Supervisor, "run", told_to_stop)
+    ended = txbox("worker", "--processes=2", "--stop-seconds=1", "billing:stuck")
+    ended.failed_in_one_line(1, "not drained within 1 s; the rest will be delivered again")
+    assert ended.out == "stopped: 4 processed\n"
 
 
 def test_they_are_not_ready_before_all_have_started() -> None:

@@ -58,7 +58,7 @@ class Member:
         self._worker: Worker | None = None
         self._health: Health | None = None
         self._works = ""
-        self._ended = False
+        self._ended = self._unheard = False
         threading.Thread(target=self._watch, name="txbox-member", daemon=True).start()
 
     def takes(self, worker: Worker) -> None:
@@ -89,10 +89,10 @@ class Member:
             try:
                 self._socket.sendall(report.line())
             except OSError:  # the supervisor has ended, or is frozen; half a line may have been sent
-                self._ended = True
+                self._ended = self._unheard = True
 
     def _watch(self) -> None:
-        while not select.select([self._socket], [], [], REPORT_SECONDS)[0]:
+        while not (self._unheard or select.select([self._socket], [], [], REPORT_SECONDS)[0]):
             if self._works:
                 self._report()
         # What reads our output has ended as well; a handler that prints is not to fail by that.
