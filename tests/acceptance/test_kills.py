@@ -143,10 +143,18 @@ def test_killed_at_any_moment(
 
 
 def campaign(
-    business: Business, sqs: "SQSClient", queue: str, start: Start, *, messages: int, kills: int, seed: int
+    business: Business,
+    sqs: "SQSClient",
+    queue: str,
+    start: Start,
+    *,
+    messages: int,
+    kills: int,
+    seed: int,
+    in_sql: bool = False,
 ) -> None:
     chance = random.Random(seed)
-    settings = {"pause": 0.015, "threads": 2, "max_attempts": 10}
+    settings = {"pause": 0.015, "threads": 2, "max_attempts": 10, "in_sql": in_sql}
     every = ids(messages) + chance.sample(ids(messages), messages // 10)  # the producer re-sends some
     # In portions: where this process stands still for seconds, one of them is processed without a kill, and not all.
     portions = [every[first : first + 100] for first in range(0, len(every), 100)]
@@ -168,7 +176,7 @@ def campaign(
         if sum(held(sqs, queue).values()) > 0:
             return False
         if portions:
-            send(sqs, queue, portions.pop(0))
+            send(sqs, queue, portions.pop(0), body="{}")
             return False
         return True
 
@@ -180,8 +188,9 @@ def campaign(
     assert kills - left >= kills // 2, "enough kills to mean something"
 
 
-def test_random_kills_of_workers(business: Business, sqs: "SQSClient", queue: str, start: Start) -> None:
-    campaign(business, sqs, queue, start, messages=500, kills=10, seed=7)
+@pytest.mark.parametrize("in_sql", [False, True])
+def test_random_kills_of_workers(business: Business, sqs: "SQSClient", queue: str, start: Start, in_sql: bool) -> None:
+    campaign(business, sqs, queue, start, messages=500, kills=10, seed=7, in_sql=in_sql)
 
 
 @pytest.mark.slow

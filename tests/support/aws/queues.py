@@ -18,14 +18,22 @@ def attribute(value: str) -> dict[str, Any]:
     return {"DataType": "String", "StringValue": value}
 
 
-def send(sqs: "SQSClient", queue: str, ids: Iterable[str], *, group: str | None = None, **attributes: str) -> None:
+def send(
+    sqs: "SQSClient",
+    queue: str,
+    ids: Iterable[str],
+    *,
+    group: str | None = None,
+    body: str = "body of {id}",
+    **attributes: str,
+) -> None:
     """Send a message for each id, with the id in our own header; "group-" and the like in FIFO queues."""
     ids = list(ids)
     for start in range(0, len(ids), 10):
         entries = [
             {
                 "Id": str(number),
-                "MessageBody": f"body of {id_}",
+                "MessageBody": body.replace("{id}", id_),
                 "MessageAttributes": {
                     "message-id": attribute(id_),
                     **{name: attribute(value) for name, value in attributes.items()},

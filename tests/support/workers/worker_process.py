@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from support.processes import start_python
 from support.workers.business import ADD, Business, apply
-from txbox import Inbox, Message
+from txbox import Inbox, Message, SqlEffect
 from txbox import instrumentation as events
 from txbox.backoff import Backoff
 from txbox.testing import kill_at
@@ -26,6 +26,10 @@ from txbox_aws.sqs import SqsWorker
 
 NOTE = text("INSERT INTO run (message_id, pid) VALUES (:id, :pid)")
 COUNT = text("SELECT count(*) FROM run WHERE message_id = :id")
+
+EFFECT = """
+INSERT INTO effect (message_id, body) SELECT message_id, kind FROM fresh_event;
+UPDATE account SET balance = balance + (SELECT count(*) FROM fresh_event) WHERE account_id = 1"""
 
 
 def prepare(engine: Any) -> Business:
@@ -45,7 +49,8 @@ def start(url: str, queue: str, **settings: Any) -> subprocess.Popen[bytes]:
         queue: the queue's URL.
         settings: ``deadly`` ids kill their process in the handler, ``deadly_once`` ids in their first run only;
             ``kill_at`` names the event that kills; ``pause`` is how long the handler takes, in seconds; ``log`` is a
-            file for what the worker logs; the rest goes to SqsWorker.
+            file for what the worker logs; ``in_sql``: the effect is one in SQL, and what is received counts as run; the
+            rest goes to SqsWorker.
     """
     return start_python("-m", "support.workers.worker_process", json.dumps({"url": url, "queue": queue, **settings}))
 
@@ -72,12 +77,22 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(pause)  # not a wait: work that takes a while, so that a kill or a signal can land in it
 
+    def note_received(event: events.Event) -> None:
+        if isinstance(event, events.Received):
+            with notes.connect() as connection:
+                for message_id in event.message_ids:
+                    connection.execute(NOTE, {"id": message_id, "pid": os.getpid()})
+
+    how: dict[str, Any] = {"handler": handle}
+    if settings.pop("in_sql", False):
+        how = {"effect": SqlEffect.of(f"{EFFECT}; SELECT pg_sleep({pause})", fields="kind text default 'x'")}
+        hooks.append(note_received)
     settings = {"wait_seconds": 1, "visibility_seconds": 1, **settings}
     worker = SqsWorker(
         queue,
         inbox=Inbox("billing", wait_seconds=0.2),
         engine=create_engine(url),
-        handler=handle,
+        **how,
         backoff=Backoff(0, 0),
         hooks=hooks,
         **settings,
