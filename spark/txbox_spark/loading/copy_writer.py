@@ -4,7 +4,12 @@ The events are partitioned by chunk and sorted by id, so that a task gets whole 
 follow each other. It drops those, and streams the rest to Postgres, one Arrow batch at a time.
 
 Chunks that seem to be repeated, as when a file is loaded again, are tried with their ids alone first: where each id is
-in the inbox, the events themselves are never read.
+in the inbox, the events themselves are never read. Where few are not, the events of those are picked out of the source,
+and the others are neither sorted nor sent::
+
+    likely_repeated ──▶ ids alone ─┬─ none is new ──▶ settled
+                                   ├─ few are new ──▶ their events ──▶ merged, with the counts of the whole chunk
+                                   └─ many are new ─▶ the whole chunk, as any other
 
 A chunk's records, effects and ledger entry are one transaction. So a task that is run again, or twice at once by
 speculation, is a redelivery: it finds the chunk merged, or waits for the other attempt and then finds it merged.
@@ -14,7 +19,8 @@ A failure comes back as a row, not as an exception: Spark would run the task aga
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -35,6 +41,7 @@ from txbox_spark.merging.chunk_merger import (
     ChunkCounts,
     MergePlan,
     MergeStatements,
+    TriedIds,
     begin_chunk,
     merge_chunk,
     settle_processed_chunk,
@@ -46,8 +53,14 @@ from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
 from txbox_spark.merging.refused_event import refused_event
 from txbox_spark.reading.columns import MESSAGE_ID
-from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow
+from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
 from txbox_spark.runtime.retries import retry_outages
+
+FEW_NEW_SHARE = 0.02
+"""How many of a chunk's sampled ids may be new for the chunk to be tried with its ids alone."""
+
+FEW_NEW_IDS = 100_000
+"""How many new ids, of all chunks that were tried, the driver holds; each chunk may have its part of them."""
 
 COPY_BYTES = 16 << 20
 """How much one COPY sends, about."""
@@ -76,13 +89,24 @@ class CopyWriter:
             if repeated:
                 left_out = set(range(run.chunks)).difference(repeated)
                 ids = partition_by_chunk(context.events.checked_ids, run.bounds, left_out, tasks)
-                if failed := _run_tasks(context.tracing, ids, replace(task, ids_alone=True)):
+                ids_alone = replace(task, ids_alone=True, few=FEW_NEW_IDS // len(repeated))
+                tried, failed = _run_tasks(context.tracing, ids, ids_alone)
+                if not failed and tried:
+                    few = partition_by_chunk(self._only(tried), run.bounds, (), tasks)
+                    _, failed = _run_tasks(context.tracing, few, replace(task, tried=tried))
+                if failed:
                     return failed
             merged = context.merged_chunks(run)
             if len(merged) == run.chunks:
                 return []
             rest = partition_by_chunk(context.events.staged, run.bounds, merged, tasks)
-            return _run_tasks(context.tracing, rest, task)
+            return _run_tasks(context.tracing, rest, task)[1]
+
+    def _only(self, tried: Mapping[int, TriedIds]) -> DataFrame:
+        """Return the events whose ids are not in the inbox, of chunks that were tried with their ids alone."""
+        new = pyarrow.table({MESSAGE_ID: [one for chunk in tried.values() for one in chunk.unprocessed]})
+        frame = self._context.spark.createDataFrame(new)
+        return self._context.events.staged.join(sql.broadcast(frame), MESSAGE_ID, "left_semi")
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
         """Return the rows of a run whose chunks are all merged: each chunk has counted its own."""
@@ -96,21 +120,26 @@ class CopyWriter:
 def likely_repeated(
     engine: Engine, statements: MergeStatements, subscriber_id: str, sample: Sequence[str], bounds: Sequence[str]
 ) -> tuple[int, ...]:
-    """Return the chunks of which every sampled id is in the inbox: those for which the ids alone are read first."""
+    """Return the chunks of which nearly every sampled id is in the inbox: those whose ids alone are read first."""
     with short_transaction(engine) as connection:
         ids = {"subscriber_id": subscriber_id, "message_ids": list(sample)}
         processed = set(connection.exec_driver_sql(statements.find_processed, ids).scalars())
-    sampled = {bisect_right(bounds, one) for one in sample}
-    return tuple(sorted(sampled - {bisect_right(bounds, one) for one in sample if one not in processed}))
+    sampled = Counter(bisect_right(bounds, one) for one in sample)
+    new = Counter(bisect_right(bounds, one) for one in sample if one not in processed)
+    return tuple(sorted(chunk for chunk, ids in sampled.items() if new[chunk] <= FEW_NEW_SHARE * ids))
 
 
-def _run_tasks(tracing: Tracing, frame: DataFrame, task: "CopyTask") -> list[FailedChunk]:
-    """Run them; return the chunks that failed. The spans of chunks are made here: executors have no tracing."""
+def _run_tasks(tracing: Tracing, frame: DataFrame, task: "CopyTask") -> tuple[dict[int, TriedIds], list[FailedChunk]]:
+    """Run them; return the chunks of which few ids are new, and those that failed.
+
+    The spans of chunks are made here: executors have no tracing.
+    """
     tried = [TriedChunk(*row) for row in frame.mapInArrow(task, TriedChunk.SQL_TYPES).collect()]
     for one in tried:
         span = tracing.internal("txbox.bulk_load chunk", {"txbox.chunk": one.chunk}, began_ns=one.began_ns)
         span.end(None if one.error is None else "failed", ended_ns=one.ended_ns)
-    return [FailedChunk(one.chunk, one.error, one.transient) for one in tried if one.error is not None]
+    few = {one.chunk: TriedIds.from_json(one.few) for one in tried if one.few is not None}
+    return few, [FailedChunk(one.chunk, one.error, one.transient) for one in tried if one.error is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +151,9 @@ class TriedChunk:
     ended_ns: int
     error: str | None  # why it is not merged
     transient: bool  # another attempt may succeed
+    few: str | None  # what its ids have told, as JSON, if few of them are new
 
-    SQL_TYPES: ClassVar = "chunk int, began_ns bigint, ended_ns bigint, error string, transient boolean"
+    SQL_TYPES: ClassVar = "chunk int, began_ns bigint, ended_ns bigint, error string, transient boolean, few string"
 
     @classmethod
     def arrow_schema(cls) -> "pyarrow.Schema":
@@ -135,6 +165,7 @@ class TriedChunk:
                 "ended_ns": pyarrow.int64(),
                 "error": pyarrow.string(),
                 "transient": pyarrow.bool_(),
+                "few": pyarrow.string(),
             }
         )
 
@@ -148,6 +179,9 @@ class CopyTask:
     bounds: tuple[str, ...]  # between the chunks
     ids_alone: bool = False
     """The frame has ids only; settle the chunks in which every id is processed, and leave the others."""
+    few: int = 0  # of those that are left: up to how many new ids the driver is told
+    tried: Mapping[int, TriedIds] | None = None
+    """The frame has the new events of these chunks only."""
 
     def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
         """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""
@@ -155,13 +189,19 @@ class CopyTask:
         stream = ChunkStream(batches)
         while (chunk := stream.next_chunk()) is not None:
             began_ns = time.time_ns()
-            failed = self.merge(chunk, stream.rows())
+            ended = self.merge(chunk, stream.rows())
+            failed = ended if isinstance(ended, FailedChunk) else None
             error, transient = (None, False) if failed is None else (failed.error, failed.transient)
-            tried = TriedChunk(chunk, began_ns, time.time_ns(), error, transient)
+            few = ended.as_json() if isinstance(ended, TriedIds) else None
+            tried = TriedChunk(chunk, began_ns, time.time_ns(), error, transient, few)
             yield pyarrow.RecordBatch.from_pylist([asdict(tried)], schema=schema)
 
-    def merge(self, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> FailedChunk | None:
-        """Copy and merge one chunk, whose rows are sorted by id, in a transaction of its own."""
+    def merge(self, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> FailedChunk | TriedIds | None:
+        """Copy and merge one chunk, whose rows are sorted by id, in a transaction of its own.
+
+        Returns:
+            Why it is not merged; or what its ids have told, if few of them are new.
+        """
         engine = guard(open_engine(self.url, poolclass=NullPool))
         ledger = LoadLedger(engine, self.plan.schema, self.plan.prefix)
         try:
@@ -173,9 +213,13 @@ class CopyTask:
                 counts = self._copy(connection, batches)
                 ids = chunk_range(self.bounds, chunk)
                 if not self.ids_alone:
-                    merge_chunk(connection, self.plan, chunk, ids, counts)
-                elif not settle_processed_chunk(connection, self.plan, chunk, ids, counts):
+                    tried = None if self.tried is None else self.tried[chunk]
+                    merge_chunk(connection, self.plan, chunk, ids, counts, tried=tried)
+                    return None
+                told = settle_processed_chunk(connection, self.plan, chunk, ids, counts, self.few + 1)
+                if told.unprocessed:
                     connection.rollback()
+                    return told if len(told.unprocessed) <= self.few else None
         except (SQLAlchemyError, psycopg.Error, TxboxError) as raised:
             failed = FailedChunk.of(chunk, raised)
             if not failed.transient:

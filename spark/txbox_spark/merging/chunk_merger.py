@@ -36,7 +36,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -80,7 +80,7 @@ class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event"
     find_processed: str
     processed_in_range: str
     drop_processed: str
-    count_unprocessed: str
+    unprocessed: str
     any_horizon: str
     behind_horizon: str
     record: str
@@ -140,6 +140,27 @@ class ChunkCounts:
     rejected_sample: tuple[str, ...] = ()  # some of the rejected rows
 
 
+@dataclass(frozen=True, slots=True)
+class TriedIds:
+    """What the ids of a chunk have told, before its events are read."""
+
+    counts: ChunkCounts
+    parked: int  # events that wait as dead letters
+    unprocessed: tuple[str, ...]  # the ids that are not in the inbox, or as many of them as were asked for
+
+    def as_json(self) -> str:
+        """Return it as text, for its way from an executor to the driver."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "TriedIds":
+        """Return what ``as_json`` was made of."""
+        found = json.loads(text)
+        counts = found["counts"]
+        counts = ChunkCounts(**{**counts, "rejected_sample": tuple(counts["rejected_sample"])})
+        return cls(counts, found["parked"], tuple(found["unprocessed"]))
+
+
 def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
     """Begin a chunk's transaction by claiming the chunk; return False if it is done: then roll back.
 
@@ -168,6 +189,7 @@ def merge_chunk(
     counts: ChunkCounts,
     *,
     staged: str | None = None,
+    tried: TriedIds | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> int:
     """Record and apply the events of a chunk that are first, all but the COMMIT; return how many they are.
@@ -177,12 +199,19 @@ def merge_chunk(
         plan, chunk, counts: the run's, the chunk's number, and the counts of its rows.
         ids: its first possible id, and the first one beyond it.
         staged: the table that holds its events, quoted; None: ``fresh_event`` does, one of each id and sorted.
+        tried: what its ids have told; then ``fresh_event`` has the events of ``tried.unprocessed`` alone, and
+            ``counts`` is of those.
         pause: waits for so many seconds between two attempts.
 
     Raises:
         sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
     """
-    parked = _count_parked(connection, plan, staged or FRESH_EVENT)
+    if tried is None:
+        parked = _count_parked(connection, plan, staged or FRESH_EVENT)
+    elif counts.distinct == len(tried.unprocessed):
+        parked = tried.parked
+    else:
+        raise TxboxError("the source has changed since its ids were read: begin a new run")
     raced = False
     failures = 0
     while True:
@@ -219,21 +248,24 @@ def merge_chunk(
             plan.subscriber_id,
             ", ".join(expired.sample),
         )
-    _settle(connection, plan, chunk, counts, applied, parked, expired.events)
+    whole = counts if tried is None else tried.counts
+    _settle(connection, plan, chunk, whole, applied, parked, expired.events)
     return applied
 
 
 def settle_processed_chunk(
-    connection: Connection, plan: MergePlan, chunk: int, ids: tuple[str, str | None], counts: ChunkCounts
-) -> bool:
-    """Settle a chunk of which every id is in the inbox; return False if one is not: then roll back.
+    connection: Connection, plan: MergePlan, chunk: int, ids: tuple[str, str | None], counts: ChunkCounts, limit: int
+) -> TriedIds:
+    """Settle a chunk of which every id is in the inbox; otherwise return ``limit`` that are not: then roll back.
 
-    The arguments are those of ``merge_chunk``; ``fresh_event`` has the distinct ids alone.
+    The other arguments are those of ``merge_chunk``; ``fresh_event`` has the distinct ids alone.
     """
-    if connection.exec_driver_sql(plan.sql.count_unprocessed, _range_values(plan, ids)).scalar_one():
-        return False
-    _settle(connection, plan, chunk, counts, applied=0, parked=_count_parked(connection, plan, FRESH_EVENT))
-    return True
+    values = {**_range_values(plan, ids), "limit": limit}
+    unprocessed = tuple(connection.exec_driver_sql(plan.sql.unprocessed, values).scalars())
+    tried = TriedIds(counts, _count_parked(connection, plan, FRESH_EVENT), unprocessed)
+    if not unprocessed:
+        _settle(connection, plan, chunk, counts, applied=0, parked=tried.parked)
+    return tried
 
 
 def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:

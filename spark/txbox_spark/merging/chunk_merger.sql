@@ -59,12 +59,15 @@ WHERE processed.subscriber_id = %(subscriber_id)s AND processed.message_id = eve
 -- returns: nothing; the count of rows is that of the events dropped
 DELETE FROM {{fresh_event}} AS event USING {{processed_in_range}}
 
--- name: count_unprocessed
--- Count the events in fresh_event whose ids are not in the inbox. (To ask only whether there is one, with LIMIT or
--- EXISTS, makes Postgres look up id after id, which takes three times as long.)
--- parameters: subscriber_id text, first_id text, end_id text
--- returns: count
-SELECT count(*) FROM {{fresh_event}} AS event WHERE NOT EXISTS (SELECT FROM {{processed_in_range}})
+-- name: unprocessed
+-- The ids in fresh_event that are not in the inbox, up to a limit. (A LIMIT on the join itself makes Postgres look up id
+-- after id, which takes three times as long.)
+-- parameters: subscriber_id text, first_id text, end_id text, limit int
+-- returns: message_id
+WITH unprocessed AS MATERIALIZED (
+  SELECT event.message_id FROM {{fresh_event}} AS event WHERE NOT EXISTS (SELECT FROM {{processed_in_range}})
+)
+SELECT message_id FROM unprocessed LIMIT %(limit)s
 
 -- name: any_horizon
 -- Whether the subscriber forgets what it has processed.

@@ -68,6 +68,36 @@ def test_what_is_parked_is_not_applied_and_told_from_what_is_processed(
     books.require_applied(events[30:], recorded=processed)
 
 
+@pytest.mark.parametrize("few", [12, 3])
+def test_of_chunks_with_few_new_ids_only_the_new_events_are_sent(
+    spark: SparkSession, books: Books, schema_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    """The counts are of the whole file; a chunk with more new ids than the driver holds takes the whole road."""
+    monkeypatch.setattr("txbox_spark.loading.copy_writer.FEW_NEW_SHARE", 0.05)
+    monkeypatch.setattr("txbox_spark.loading.copy_writer.FEW_NEW_IDS", few)
+    events = purchases(400)
+    known = sorted(events)
+    new = [known.pop(place) for place in (399, 200, 150, 20, 2)]  # 2, 1, 1 and 1 of the four chunks
+    parked = [known.pop(100)[0], known.pop(300)[0]]
+    books.record([one[0] for one in known])
+    for message_id in parked:
+        DeadLetters(engine).park(DeadLetter(SUBSCRIBER, message_id, Reason.FAILED, "no", 3, "queue", b""))
+    copied = []
+
+    def noted(rows: DataFrame, *others: Any) -> DataFrame:
+        copied.append(rows.count())
+        return partition_by_chunk(rows, *others)
+
+    monkeypatch.setattr("txbox_spark.loading.copy_writer.partition_by_chunk", noted)
+    report = load(frame(spark, [*events, *new, (None, 1, 1), ("", 1, 1)]), schema_url, "copy")
+    assert counts(report) == {
+        "read": 407, "rejected": 2, "duplicate_in_source": 5, "already_processed": 393, "applied": 5, "parked": 2
+    }  # fmt: skip
+    assert len(report.rejected_sample) == 2
+    assert copied == ([407, 10] if few == 12 else [407, 407])
+    books.require_applied(new, recorded=[*(one[0] for one in known), *parked])
+
+
 @pytest.mark.parametrize("known", [0, 1, 150, 399])
 def test_what_only_seemed_to_be_known_is_loaded(
     spark: SparkSession, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch, known: int
