@@ -14,6 +14,8 @@ from benchmarks.shared.work import in_processes, together
 ONE_CONNECTION, SIXTEEN_CONNECTIONS = 0.5, 0.9
 SET_OF_TEN, SET_OF_HUNDRED = 0.6, 0.95
 WORKER_OF_BARE = WITH_OF_WITHOUT = 0.87
+EFFECT_OF_LIMIT = {("message", 1): 1.0, ("message", 16): 0.8, ("set", 1): 1.0}
+EFFECT_GATHERED = 0.8
 """Targets, as ratios."""
 
 DESCRIPTION = """\
@@ -23,6 +25,7 @@ Measure the same business update by
             sends the same arrays and statements as a client must
   bare      a loop with a session, the record written by hand, the same handler
   worker    our worker, its source in memory
+  effect    our worker with an effect in SQL, which reads JSON bodies besides
 
 in three forms:
 
@@ -43,7 +46,7 @@ def tables(run: Run) -> list[Table]:
 
     def row(case: Case, to: Case | None = None, least: float | None = None) -> Row:
         limit = to.key if to else None
-        return Row(case.key, partial(_measured, run, case), limit, least, ours=case.client == "worker")
+        return Row(case.key, partial(_measured, run, case), limit, least, ours=case.client in ("worker", "effect"))
 
     for count in options["connections"]:
         limit = Case("pgbench", "message", 1, count)
@@ -57,8 +60,12 @@ def tables(run: Run) -> list[Table]:
             else:
                 least, rows = {1: ONE_CONNECTION, 16: SIXTEEN_CONNECTIONS}.get(count), single
             rows += [row(bare, limit), row(worker, limit, least)]
+            ours = [worker]
+            if form != "each":
+                ours.append(worker._replace(client="effect"))
+                rows.append(row(ours[-1], limit, EFFECT_OF_LIMIT.get((form, count), EFFECT_GATHERED)))
             if count >= 4:
-                rows.append(row(worker._replace(processes=2), limit, least))
+                rows += [row(one._replace(processes=2), limit, least) for one in ours]
             overhead.append(Row(worker.key, None, bare.key, WORKER_OF_BARE))
         shown += [Table("a call for each message", single), Table("a call for a batch", batches)]
         shown.append(Table("worker against the bare loop", overhead, plotted=False))

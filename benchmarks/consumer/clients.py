@@ -1,6 +1,7 @@
-"""The same consumer twice in Python: a bare loop with a session, written with care, and our worker.
+"""The same consumer in Python: a bare loop with a session, written with care, and our worker, by handler and in SQL.
 
-Each measurement runs in processes of its own. Both call the same handlers, which use the driver's own cursor.
+Each measurement runs in processes of its own. Loop and handlers call the same code, which uses the driver's own cursor;
+the effect in SQL does the same to the same rows.
 """
 
 from collections import Counter
@@ -12,9 +13,18 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 from benchmarks.consumer.deliveries import PreparedSource, make_deliveries
-from benchmarks.shared.database import AMOUNT, INSERT_MANY, INSERT_ONE, SCHEMA, SUBSCRIBER, UPDATE_MANY, UPDATE_ONE
+from benchmarks.shared.database import (
+    AMOUNT,
+    INSERT_MANY,
+    INSERT_ONE,
+    SCHEMA,
+    SUBSCRIBER,
+    UPDATE_MANY,
+    UPDATE_ONE,
+    update_many,
+)
 from benchmarks.shared.work import WARM_UP_SECONDS, Rate, in_threads, ready, window
-from txbox import Inbox, Message
+from txbox import Inbox, Message, SqlEffect
 from txbox.postgres.sqlstates import is_retryable
 from txbox_workers.delivery import Delivery
 from txbox_workers.worker import Worker
@@ -25,11 +35,17 @@ DELIVERIES_PER_SECOND = {"message": 20_000, "each": 40_000, "set": 120_000}
 RECEIVED_AT_ONCE = 10
 
 
+EFFECT = SqlEffect.of(
+    update_many(f"SELECT account, count(*) * {AMOUNT} FROM fresh_event GROUP BY account"), fields="account int not null"
+)
+"""The effect of many messages, as statements over ``fresh_event``."""
+
+
 class Case(NamedTuple):
     """What is measured.
 
     Attributes:
-        client: "pgbench", "bare" or "worker".
+        client: "pgbench", "bare", "worker", or "effect": the worker with an effect in SQL.
         form: how messages are handled.
         batch: deliveries received at once; in one transaction unless the form is "message".
         connections: of all processes together; each has a thread.
@@ -57,10 +73,11 @@ def consume(_number: int, case: Case, url: str, seconds: float) -> tuple[Rate, i
     count = int((seconds + WARM_UP_SECONDS) * DELIVERIES_PER_SECOND[case.form] / case.processes)
     threads = case.connections // case.processes
     at_once = RECEIVED_AT_ONCE if case.form == "message" else case.batch
-    source = PreparedSource(make_deliveries(count, distance=2 * at_once * threads), at_once)
+    as_json = case.client == "effect"
+    source = PreparedSource(make_deliveries(count, distance=2 * at_once * threads, as_json=as_json), at_once)
     engine = create_engine(url, pool_size=threads, max_overflow=2)
     ready()
-    rate = (_by_worker if case.client == "worker" else _by_loop)(case, engine, source, threads, seconds)
+    rate = (_by_loop if case.client == "bare" else _by_worker)(case, engine, source, threads, seconds)
     engine.dispose()
     return rate, source.acked, source.distinct_acked()
 
@@ -70,8 +87,9 @@ def _by_worker(case: Case, engine: Engine, source: PreparedSource, threads: int,
         source,
         inbox=Inbox(SUBSCRIBER, schema=SCHEMA),
         engine=engine,
-        handler=None if case.form == "set" else handle,
-        batch_handler=_handle_batch if case.form == "set" else None,
+        handler=handle if case.client == "worker" and case.form != "set" else None,
+        batch_handler=_handle_batch if case.client == "worker" and case.form == "set" else None,
+        effect=EFFECT if case.client == "effect" else None,
         transactions="message" if case.form == "message" else "batch",
         threads=threads,
     )

@@ -17,12 +17,13 @@ REPEAT_SPREAD = 20_000
 IDLE_SECONDS = 0.01
 
 
-def make_deliveries(count: int, *, distance: int) -> list[Delivery]:
+def make_deliveries(count: int, *, distance: int, as_json: bool = False) -> list[Delivery]:
     """Make deliveries with random ids, 5 % of them repeats of a message that came before.
 
     Args:
         count: how many.
         distance: a repeat comes at least so many deliveries after the first, so that the first has committed.
+        as_json: make bodies JSON, in place of the account's number alone.
     """
     generator = random.Random()
     messages: list[Message] = []
@@ -32,7 +33,8 @@ def make_deliveries(count: int, *, distance: int) -> list[Delivery]:
             messages.append(messages[generator.randint(farthest, number - distance)])
         else:
             account = str(generator.randint(1, ACCOUNTS)).encode()
-            messages.append(Message(f"{generator.getrandbits(128):032x}", account))
+            body = b'{"account": %b, "amount": 3, "currency": "EUR"}' % account if as_json else account
+            messages.append(Message(f"{generator.getrandbits(128):032x}", body))
     return [Delivery(message, receipt=str(number)) for number, message in enumerate(messages)]
 
 
