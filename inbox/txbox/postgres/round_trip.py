@@ -134,10 +134,14 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
         StepFailed: from the ``psycopg.Error`` of the statement that has failed.
         PreparedLost: a statement has to be prepared again; nothing that follows it has run.
         psycopg.OperationalError: the connection was lost.
+        UnicodeEncodeError: the connection's encoding, which is not UTF-8, lacks a character.
     """
     driver: Any = connection.connection.dbapi_connection
     pgconn = driver.pgconn
     prepared = _prepared.setdefault(driver, set()) if driver.prepare_threshold is not None else None
+    encoding = driver.info.encoding
+    if encoding not in _AS_UTF8:
+        steps = [_encoded(step, encoding) for step in steps]
     with driver.lock:
         pgconn.enter_pipeline_mode()
         asked: list[tuple[Statement, bool]] = []  # for each answer: of which statement, and whether to its Parse alone
@@ -158,7 +162,7 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
     results: list[Any] = []
     for answer, (statement, is_parse) in zip(answers, asked, strict=False):  # after an error that closes it, some lack
         if answer.status not in _DONE:
-            error = psycopg.errors.error_from_result(answer, encoding="utf-8")
+            error = psycopg.errors.error_from_result(answer, encoding=encoding)
             if prepared is not None and statement.has_plan and error.sqlstate in _NOT_AS_PREPARED:
                 # Prepared by another client of a pooler's server, or gone.
                 prepared.add(statement.name) if is_parse else prepared.clear()
@@ -169,6 +173,14 @@ def run_steps(connection: Connection, steps: Sequence[Step]) -> list[Any]:
         elif prepared is not None:
             prepared.add(statement.name)
     return results
+
+
+def _encoded(step: Step, encoding: str) -> Step:
+    """Return a step in the encoding of its connection, which the host has chosen."""
+    statement = step.statement
+    text = statement.text.decode().encode(encoding)
+    values = [None if one is None else one.decode().encode(encoding) for one in step.values]
+    return Step(Statement(text, statement.parameters, statement.has_plan), values)
 
 
 def row_of(connection: Connection, result: Any) -> tuple[Any, ...] | None:
@@ -199,6 +211,9 @@ def _answers(pgconn: Any) -> Any:
 
 
 _NOT_AS_PREPARED = ("26000", "42P05")  # invalid_sql_statement_name, duplicate_prepared_statement
+_AS_UTF8 = ("utf-8", "ascii")
+"""What psycopg calls encodings in which text is sent as UTF-8; ascii is SQL_ASCII, which changes nothing."""
+
 _DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _PLACEHOLDER = re.compile(r"%%|%\((\w+)\)s")
 _prepared: "WeakKeyDictionary[Any, set[bytes]]" = WeakKeyDictionary()

@@ -11,9 +11,9 @@ from sqlalchemy import Engine, create_engine, event
 from support.effects import FIELDS, GOOD, MALFORMED
 from support.postgres.tcp_proxy import TcpProxy
 from support.txbox.events import Kept
-from support.workers.business import Business, once
+from support.workers.business import Business, apply, once
 from support.workers.memory_worker import at_work, make, process, work_off
-from txbox import InvalidConfiguration, Message, Outcome, SqlEffect
+from txbox import Inbox, InvalidConfiguration, Message, Outcome, SqlEffect
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 
@@ -221,6 +221,21 @@ def test_what_was_prepared_and_is_discarded_is_prepared_again(engine: Engine, bu
         with engine.begin() as connection:
             connection.exec_driver_sql("DEALLOCATE ALL")
     assert business.balance() == 4
+
+
+@pytest.mark.parametrize("in_sql", [False, True])
+def test_a_connection_in_another_encoding_keeps_every_id_and_text(
+    schema_url: str, engine: Engine, business: Business, in_sql: bool
+) -> None:
+    latin = create_engine(schema_url, connect_args={"client_encoding": "latin1"})
+    sent = Message("caf\u00e9", json.dumps({"amount": 1, "note": "\u00fcber"}, ensure_ascii=False).encode())
+    how: dict[str, Any] = {"effect": EFFECT} if in_sql else {"handler": apply}
+    work_off(MemorySource([sent, paid("other")]), latin, inbox=Inbox("billing", fingerprint=True), **how)
+    latin.dispose()
+    assert business.recorded() == {"caf\u00e9", "other"}
+    assert not in_sql or business.order("body") == ["\u00fcber", "none"]
+    with engine.begin() as connection:
+        assert not Inbox("billing", fingerprint=True).record(connection, sent.id, sent.body)
 
 
 def test_statements_that_are_discarded_between_record_and_effect_cost_a_run(
