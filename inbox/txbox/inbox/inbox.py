@@ -293,7 +293,7 @@ class Inbox:
         ``ends``: if a message is expired, the transaction is given up anyway.
         """
         with self._translated(connection, recording.ids):
-            row = row_of(connection, answer.result())
+            row = row_of(in_transaction(connection), answer.result())
         return self._sort_out(connection, recording, row, ends=ends)
 
     def _sort_out(self, connection: Connection, recording: Recording, row: Any, *, ends: bool = False) -> Recorded:

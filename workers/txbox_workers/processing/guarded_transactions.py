@@ -116,7 +116,6 @@ class GuardedTransactions:
         except psycopg.errors.LockNotAvailable:
             connection.connection.rollback()
             return begin(connection, *limit, then=then, guarded=guarded)
-        # The snapshot of what follows is later than the wait.
         return begin(connection, *limit, then=then, guarded=False)
 
 

@@ -172,3 +172,12 @@ def test_an_unforeseen_error_does_not_undo_outcomes(
     monkeypatch.setattr("txbox_workers.processing.inbox_processor.InboxProcessor._failed", fails)
     assert handle(of("abcd"), Context(30)) == failing("cd")
     assert "2 deliveries come again, because of an unforeseen error" in caplog.text
+
+
+def test_an_engine_that_commits_every_statement_is_refused(pool: Engine, business: Business) -> None:
+    by_itself = pool.execution_options(isolation_level="AUTOCOMMIT")
+    handle = sqs_handler(inbox=Inbox("billing"), engine=by_itself, handler=apply)
+    with pytest.raises(TxboxError, match="NotInTransaction"):
+        handle(of("ab"), Context(30))
+    assert business.applied() == {}
+    assert business.recorded() == set()
