@@ -14,8 +14,9 @@ from benchmarks.shared.work import in_processes, together
 ONE_CONNECTION, SIXTEEN_CONNECTIONS = 0.5, 0.9
 SET_OF_TEN, SET_OF_HUNDRED = 0.6, 0.95
 WORKER_OF_BARE = WITH_OF_WITHOUT = 0.87
-EFFECT_OF_LIMIT = {("message", 1): 1.0, ("message", 16): 0.8, ("set", 1): 1.0}
-EFFECT_GATHERED = 0.8
+EFFECT_SINGLE = {1: 1.0, 16: 0.8}
+EFFECT_OF_TEN = {1: 1.0, 4: 0.8}
+EFFECT_GATHERED = 0.95
 """Targets, as ratios."""
 
 DESCRIPTION = """\
@@ -63,7 +64,7 @@ def tables(run: Run) -> list[Table]:
             ours = [worker]
             if form != "each":
                 ours.append(worker._replace(client="effect"))
-                rows.append(row(ours[-1], limit, EFFECT_OF_LIMIT.get((form, count), EFFECT_GATHERED)))
+                rows.append(row(ours[-1], limit, _least_of_effect(form, size, count)))
             if count >= 4:
                 rows += [row(one._replace(processes=2), limit, least) for one in ours]
             overhead.append(Row(worker.key, None, bare.key, WORKER_OF_BARE))
@@ -76,6 +77,12 @@ def tables(run: Run) -> list[Table]:
         alone = case._replace(inbox=False)
         inbox += [row(alone), Row(case.key, None, alone.key, WITH_OF_WITHOUT)]
     return [*shown, Table("with the inbox against without", inbox, plotted=False)]
+
+
+def _least_of_effect(form: str, size: int, connections: int) -> float | None:
+    if form == "message":
+        return EFFECT_SINGLE.get(connections)
+    return EFFECT_GATHERED if size >= 100 else EFFECT_OF_TEN.get(connections)
 
 
 def _measured(run: Run, case: Case) -> Sample:
