@@ -4,6 +4,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def left(engine: Engine) -> int:
 
 
 class Trouble:
-    """Answers that are wrong in every way, by chance; the same chance in every run."""
+    """Answers that are wrong by chance, and then in every way in turn."""
 
     CALLS: tuple[Answer, ...] = (
         Error("ThrottlingException"),
@@ -81,16 +82,15 @@ class Trouble:
 
     def __init__(self) -> None:
         self._random = random.Random(4)
+        self._calls, self._entries = cycle(self.CALLS), cycle(self.ENTRIES)
         self.met: set[Any] = set()
 
     def __call__(self, sent: Sent) -> Answer:
         if self._random.random() < 0.25:
-            answer = self._random.choice(self.CALLS)
+            answer = next(self._calls)
             self.met.add(answer)
             return answer
-        results = [
-            self._random.choice(self.ENTRIES) if self._random.random() < 0.15 else CONFIRMED for _ in sent.entries
-        ]
+        results = [next(self._entries) if self._random.random() < 0.15 else CONFIRMED for _ in sent.entries]
         self.met.update(results)
         return results
 
