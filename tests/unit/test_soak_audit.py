@@ -121,6 +121,13 @@ def test_where_all_is_well_nothing_is_found() -> None:
     assert audit(well()) == []
 
 
+def test_an_attempt_without_a_note_is_one_of_a_delivery_whose_end_is_not_known() -> None:
+    facts = without(well(), lambda note: note.message == "a-2" and note.process == "killed")
+    lost = [Note("killed", BILLING, RECEIVED, "a-2", f"receipt {number}") for number in range(MAX_ATTEMPTS - 1)]
+    assert audit(noted(facts, *lost)) == []
+    assert any("parked before their attempts" in line for line in audit(noted(facts, *lost[1:])))
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_found(fault: str) -> None:
     assert any(fault in line for line in audit(FAULTS[fault](well())))

@@ -145,18 +145,30 @@ def _mailing(facts: Facts) -> Iterable[tuple[str, list]]:
 def _parked(facts: Facts) -> Iterable[tuple[str, list]]:
     """What was parked has had its attempts: an outage is none, nor is a delivery that never came to its handler.
 
-    One of them may lack its note: a process that dies after its attempt is counted, or its lease taken, and before its
-    handler notes the run, has died in that attempt.
+    An attempt is counted, or its lease taken, before its handler notes the run. So one that lacks its note must be that
+    of a delivery whose end is not known: its process was killed, or stopped until another owner had the message, or
+    the server went down with its answer.
     """
     runs = Counter((note.role, note.message) for note in facts.notes if note.what == BEGUN)
+    unknown = _unknown_ends(facts)
     yield (
         "parked before their attempts",
         [
-            (subscriber, message, reason, runs[subscriber, message])
+            (subscriber, message, reason, runs[subscriber, message], unknown[subscriber, message])
             for subscriber, message, reason in facts.letters
-            if subscriber in (BILLING, MAILING) and runs[subscriber, message] < MAX_ATTEMPTS - 1
+            if subscriber in (BILLING, MAILING)
+            and runs[subscriber, message] + unknown[subscriber, message] < MAX_ATTEMPTS
         ],
     )
+
+
+def _unknown_ends(facts: Facts) -> Counter[tuple[str, str]]:
+    """Count the deliveries of each message that were in the hands of a killed process, or were called in flight."""
+    settled = [note for note in facts.notes if note.what in set(Outcome)]
+    told = {note.detail for note in settled}
+    silent = [note for note in facts.notes if note.what == RECEIVED and note.detail not in told]
+    in_flight = [note for note in settled if note.what == Outcome.IN_FLIGHT]
+    return Counter((note.role, note.message) for note in [*silent, *in_flight])
 
 
 def _deliveries(facts: Facts) -> Iterable[tuple[str, list]]:
@@ -177,7 +189,7 @@ def _deliveries(facts: Facts) -> Iterable[tuple[str, list]]:
     called = {
         outcome: Counter((note.role, note.message) for note in settled if note.what == outcome) for outcome in Outcome
     }
-    unknown = {(note.role, note.message) for note in silent} | called[Outcome.IN_FLIGHT].keys()
+    unknown = _unknown_ends(facts).keys()
     done = {(BILLING, message) for _, _, message in facts.applied} | {(MAILING, message) for message in facts.leases}
     parked = {(who, message) for who, message, _ in facts.letters if who in (BILLING, MAILING)}
     processed, dead = called[Outcome.PROCESSED], called[Outcome.DEAD]
