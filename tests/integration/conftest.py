@@ -12,8 +12,8 @@ from support.workers.business import Business
 from support.workers.memory_worker import AT_ONCE
 from txbox.backoff import Backoff
 from txbox_local import LocalAws
-from txbox_workers import worker as worker_module
 from txbox_workers.options import ValidOptions
+from txbox_workers.polling import context
 from txbox_workers.processing import processor as processor_module
 
 
@@ -53,7 +53,7 @@ def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses between tries: while a server cannot be reached, or a message is in flight elsewhere."""
-    monkeypatch.setattr(worker_module, "OUTAGE_BACKOFF", Backoff(first_seconds=0.02, longest_seconds=0.1))
+    monkeypatch.setattr(context, "OUTAGE_BACKOFF", Backoff(first_seconds=0.02, longest_seconds=0.1))
     monkeypatch.setattr(processor_module, "IN_FLIGHT_BACKOFF", AT_ONCE)
 
 

@@ -42,9 +42,13 @@ class ConsumerSpans:
         span.end()
         return span.current()
 
+    def resume(self, recorded: bool) -> None:
+        """This thread settles what others have processed; whether spans are wanted of that."""
+        self._of_thread.recorded = recorded
+
     def settling(self, name: str, deliveries: Sequence[Delivery]) -> AbstractContextManager[object]:
         """Return what to enter while deliveries are acked or handed back, as the name says."""
-        return self._settling(name, deliveries) if self._recorded() else NO_SPAN.current()
+        return self._settling(name, deliveries) if self.recorded else NO_SPAN.current()
 
     @contextmanager
     def _settling(self, name: str, deliveries: Sequence[Delivery]) -> Iterator[None]:
@@ -62,7 +66,7 @@ class ConsumerSpans:
 
         What has no outcome at the end has ended with the error.
         """
-        return self._batch() if self._recorded() else NO_SPAN.current()
+        return self._batch() if self.recorded else NO_SPAN.current()
 
     @contextmanager
     def _batch(self) -> Iterator[None]:
@@ -79,7 +83,7 @@ class ConsumerSpans:
 
     def handled(self, delivery: Delivery) -> AbstractContextManager[object]:
         """Return what makes the span of a message the current one, while entered."""
-        if not self._recorded():
+        if not self.recorded:
             return NO_SPAN.current()
         mine = self._mine()
         span = mine.single.get(delivery.receipt)
@@ -89,7 +93,7 @@ class ConsumerSpans:
 
     def handled_together(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[object]:
         """Return what makes the span of these messages the current one, while entered; for a batch handler."""
-        if not self._recorded():
+        if not self.recorded:
             return NO_SPAN.current()
         mine = self._mine()
         if len(deliveries) == 1 and deliveries[0].receipt in mine.single:
@@ -101,13 +105,13 @@ class ConsumerSpans:
 
     def retried(self, attributes: Mapping[str, str | int]) -> None:
         """Note on the open spans of this thread that the database has rolled their transaction back."""
-        if self._recorded():
+        if self.recorded:
             for span in self._mine().all():
                 span.event(RETRY_EVENT, attributes)
 
     def failed_together(self, error: BaseException) -> None:
         """Note that a batch was rolled back, and that its messages are processed singly."""
-        if not self._recorded():
+        if not self.recorded:
             return
         mine = self._mine()
         if mine.together is not None:
@@ -119,7 +123,7 @@ class ConsumerSpans:
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
         """End the spans of messages that have an outcome."""
-        if not self._recorded():
+        if not self.recorded:
             return
         mine = self._mine()
         together, receipts = mine.together, mine.receipts
@@ -157,7 +161,8 @@ class ConsumerSpans:
             began_ns=began_ns,
         )
 
-    def _recorded(self) -> bool:
+    @property
+    def recorded(self) -> bool:
         """Whether spans are wanted: not within a poll's that is not recorded."""
         return self._tracing.enabled and getattr(self._of_thread, "recorded", True)
 

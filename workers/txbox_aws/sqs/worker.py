@@ -8,10 +8,19 @@ from txbox_aws.envelopes import Envelope
 from txbox_aws.sqs.queues import MAX_BATCH
 from txbox_aws.sqs.source import VISIBILITY_SECONDS, SqsSource
 from txbox_workers.options import WorkerOptions, lists_options
+from txbox_workers.polling.prefetcher import RECEIVERS
+from txbox_workers.polling.settler import SETTLERS
 from txbox_workers.worker import Worker
 
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
+
+
+PREFETCH = 1_000
+"""With batches that are larger than a receive."""
+
+CALLS_AT_ONCE = RECEIVERS + SETTLERS + 2
+"""Connections with prefetch; the heartbeat has two."""
 
 
 class SqsWorker(Worker):
@@ -34,7 +43,6 @@ class SqsWorker(Worker):
         *,
         identify: Identify = identify,
         envelope: Envelope | str = Envelope.AUTO,
-        batch_size: int = MAX_BATCH,
         wait_seconds: int = WAIT_SECONDS,
         visibility_seconds: int = VISIBILITY_SECONDS,
         client: "SQSClient | None" = None,
@@ -46,25 +54,29 @@ class SqsWorker(Worker):
             queue_url: the queue's URL; its name ends in .fifo for a FIFO queue.
             identify: chooses a message's id; the default order is that of ``txbox.identify``.
             envelope: how bodies are read: auto, raw, json, sns, eventbridge or cloudevents.
-            batch_size: messages taken at a time, 1 to 10.
             wait_seconds: of long polling, 0 to 20.
             visibility_seconds: how long a delivery is ours without a heartbeat; a worker that is killed delays its
                 messages by as much. Slow handlers need no more: the heartbeat extends it.
             client: an SQS client of boto3 to use; None makes one from boto3's own settings.
-            options: those of ``txbox_workers.options.WorkerOptions``.
+            options: those of ``txbox_workers.options.WorkerOptions``. With a ``batch_size`` of more than 10, the default
+                of ``prefetch`` is 1,000.
 
         Raises:
             TypeError: there is no such option.
             InvalidConfiguration: an argument cannot work.
         """
+        batch_size = options.get("batch_size", MAX_BATCH)
+        if batch_size > MAX_BATCH:
+            options.setdefault("prefetch", PREFETCH)
+        prefetch = options.get("prefetch", 0)
         source = SqsSource(
             queue_url,
             client=client,
             identify=identify,
             envelope=envelope,
-            batch_size=batch_size,
+            batch_size=MAX_BATCH if prefetch else batch_size,
             wait_seconds=wait_seconds,
             visibility_seconds=visibility_seconds,
-            connections=options.get("threads", 1) + 2,
+            connections=CALLS_AT_ONCE if prefetch else options.get("threads", 1) + 2,
         )
         super().__init__(source, **options)

@@ -145,7 +145,7 @@ class InboxProcessor(Processor):
         self, deliveries: Sequence[Delivery], errors: Mapping[str, MalformedMessage]
     ) -> list[Settlement] | None:
         """Process what can be read together, and then what cannot; None where the order of keys has to be kept."""
-        if any(self._group(delivery) for delivery in deliveries):
+        if any(self.group(delivery) for delivery in deliveries):
             return None
         readable = [delivery for delivery in deliveries if delivery.receipt not in errors]
         settlements = self._process_together(readable) if readable else []
@@ -199,7 +199,8 @@ class InboxProcessor(Processor):
                 self._failures.forget(connection, [message.id])
         return Settlement(delivery, Outcome.PROCESSED if first else Outcome.DUPLICATE)
 
-    def _group(self, delivery: Delivery) -> str | None:
+    def group(self, delivery: Delivery) -> str | None:
+        """Return what keeps its order: with ``ordered``, also the key of a message without a group."""
         return delivery.failure_group or (delivery.order_key if self._ordered else delivery.group)
 
     def _wait_behind(self, delivery: Delivery, held: KeyHeld, attempt: Attempt | None) -> Settlement:

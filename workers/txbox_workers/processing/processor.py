@@ -99,7 +99,7 @@ class Processor(ABC):
         for several in self._without_repeats(deliveries):
             repeats = [self._settled_like(d, settled_before.get(d.message.id)) for d in several]
             if settled_already := [settlement for settlement in repeats if settlement is not None]:
-                blocked |= self._blocked_by(settled_already)
+                blocked |= self.blocked_by(settled_already)
                 yield settled_already
             unique = [d for d, settlement in zip(several, repeats, strict=True) if settlement is None]
             if not unique:
@@ -109,7 +109,7 @@ class Processor(ABC):
             rounds = self._process_singly(unique, blocked) if alone else self._process_unique(unique, blocked)
             for settlements in rounds:
                 settled_before.update((settlement.delivery.message.id, settlement) for settlement in settlements)
-                blocked |= self._blocked_by(settlements)
+                blocked |= self.blocked_by(settlements)
                 yield settlements
 
     def _without_repeats(self, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
@@ -123,7 +123,7 @@ class Processor(ABC):
             waiting: list[Delivery] = []
             groups: set[str] = set()
             for delivery in rest:
-                group = self._group(delivery)
+                group = self.group(delivery)
                 if delivery.message.id in unique or group in groups:
                     waiting.append(delivery)
                     if group is not None:
@@ -152,7 +152,7 @@ class Processor(ABC):
     ) -> Iterator[list[Settlement]]:
         """Process together what can be, and then the rest singly; all of it singly where groups keep an order."""
         single = [delivery for delivery in deliveries if self._is_single(delivery)]
-        if single and any(self._group(delivery) for delivery in deliveries):
+        if single and any(self.group(delivery) for delivery in deliveries):
             single = list(deliveries)
         receipts = {delivery.receipt for delivery in single}
         several = [delivery for delivery in deliveries if delivery.receipt not in receipts]
@@ -179,11 +179,11 @@ class Processor(ABC):
             DatabaseUnavailable: its outcome is not known.
         """
 
-    def _group(self, delivery: Delivery) -> str | None:
+    def group(self, delivery: Delivery) -> str | None:
         """Return what keeps its order within a batch; None where there is no order."""
         return delivery.failure_group or delivery.group
 
-    def _blocked_by(self, settlements: Sequence[Settlement]) -> dict[str, float]:
+    def blocked_by(self, settlements: Sequence[Settlement]) -> dict[str, float]:
         """Return the groups in which what follows must not overtake, each with the delay of what is handed back.
 
         A broker's group keeps what follows by itself. Where the order is the worker's, it comes again after as long. A
@@ -194,14 +194,14 @@ class Processor(ABC):
             for settlement in settlements
             if not settlement.outcome.acked
             and not isinstance(settlement.error, KeyHeld)
-            and (group := self._group(settlement.delivery))
+            and (group := self.group(settlement.delivery))
         }
 
     def _process_singly(
         self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]
     ) -> Iterator[list[Settlement]]:
         for delivery in deliveries:
-            delay = blocked.get(self._group(delivery) or "")
+            delay = blocked.get(self.group(delivery) or "")
             if self._stopping.is_set() or delay is not None:
                 settlement = Settlement(delivery, Outcome.IN_FLIGHT, delay_seconds=delay or 0.0)
             else:

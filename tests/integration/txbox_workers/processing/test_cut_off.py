@@ -16,9 +16,9 @@ from txbox import Inbox, Message, Outcome
 from txbox.backoff import Backoff
 from txbox.dead_letters.failures import NO_OUTCOME
 from txbox.instrumentation import DatabaseLost
-from txbox_workers import worker as worker_module
 from txbox_workers.handlers import Handler
 from txbox_workers.memory_source import MemorySource
+from txbox_workers.polling import batch_runner, context
 from txbox_workers.processing import inbox_processor
 from txbox_workers.processing.outage_errors import DatabaseUnavailable
 
@@ -108,7 +108,7 @@ def test_what_was_not_counted_is_handed_back_at_once(proxy: TcpProxy, proxied: E
 def test_a_worker_that_is_cut_off_for_long_lets_others_go_on(
     proxy: TcpProxy, proxied: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "KEEP_SECONDS", 0.3)
+    monkeypatch.setattr(batch_runner, "KEEP_SECONDS", 0.3)
     source = MemorySource(messages("a"))
     with at_work(make(source, proxied, cut_off(proxy, [], 1), max_attempts=1)):
         (again,) = wait_until(source.receive)
@@ -122,7 +122,7 @@ def test_a_worker_that_is_cut_off_for_long_lets_others_go_on(
 def test_a_worker_that_stops_tries_once_more_and_leaves_the_rest_to_the_broker(
     proxy: TcpProxy, proxied: Engine, business: Business, monkeypatch: pytest.MonkeyPatch, there_again: bool
 ) -> None:
-    monkeypatch.setattr(worker_module, "OUTAGE_BACKOFF", Backoff(first_seconds=300, longest_seconds=600))
+    monkeypatch.setattr(context, "OUTAGE_BACKOFF", Backoff(first_seconds=300, longest_seconds=600))
     kept = Kept()
     source = MemorySource(messages("a"))
     worker = make(source, proxied, cut_off(proxy, [], 1), max_attempts=1, hooks=[kept])

@@ -25,8 +25,8 @@ from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, Data
 from txbox.schema import tables
 from txbox_aws.sqs import SqsWorker
 from txbox_local import LocalAws, LocalPostgres
-from txbox_workers import worker as worker_module
 from txbox_workers.memory_source import MemorySource
+from txbox_workers.polling import context
 from txbox_workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def settled_exactly_once(business: Business, *ids: str) -> None:
 @pytest.fixture
 def growing_pauses(short_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that have room to grow, in place of those that have none."""
-    monkeypatch.setattr(worker_module, "OUTAGE_BACKOFF", Backoff(first_seconds=0.02, longest_seconds=0.5))
+    monkeypatch.setattr(context, "OUTAGE_BACKOFF", Backoff(first_seconds=0.02, longest_seconds=0.5))
 
 
 def begin_small_and_grow(lost: Sequence[BrokerLost | DatabaseLost]) -> None:

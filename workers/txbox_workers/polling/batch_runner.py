@@ -1,0 +1,125 @@
+"""The batch runner: processes one batch of deliveries to the end, and settles each of them."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from txbox import Outcome
+from txbox.error_logging import log_failure
+from txbox.instrumentation import DatabaseLost, DatabaseRestored, Received
+from txbox_workers.delivery import Delivery, Settlement
+from txbox_workers.polling.activity import oldest_sent_at
+from txbox_workers.polling.context import PollingContext, outage_seconds
+from txbox_workers.polling.settler import Settler
+from txbox_workers.processing import DatabaseUnavailable
+
+KEEP_SECONDS = 900.0
+"""How long a delivery is kept whose attempt was counted, while it cannot be saved how that has ended. A worker that is
+cut off for longer hands it back all the same, for other workers to process."""
+
+ACK_AFTER_SECONDS = 1.0
+"""A batch that is processed one by one is settled with the broker at least this often."""
+
+
+class BatchRunner:
+    """Runs batches of one worker. Thread-safe."""
+
+    def __init__(
+        self, context: PollingContext, settler: Settler, on_outage: Callable[[], object] = lambda: None
+    ) -> None:
+        """Take who settles, and what is called before it waits until the database can be used again."""
+        self._context = context
+        self._settler = settler
+        self._on_outage = on_outage
+
+    def run(self, deliveries: Sequence[Delivery], *, watch: bool = False) -> list[Settlement]:
+        """Process deliveries, have them settled, and return their settlements.
+
+        After an outage of the database it returns once that is over, or the worker stops. ``watch``: they have just
+        been received, and nothing extends their visibility yet.
+        """
+        context = self._context
+        unsettled = {delivery.receipt: delivery for delivery in deliveries}
+        settled: list[Settlement] = []
+        waiting: list[Settlement] = []
+        settled_at = time.monotonic()
+        trouble: BaseException | None = None
+        try:  # after any error in here, what is watched is handed back
+            if watch:
+                context.heartbeat.watch(deliveries, time.monotonic())
+            if context.wants_details():
+                context.emit(
+                    Received,
+                    message_ids=tuple(delivery.message.id for delivery in deliveries),
+                    delivery_ids=tuple(delivery.receipt for delivery in deliveries),
+                    oldest_seconds=_oldest_seconds(deliveries),
+                )
+            for settlements in context.processor.process(deliveries):
+                settled.extend(settlements)
+                waiting.extend(settlements)
+                for settlement in settlements:
+                    unsettled.pop(settlement.delivery.receipt, None)
+                if unsettled and time.monotonic() - settled_at > ACK_AFTER_SECONDS:
+                    self._settler.settle(waiting)
+                    waiting, settled_at = [], time.monotonic()
+                context.give_way()
+        except DatabaseUnavailable as error:
+            trouble = error
+        except BaseException as error:  # noqa: BLE001 - hand back, log it, and continue
+            log_failure(
+                "%s: processing raised an unexpected error; its deliveries are handed back", context.subscriber_id
+            )
+            trouble = error
+        rest = [
+            Settlement(delivery, Outcome.IN_FLIGHT, trouble, outage_seconds(delivery.receive_count))
+            for delivery in unsettled.values()
+        ]
+        kept = self._hand_back(rest, after=waiting)
+        if trouble is not None:
+            with context.activity.awaiting_database():
+                self._on_outage()
+                self._await_database(trouble, kept)
+        return settled + rest
+
+    def _hand_back(self, settlements: Sequence[Settlement], after: Sequence[Settlement] = ()) -> list[Settlement]:
+        """Hand back, but keep, and return, deliveries of which it is not saved how their attempts have ended."""
+        kept: list[Settlement] = []
+        free: list[Settlement] = []
+        for settlement in settlements:
+            (kept if self._context.processor.has_unsaved(settlement.delivery) else free).append(settlement)
+        self._settler.settle([*after, *free])
+        return kept
+
+    def _await_database(self, trouble: BaseException, kept: Sequence[Settlement]) -> None:
+        """Take nothing more from the broker until the database can be used again, and then hand back what was kept."""
+        context = self._context
+        attempt, began = 1, time.monotonic()
+        while not context.stopping.is_set():
+            pause = outage_seconds(attempt)
+            context.emit(DatabaseLost, error=trouble, pause_seconds=pause)
+            if context.stopping.wait(pause):
+                break
+            try:
+                context.processor.check_recording()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it has not recovered
+                trouble = error
+                attempt += 1
+                kept = self._hand_back(kept)
+                if time.monotonic() - began > KEEP_SECONDS:
+                    self._settler.settle(kept)
+                    kept = []
+            else:
+                self._settler.settle(kept)
+                context.emit(DatabaseRestored)
+                return
+        if kept:
+            with suppress(Exception):
+                context.processor.save_unsaved()
+            # The rest comes again when its visibility ends.
+            context.heartbeat.forget(each.delivery for each in self._hand_back(kept))
+
+
+def _oldest_seconds(deliveries: Sequence[Delivery]) -> float | None:
+    """Return how long ago the oldest message was sent, as far as this machine's clock can tell; None: not known."""
+    oldest = oldest_sent_at(deliveries)
+    return None if oldest is None else max(time.time() - oldest.timestamp(), 0.0)

@@ -1,0 +1,77 @@
+"""The pollers: how the threads of a worker receive, process and settle. This one does one after the other."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from txbox import BrokerError
+from txbox.error_logging import log_failure
+from txbox.instrumentation import BrokerLost, BrokerRestored
+from txbox_workers.polling.batch_runner import BatchRunner
+from txbox_workers.polling.context import PollingContext, outage_seconds
+from txbox_workers.polling.settler import Settler
+
+RESUME_CHECK_SECONDS = 0.1
+"""Between looks of a thread that is paused at whether it may go on."""
+
+
+class Poller(ABC):
+    """Polls for one worker, from its start to its end."""
+
+    @abstractmethod
+    def threads(self) -> Mapping[str, Callable[[], object]]:
+        """Return what its threads do, by the ends of their names; each returns when the worker stops."""
+
+    def halt(self) -> None:  # noqa: B027 - most have nothing to give back
+        """The worker is paused, or stops: give back what was not begun."""
+
+
+class SequentialPoller(Poller):
+    """Receives, processes and settles in each thread, one after the other."""
+
+    def __init__(self, context: PollingContext, threads: int) -> None:
+        self._context = context
+        self._count = threads
+        self._runner = BatchRunner(context, Settler(context))
+
+    def threads(self) -> Mapping[str, Callable[[], object]]:
+        """Return the loop, once for each thread."""
+        return {str(number): self._poll for number in range(1, self._count + 1)}
+
+    def _poll(self) -> None:
+        context, activity = self._context, self._context.activity
+        failures = 0
+        while not context.stopping.is_set():
+            try:
+                context.give_way()
+                if not activity.enter():
+                    context.stopping.wait(RESUME_CHECK_SECONDS)
+                    continue
+                try:
+                    failures = self._poll_once(failures)
+                finally:
+                    activity.leave()
+            except BaseException:  # noqa: BLE001 - a polling thread that ends silently is the worst outcome
+                failures += 1
+                log_failure("%s: polling raised an unexpected error, and continues", context.subscriber_id)
+                context.stopping.wait(outage_seconds(failures))
+
+    def _poll_once(self, failures: int) -> int:
+        """Receive, and process what there is; return how often in a row the broker has failed."""
+        context = self._context
+        began_ns = time.time_ns()
+        try:
+            deliveries = context.source.receive()
+        except BrokerError as error:
+            failures += 1
+            pause = outage_seconds(failures)
+            context.emit(BrokerLost, error=error, pause_seconds=pause)
+            context.stopping.wait(pause)
+            return failures
+        if failures:
+            context.emit(BrokerRestored)
+        if deliveries:
+            context.activity.received(deliveries, time.monotonic())
+            with context.spans.received(deliveries, began_ns):
+                self._runner.run(deliveries, watch=True)
+        return 0

@@ -1,0 +1,203 @@
+"""The prefetch buffer: deliveries that were received ahead, until a batch takes them, and the room for more of them.
+
+What is held has been received and is not settled yet. How much may be held is bounded three times: by ``prefetch``, by
+the bytes that wait, and by the time that a delivery would wait: so many as were settled in a quarter of the visibility.
+So slow handlers do not hoard what other workers could process, and a kill delays little.
+
+Deliveries of one group (a FIFO group, or the key whose order is kept) are in one batch at a time, and in their order:
+those behind wait until that batch has ended. If one of them was not acked, those behind it are given back::
+
+    received   a1 a2 b1 a3 a4
+    batch      a1 a2 b1            a is busy: a3 and a4 wait, whoever has time
+    a2 fails   a3 a4 are handed back after it; the broker delivers a2 first again
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from txbox_workers.delivery import Delivery
+
+WAITING_BYTES = 64 * 1024 * 1024
+"""Bodies that wait, at most; what is received at that moment comes on top."""
+
+VISIBILITY_SHARE = 0.25
+"""The part of the visibility for which a delivery may wait."""
+
+RATE_SECONDS = 0.5
+"""The shortest time over which it is measured how many are settled."""
+
+CHECK_SECONDS = 0.1
+"""Between looks at whether a closed buffer is open again."""
+
+
+class Waiting(NamedTuple):
+    """A delivery that waits."""
+
+    delivery: Delivery
+    since: float  # by time.monotonic
+    began_ns: int  # when its receive began, by time.time_ns
+
+
+class PrefetchBuffer:
+    """What one worker has received ahead. Thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        prefetch: int,
+        least: int,
+        batch_size: int,
+        gather_seconds: float,
+        visibility_seconds: float | None,
+        group: Callable[[Delivery], str | None],
+        closed: Callable[[], bool],
+        stopping: threading.Event,
+    ) -> None:
+        """Make it empty.
+
+        Args:
+            prefetch: how many are held, at most.
+            least: how many may be held however slowly they are settled.
+            batch_size: how many a batch takes, at most.
+            gather_seconds: how long fewer than that wait for more.
+            visibility_seconds: how long a delivery is ours without a heartbeat; None: for ever.
+            group: what keeps its order; None where there is no order.
+            closed: whether nothing is to be received or begun now: the worker is paused, or waits for the database.
+            stopping: set when the worker stops. ``empty`` is called after it was.
+        """
+        self._prefetch = prefetch
+        self._least = least
+        self._batch_size = batch_size
+        self._gather_seconds = gather_seconds
+        self._wait_seconds = None if visibility_seconds is None else visibility_seconds * VISIBILITY_SHARE
+        self._group = group
+        self._closed = closed
+        self._stopping = stopping
+        self._changed = threading.Condition()
+        self._ready: deque[Waiting] = deque()
+        self._behind: dict[str, deque[Waiting]] = {}  # what waits for a busy group, by that
+        self._bytes = 0
+        self._held = 0
+        self._measured_since = time.monotonic()
+        self._settled = 0
+        self._allowed = least if self._wait_seconds is not None else prefetch
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def reserve(self, count: int) -> bool:
+        """Wait until so many more may be held, and count them as held; False: the worker stops."""
+        with self._changed:
+            while not self._stopping.is_set():
+                if self._closed():
+                    self._changed.wait(CHECK_SECONDS)
+                elif self._bytes < WAITING_BYTES and (
+                    self._held + count <= min(self._allowed, self._prefetch) or not self._held
+                ):
+                    self._held += count
+                    return True
+                else:
+                    self._changed.wait()
+            return False
+
+    def put(self, deliveries: Sequence[Delivery], began_ns: int) -> bool:
+        """Add what was received, in its order; False: it is not wanted any more, and is to be handed back."""
+        with self._changed:
+            if self._stopping.is_set() or self._closed():
+                return False
+            now = time.monotonic()
+            for delivery in deliveries:
+                self._ready.append(Waiting(delivery, now, began_ns))
+                self._bytes += len(delivery.body)
+            self._changed.notify_all()
+            return True
+
+    def release(self, count: int, *, settled: bool = True) -> None:
+        """Hold so many fewer: they were settled, or were reserved and did not come."""
+        with self._changed:
+            self._held -= count
+            if settled and self._wait_seconds is not None:
+                self._settled += count
+                self._measure(self._wait_seconds)
+            self._changed.notify_all()
+
+    def _measure(self, wait_seconds: float) -> None:
+        elapsed = time.monotonic() - self._measured_since
+        if elapsed >= RATE_SECONDS:
+            self._allowed = max(self._least, int(self._settled / elapsed * wait_seconds))
+            self._settled, self._measured_since = 0, time.monotonic()
+
+    # --- processing ---------------------------------------------------------------------------------------------------
+
+    def take(self) -> list[Waiting]:
+        """Wait for a batch and return it, its groups busy from now on; nothing: the worker stops."""
+        with self._changed:
+            while not self._stopping.is_set():
+                if self._closed():
+                    self._changed.wait(CHECK_SECONDS)
+                elif not self._ready:
+                    self._changed.wait()
+                elif (seconds := self._seconds_to_gather()) > 0:
+                    self._changed.wait(seconds)
+                elif batch := self._pop():
+                    return batch
+            return []
+
+    def _seconds_to_gather(self) -> float:
+        """Return how long to wait until the batch is begun."""
+        if len(self._ready) >= self._batch_size or self._gather_seconds == 0:
+            return 0.0
+        return self._ready[0].since + self._gather_seconds - time.monotonic()
+
+    def _pop(self) -> list[Waiting]:
+        batch: list[Waiting] = []
+        mine: set[str] = set()
+        while self._ready and len(batch) < self._batch_size:
+            waiting = self._ready.popleft()
+            group = self._group(waiting.delivery)
+            if group is not None and group not in mine:
+                if group in self._behind:
+                    self._behind[group].append(waiting)
+                    continue
+                mine.add(group)
+                self._behind[group] = deque()
+            batch.append(waiting)
+            self._bytes -= len(waiting.delivery.body)
+        return batch
+
+    def end(self, batch: Sequence[Waiting], blocked: Collection[str]) -> list[Waiting]:
+        """Have the groups of a batch busy no longer.
+
+        Returns what waits behind those in which something was not acked, in order, to be handed back.
+        """
+        back: list[Waiting] = []
+        with self._changed:
+            for group in {self._group(waiting.delivery) for waiting in batch} - {None}:
+                assert group is not None  # noqa: S101 - for the type checker
+                behind = self._behind.pop(group)
+                if group in blocked:
+                    back.extend(behind)
+                else:
+                    self._ready.extendleft(reversed(behind))
+            if blocked:
+                back.extend(one for one in self._ready if self._group(one.delivery) in blocked)
+                self._ready = deque(one for one in self._ready if self._group(one.delivery) not in blocked)
+            self._bytes -= sum(len(waiting.delivery.body) for waiting in back)
+            self._changed.notify_all()
+        return back
+
+    # --- pauses, stops and outages ------------------------------------------------------------------------------------
+
+    def empty(self) -> list[Waiting]:
+        """Take out, and return, all that no batch has taken."""
+        with self._changed:
+            waiting = [*self._ready]
+            self._ready.clear()
+            for behind in self._behind.values():
+                waiting.extend(behind)
+                behind.clear()
+            self._bytes = 0
+            self._changed.notify_all()
+            return waiting

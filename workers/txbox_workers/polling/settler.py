@@ -1,0 +1,151 @@
+"""The settlers: ack and hand back with the source what has an outcome; at once, or from threads of their own.
+
+The ack comes after the commit, so what dies in between leads to a redelivery, and the inbox rejects that. For the same
+reason it may come as late as it likes: what is queued to be acked and is lost comes again, and does nothing.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from txbox import BrokerError, Outcome
+from txbox.error_logging import log_failure, text_of
+from txbox.instrumentation import Settled
+from txbox_workers.delivery import Settlement
+from txbox_workers.polling.context import PollingContext
+
+SETTLERS = 8
+"""Threads that settle behind, at most so many calls of a broker at a time."""
+
+CALL_DELIVERIES = 10
+"""Deliveries that are worth a call: what SQS takes."""
+
+GATHER_SECONDS = 0.05
+"""How long fewer acks than that wait for others."""
+
+
+class Settler:
+    """Settles in the thread that calls it."""
+
+    def __init__(self, context: PollingContext) -> None:
+        self._context = context
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Ack and hand back, as the outcomes say."""
+        if not settlements:
+            return
+        context = self._context
+        context.heartbeat.forget(settlement.delivery for settlement in settlements)
+        to_ack = [settlement.delivery for settlement in settlements if settlement.outcome.acked]
+        to_hand_back = [settlement for settlement in settlements if not settlement.outcome.acked]
+        acked: set[str] = set()
+        # Nothing is lost: what was not acked or handed back comes again when its visibility ends.
+        if to_ack:
+            with source_errors_logged(context.subscriber_id, "ack a batch"), context.spans.settling("ack", to_ack):
+                acked = set(context.source.ack(to_ack))
+        if to_hand_back:
+            handed_back = [settlement.delivery for settlement in to_hand_back]
+            with (
+                source_errors_logged(context.subscriber_id, "hand back a batch"),
+                context.spans.settling("hand_back", handed_back),
+            ):
+                context.source.hand_back(to_hand_back)
+        context.activity.settled(settlements)
+        details = context.wants_details()
+        for settlement in settlements:
+            delivery = settlement.delivery
+            if not details and settlement.outcome in _QUIET and delivery.receipt in acked:
+                continue
+            context.emit(
+                Settled,
+                message_id=delivery.message.id,
+                delivery_id=delivery.receipt,
+                outcome=settlement.outcome,
+                acked=delivery.receipt in acked,
+                attempts=delivery.receive_count,
+                error=settlement.error,
+                counted=settlement.counted,
+            )
+
+
+class QueuedSettler(Settler):
+    """Settles in threads of its own, several calls at a time; acks are gathered to tens."""
+
+    def __init__(self, context: PollingContext, on_settled: Callable[[int], object]) -> None:
+        """Take what is called with the number of deliveries that were settled, after it."""
+        super().__init__(context)
+        self._on_settled = on_settled
+        self._changed = threading.Condition()
+        self._acks: deque[_Queued] = deque()
+        self._returns: deque[_Queued] = deque()
+        self._gathered_at = 0.0  # when those acks that wait are not to wait any more
+        self._is_ending = False
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Have them acked and handed back, soon."""
+        if not settlements:
+            return
+        recorded = self._context.spans.recorded
+        with self._changed:
+            if not self._acks:
+                self._gathered_at = time.monotonic() + GATHER_SECONDS
+            for settlement in settlements:
+                (self._acks if settlement.outcome.acked else self._returns).append((settlement, recorded))
+            self._changed.notify(1 + (len(self._acks) + len(self._returns)) // CALL_DELIVERIES)
+
+    def end(self) -> None:
+        """Nothing more comes: the threads settle what there is, and return."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Settle until the end: the body of a thread."""
+        while queued := self._next():
+            self._context.spans.resume(any(recorded for _, recorded in queued))
+            try:
+                super().settle([settlement for settlement, _ in queued])
+            finally:
+                self._on_settled(len(queued))
+
+    def _next(self) -> "list[_Queued]":
+        """Wait for what is worth a call, and return it; nothing at the end."""
+        with self._changed:
+            while True:
+                if self._returns:
+                    return _share(self._returns)
+                now = time.monotonic()
+                if self._acks and (len(self._acks) >= CALL_DELIVERIES or now >= self._gathered_at or self._is_ending):
+                    return _share(self._acks)
+                if self._is_ending:
+                    return []
+                self._changed.wait(self._gathered_at - now if self._acks else None)
+
+
+def _share(waiting: "deque[_Queued]") -> "list[_Queued]":
+    """Take what one thread is to settle of what waits: a fair share, in tens."""
+    calls = -(-len(waiting) // (SETTLERS * CALL_DELIVERIES))
+    return [waiting.popleft() for _ in range(min(calls * CALL_DELIVERIES, len(waiting)))]
+
+
+@contextmanager
+def source_errors_logged(subscriber_id: str, what: str) -> Iterator[None]:
+    """While entered, what a source raises is logged, and nothing is raised."""
+    try:
+        yield
+    except BrokerError as error:
+        _log.warning("%s could not %s: %s", subscriber_id, what, text_of(error))
+    except BaseException:  # noqa: BLE001 - a source is replaceable code, and must not end the thread
+        log_failure("%s could not %s: an unexpected error", subscriber_id, what)
+
+
+_Queued = tuple[Settlement, bool]
+"""A settlement, and whether the spans of its batch are recorded."""
+
+_QUIET = (Outcome.PROCESSED, Outcome.DUPLICATE)
+"""What the log mentions at DEBUG only, once the broker has confirmed the ack."""
+
+_log = logging.getLogger("txbox.worker")
