@@ -149,6 +149,9 @@ def test_each_typed_option_has_a_default_and_only_those() -> None:
     assert {field.name for field in fields(ValidOptions) if field.init} - {"of"} == set(WorkerOptions.__annotations__)
     assert set(WorkerOptions.__annotations__) - set(ProcessingOptions.__annotations__) == {
         "threads",
+        "prefetch",
+        "batch_size",
+        "gather_seconds",
         "backoff",
         "transaction_seconds",
     }

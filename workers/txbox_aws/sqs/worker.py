@@ -58,8 +58,8 @@ class SqsWorker(Worker):
             visibility_seconds: how long a delivery is ours without a heartbeat; a worker that is killed delays its
                 messages by as much. Slow handlers need no more: the heartbeat extends it.
             client: an SQS client of boto3 to use; None makes one from boto3's own settings.
-            options: those of ``txbox_workers.options.WorkerOptions``. With a ``batch_size`` of more than 10, the default
-                of ``prefetch`` is 1,000.
+            options: those of ``txbox_workers.options.WorkerOptions``. With a ``batch_size`` of more than 10,
+                ``prefetch`` is 1,000 by default.
 
         Raises:
             TypeError: there is no such option.
