@@ -93,14 +93,16 @@ class PrefetchBuffer:
             while not self._stopping.is_set():
                 if self._closed():
                     self._changed.wait(CHECK_SECONDS)
-                elif self._bytes < WAITING_BYTES and (
-                    self._held + count <= min(self._allowed, self._prefetch) or not self._held
-                ):
+                elif self._has_room(count):
                     self._held += count
                     return True
                 else:
                     self._changed.wait()
             return False
+
+    def _has_room(self, count: int) -> bool:
+        fits = self._held + count <= min(self._allowed, self._prefetch)
+        return self._bytes < WAITING_BYTES and (fits or not self._held)
 
     def put(self, deliveries: Sequence[Delivery], began_ns: int) -> bool:
         """Add what was received, in its order; False: it is not wanted any more, and is to be handed back."""

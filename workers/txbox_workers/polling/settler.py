@@ -72,7 +72,10 @@ class Settler:
 
 
 class QueuedSettler(Settler):
-    """Settles in threads of its own, several calls at a time; acks are gathered to tens."""
+    """Settles in threads of its own, several calls at a time; acks are gathered to tens.
+
+    What is handed back goes in its order, by one thread at a time: a source may deliver it again in that order.
+    """
 
     def __init__(self, context: PollingContext, on_settled: Callable[[int], object]) -> None:
         """Take what is called with the number of deliveries that were settled, after it."""
@@ -82,6 +85,7 @@ class QueuedSettler(Settler):
         self._acks: deque[_Queued] = deque()
         self._returns: deque[_Queued] = deque()
         self._gathered_at = 0.0  # when those acks that wait are not to wait any more
+        self._is_handing_back = False
         self._is_ending = False
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
@@ -110,25 +114,34 @@ class QueuedSettler(Settler):
                 super().settle([settlement for settlement, _ in queued])
             finally:
                 self._on_settled(len(queued))
+                if not queued[0][0].outcome.acked:
+                    self._end_handing_back()
 
     def _next(self) -> "list[_Queued]":
         """Wait for what is worth a call, and return it; nothing at the end."""
         with self._changed:
             while True:
-                if self._returns:
-                    return _share(self._returns)
+                if self._returns and not self._is_handing_back:
+                    self._is_handing_back = True
+                    returns = list(self._returns)
+                    self._returns.clear()
+                    return returns
                 now = time.monotonic()
                 if self._acks and (len(self._acks) >= CALL_DELIVERIES or now >= self._gathered_at or self._is_ending):
-                    return _share(self._acks)
-                if self._is_ending:
+                    return self._share_of_acks()
+                if self._is_ending and not self._returns:
                     return []
                 self._changed.wait(self._gathered_at - now if self._acks else None)
 
+    def _share_of_acks(self) -> "list[_Queued]":
+        """Take what one thread is to ack of what waits: a fair share, in tens."""
+        calls = -(-len(self._acks) // (SETTLERS * CALL_DELIVERIES))
+        return [self._acks.popleft() for _ in range(min(calls * CALL_DELIVERIES, len(self._acks)))]
 
-def _share(waiting: "deque[_Queued]") -> "list[_Queued]":
-    """Take what one thread is to settle of what waits: a fair share, in tens."""
-    calls = -(-len(waiting) // (SETTLERS * CALL_DELIVERIES))
-    return [waiting.popleft() for _ in range(min(calls * CALL_DELIVERIES, len(waiting)))]
+    def _end_handing_back(self) -> None:
+        with self._changed:
+            self._is_handing_back = False
+            self._changed.notify_all()
 
 
 @contextmanager
