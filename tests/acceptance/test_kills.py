@@ -151,10 +151,10 @@ def campaign(
     messages: int,
     kills: int,
     seed: int,
-    in_sql: bool = False,
+    **more: Any,
 ) -> None:
     chance = random.Random(seed)
-    settings = {"pause": 0.015, "threads": 2, "max_attempts": 10, "in_sql": in_sql}
+    settings = {"pause": 0.015, "threads": 2, "max_attempts": 10, **more}
     every = ids(messages) + chance.sample(ids(messages), messages // 10)  # the producer re-sends some
     # In portions: where this process stands still for seconds, one of them is processed without a kill, and not all.
     portions = [every[first : first + 100] for first in range(0, len(every), 100)]
@@ -188,9 +188,20 @@ def campaign(
     assert kills - left >= kills // 2, "enough kills to mean something"
 
 
-@pytest.mark.parametrize("in_sql", [False, True])
-def test_random_kills_of_workers(business: Business, sqs: "SQSClient", queue: str, start: Start, in_sql: bool) -> None:
-    campaign(business, sqs, queue, start, messages=500, kills=10, seed=7, in_sql=in_sql)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"in_sql": True},
+        {"prefetch": 60},
+        {"in_sql": True, "prefetch": 60, "batch_size": 25, "gather_seconds": 0.05},
+    ],
+    ids=["handler", "effect", "handler, ahead", "effect, ahead"],
+)
+def test_random_kills_of_workers(
+    business: Business, sqs: "SQSClient", queue: str, start: Start, settings: dict[str, Any]
+) -> None:
+    campaign(business, sqs, queue, start, messages=500, kills=10, seed=7, **settings)
 
 
 @pytest.mark.slow
@@ -205,11 +216,12 @@ def test_many_random_kills_of_workers(
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("prefetch", [0, 100])
 def test_sigterm_finishes_what_was_begun_and_hands_back_the_rest(
-    business: Business, sqs: "SQSClient", queue: str, start: Start
+    business: Business, sqs: "SQSClient", queue: str, start: Start, prefetch: int
 ) -> None:
     send(sqs, queue, ids(10))
-    process = start(pause=2, transactions="message", visibility_seconds=300)
+    process = start(pause=2, transactions="message", visibility_seconds=300, prefetch=prefetch)
     wait_until(lambda: runs(business), timeout=60)
     process.terminate()
     assert process.wait(20) == 0

@@ -45,12 +45,13 @@ def ids(count: int, prefix: str = "m") -> list[str]:
 # --- once ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [{}, {"prefetch": 50}, {"batch_size": 40, "gather_seconds": 0.1}])
 def test_what_is_sent_twice_and_redelivered_is_applied_once(
-    engine: Engine, business: Business, sqs: "SQSClient", queue: str
+    engine: Engine, business: Business, sqs: "SQSClient", queue: str, options: dict[str, Any]
 ) -> None:
     send(sqs, queue, ids(100))
     send(sqs, queue, ids(40))
-    with at_work(make(queue, engine, threads=2), make(queue, engine)):
+    with at_work(make(queue, engine, threads=2, **options), make(queue, engine, **options)):
         wait_until_empty(sqs, queue)
     assert business.applied() == once(ids(100))
 
@@ -83,8 +84,9 @@ def test_an_identify_that_raises_loses_nothing(
     assert (letter.body, letter.reason) == (b"body of b", "malformed")
 
 
+@pytest.mark.parametrize("prefetch", [0, 50])
 def test_deletes_that_sqs_does_not_confirm_lead_to_duplicates_that_are_rejected(
-    engine: Engine, business: Business, sqs: "SQSClient", queue: str
+    engine: Engine, business: Business, sqs: "SQSClient", queue: str, prefetch: int
 ) -> None:
     """Every way in which DeleteMessageBatch can leave a message: a failed entry, a missing one, no answer at all."""
     lose = itertools.cycle(["fails", "forgets", "says nothing", "works"])
@@ -106,7 +108,7 @@ def test_deletes_that_sqs_does_not_confirm_lead_to_duplicates_that_are_rejected(
 
     kept = Kept()
     send(sqs, queue, ids(12))
-    with at_work(make(queue, engine, client=Losing(), visibility_seconds=1, hooks=[kept])):
+    with at_work(make(queue, engine, client=Losing(), visibility_seconds=1, hooks=[kept], prefetch=prefetch)):
         wait_until_empty(sqs, queue)
     assert business.applied() == once(ids(12))
     acked = Counter(event.message_id for event in kept.of(Settled) if event.acked)
@@ -158,8 +160,9 @@ def test_batch_handler_session_factory_and_threads_are_passed_on(
 # --- order -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("prefetch", [0, 100])
 def test_groups_keep_their_order_over_failures_retries_and_dead_letters(
-    engine: Engine, business: Business, sqs: "SQSClient", make_queue: MakeQueue
+    engine: Engine, business: Business, sqs: "SQSClient", make_queue: MakeQueue, prefetch: int
 ) -> None:
     queue = make_queue(fifo=True)
     groups = [f"g{number}" for number in range(6)]
@@ -180,7 +183,8 @@ def test_groups_keep_their_order_over_failures_retries_and_dead_letters(
         if message.id in dead or (int(message.id[-2:]) % 5 == 2 and times <= 3):
             raise ValueError("no")
 
-    workers = [make(queue, engine, handle, threads=2, max_attempts=4, batch_size=size) for size in (10, 4)]
+    options = {"threads": 2, "max_attempts": 4, "prefetch": prefetch}
+    workers = [make(queue, engine, handle, batch_size=size, **options) for size in (10, 4)]
     with at_work(*workers):
         wait_until_empty(sqs, queue, timeout=60)
     by_group: dict[str, list[str]] = defaultdict(list)
@@ -193,8 +197,9 @@ def test_groups_keep_their_order_over_failures_retries_and_dead_letters(
     assert set(business.letters()) == dead
 
 
+@pytest.mark.parametrize("options", [{}, {"prefetch": 50, "batch_size": 3}])
 def test_followers_that_were_handed_back_do_not_overtake(
-    engine: Engine, business: Business, sqs: "SQSClient", make_queue: MakeQueue
+    engine: Engine, business: Business, sqs: "SQSClient", make_queue: MakeQueue, options: dict[str, Any]
 ) -> None:
     """The failed one comes back after two seconds, its followers could come at once."""
     queue = make_queue(fifo=True)
@@ -208,7 +213,7 @@ def test_followers_that_were_handed_back_do_not_overtake(
 
     slow = Backoff(first_seconds=1.5, longest_seconds=1.5)
     kept = Kept()
-    workers = [make(queue, engine, handle, backoff=slow, hooks=[kept]) for _ in range(2)]
+    workers = [make(queue, engine, handle, backoff=slow, hooks=[kept], **options) for _ in range(2)]
     with at_work(*workers):
         wait_until_empty(sqs, queue)
     assert business.order() == ids(6)

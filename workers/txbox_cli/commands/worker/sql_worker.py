@@ -80,7 +80,20 @@ def sql_worker(
         int | None, typer.Option(help="With --queue: threads, each with a connection; 1 by default.", min=1)
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="With --queue: messages in a transaction, at most; 10 by default.", min=1)
+        int | None,
+        typer.Option(help="With --queue: messages of a transaction; 10 by default.", min=1, max=1000),
+    ] = None,
+    prefetch: Annotated[
+        int | None,
+        typer.Option(
+            help="With --queue: messages received ahead, at most; 0 by default, or 1000 with a larger batch size.",
+            min=0,
+            max=10_000,
+        ),
+    ] = None,
+    gather_seconds: Annotated[
+        float | None,
+        typer.Option(help="With --prefetch: how long fewer messages wait for others; 0 by default.", min=0, max=10),
     ] = None,
     visibility_seconds: Annotated[
         int | None,
@@ -102,6 +115,8 @@ def sql_worker(
         "prefix": prefix,
         "threads": threads,
         "batch_size": batch_size,
+        "prefetch": prefetch,
+        "gather_seconds": gather_seconds,
         "visibility_seconds": visibility_seconds,
         "max_attempts": max_attempts,
     }
