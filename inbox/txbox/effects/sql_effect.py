@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psycopg
+from sqlalchemy import Connection
 
 from txbox.effects.fields import Field, read_fields
 from txbox.effects.fresh_event import FRESH_EVENT, create_table, fill_table, with_rows
 from txbox.effects.json_rows import Row, RowReader
+from txbox.effects.publication import Publication, ReturnedRows
 from txbox.effects.sql_script import ScriptStatement, read_script
 from txbox.errors import EffectFailed, InvalidConfiguration
 from txbox.message import Message
+from txbox.outbox import Outbox
 from txbox.postgres.round_trip import Statement, Step
 from txbox.postgres.sql import array_literal, in_one_statement
 
@@ -31,15 +34,28 @@ class SqlEffect:
 
     ``fresh_event`` has a row for each message that is processed for the first time: ``message_id`` and the fields. The
     statements are run for many messages at once, so they have to be right for one row as for a thousand.
+
+    With an outbox, the rows that the last statement returns are published in the same transaction.
     """
 
-    def __init__(self, path: str | Path, *, fields: Mapping[str, Field | str] | str) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        fields: Mapping[str, Field | str] | str,
+        outbox: Outbox | None = None,
+        destination: str | None = None,
+    ) -> None:
         """Read the statements from a file.
 
         Args:
             path: the file, in UTF-8.
             fields: the columns of ``fresh_event`` beside ``message_id``, by name: each a ``Field``, or its definition
                 as text, ``"text at /customer/id not null"``; or all of them as one text, as for ``--fields``.
+            outbox: takes a message for each row that the last statement returns: ``body``, and, if they are wanted,
+                ``key``, ``destination``, ``headers`` (a JSON object of texts), ``message_id`` and ``delay`` (an
+                interval, or seconds). None: nothing is published, and what statements return is ignored.
+            destination: of messages whose row names none, as in ``Outgoing``.
 
         Raises:
             InvalidConfiguration: the file cannot be read, or something in it or in the fields cannot work.
@@ -48,16 +64,34 @@ class SqlEffect:
             script = Path(path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidConfiguration(f"the effect {path} cannot be read: {error}") from error
-        self._set(script, fields, Path(path).name)
+        self._set(script, fields, Path(path).name, outbox, destination)
 
     @classmethod
-    def of(cls, script: str, *, fields: Mapping[str, Field | str] | str) -> Self:
+    def of(
+        cls,
+        script: str,
+        *,
+        fields: Mapping[str, Field | str] | str,
+        outbox: Outbox | None = None,
+        destination: str | None = None,
+    ) -> Self:
         """Make one of statements that are not in a file; arguments and errors are as for a file's."""
+        return cls._make(script, fields, "the statements", outbox, destination)
+
+    @classmethod
+    def _make(cls, *arguments: Any) -> Self:
         made = cls.__new__(cls)
-        made._set(script, fields, "the statements")  # noqa: SLF001 - of this class
+        made._set(*arguments)  # noqa: SLF001 - of this class
         return made
 
-    def _set(self, script: str, fields: Mapping[str, Field | str] | str, name: str) -> None:
+    def _set(
+        self,
+        script: str,
+        fields: Mapping[str, Field | str] | str,
+        name: str,
+        outbox: Outbox | None,
+        destination: str | None,
+    ) -> None:
         self.script = script
         self.fields: Mapping[str, Field] = read_fields(fields)
         self.name = name
@@ -69,17 +103,40 @@ class SqlEffect:
             raise InvalidConfiguration(
                 f"{name} does not name {FRESH_EVENT}, so messages would be recorded without effect"
             )
+        self._publication = _publication(name, statements[-1], outbox, destination)
         self._rows = RowReader(self.fields)
         self._columns = [one.of for one in self.fields.values()]
         self.creates_table = not all(one.takes_expression for one in statements)
         """Whether it needs a temporary table in each transaction, which costs several times as much."""
-        self._steps = self._by_table() if self.creates_table else [self._embedded(one) for one in statements]
+        self._on_table = self._over_table(statements)
+        self._steps = (
+            [*self._filling_table(), *self._on_table]
+            if self.creates_table
+            else [self._embedded(one) for one in statements]
+        )
 
     def __repr__(self) -> str:
         return f"SqlEffect({self.name!r}, fields={list(self.fields)})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _make, (self.script, dict(self.fields), self.name)
+        outbox, destination = None, None
+        if self._publication is not None:
+            outbox, destination = self._publication.outbox, self._publication.destination
+        return type(self)._make, (self.script, dict(self.fields), self.name, outbox, destination)
+
+    @property
+    def publishes(self) -> bool:
+        """Whether the rows that its last statement returns are published."""
+        return self._publication is not None
+
+    def check(self, connection: Connection) -> None:
+        """Check that it can publish over this connection, if it does.
+
+        Raises:
+            NotInTransaction, SchemaMissing: as ``Outbox.check``.
+        """
+        if self._publication is not None:
+            self._publication.outbox.check(connection)
 
     def read(self, message: Message) -> Row:
         """Return a message's row.
@@ -98,6 +155,40 @@ class SqlEffect:
         ]
         return [Step(one.statement, values if one.takes_rows else ()) for one in self._steps]
 
+    def publish(self, connection: Connection, result: Any) -> None:
+        """Publish the rows that the last of its steps has returned, in the transaction in which it was run.
+
+        Args:
+            connection: the one that it was run on.
+            result: that step's, as libpq has it; None, if it has none.
+
+        Raises:
+            EffectFailed: the rows are not messages; the text names the column.
+            NotSendable, InvalidMessageId, InvalidConfiguration, SchemaMissing: as ``Outbox.publish``.
+        """
+        if self._publication is None:
+            return
+        try:
+            self._publication.publish(connection, ReturnedRows.of(connection, result))
+        except EffectFailed as error:
+            raise EffectFailed(f"{self.name}: {error}") from error.__cause__
+
+    def apply_table(self, connection: Connection) -> None:
+        """Apply and publish the rows of ``fresh_event`` where that is a table already, as in a bulk load.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError: a statement has failed; ``line_on_table`` says where.
+            EffectFailed, NotSendable, InvalidMessageId, InvalidConfiguration, SchemaMissing: as ``publish``.
+        """
+        for step in self._on_table:
+            done = connection.exec_driver_sql(step.statement.text.decode().replace("%", "%%"))
+        self.publish(connection, done.cursor.pgresult if done.returns_rows else None)
+
+    def line_on_table(self, error: psycopg.Error) -> int | None:
+        """Return the line of the script in which ``apply_table`` has failed; None if that is not known."""
+        lines = (self._line(step, error) for step in self._on_table)
+        return next((line for line in lines if line is not None), None)
+
     def failed(self, number: int, error: psycopg.Error) -> EffectFailed:
         """Return the error that says which of its steps has failed, and where."""
         step = self._steps[number]
@@ -108,38 +199,65 @@ class SqlEffect:
             return EffectFailed(
                 f"{self.name} failed: its transaction is not its own; leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"
             )
-        line = step.line
-        if diagnostic.internal_query == self.script and diagnostic.internal_position is not None:
-            line = self.script.count("\n", 0, int(diagnostic.internal_position) - 1) + 1
-        elif step.text and diagnostic.statement_position is not None:
-            line += step.text.count("\n", 0, int(diagnostic.statement_position) - 1)
-        return EffectFailed(f"{self.name}, line {line}: {diagnostic.message_primary}")
+        return EffectFailed(f"{self.name}, line {self._line(step, error) or step.line}: {diagnostic.message_primary}")
+
+    def _line(self, step: "_EffectStep", error: psycopg.Error) -> int | None:
+        diagnostic = error.diag
+        if diagnostic.internal_query is None:
+            position = None if step.is_block else diagnostic.statement_position
+        else:
+            position = diagnostic.internal_position if diagnostic.internal_query == step.text else None
+        return None if position is None else step.line + step.text.count("\n", 0, int(position) - 1)
 
     def _embedded(self, one: ScriptStatement) -> "_EffectStep":
         text = with_rows(one.text, self.fields) if one.reads_events else one.text
         return _EffectStep(Statement(text.encode()), one.reads_events, one.line, text)
 
-    def _by_table(self) -> "list[_EffectStep]":
+    def _filling_table(self) -> "list[_EffectStep]":
         return [
-            _EffectStep(Statement(create_table(self.fields).encode(), has_plan=False), takes_rows=False),
+            _EffectStep(Statement(create_table(self.fields).encode(), has_plan=False)),
             _EffectStep(Statement(fill_table(self.fields).encode(), has_plan=False), takes_rows=True),
-            _EffectStep(Statement(in_one_statement(self.script).encode(), has_plan=False), takes_rows=False),
         ]
+
+    def _over_table(self, statements: Sequence[ScriptStatement]) -> "list[_EffectStep]":
+        """Return the script's steps where ``fresh_event`` is a table: one, unless the last statement's rows count."""
+        if not self.publishes:
+            return [_block(self.script)]
+        last = statements[-1]
+        before = [_block(self.script[: last.start])] if len(statements) > 1 else []
+        return [*before, _EffectStep(Statement(last.text.encode(), has_plan=False), False, last.line, last.text)]
 
 
 class _EffectStep:
-    """One step of an effect: its statement, whether it takes the rows, and where in the script it comes from."""
+    """One step of an effect: its statement, whether it takes the rows, and where in the script its text comes from."""
 
-    __slots__ = ("line", "statement", "takes_rows", "text")
+    __slots__ = ("is_block", "line", "statement", "takes_rows", "text")
 
-    def __init__(self, statement: Statement, takes_rows: bool, line: int = 1, text: str = "") -> None:
+    def __init__(
+        self, statement: Statement, takes_rows: bool = False, line: int = 1, text: str = "", *, is_block: bool = False
+    ) -> None:
         self.statement, self.takes_rows, self.line, self.text = statement, takes_rows, line, text
+        self.is_block = is_block  # the text is within a statement of ours
 
 
-def _make(script: str, fields: dict[str, Field], name: str) -> SqlEffect:
-    made = SqlEffect.of(script, fields=fields)
-    made.name = name
-    return made
+def _block(script: str) -> _EffectStep:
+    return _EffectStep(Statement(in_one_statement(script).encode(), has_plan=False), text=script, is_block=True)
+
+
+def _publication(
+    name: str, last: ScriptStatement, outbox: Outbox | None, destination: str | None
+) -> Publication | None:
+    if outbox is None:
+        if destination is not None:
+            raise InvalidConfiguration(f"{name}: a destination needs an outbox: SqlEffect(…, outbox=Outbox())")
+        return None
+    # It is run by itself for its rows to be seen, without the block in which the server refuses COMMIT.
+    if not last.may_return_rows:
+        raise InvalidConfiguration(
+            f"{name}, line {last.line}: its last statement is {last.verb}, which returns no rows to publish; end it in "
+            "SELECT …, or INSERT … RETURNING, with a column body"
+        )
+    return Publication(outbox, destination)
 
 
 _FEATURE_NOT_SUPPORTED = "0A000"

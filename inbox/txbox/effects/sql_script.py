@@ -17,6 +17,7 @@ class ScriptStatement:
 
     Attributes:
         text: without the semicolon.
+        start: where in the script the text begins, in characters from 0.
         line: of the script, from 1, in which the text begins.
         verb: its first word, in capitals; empty if there is none.
         reads_events: whether it names ``fresh_event``.
@@ -24,6 +25,7 @@ class ScriptStatement:
     """
 
     text: str
+    start: int
     line: int
     verb: str
     reads_events: bool
@@ -32,7 +34,12 @@ class ScriptStatement:
     @property
     def takes_expression(self) -> bool:
         """Whether a common table expression may be put in front of it; then it ends no transaction either."""
-        return self.verb in _TAKES_EXPRESSION and not self.names_temporary
+        return self.may_return_rows and not self.names_temporary
+
+    @property
+    def may_return_rows(self) -> bool:
+        """Whether it is of a kind that can return rows; none of that kind ends the transaction."""
+        return self.verb in _TAKES_EXPRESSION
 
 
 def read_script(script: str) -> tuple[ScriptStatement, ...]:
@@ -51,7 +58,7 @@ def read_script(script: str) -> tuple[ScriptStatement, ...]:
         if words:
             verb, begin = words[0]
             line = script.count("\n", 0, begin) + 1
-            statements.append(ScriptStatement(script[begin:at], line, verb.upper(), reads, temporary))
+            statements.append(ScriptStatement(script[begin:at], begin, line, verb.upper(), reads, temporary))
         words, temporary, reads = [], False, False
 
     for token in _TOKEN.finditer(script):

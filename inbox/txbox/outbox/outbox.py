@@ -104,6 +104,14 @@ class Outbox:
     def __repr__(self) -> str:
         return f"Outbox(schema={self.schema!r})" if self.schema else "Outbox()"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to another process, as to Spark's executors: all but the statements."""
+        return {name: value for name, value in vars(self).items() if name != "_statements"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._statements = OutboxStatements.load(self.schema, self.prefix)
+
     def publish(
         self,
         connection_or_session: ConnectionOrSession,

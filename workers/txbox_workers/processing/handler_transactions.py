@@ -20,7 +20,7 @@ from txbox.leases import Lease
 from txbox.leases.handlers import has_lease_parameter, refuse_unfinished
 from txbox.postgres.engines import retry_on_new_connections
 from txbox.postgres.guards.transaction_guard import left_in_use
-from txbox.postgres.round_trip import Step, StepFailed
+from txbox.postgres.round_trip import Step, StepFailed, run_steps
 from txbox.tracing.log_context import in_hand
 from txbox_workers.delivery import Delivery
 from txbox_workers.handlers import Handler, HandlerWithLease
@@ -97,6 +97,8 @@ class HandlerTransactions:
         """
         with connecting(), self._engine.connect() as connection:
             self._inbox.check(connection)
+            if self._effect is not None:
+                self._effect.check(connection)
             if self._order is not None:
                 self._order.check(connection)
 
@@ -167,7 +169,7 @@ class HandlerTransactions:
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
             if first and self._effect is not None:
                 spans.enter_context(self._context.spans.handled_together(first))  # until it has committed
-                opened.last = self._effect_steps(first, rows)
+                self._apply_effect(opened, first, rows)
             elif first:
                 left = frozenset(self._handle(connection, first, {}))
             if left:
@@ -197,10 +199,15 @@ class HandlerTransactions:
             raise MalformedInBatch(malformed)
         return rows
 
-    def _effect_steps(self, deliveries: Sequence[Delivery], rows: Mapping[str, Row]) -> list[Step]:
+    def _apply_effect(self, opened: OpenTransaction, deliveries: Sequence[Delivery], rows: Mapping[str, Row]) -> None:
+        """Have the effect's steps go out with COMMIT; or now, if the rows that they return are to be published."""
         assert self._effect is not None  # noqa: S101 - for the type checker
         ids = sorted(delivery.message.id for delivery in deliveries)
-        return self._effect.steps(ids, [rows[message_id] for message_id in ids])
+        steps = self._effect.steps(ids, [rows[message_id] for message_id in ids])
+        if self._effect.publishes:
+            self._effect.publish(opened.connection, run_steps(opened.connection, steps)[-1])
+        else:
+            opened.last = steps
 
     def _find_parked(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> ParkedIds:
         """Return which of the duplicates are parked; while all are first, no statement runs."""
@@ -246,7 +253,7 @@ class HandlerTransactions:
             if parked.mismatched:
                 raise Mismatch(self._inbox.subscriber_id, parked.mismatched)
             if first and self._effect is not None:
-                opened.last = self._effect_steps([delivery], self._read([delivery]))
+                self._apply_effect(opened, [delivery], self._read([delivery]))
             elif first:
                 self._handle(connection, [delivery], extra)
         self._emit_committed(int(first), int(not first), begun)
@@ -291,7 +298,7 @@ class HandlerTransactions:
             with self._transactions.open(turn, then=then, guarded=self._effect is None) as opened:
                 yield opened
         except StepFailed as failure:
-            assert self._effect is not None  # noqa: S101 - for the type checker: only an effect's steps go out last
+            assert self._effect is not None  # noqa: S101 - for the type checker: only an effect has steps
             raise self._effect.failed(failure.number, failure.error) from failure.error
 
     def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
