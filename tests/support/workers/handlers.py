@@ -232,9 +232,9 @@ def handler_options(handle: Callable[[Session, Message], None], mode: str) -> di
     return {"handler": handle, "transactions": mode}
 
 
-def failing_first(*ids: str) -> Callable[[Session, Message], None]:
+def failing_first(*ids: str, times: int = 2) -> Callable[[Session, Message], None]:
     """A handler that fails these until they have failed twice: in the batch, and alone."""
-    left = dict.fromkeys(ids, 2)
+    left = dict.fromkeys(ids, times)
 
     def handle(session: Session, message: Message) -> None:
         apply(session, message)

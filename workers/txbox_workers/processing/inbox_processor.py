@@ -8,8 +8,8 @@ A batch is one transaction when all goes well::
     COMMIT
 
 When anything in it fails, all of it is rolled back and its deliveries are processed one by one, each in a transaction
-of its own: the good ones commit, and only the bad one is handed back. So a handler may run twice, but only one of its
-runs can commit.
+of its own: the good ones commit, and only the bad one is handed back. A batch of more than ten is first divided into
+tenths, each processed as a batch. So a handler may run several times, but only one of its runs can commit.
 
 A message that takes the whole process down leaves no trace in a transaction that was never committed. So a delivery
 whose receive count says that it was delivered before (*suspect*) is processed alone, and its attempt is counted, in a

@@ -84,6 +84,38 @@ def test_a_batch_handler_that_fails_meets_its_messages_one_by_one(engine: Engine
     assert business.letters() == {"bad": "failed"}
 
 
+def test_a_large_batch_that_fails_is_processed_in_tenths_and_those_too(engine: Engine, business: Business) -> None:
+    """The one that fails is found by its part, and by the part of that."""
+    calls: list[int] = []
+
+    def handle(session: Session, batch: Sequence[Message]) -> None:
+        calls.append(len(batch))
+        for message in batch:
+            apply(session, message)
+            if message.id == "m0033":
+                raise ValueError("no")
+
+    sent = numbered(200)
+    work_off(MemorySource(sent, batch_size=200), engine, batch_handler=handle, max_attempts=2)
+    # All; the first twenty; the second twenty, which fail, by twos, of which one pair fails; the others, and
+    # the one that fails, when it comes again.
+    assert calls == [200, 20, 20, *[2] * 7, 1, 1, *[2] * 3, *[20] * 8, 1]
+    assert business.order() == [message.id for message in sent if message.id != "m0033"]
+    assert business.letters() == {"m0033": "failed"}
+
+
+def test_a_batch_of_ten_that_fails_is_processed_one_by_one(engine: Engine, business: Business) -> None:
+    calls: list[int] = []
+
+    def handle(session: Session, batch: Sequence[Message]) -> None:
+        calls.append(len(batch))
+        if "m0003" in [message.id for message in batch]:
+            raise ValueError("no")
+
+    work_off(MemorySource(numbered(10), batch_size=10), engine, batch_handler=handle, max_attempts=2)
+    assert calls == [10, *[1] * 10, 1]
+
+
 def test_the_good_ones_commit_and_only_the_bad_one_is_handed_back(engine: Engine, business: Business) -> None:
     attempts = []
     kept = Kept()
