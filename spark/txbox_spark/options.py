@@ -3,7 +3,7 @@
 The first class types the keyword arguments; the second one holds their defaults, and refuses what cannot work.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Required, Self, TypedDict
 
@@ -35,10 +35,10 @@ class LoadOptions(TypedDict, total=False):
         message_id: the column that holds the message id, or an expression of Spark SQL that makes it; it must be what
             the live workers record.
         apply: the effect: a ``txbox.SqlEffect``, whose fields are then the columns, by name or place, judged as workers
-            judge them; or SQL statements over the relation ``fresh_event``, which has the events' columns, and
-            ``message_id`` as text; or a picklable callable that is given the transaction's SQLAlchemy connection, in
-            which that relation is. It runs in the transaction of each chunk that has events that are first, and may run
-            again after a deadlock, when what it did is rolled back.
+            judge them (with an outbox, it publishes in each chunk's transaction); or SQL statements over the relation
+            ``fresh_event``, which has the events' columns, and ``message_id`` as text; or a picklable callable that is
+            given the transaction's SQLAlchemy connection, in which that relation is. It runs in the transaction of each
+            chunk that has events that are first, and may run again after a deadlock, when what it did is rolled back.
         schema: the Postgres schema that holds txbox's tables; None, the default, leaves it to the search path.
         prefix: what those tables' names start with; nothing by default.
         column_types: Postgres types of columns, where Spark's own type does not say enough, such as
@@ -64,7 +64,7 @@ class LoadOptions(TypedDict, total=False):
     url: Required[str | URL]
     subscriber_id: Required[str]
     message_id: Required[str]
-    apply: Required[Apply | SqlEffect]
+    apply: Required[Apply]
     schema: str | None
     prefix: str
     column_types: Mapping[str, str] | None
@@ -91,7 +91,7 @@ class ValidLoadOptions:
     url: str | URL = field(repr=False)
     subscriber_id: str
     message_id: str
-    apply: Apply | SqlEffect
+    apply: Apply
     schema: str | None = None
     prefix: str = ""
     column_types: Mapping[str, str] | None = None
@@ -136,9 +136,7 @@ class ValidLoadOptions:
             not isinstance(apply, SqlEffect) or not self.column_types,
             "column_types are for statements without fields; the fields of a SqlEffect have types",
         )
-        if isinstance(apply, SqlEffect):
-            return
-        if callable(apply):
+        if isinstance(apply, SqlEffect) or callable(apply):
             self._require_picklable(apply)
             return
         self._require(isinstance(apply, str), f"apply must be SQL or a callable, not {apply!r}")
@@ -151,8 +149,8 @@ class ValidLoadOptions:
 
     @property
     def statements(self) -> Apply:
-        """What is applied, without its fields."""
-        return self.apply.script if isinstance(self.apply, SqlEffect) else self.apply
+        """What is applied: of an effect its script alone, unless that publishes."""
+        return self.apply.script if isinstance(self.apply, SqlEffect) and not self.apply.publishes else self.apply
 
     @property
     def fields(self) -> Mapping[str, Field] | None:
@@ -163,7 +161,7 @@ class ValidLoadOptions:
         if not holds:
             raise InvalidConfiguration(f"{self.of}: {otherwise}")
 
-    def _require_picklable(self, apply: Callable[..., object]) -> None:
+    def _require_picklable(self, apply: object) -> None:
         from pyspark.cloudpickle import dumps
 
         try:

@@ -6,17 +6,17 @@ import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from txbox import TransactionEnded, TxboxError
+from txbox import SqlEffect, TransactionEnded, TxboxError
 from txbox.postgres.guards.commit_guard import add_guard, is_refused_commit, remove_guard
 from txbox.postgres.guards.transaction_guard import left_in_use, protect, refuse_aborted
 from txbox.postgres.sql import in_one_statement
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.retries import is_transient
 
-Apply = str | Callable[[Connection], object]
-"""SQL over the relation ``fresh_event``, or a callable that is given the transaction's connection.
+Apply = str | SqlEffect | Callable[[Connection], object]
+"""SQL over the relation ``fresh_event``, also as an effect that publishes; or a callable that is given the connection.
 
-A callable is sent to the executors, so it must be picklable, and what it imports must be there.
+It is sent to the executors, so it must be picklable, and what it imports must be there.
 """
 
 
@@ -38,6 +38,9 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
     try:
         if isinstance(apply, str):
             connection.exec_driver_sql(in_one_statement(apply).replace("%", "%%"))
+            return
+        if isinstance(apply, SqlEffect):
+            apply.apply_table(connection)
             return
         add_guard(connection)
         with protect(connection):
@@ -71,7 +74,10 @@ def _describe(error: psycopg.Error, apply: Apply) -> str:
     if diagnostic.sqlstate == FEATURE_NOT_SUPPORTED and "EXECUTE of transaction" in diagnostic.message_primary:
         return "the chunk is the transaction: leave BEGIN, COMMIT, ROLLBACK and SAVEPOINT out"
     where = ""
-    if isinstance(apply, str) and diagnostic.internal_query == apply and diagnostic.internal_position is not None:
+    if isinstance(apply, SqlEffect):
+        line = apply.line_on_table(error)
+        where = "" if line is None else f" (line {line} of the statements)"
+    elif isinstance(apply, str) and diagnostic.internal_query == apply and diagnostic.internal_position is not None:
         line = apply[: int(diagnostic.internal_position) - 1].count("\n") + 1
         where = f" (line {line} of the statements)"
     return describe_postgres_error(error, where)

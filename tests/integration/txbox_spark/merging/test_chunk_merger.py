@@ -1,5 +1,6 @@
 """One chunk's transaction against live workers and against its own twin, on real connections and without Spark."""
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from support.spark.bulk_loads import SUBSCRIBER, Books
 from support.waiting import wait_until
-from txbox import StatementLeftOpen, TransactionAborted, TransactionEnded
+from txbox import EffectFailed, Outbox, SqlEffect, StatementLeftOpen, TransactionAborted, TransactionEnded
+from txbox.effects import publication
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.sqlstates import sqlstate
 from txbox.postgres.transactions import short_transaction
@@ -209,7 +211,58 @@ def with_an_error_of_its_own(connection: Connection) -> None:
         raise RuntimeError("it went wrong") from error
 
 
-@pytest.mark.parametrize("apply", [APPLY, by_statements, with_an_error_of_its_own])
+PUBLISHING = SqlEffect.of(
+    f"{APPLY};\nSELECT message_id AS key, jsonb_build_object('of', message_id) AS body FROM fresh_event -- 100 %",
+    fields="account_id int, amount bigint",
+    outbox=Outbox(),
+    destination="own:somewhere",
+)
+
+
+def published(books: Books) -> list[tuple[str, str]]:
+    found = books.rows("SELECT key, convert_from(body, 'utf8') FROM outbox_message ORDER BY key")
+    return [tuple(row) for row in found]
+
+
+def test_an_effect_that_publishes_does_so_in_the_chunk_s_transaction(
+    engine: Engine, books: Books, merge: Callable[..., "Future[int | None]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication, "PUBLISHED_AT_ONCE", 4)
+
+    def fail() -> None:
+        raise RuntimeError("before the commit")
+
+    with pytest.raises(RuntimeError, match="before the commit"):
+        merge(PUBLISHING, before_commit=fail).result(20)
+    assert published(books) == []
+    with live(engine) as worker:
+        record(worker, "e4")
+        worker.commit()
+    assert merge(PUBLISHING).result(20) == len(EVENTS) - 1
+    assert merge(PUBLISHING).result(20) is None
+    assert published(books) == [(one, json.dumps({"of": one})) for one, *_ in EVENTS if one != "e4"]
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "why"),
+    [
+        ("SELECT 1 FROM fresh_event;\nSELECT 'x' AS body,\nnothing", ApplyFailed, r"\(line 3 of the statements\)"),
+        ("SELECT 1 FROM fresh_event;\nSELECT nothing;\nSELECT 'x' AS body", ApplyFailed, r"\(line 2 of the"),
+        ("SELECT 1 FROM fresh_event;\nCOMMIT;\nSELECT 'x' AS body", ApplyFailed, "leave BEGIN, COMMIT, ROLLBACK"),
+        ("SELECT message_id FROM fresh_event", EffectFailed, "returns no column body"),
+        ("DELETE FROM fresh_event", EffectFailed, "returns no column body"),
+    ],
+)
+def test_an_effect_that_cannot_publish_applies_nothing(
+    books: Books, merge: Callable[..., "Future[int | None]"], script: str, error: type[Exception], why: str
+) -> None:
+    effect = SqlEffect.of(script, fields="amount bigint", outbox=Outbox(), destination="own:somewhere")
+    with pytest.raises(error, match=why):
+        merge(effect).result(20)
+    assert (books.inbox(), books.effects(), books.chunks(RUN)) == ([], {}, [])
+
+
+@pytest.mark.parametrize("apply", [APPLY, PUBLISHING, by_statements, with_an_error_of_its_own])
 def test_a_deadlock_with_a_live_worker(
     engine: Engine, books: Books, merge: Callable[..., "Future[int | None]"], apply: Apply
 ) -> None:
@@ -229,6 +282,7 @@ def test_a_deadlock_with_a_live_worker(
     assert paused  # once, or more often if the chunk is back at the id before the worker has woken
     books.run("UPDATE account SET balance = balance - 1000 WHERE account_id = 5")
     require_merged(books, but=("e4",))
+    assert len(published(books)) == (len(EVENTS) - 1 if apply is PUBLISHING else 0)
 
 
 def test_a_deadlock_each_time(books: Books, merge: Callable[..., "Future[int | None]"]) -> None:

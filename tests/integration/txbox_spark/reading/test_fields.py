@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from support.aws.lambda_events import Context, event, record
+from support.aws.lambda_functions import NOTHING
 from support.effects import FIELDS, GOOD, HALF_A_PAIR, MALFORMED
 from support.workers.memory_worker import work_off
-from txbox import Inbox, InvalidConfiguration, Message, SqlEffect
+from txbox import Inbox, InvalidConfiguration, Message, Outbox, SqlEffect
 from txbox.effects.fields import read_fields
+from txbox_aws.lambda_ import sqs_handler
 from txbox_spark import bulk_load, read_events
 from txbox_workers.memory_source import MemorySource
 
@@ -63,6 +66,53 @@ def test_a_load_applies_and_rejects_what_a_worker_applies_and_parks(
     assert set(worked) == set(good)
     assert parked == set(bad)
     assert (applied, rejected) == (len(good), len(bad))
+
+
+PUBLISHING = """
+INSERT INTO account SELECT customer_id, cents FROM fresh_event;
+SELECT customer_id AS key, jsonb_build_object('of', message_id, 'cents', cents) AS body,
+  jsonb_build_object('kind', 'billed') AS headers, interval '1 day' AS delay FROM fresh_event"""
+
+
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+def test_a_load_publishes_what_a_worker_and_a_function_of_lambda_publish(
+    spark: Any, engine: Engine, schema_url: str, tmp_path: Path, writer: str
+) -> None:
+    """One file, its fields, and an outbox: on each road the same messages, each once, whatever the batches are."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE account (customer_id text, cents bigint)")
+    (file := tmp_path / "account.sql").write_text(PUBLISHING)
+    fields = "customer_id text at /customer/id not null, cents bigint default 7"
+    bodies = {f"m{number:02}": f'{{"id": "m{number:02}", "customer": {{"id": {number}}}}}' for number in range(30)}
+
+    def effect(road: str) -> SqlEffect:
+        return SqlEffect(file, fields=fields, outbox=Outbox(), destination=f"own:{road}")
+
+    messages = [Message(id_, body.encode()) for id_, body in bodies.items()]
+    work_off(MemorySource([*messages, *messages], batch_size=7), engine, effect=effect("w"), inbox=Inbox("w"))
+    handle = sqs_handler(inbox=Inbox("f"), engine=engine, effect=effect("f"))
+    for _ in range(2):
+        assert handle(event(*(record(id_, body) for id_, body in bodies.items())), Context(30)) == NOTHING
+    (events := tmp_path / "events.jsonl").write_text("\n".join([*bodies.values(), *bodies.values()]))
+    for _ in range(2):
+        bulk_load(
+            read_events(spark, [str(events)], fields=effect("l").fields, message_id="id"),
+            url=schema_url,
+            subscriber_id="l",
+            message_id="id",
+            apply=effect("l"),
+            writer=writer,
+            chunk_rows=10,
+        )
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql(
+            "SELECT destination, key, headers, convert_from(body, 'utf8'), due_at > now() FROM outbox_message"
+        ).fetchall()
+        accounts = connection.exec_driver_sql("SELECT customer_id, sum(cents) FROM account GROUP BY 1").fetchall()
+    assert {tuple(row) for row in accounts} == {(str(number), 3 * 7) for number in range(30)}
+    by_road = {road: sorted(tuple(row[1:]) for row in rows if row[0] == f"own:{road}") for road in "wfl"}
+    assert by_road["w"] == by_road["f"] == by_road["l"]
+    assert [row[0] for row in by_road["l"]] == sorted(str(number) for number in range(30))
 
 
 def test_columns_of_other_types_are_judged_by_their_text(spark: Any, engine: Engine, schema_url: str) -> None:

@@ -96,8 +96,8 @@ ROWS = {
     ),
     "nulls": (
         (
-            "'b' AS body, null::text AS key, null::text AS destination, null::jsonb AS headers, null::text AS message_id, "
-            "null::interval AS delay"
+            "'b' AS body, null::text AS key, null::text AS destination, null::jsonb AS headers, "
+            "null::text AS message_id, null::interval AS delay"
         ),
         ("b", None, OWN, {}, None, None),
     ),
