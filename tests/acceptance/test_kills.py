@@ -184,6 +184,8 @@ def campaign(
     assert business.letters() == {}, f"seed {seed}"
     assert business.applied() == once(ids(messages)), f"seed {seed}"
     assert business.balance() == messages
+    published = Counter(business.rows("SELECT convert_from(body, 'utf8') FROM outbox_message"))
+    assert published == (once(ids(messages)) if in_sql else {}), f"seed {seed}"
     assert business.failing() == {}
     assert kills - left >= kills // 2, "enough kills to mean something"
 

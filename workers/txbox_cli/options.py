@@ -15,9 +15,10 @@ import typer
 from sqlalchemy import URL, Engine
 from sqlalchemy.exc import DBAPIError
 
-from txbox import InvalidConfiguration, SchemaMissing
+from txbox import InvalidConfiguration, NotSendable, SchemaMissing
 from txbox.postgres.urls import DATABASE_URL_VARIABLE, database_engine, database_url
 from txbox.text import host_name
+from txbox.wire.destinations import scheme
 from txbox_cli.errors import CREATE_TABLES, CommandFailed, UsageError, explain
 from txbox_cli.settings import Settings
 
@@ -39,6 +40,33 @@ SchemaOption = Annotated[
 ]
 PrefixOption = Annotated[
     str | None, typer.Option("--prefix", help=f"What the tables' names start with. Or {PREFIX_VARIABLE}.")
+]
+
+
+def checked_destination(parameter: typer.CallbackParam, text: str | None) -> str | None:
+    """Return the destination of messages that an option has, for typer.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if text is not None:
+        try:
+            scheme(text)
+        except NotSendable as error:
+            raise UsageError(f"{parameter.opts[0]}: {error}") from error
+    return text
+
+
+PublishToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--publish-to",
+        metavar="URL",
+        help="Publish each row that the last statement of --apply returns (… RETURNING customer_id AS key, "
+        "jsonb_build_object(…) AS body) in the same transaction; `txbox relay` sends it to this queue's URL, or "
+        "topic's or event bus's ARN.",
+        callback=checked_destination,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from support.processes import start_python
 from support.workers.business import ADD, Business, apply
-from txbox import Inbox, Message, SqlEffect
+from txbox import Inbox, Message, Outbox, SqlEffect
 from txbox import instrumentation as events
 from txbox.backoff import Backoff
 from txbox.testing import kill_at
@@ -30,6 +30,15 @@ COUNT = text("SELECT count(*) FROM run WHERE message_id = :id")
 EFFECT = """
 INSERT INTO effect (message_id, body) SELECT message_id, kind FROM fresh_event;
 UPDATE account SET balance = balance + (SELECT count(*) FROM fresh_event) WHERE account_id = 1"""
+
+
+class SlowOutbox(Outbox):
+    """Takes a while between publishing and commit, so that a kill can land there."""
+
+    def publish_many(self, connection_or_session: Any, messages: Any) -> list[str]:
+        ids = super().publish_many(connection_or_session, messages)
+        time.sleep(0.005)
+        return ids
 
 
 def prepare(engine: Any) -> Business:
@@ -49,8 +58,8 @@ def start(url: str, queue: str, **settings: Any) -> subprocess.Popen[bytes]:
         queue: the queue's URL.
         settings: ``deadly`` ids kill their process in the handler, ``deadly_once`` ids in their first run only;
             ``kill_at`` names the event that kills; ``pause`` is how long the handler takes, in seconds; ``log`` is a
-            file for what the worker logs; ``in_sql``: the effect is one in SQL, and what is received counts as run; the
-            rest goes to SqsWorker.
+            file for what the worker logs; ``in_sql``: the effect is one in SQL, which publishes the ids, and what is
+            received counts as run; the rest goes to SqsWorker.
     """
     return start_python("-m", "support.workers.worker_process", json.dumps({"url": url, "queue": queue, **settings}))
 
@@ -85,7 +94,9 @@ def main() -> None:
 
     how: dict[str, Any] = {"handler": handle}
     if settings.pop("in_sql", False):
-        how = {"effect": SqlEffect.of(f"{EFFECT}; SELECT pg_sleep({pause})", fields="kind text default 'x'")}
+        script = f"{EFFECT}; SELECT pg_sleep({pause}); SELECT message_id AS body FROM fresh_event"
+        publishing = {"outbox": SlowOutbox(), "destination": "own:somewhere"}
+        how = {"effect": SqlEffect.of(script, fields="kind text default 'x'", **publishing)}
         hooks.append(note_received)
     settings = {"wait_seconds": 1, "visibility_seconds": 1, **settings}
     worker = SqsWorker(

@@ -117,6 +117,9 @@ def script(tmp_path: Path) -> str:
         ([*WHAT, *URL, "--call", "json:no_such"], "module json has no function no_such"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--type", "payload"], "--type takes NAME=VALUE, not 'payload'"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--read-option", "=x"], "--read-option takes NAME=VALUE"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--publish-to", "own:x"], "--publish-to goes with --apply and --fields"),
+        ([*WHAT, *URL, "--call", "json:dumps", "--publish-to", "own:x"], "--publish-to goes with --apply and --fields"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--publish-to", "mails"], "--publish-to: 'mails' is not a destination"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--writer", "foo"], "--writer must be one of auto, copy, jdbc, not 'foo'"),
         ([*WHAT, "--apply", "SCRIPT"], "no database is named"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--parallelism", "0"], "greater than or equal to 1"),
@@ -130,6 +133,17 @@ def test_what_cannot_work_is_refused_before_spark_is_started(
     given = [script if argument == "SCRIPT" else argument for argument in arguments]
     txbox("bulk-load", *given).failed_in_one_line(2, said)
     assert not spark.started
+
+
+def test_what_the_effect_publishes_goes_into_the_outbox_of_the_command(txbox: Txbox, spark: Spark, script: str) -> None:
+    queue = "http://127.0.0.1:1/000000000000/mails"
+    tables, fields = ("--schema", "shop", "--prefix", "p_"), ("--fields", "cents bigint")
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script, *tables, *fields, "--publish-to", queue).status == 0
+    assert spark.given["apply"].publishes
+    publication = spark.given["apply"]._publication
+    assert (publication.outbox.schema, publication.outbox.prefix, publication.destination) == ("shop", "p_", queue)
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script, *tables, *fields).status == 0
+    assert not spark.given["apply"].publishes
 
 
 def test_an_empty_script_is_refused(txbox: Txbox, spark: Spark, tmp_path: Path) -> None:

@@ -56,6 +56,11 @@ URL = ["--url", "postgresql://u:hunter2@127.0.0.1:1/x"]
         ([*SQL, "--fields", "cents bigint"], "no database is named"),
         ([*SQL, *URL, "--fields", "cents money"], "field cents: 'money' is not a type of fields"),
         ([*SQL, *URL, "--fields", "cents bigint", "--apply", "none.sql"], "the effect none.sql cannot be read"),
+        (
+            [*SQL, *URL, "--fields", "cents bigint", "--publish-to", "mails"],
+            "--publish-to: 'mails' is not a destination",
+        ),
+        (["billing:worker", "--publish-to", "own:mails"], "leave out --publish-to, or MODULE:NAME"),
         ([*SQL, *URL, "--fields", "cents bigint", "--visibility-seconds", "99999"], "visibility_seconds must be"),
     ],
 )

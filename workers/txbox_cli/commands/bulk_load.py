@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txbox import InvalidConfiguration, SqlEffect
+from txbox import InvalidConfiguration, Outbox, SqlEffect
 from txbox.effects.fields import read_fields
 from txbox_cli import spark
 from txbox_cli.errors import Interrupted, UsageError
 from txbox_cli.importer import find
-from txbox_cli.options import DatabaseOptions, JsonOption
+from txbox_cli.options import DatabaseOptions, JsonOption, PublishToOption
 from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
@@ -37,6 +37,7 @@ def bulk_load(
             help="The effect, in place of --apply: a function that is given a connection.",
         ),
     ] = None,
+    publish_to: PublishToOption = None,
     db: DatabaseOptions,
     format: spark.FormatOption = None,  # noqa: A002 - the option's name
     fields: spark.FieldsOption = None,
@@ -111,7 +112,13 @@ def bulk_load(
     \b
     INSERT INTO purchase (id, cents) SELECT id, cents FROM fresh_event;
     """
-    effect = _effect(apply, call, None if types or force else fields)
+    outbox = None if publish_to is None else Outbox(schema=db.schema, prefix=db.prefix)
+    effect = _effect(apply, call, None if types or force else fields, outbox, publish_to)
+    if outbox is not None and not isinstance(effect, SqlEffect):
+        raise UsageError(
+            "--publish-to goes with --apply and --fields, such as --fields 'customer_id text, cents bigint', and "
+            "without --type and --force; a function of yours publishes by itself"
+        )
     column_types = spark.pairs("--type", types)
     options = spark.pairs("--read-option", read_options)
     from txbox_spark import bulk_load as load
@@ -175,14 +182,18 @@ def bulk_load(
         _print(report)
 
 
-def _effect(apply: Path | None, call: str | None, fields: str | None) -> "str | SqlEffect | Callable[..., object]":
+def _effect(
+    apply: Path | None, call: str | None, fields: str | None, outbox: Outbox | None, destination: str | None
+) -> "str | SqlEffect | Callable[..., object]":
     if (apply is None) == (call is None):
         raise UsageError("name the effect: --apply FILE.sql, or --call MODULE:NAME")
     if apply is not None:
         statements = apply.read_text()
         if not statements.strip():
             raise UsageError(f"--apply: {apply} is empty")
-        return statements if fields is None or not _are_fields(fields) else SqlEffect(apply, fields=fields)
+        if fields is None or not _are_fields(fields):
+            return statements
+        return SqlEffect(apply, fields=fields, outbox=outbox, destination=destination)
     module, name = find(str(call), such_as="billing:apply")
     found: Callable[..., object] | None = getattr(module, name, None)
     if not callable(found):

@@ -63,6 +63,8 @@ def worker(
 
     \b
     INSERT INTO purchase (id, cents) SELECT message_id, cents FROM fresh_event
+
+    With --publish-to, what the last statement returns is published: RETURNING id AS key, cents::text AS body
     """
     if supervisor is not None:
         _run_member(target, sql, Member(supervisor, stop_seconds), stop_seconds)

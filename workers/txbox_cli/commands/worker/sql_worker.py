@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from txbox import Inbox, InvalidConfiguration, SqlEffect
+from txbox import Inbox, InvalidConfiguration, Outbox, SqlEffect
 from txbox_cli.errors import UsageError
-from txbox_cli.options import PrefixOption, SchemaOption, UrlOption, checked_queue_url, database
+from txbox_cli.options import PrefixOption, PublishToOption, SchemaOption, UrlOption, checked_queue_url, database
 from txbox_workers.worker import Worker
 
 NEEDED = ("queue", "subscriber", "apply", "fields")
@@ -39,11 +39,13 @@ class SqlWorker:
             )
         more = dict(self.given)
         queue, subscriber, apply, fields = (more.pop(name) for name in NEEDED)
+        to = more.pop("publish_to", None)
         db = database(*(more.pop(name, None) for name in ("url", "schema", "prefix")))
         with db.engine(pool_size=more.get("threads", 1) + 1, hide_parameters=True) as engine:
             try:
                 inbox = Inbox(subscriber, schema=db.schema, prefix=db.prefix)
-                effect = SqlEffect(apply, fields=fields)
+                outbox = None if to is None else Outbox(schema=db.schema, prefix=db.prefix)
+                effect = SqlEffect(apply, fields=fields, outbox=outbox, destination=to)
                 worker = SqsWorker(queue, inbox=inbox, engine=engine, effect=effect, **more)
             except InvalidConfiguration as error:
                 raise UsageError(str(error)) from error
@@ -73,6 +75,7 @@ def sql_worker(
             help="The columns of fresh_event: 'customer_id text at /customer/id not null, cents bigint'.",
         ),
     ] = None,
+    publish_to: PublishToOption = None,
     url: UrlOption = None,
     schema: SchemaOption = None,
     prefix: PrefixOption = None,
@@ -110,6 +113,7 @@ def sql_worker(
         "subscriber": subscriber,
         "apply": apply,
         "fields": fields,
+        "publish_to": publish_to,
         "url": url,
         "schema": schema,
         "prefix": prefix,
