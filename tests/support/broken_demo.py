@@ -1,5 +1,6 @@
 """Processes of the demo that do one thing wrong, or note what they do: they take the place of those in ``ROLES``."""
 
+import json
 import os
 import time
 from collections import Counter
@@ -9,13 +10,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.orm import Session
 
 from txbox import Message, Outbox
 from txbox.leases import Lease, PostgresLedger
 from txbox.relay import OutboxMessage, Refused
 from txbox_demo import processes
-from txbox_demo.processes import Task
+from txbox_demo.processes import MortalOutbox, Task
 from txbox_demo.services import send_mail
 
 ORDER, OTHER_ORDER = "cdnow-00007", "cdnow-00008"
@@ -35,7 +35,7 @@ def noted(directory: Path, what: str) -> Counter[str]:
     return Counter(line for file in directory.glob(f"*.{what}") for line in file.read_text().splitlines())
 
 
-def _note(task: Task, what: str, name: str) -> None:
+def _note(what: str, name: str) -> None:
     with Path(os.environ["AWS_TEST_NOTES"], f"{os.getpid()}.{what}").open("a") as file:
         file.write(f"{name}\n")
 
@@ -66,7 +66,7 @@ def forgetful_notification(task: Task) -> None:
 
     def send(message: Message, lease: Lease, smtp_port: int) -> None:
         send_mail(message, lease, smtp_port)
-        _note(task, "mail", message.json()["order_id"])
+        _note("mail", message.json()["order_id"])
 
     acquire = PostgresLedger.acquire
 
@@ -88,6 +88,17 @@ class _OwnTransaction(Outbox):
         with session.get_bind().engine.begin() as connection:
             return super().publish(connection, destination, body, **options)
 
+    def publish_many(self, connection_or_session: Any, messages: Any) -> list[str]:
+        with connection_or_session.engine.begin() as connection:
+            ids = super().publish_many(connection, messages := list(messages))
+        for message in messages:
+            _note("published", json.loads(message.body)["order_id"])
+        return ids
+
+
+class _OwnTransactionOfBilling(MortalOutbox, _OwnTransaction):
+    """Dies when that one has committed."""
+
 
 def careless_shop(task: Task) -> None:
     processes.DECLINED_SHARE = 0.2
@@ -97,13 +108,7 @@ def careless_shop(task: Task) -> None:
 
 def careless_billing(task: Task) -> None:
     """It publishes in a transaction of its own, and notes each order that it has published."""
-    bill = processes.bill
-
-    def bill_and_note(session: Session, message: Message, outbox: Outbox, queue_url: str) -> None:
-        bill(session, message, _OwnTransaction(), queue_url)
-        _note(task, "published", message.id)
-
-    processes.bill = bill_and_note
+    processes.MortalOutbox = _OwnTransactionOfBilling  # type: ignore[misc]
     processes.run_billing(task)
 
 

@@ -54,6 +54,7 @@ for needed in (
     "txbox_cli/__main__.py",
     "txbox_demo/data/cdnow_master.txt.gz",
     "txbox_demo/data/README.md",
+    "txbox_demo/data/account.sql",
     "txbox_dashboard/static/htmx.min.js",
     "txbox_dashboard/static/NOTICE.txt",
     "txbox_dashboard/templates/layout.html",

@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -13,17 +13,18 @@ from typing import Any
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from txbox import DeadLetters, Inbox, Message, Outbox, Outcome
+from txbox import DeadLetters, Inbox, Message, Outbox, Outcome, Outgoing
 from txbox.backoff import Backoff
 from txbox.instrumentation import Committed, Event, Received, Settled
 from txbox.leases import Lease, PostgresLedger
+from txbox.postgres.transactions import ConnectionOrSession
 from txbox.postgres.urls import database_engine, database_url
 from txbox.relay import OutboxMessage, Publisher, Refused, Relay
 from txbox.wire.destinations import SQS
 from txbox_aws.publishers import aws_publishers
 from txbox_aws.sqs import SqsWorker, sqs_client
 from txbox_demo.purchases import read_purchases
-from txbox_demo.services import bill, place_order, send_mail
+from txbox_demo.services import billing, place_order, send_mail
 
 DECLINED_SHARE = 0.05  # of all orders: rolled back, because the card is declined, and placed anew
 LOST_ANSWER_SHARE = 0.12  # of all messages that the broker has taken: the relay gets no answer, and sends them again
@@ -133,13 +134,23 @@ class LossyPublisher:
 
 
 def run_billing(task: Task) -> None:
-    """Work through an inbox: the effects are in the transaction that records the message."""
+    """Work through an inbox: the effect and what it publishes are in the transaction that records the messages."""
+    effect = billing(MortalOutbox(task), task.queue_urls[1])
+    _work(task, task.queue_urls[0], inbox=Inbox("billing"), engine=task.engine(), effect=effect)
 
-    def handler(session: Session, message: Message) -> None:
-        bill(session, message, Outbox(), task.queue_urls[1])
-        task.may_die(INSERTED)
 
-    _work(task, task.queue_urls[0], inbox=Inbox("billing"), engine=task.engine(), handler=handler)
+class MortalOutbox(Outbox):
+    """An outbox beside which the process may die: what is done is not committed."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self._task = task
+
+    def publish_many(self, connection_or_session: ConnectionOrSession, messages: Iterable[Outgoing]) -> list[str]:
+        """Publish, and die then, if it is the moment."""
+        ids = super().publish_many(connection_or_session, messages)
+        self._task.may_die(INSERTED, len(ids))
+        return ids
 
 
 def run_notification(task: Task) -> None:

@@ -11,15 +11,15 @@ SMTP has no key by which a server could see that it has a mail already: there ar
 The handler has to decide. This one sends again, as two mails are better than none; others raise, to have it parked.
 """
 
-import json
 import smtplib
 from dataclasses import asdict
 from email.mime.text import MIMEText
+from pathlib import Path
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from txbox import EffectUnknown, Message, Outbox
+from txbox import EffectUnknown, Message, Outbox, SqlEffect
 from txbox.leases import Lease
 from txbox_demo.purchases import Purchase
 
@@ -28,10 +28,11 @@ CREATE TABLE purchase_order (order_id text PRIMARY KEY, customer_id text, ordere
 CREATE TABLE account (customer_id text PRIMARY KEY, purchases bigint, cds bigint, cents bigint)"""
 
 _INSERT_ORDER = text("INSERT INTO purchase_order VALUES (:order_id, :customer_id, :ordered_on, :cds, :cents)")
-_ADD_TO_ACCOUNT = text(
-    "INSERT INTO account VALUES (:customer_id, 1, :cds, :cents) ON CONFLICT (customer_id) DO UPDATE SET "
-    "purchases = account.purchases + 1, cds = account.cds + excluded.cds, cents = account.cents + excluded.cents"
-)
+
+BILLING_FILE = Path(__file__).parent / "data" / "account.sql"
+"""What a purchase does in billing: the same file for the workers and for the bulk load."""
+
+BILLING_FIELDS = "customer_id text not null, cds integer not null, cents bigint not null"
 
 
 def place_order(session: Session, outbox: Outbox, queue_url: str, purchase: Purchase) -> None:
@@ -40,13 +41,11 @@ def place_order(session: Session, outbox: Outbox, queue_url: str, purchase: Purc
     outbox.publish(session, queue_url, purchase.as_json(), key=purchase.customer_id, message_id=purchase.order_id)
 
 
-def bill(session: Session, message: Message, outbox: Outbox, queue_url: str) -> None:
-    """Add a purchase to its customer's account and publish, if there is a queue, both in the session's transaction."""
-    purchase = message.json()
-    session.execute(_ADD_TO_ACCOUNT, {name: purchase[name] for name in ("customer_id", "cds", "cents")})
-    if queue_url:  # with a new id in each run: done twice, it leads to two mails, which the check finds
-        billed = {"order_id": message.id, "customer_id": purchase["customer_id"], "cents": purchase["cents"]}
-        outbox.publish(session, queue_url, json.dumps(billed), key=purchase["customer_id"])
+def billing(outbox: Outbox, queue_url: str) -> SqlEffect:
+    """Return what billing does: add a purchase to its account and publish, if there is a queue, in one transaction."""
+    if not queue_url:
+        return SqlEffect(BILLING_FILE, fields=BILLING_FIELDS)
+    return SqlEffect(BILLING_FILE, fields=BILLING_FIELDS, outbox=outbox, destination=queue_url)
 
 
 def send_mail(message: Message, lease: Lease, smtp_port: int) -> None:

@@ -20,17 +20,12 @@ from txbox_demo.checker import ACCOUNTS, Report, check
 from txbox_demo.processes import N_DUPLICATES, Task
 from txbox_demo.purchases import TOTAL_PURCHASES, Purchase, read_purchases
 from txbox_demo.sandbox import OnProgress, Sandbox
+from txbox_demo.services import BILLING_FIELDS, BILLING_FILE
 from txbox_demo.supervisor import Group, Supervisor
 from txbox_local.errors import log_tail
 
 WORKERS_STRIDE, BEFORE_STRIDE = 10, 3  # one of ten purchases goes to the workers, too; one of three of these at once
 CHUNK_ROWS = 10_000  # small, so that the workers meet the load in many chunks
-FIELDS = "order_id string, customer_id string, ordered_on string, cds int, cents bigint"
-APPLY = """
-INSERT INTO account (customer_id, purchases, cds, cents)
-SELECT customer_id, count(*), sum(cds), sum(cents) FROM fresh_event GROUP BY customer_id ORDER BY customer_id
-ON CONFLICT (customer_id) DO UPDATE SET purchases = account.purchases + excluded.purchases,
-  cds = account.cds + excluded.cds, cents = account.cents + excluded.cents"""
 
 
 def run_spark_stage(
@@ -78,12 +73,12 @@ def _publish(sandbox: Sandbox, purchases: Sequence[Purchase]) -> None:
 
 
 def _start_load(task: Task, purchases: Sequence[Purchase], directory: Path) -> subprocess.Popen[bytes]:
-    """Start `txbox bulk-load` on the whole file, as a person would."""
-    events, effect = directory / "purchases.jsonl", directory / "account.sql"
+    """Start `txbox bulk-load` on the whole file, as a person would: with the effect of the workers, and no outbox."""
+    events = directory / "purchases.jsonl"
     events.write_text("".join(f"{purchase.as_json()}\n" for purchase in purchases))
-    effect.write_text(APPLY)
     command = [sys.executable, "-m", "txbox_cli", "bulk-load", str(events), "--subscriber", "billing", "--json"]
-    command += ["--message-id", "order_id", "--fields", FIELDS, "--apply", str(effect), f"--chunk-rows={CHUNK_ROWS}"]
+    command += ["--message-id", "order_id", "--fields", BILLING_FIELDS]
+    command += ["--apply", str(BILLING_FILE), f"--chunk-rows={CHUNK_ROWS}"]
     environment = {**os.environ, **task.environment, DATABASE_URL_VARIABLE: task.database_url}
     with (directory / "load.json").open("wb") as out, (directory / "load.log").open("wb") as log:
         # A session of its own, and no stdin: what is typed is for this program.

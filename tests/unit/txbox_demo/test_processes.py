@@ -3,15 +3,17 @@
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import boto3
 import pytest
+from sqlalchemy import Engine
 
 from support.aws.queues import QUEUE
 from support.aws.scripted_sqs import ScriptedSqs, receipts, refusing
 from support.waiting import wait_until
+from txbox import Outgoing
 from txbox.relay import OutboxMessage, Refused
 from txbox_demo import processes
 from txbox_demo.processes import (
@@ -22,6 +24,7 @@ from txbox_demo.processes import (
     ROLES,
     SENT,
     LossyPublisher,
+    MortalOutbox,
     Task,
     lose_acks,
 )
@@ -58,6 +61,18 @@ def test_a_process_dies_at_its_moment_and_at_no_other(moment: str, make_task: Ma
     with pytest.raises(Died):
         task.may_die(moment)
     assert kills == [os.getpid()]
+
+
+def test_billing_dies_when_it_has_published_and_not_committed(
+    make_task: MakeTask, tables: Engine, kills: list[int]
+) -> None:
+    outbox = MortalOutbox(make_task(moment=INSERTED, life=3))
+    for _ in range(2):
+        with suppress(Died), tables.begin() as connection:
+            outbox.publish_many(connection, [Outgoing("own:mails", "x")] * 2)
+    assert len(kills) == 1
+    with tables.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM outbox_message").scalar_one() == 2
 
 
 def test_anywhere_is_in_another_thread(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.orm import Session
 
 from support.txbox.leases import acquired_in_time
-from txbox import EffectUnknown, LeaseLost, Message, Outbox
+from txbox import EffectUnknown, LeaseLost, Message, Outbox, SqlEffect
 from txbox.leases import PostgresLedger
+from txbox.postgres.round_trip import run_steps
 from txbox_demo.purchases import Purchase
-from txbox_demo.services import bill, send_mail
+from txbox_demo.services import billing, send_mail
 from txbox_local import LocalSmtp
 
 QUEUE = "https://sqs.eu-central-1.amazonaws.com/123456789012/notifications"
@@ -31,16 +31,27 @@ def outbox(engine: Engine) -> list[tuple[object, ...]]:
     return rows(engine, "SELECT message_id, key, convert_from(body, 'UTF8') FROM outbox_message")
 
 
+def bill(engine: Engine, effect: SqlEffect) -> None:
+    with engine.begin() as connection:
+        results = run_steps(connection, effect.steps([MESSAGE.id], [effect.read(MESSAGE)]))
+        effect.publish(connection, results[-1])
+
+
 def test_a_purchase_is_added_to_its_account_and_published(tables: Engine) -> None:
     for _ in range(2):
-        with Session(tables) as session, session.begin():
-            bill(session, MESSAGE, Outbox(), QUEUE)
+        bill(tables, billing(Outbox(), QUEUE))
     assert rows(tables, "TABLE account") == [("00001", 2, 4, 2354)]
     (first, key, body), (second, *_) = outbox(tables)
     assert key == "00001"
     assert json.loads(str(body)) == {"order_id": "cdnow-00001", "customer_id": "00001", "cents": 1177}
-    # Handled twice it leads to two mails, and the check finds them.
+    # Done twice it leads to two mails, and the check finds them.
     assert len({first, second, PURCHASE.order_id}) == 3
+
+
+def test_without_a_queue_nothing_is_published(tables: Engine) -> None:
+    bill(tables, billing(Outbox(), ""))
+    assert rows(tables, "TABLE account") == [("00001", 1, 2, 1177)]
+    assert outbox(tables) == []
 
 
 @pytest.fixture
