@@ -199,7 +199,10 @@ class LeaseLost(TxboxError):
 
 
 class EffectFailed(TxboxError):
-    """The statements of a ``SqlEffect`` have failed; nothing of their transaction is committed. Its cause says why."""
+    """The statements of a ``SqlEffect`` have failed, and the cause says why; or what they return cannot be published.
+
+    Nothing of their transaction is committed.
+    """
 
 
 class EffectUnknown(TxboxError):

@@ -9,7 +9,7 @@ What a column says is in its name, so their order is free: see ``COLUMNS``.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -45,13 +45,13 @@ class ReturnedRows:
 
     Attributes:
         columns: the name and the OID of the type of each column; none if it is a statement without a result.
-        rows: the values, in the order of the columns; None: null.
+        rows: the values, in the order of the columns; None: null. They can be read once.
         encoding: of the values.
         driver: the connection that they come from, whose settings say how a span of time is written.
     """
 
     columns: Sequence[tuple[str, int]]
-    rows: Sequence[Sequence[bytes | None]]
+    rows: Iterable[Sequence[bytes | None]]
     encoding: str = "utf-8"
     driver: psycopg.Connection[Any] | None = None
 
@@ -64,7 +64,7 @@ class ReturnedRows:
         encoding = "utf-8" if driver.info.encoding == "ascii" else driver.info.encoding  # SQL_ASCII changes nothing
         numbers = range(result.nfields)
         columns = [(result.fname(number).decode(encoding), result.ftype(number)) for number in numbers]
-        rows = [[result.get_value(row, number) for number in numbers] for row in range(result.ntuples)]
+        rows = ([result.get_value(row, number) for number in numbers] for row in range(result.ntuples))
         return cls(columns, rows, encoding, driver)
 
 
@@ -139,7 +139,8 @@ class Publication:
         }
         if given["body"] is None:
             raise EffectFailed("its last statement returns a row whose column body is null")
-        given["destination"] = given.get("destination") or self.destination
+        if given.setdefault("destination", None) is None:
+            given["destination"] = self.destination
         if given["destination"] is None:
             raise EffectFailed("its last statement returns a row whose column destination is null")
         return Outgoing(**given)

@@ -260,6 +260,35 @@ def test_it_crosses_to_another_process(engine: Engine, business: Business) -> No
     assert published(business) == ["a"]
 
 
+def test_statements_that_are_discarded_before_the_effect_cost_a_run(
+    engine: Engine, business: Business, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make(MemorySource(), engine, effect=publishing())
+    process(worker, delivered(paid("before")))
+    transactions = worker._processor._transactions  # type: ignore[attr-defined]
+    find_parked, discarded = transactions._find_parked, list[str]()
+
+    def discard(connection: Any, *arguments: Any) -> Any:
+        if not discarded:
+            discarded.append("all")
+            connection.exec_driver_sql("DEALLOCATE ALL")
+        return find_parked(connection, *arguments)
+
+    monkeypatch.setattr(transactions, "_find_parked", discard)
+    assert process(worker, *map(delivered, [paid("a"), paid("b")])) == [
+        ("a-1", Outcome.PROCESSED),
+        ("b-1", Outcome.PROCESSED),
+    ]
+    assert discarded
+    assert sorted(published(business)) == ["a", "b", "before"]
+
+
+@pytest.mark.parametrize("destination", ["''", "'nowhere'"])
+def test_a_destination_of_a_row_is_judged_as_any(engine: Engine, business: Business, destination: str) -> None:
+    error = fail(engine, publishing(f"SELECT 'x' AS body, {destination} AS destination FROM fresh_event"))
+    assert "is not a destination" in str(error)
+
+
 class DeadlyOutbox(Outbox):
     """Loses its connection once, after it has published."""
 
