@@ -79,6 +79,22 @@ def test_what_fails_publishes_nothing_and_its_neighbours_do(engine: Engine, busi
     assert business.balance() == 2
 
 
+@pytest.mark.parametrize("transactions", ["batch", "message"])
+def test_what_fails_at_the_commit_has_published_nothing(engine: Engine, business: Business, transactions: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE known (message_id text PRIMARY KEY)")
+        connection.exec_driver_sql("INSERT INTO known VALUES ('a'), ('c')")
+        connection.exec_driver_sql(
+            "ALTER TABLE effect ADD FOREIGN KEY (message_id) REFERENCES known DEFERRABLE INITIALLY DEFERRED"
+        )
+    worker = make(MemorySource(), engine, effect=publishing(), transactions=transactions)
+    outcomes = dict(process(worker, *(delivered(paid(id_)) for id_ in "abc")))
+    assert outcomes == {"a-1": Outcome.PROCESSED, "b-1": Outcome.FAILED, "c-1": Outcome.PROCESSED}
+    assert published(business) == ["a", "c"]
+    together = "SELECT count(*) FROM effect JOIN outbox_message AS sent ON sent.xmin = effect.xmin"
+    assert business.rows(together) == [2], "each in the transaction of its effect"
+
+
 def test_what_cannot_be_sent_is_not_applied(engine: Engine, business: Business) -> None:
     effect = publishing("SELECT '' AS key, 'x' AS body FROM fresh_event")
     assert "takes no key that is empty" in str(fail(engine, effect))
