@@ -166,7 +166,7 @@ class Processor(ABC):
 
         One that fails in a thousand has the others committed in about thirty transactions, and not in a thousand.
         """
-        held = {delivery.receipt for delivery in deliveries if (self._group(delivery) or "") in blocked}
+        held = {delivery.receipt for delivery in deliveries if (self.group(delivery) or "") in blocked}
         free = [delivery for delivery in deliveries if delivery.receipt not in held]
         together = len(free) > 1 and not self._stopping.is_set()
         if together and (settled := self._process_together(free)) is not None:
