@@ -176,8 +176,8 @@ class PrefetchBuffer:
         """
         back: list[Waiting] = []
         with self._changed:
-            for group in {self._group(waiting.delivery) for waiting in batch} - {None}:
-                assert group is not None  # noqa: S101 - for the type checker
+            groups = dict.fromkeys(group for one in batch if (group := self._group(one.delivery)) is not None)
+            for group in reversed(groups):
                 behind = self._behind.pop(group)
                 if group in blocked:
                     back.extend(behind)

@@ -48,7 +48,7 @@ def test_once_it_is_stopping_no_part_is_begun(engine: Engine, business: Business
 
     def handle(session: Session, message: Message) -> None:
         runs.append(message.id)
-        worker._halted.set()
+        worker._activity.halt()
         raise ValueError("no")
 
     worker = make(MemorySource(), engine, handle)
