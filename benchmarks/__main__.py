@@ -11,6 +11,7 @@ from benchmarks.shared.program import Benchmark, Run, run
 
 SUBJECTS = (
     "consumer",
+    "broker",
     "record",
     "relay",
     "ledger",

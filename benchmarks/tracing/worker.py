@@ -56,13 +56,14 @@ def consume(_number: int, url: str, seconds: float) -> tuple[dict[str, Rate], in
         )
         for kind in (NONE, *SHARES)
     }
+    pollers = {kind: worker._make_poller() for kind, worker in workers.items()}  # noqa: SLF001 - polls, without threads
     ready()
     spent: dict[str, list[float]] = {kind: [0.0, 0.0, 0] for kind in workers}
     warm, ends = time.monotonic() + WARM_UP_SECONDS, time.monotonic() + WARM_UP_SECONDS + seconds
     while (now := time.monotonic()) < ends and not source.used_up.is_set():
-        for kind, worker in workers.items():
+        for kind, poller in pollers.items():
             began, cpu = time.perf_counter(), time.thread_time()
-            worker._poll_once(0)  # noqa: SLF001 - a poll, without the thread that repeats it
+            poller._poll_once(0)  # type: ignore[attr-defined] # noqa: SLF001
             if now > warm:
                 used = spent[kind]
                 used[0] += time.perf_counter() - began
