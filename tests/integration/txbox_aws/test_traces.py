@@ -56,8 +56,9 @@ def created_by(traces: Traces) -> dict[str, int]:
     return {attributes(span)["messaging.message.id"]: span_id(span) for span in traces.of("create")}
 
 
+@pytest.mark.parametrize("prefetch", [0, 50])
 def test_a_purchase_is_one_picture_from_its_sale_to_its_effect(
-    engine: Engine, business: Business, sqs: "SQSClient", queue: str, traces: Traces
+    engine: Engine, business: Business, sqs: "SQSClient", queue: str, traces: Traces, prefetch: int
 ) -> None:
     outbox = Outbox(tracing=traces.tracing)
     with traces.tracer.start_as_current_span("sale") as sale, engine.begin() as connection:
@@ -71,7 +72,13 @@ def test_a_purchase_is_one_picture_from_its_sale_to_its_effect(
     publishers = aws_publishers()
     relay = Relay(engine, publishers, tracing=traces.tracing)
     worker = SqsWorker(
-        queue, inbox=Inbox("billing"), engine=engine, handler=handle, wait_seconds=1, tracing=traces.tracing
+        queue,
+        inbox=Inbox("billing"),
+        engine=engine,
+        handler=handle,
+        wait_seconds=1,
+        tracing=traces.tracing,
+        prefetch=prefetch,
     )
     with at_work(relay):
         wait_until(lambda: relay.sent == 2)
