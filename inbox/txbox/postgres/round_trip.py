@@ -185,11 +185,14 @@ def _encoded(step: Step, encoding: str) -> Step:
 
 def row_of(connection: Connection, result: Any) -> tuple[Any, ...] | None:
     """Return the first row of a result, its values as psycopg reads them; None if there is none."""
-    if not result.ntuples:
-        return None
+    return next(iter(rows_of(connection, result)), None)
+
+
+def rows_of(connection: Connection, result: Any) -> list[tuple[Any, ...]]:
+    """Return the rows of a result, their values as psycopg reads them."""
     reader = Transformer(connection.connection.dbapi_connection)  # type: ignore[arg-type] # psycopg's
     reader.set_pgresult(result)
-    return reader.load_row(0, tuple)
+    return reader.load_rows(0, result.ntuples, tuple)
 
 
 def _answers(pgconn: Any) -> Any:

@@ -185,14 +185,16 @@ WHERE m.lane = orphans.lane AND m.position = orphans.position
 set_config('synchronous_commit', 'off', true),
   set_config('idle_in_transaction_session_timeout', %(idle_timeout_milliseconds)s, true),
   {{plan_settings}},
-  {{server}} AS server, current_setting('transaction_read_only') = 'on' AS read_only, ARRAY(
-  SELECT lane FROM unnest(%(lanes)s::bigint[]) AS lane
-  WHERE pg_try_advisory_xact_lock({{lock}} # lane)
-) AS lanes
+  {{server}} AS server, current_setting('transaction_read_only') = 'on' AS read_only,
+  set_config('txbox.lanes', ARRAY(
+    SELECT lane FROM unnest(%(lanes)s::bigint[]) AS lane
+    WHERE pg_try_advisory_xact_lock({{lock}} # lane)
+  )::text, true)::bigint[] AS lanes
 
 -- name: claim
 -- Claim those of these lanes that no other relay works on, to the end of the transaction, however it ends. It waits for
--- no lock, writes nothing, and holds no snapshot while messages are sent.
+-- no lock, writes nothing, and holds no snapshot while messages are sent. A setting tells read_fresh, which goes out in
+-- the same round trip, which lanes these are.
 -- parameters: idle_timeout_milliseconds text (after which the server ends an idle transaction), lanes bigint[]
 -- returns: settings; and last: which run of which server answers, whether the transaction is read-only, the lanes
 SELECT {{claimed}}
@@ -209,6 +211,13 @@ SELECT set_config('transaction_timeout', '0', true), {{claimed}}
 -- returns: a row of no columns
 SELECT
 
+-- name: drop_snapshot
+-- Goes out behind another statement, in the same round trip: until the next one comes, the server keeps the snapshot of
+-- a statement whose answer was not taken by simple query. SHOW takes none.
+-- parameters: none
+-- returns: a setting
+SHOW transaction_isolation
+
 -- fragment: message
 m.lane, m.position, m.held, m.message_id, m.destination, m.body, m.key, m.headers::text,
     m.attempts, {{microseconds(m.published_at)}} AS published_at,
@@ -217,7 +226,7 @@ m.lane, m.position, m.held, m.message_id, m.destination, m.body, m.key, m.header
     sum(octet_length(m.body)) OVER (ORDER BY m.position) - octet_length(m.body) AS bytes_before
 
 -- name: read_fresh
--- Read new messages of claimed lanes in their order.
+-- Read new messages in their order, from those of these lanes that this transaction has claimed.
 -- parameters: lanes bigint[], positions bigint[] (to begin with), each_limit bigint (messages of each lane),
 --   bytes_limit bigint (of all bodies)
 -- returns: the message's columns, its age in seconds, the bytes of all before it, whether any key of these lanes is
@@ -229,6 +238,7 @@ SELECT *, EXISTS (SELECT FROM {{outbox_message}} WHERE held AND lane = ANY(%(lan
     WHERE m.lane = wanted.lane AND m.position >= wanted.position AND m.due_at IS NULL
     ORDER BY m.position LIMIT %(each_limit)s
   ) AS m
+  WHERE wanted.lane = ANY(current_setting('txbox.lanes')::bigint[])
 ) AS found
 WHERE bytes_before < %(bytes_limit)s ORDER BY position
 

@@ -2,13 +2,16 @@
 
 ::
 
-    BEGIN
-      claim     try-lock each lane, for this transaction; another relay that tries it leaves it out
-      read      what is in the lanes, in a statement of its own: the locks are older than its snapshot, so what the
+    BEGIN ─┐
+      claim│    try-lock each lane, for this transaction; another relay that tries it leaves it out
+      read ┘    what is in the lanes, in a statement of its own: the locks are older than its snapshot, so what the
                 last owner of a lane has settled is seen as settled
                 ···· here the messages go to the broker; the transaction holds no snapshot and has no number ····
-      settle    delete what was sent, postpone what was refused
-    COMMIT      and the lanes are free
+      settle ┐  delete what was sent, postpone what was refused
+    COMMIT ──┘  and the lanes are free
+
+What is bracketed is one round trip, for a batch of new messages that all are sent. Where keys are held, or messages
+refused, their statements come one by one in between.
 
 Anything that ends the transaction before its commit (a crash, a lost connection, a failover) leaves the messages as
 they were, for the next relay, which sends them again under the same ids. A relay that does not run (stopped, swapped
@@ -16,7 +19,7 @@ out, cut off) has its transaction ended by the server, after a time; when it wak
 """
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -28,6 +31,8 @@ from txbox.dead_letters import DeadLetter, DeadLetters, Reason
 from txbox.dead_letters.failures import MAX_ERROR_CHARACTERS
 from txbox.errors import BrokerError
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
+from txbox.postgres.guards.commit_guard import begin_with, commit
+from txbox.postgres.round_trip import Statement, Step, rows_of, run_steps
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import driver_cursor, short_transaction
@@ -56,6 +61,7 @@ class RelayStatements(SqlFile, file="relay.sql"):
     claim: str
     claim_timed: str
     claim_stands: str
+    drop_snapshot: str
     read_fresh: str
     held_keys: str
     due_keys: str
@@ -121,7 +127,7 @@ class Sender:
         """
         sql, result = self._statements, ClaimResult()
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
-            claimed = self._claim(connection, cursor, claim)
+            claimed, answer = self._claim(connection, claim)
             result.locked = claim.lanes - claimed
             result.fresh = {lane: position for lane, position in claim.fresh.items() if lane in result.locked}
             result.due = set(claim.due & result.locked)
@@ -129,25 +135,34 @@ class Sender:
                 return result
             due, held = self._read_due(cursor, claim.due & claimed, result)
             wanted = {lane: position for lane, position in claim.fresh.items() if lane in claimed}
-            fresh, any_held = self._read_fresh(cursor, wanted, self._batch_size - len(due), result)
+            each = self._batch_size // max(len(claim.fresh), 1)
+            if claim.due:
+                each = (self._batch_size - len(due)) // max(len(wanted), 1)
+                steps = self._read_steps(wanted, each)
+                answer = run_steps(connection, steps)[0] if steps else None
+            fresh, any_held = self._read_fresh(connection, answer, wanted, each, result)
             if any_held and (keys := {key for row in fresh if (key := row.ordered) is not None}):
                 cursor.execute(sql.held_keys, _keys(keys))
                 held |= {HeldKey(*row) for row in cursor.fetchall()}
-            # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used; a
-            # statement without parameters leaves none behind. A broker that hangs must not hold vacuum back.
-            cursor.execute(sql.claim_stands)
+            if claim.due or any_held:
+                # The server keeps the snapshot of an answer until the next statement, for a cursor that is not used; a
+                # statement without parameters leaves none behind. A broker that hangs must not hold vacuum back.
+                cursor.execute(sql.claim_stands)
             if rows := due + fresh:
                 result.destination = rows[0].message.destination
                 self._dispatch(cursor, rows, held, result)
                 self._settle(connection, cursor, result)
         return result
 
-    def _claim(self, connection: Connection, cursor: Any, claim: Claim) -> set[int]:
+    def _claim(self, connection: Connection, claim: Claim) -> tuple[set[int], Any]:
+        """Claim lanes, and read what is new in them if nothing comes before it; return the lanes, and the answer."""
         timed = (connection.dialect.server_version_info or ()) >= TIMED_SINCE
-        statement = self._statements.claim_timed if timed else self._statements.claim
+        statement = Statement.of(self._statements.claim_timed if timed else self._statements.claim)
         idle_timeout = str(round(self._publish_timeout_seconds * 1000))
-        cursor.execute(statement, {"idle_timeout_milliseconds": idle_timeout, "lanes": sorted(claim.lanes)})
-        *_, server, read_only, lanes = cursor.fetchone()
+        step = statement.with_values(idle_timeout_milliseconds=idle_timeout, lanes=_array(sorted(claim.lanes)))
+        read = [] if claim.due else self._read_steps(claim.fresh, self._batch_size // len(claim.fresh))
+        claimed, *answers = begin_with(connection, step, *read)
+        *_, server, read_only, lanes = rows_of(connection, claimed)[0]
         if read_only:
             # What is sent could not be settled. Another connection may lead to another server.
             connection.invalidate()
@@ -155,7 +170,7 @@ class Sender:
         if server != claim.server:
             # A pool may have replaced a lost connection unnoticed.
             raise BrokerError("the database server was restarted or replaced; the relay reads the whole outbox again")
-        return set(lanes)
+        return set(lanes), answers[0] if answers else None
 
     def _read_due(self, cursor: Any, lanes: Set[int], result: ClaimResult) -> tuple[list[Row], set[HeldKey]]:
         """Read messages of held keys whose time has come; return them, and the keys."""
@@ -172,28 +187,30 @@ class Sender:
         cursor.execute(self._statements.read_due, {**_keys(keys), **limits})
         return [_row(found) for found in cursor.fetchall()], keys
 
+    def _read_steps(self, wanted: Mapping[int, int], each: int) -> list[Step]:
+        """Return what reads new messages, up to so many of each lane, and lets go of its snapshot; or nothing."""
+        if not wanted or each < 1:
+            return []
+        read = Statement.of(self._statements.read_fresh).with_values(
+            lanes=_array(wanted),
+            positions=_array(wanted.values()),
+            each_limit=str(each),
+            bytes_limit=str(self._batch_bytes),
+        )
+        return [read, Step(Statement.of(self._statements.drop_snapshot, has_plan=False))]
+
     def _read_fresh(
-        self, cursor: Any, wanted: Mapping[int, int], limit: int, result: ClaimResult
+        self, connection: Connection, answer: Any, wanted: Mapping[int, int], each: int, result: ClaimResult
     ) -> tuple[list[Row], bool]:
-        """Read new messages, up to a limit; return them, and whether any key of their lanes is held."""
-        if limit < len(wanted):
+        """Return new messages, and whether any key of their lanes is held; none, if they were not asked for."""
+        if answer is None:
             result.fresh |= wanted
             return [], False
-        if not wanted:
+        found = rows_of(connection, answer)
+        if not found:
             return [], False
-        each = limit // len(wanted)
-        parameters = {
-            "lanes": list(wanted),
-            "positions": list(wanted.values()),
-            "each_limit": each,
-            "bytes_limit": self._batch_bytes,
-        }
-        cursor.execute(self._statements.read_fresh, parameters)
-        answer = cursor.fetchall()
-        if not answer:
-            return [], False
-        read = [_row(found) for found in answer]
-        *_, bytes_before, any_held = answer[-1]
+        read = [_row(row) for row in found]
+        *_, bytes_before, any_held = found[-1]
         # Perhaps it was cut off by its bytes: at worst, the lanes are read once more and nothing is found.
         cut = bytes_before + len(read[-1].message.body) >= self._batch_bytes
         last: dict[int, list[int]] = {}
@@ -223,7 +240,13 @@ class Sender:
     def _settle(self, connection: Connection, cursor: Any, result: ClaimResult) -> None:
         sql, settlement = self._statements, result.settlement
         if settlement.sent:
-            cursor.execute(sql.keep_messages if self._keep_sent else sql.delete_messages, _places(settlement.sent))
+            settled = sql.keep_messages if self._keep_sent else sql.delete_messages
+            others = settlement.dead or settlement.again or settlement.behind or settlement.moved
+            # Listeners of the host's may have something to add before the commit.
+            if not others and not len(self._engine.dispatch.commit):
+                commit(connection, Statement.of(settled).with_values(**_places(settlement.sent)), guarded=False)
+                return  # SQLAlchemy's commit finds nothing left to do
+            cursor.execute(settled, _places(settlement.sent))
         if settlement.dead or settlement.again or settlement.behind:
             # Before the rest of its key is sent, the end of a message, or its place before them, is on the disk.
             cursor.execute(sql.wait_for_disk)
@@ -274,11 +297,13 @@ def _keys(keys: Set[HeldKey]) -> dict[str, Any]:
     return {"lanes": lanes, "destinations": destinations, "keys": names}
 
 
-def _places(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return lanes and positions as arrays in Postgres's text form."""
-    lanes = ",".join([str(row.lane) for row in rows])
-    positions = ",".join([str(row.position) for row in rows])
-    return {"lanes": f"{{{lanes}}}", "positions": f"{{{positions}}}"}
+def _places(rows: Sequence[Row]) -> dict[str, str]:
+    return {"lanes": _array([row.lane for row in rows]), "positions": _array([row.position for row in rows])}
+
+
+def _array(numbers: Iterable[int]) -> str:
+    """Return an array in Postgres's text form."""
+    return f"{{{','.join(map(str, numbers))}}}"
 
 
 def _letter(row: Row, refusal: Refused) -> DeadLetter:

@@ -61,27 +61,47 @@ def begin(connection: Connection, *steps: Step, then: Step | None = None, guarde
         psycopg.Error: it could not be begun, or one of the steps has failed.
         PreparedLost: run the transaction again.
     """
+    every = [*([Step(DECLARE_GUARD)] if guarded else []), *steps]
+    try:
+        results = begin_with(connection, *every, *([] if then is None else [then]))
+    except StepFailed as failure:
+        if failure.number == len(every):
+            return Answer(error=failure.error)
+        raise failure.error from None
+    return None if then is None else Answer(results[-1])
+
+
+def begin_with(connection: Connection, *steps: Step) -> list[Any]:
+    """Begin a transaction without a guard, and run statements in the same round trip; return their results.
+
+    Args:
+        connection: as for ``begin``.
+        steps: the statements.
+
+    Raises:
+        StepFailed: a step has failed; number -1 is BEGIN.
+        psycopg.Error: the connection was lost.
+        PreparedLost: run the transaction again.
+    """
     driver: Any = connection.connection.dbapi_connection
     begun = driver.pgconn.transaction_status == TransactionStatus.INTRANS
-    every = [*([] if begun else [Step(_begin(driver))]), *([Step(DECLARE_GUARD)] if guarded else []), *steps]
-    all_steps = [*every, *([] if then is None else [then])]
+    first = [] if begun else [Step(_begin(driver))]
+    every = [*first, *steps]
     try:
         try:
-            results = run_steps(connection, all_steps)
+            results = run_steps(connection, every)
         except PreparedLost:
             if begun:
                 raise
             driver.rollback()
-            results = run_steps(connection, all_steps)
+            results = run_steps(connection, every)
     except StepFailed as failure:
         _tell_pool(connection)
-        if failure.number == len(every):
-            return Answer(error=failure.error)
-        raise failure.error from None
+        raise StepFailed(failure.number - len(first), failure.error) from failure.error
     except psycopg.Error:
         _tell_pool(connection)
         raise
-    return None if then is None else Answer(results[-1])
+    return results[len(first) :]
 
 
 def _tell_pool(connection: Connection) -> None:
