@@ -238,7 +238,7 @@ SELECT *, EXISTS (SELECT FROM {{outbox_message}} WHERE held AND lane = ANY(%(lan
     WHERE m.lane = wanted.lane AND m.position >= wanted.position AND m.due_at IS NULL
     ORDER BY m.position LIMIT %(each_limit)s
   ) AS m
-  WHERE wanted.lane = ANY(current_setting('txbox.lanes')::bigint[])
+  WHERE wanted.lane = ANY((SELECT current_setting('txbox.lanes')::bigint[])::bigint[])
 ) AS found
 WHERE bytes_before < %(bytes_limit)s ORDER BY position
 
