@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import psycopg
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from txbox.effects.fields import Field, read_fields
 from txbox.effects.fresh_event import FRESH_EVENT, create_table, fill_table, with_rows
@@ -17,6 +18,7 @@ from txbox.message import Message
 from txbox.outbox import Outbox
 from txbox.postgres.round_trip import Statement, Step
 from txbox.postgres.sql import array_literal, in_one_statement
+from txbox.postgres.sqlstates import is_outage
 
 
 class SqlEffect:
@@ -130,11 +132,22 @@ class SqlEffect:
         return self._publication is not None
 
     def check(self, connection: Connection) -> None:
-        """Check that it can publish over this connection, if it does.
+        """Check that it can work over this connection: statements and tables fit, and it can publish, if it does.
+
+        Statements that need a temporary table are not checked: they may create what others name.
 
         Raises:
+            EffectFailed: the server refuses a statement, such as one that names a table that does not exist.
             NotInTransaction, SchemaMissing: as ``Outbox.check``.
         """
+        for number, step in enumerate([] if self.creates_table else self._steps):
+            try:
+                connection.exec_driver_sql(f"PREPARE {_CHECKED} AS {step.text}".replace("%", "%%"))
+                connection.exec_driver_sql(f"DEALLOCATE {_CHECKED}")
+            except DBAPIError as error:
+                if not isinstance(error.orig, psycopg.Error) or is_outage(error):
+                    raise
+                raise self.failed(number, error.orig) from error.orig
         if self._publication is not None:
             self._publication.outbox.check(connection)
 
@@ -260,4 +273,5 @@ def _publication(
     return Publication(outbox, destination)
 
 
+_CHECKED = "txbox_checked_effect"
 _FEATURE_NOT_SUPPORTED = "0A000"

@@ -13,7 +13,7 @@ from support.postgres.tcp_proxy import TcpProxy
 from support.txbox.events import Kept
 from support.workers.business import Business, apply, once
 from support.workers.memory_worker import at_work, make, process, work_off
-from txbox import Inbox, InvalidConfiguration, Message, Outcome, SqlEffect
+from txbox import EffectFailed, Inbox, InvalidConfiguration, Message, Outcome, SqlEffect
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 
@@ -321,3 +321,29 @@ def test_one_of_handler_and_effect_is_needed(engine: Engine) -> None:
         make(MemorySource(), engine, effect=EFFECT, batch_handler=print)
     with pytest.raises(InvalidConfiguration, match="effect must be a SqlEffect, not str"):
         make(MemorySource(), engine, effect="account.sql")
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("SELECT 1;\nINSERT INTO efect (message_id) SELECT message_id FROM fresh_event", 'line 2: relation "efect"'),
+        ("INSERT INTO effect (message_id)\nSELECT amounts FROM fresh_event", 'line 2: column "amounts"'),
+        ("UPDATE effect SET body = 5 % 'x' FROM fresh_event", "line 1: invalid input syntax"),
+    ],
+)
+def test_statements_that_do_not_fit_the_tables_are_told_at_the_start(
+    engine: Engine, business: Business, script: str, why: str
+) -> None:
+    source = MemorySource([paid("a")])
+    worker = make(source, engine, effect=SqlEffect.of(script, fields=FIELDS_APPLIED))
+    with pytest.raises(EffectFailed, match=why):
+        worker.start()
+    assert not worker.running
+    assert len(source._ready) == 1, "nothing was taken"
+
+
+def test_a_script_that_makes_its_own_table_starts(engine: Engine, business: Business) -> None:
+    script = "CREATE TEMPORARY TABLE mine ON COMMIT DROP AS SELECT message_id, note FROM fresh_event; {}"
+    insert = "INSERT INTO effect (message_id, body) SELECT message_id, note FROM mine"
+    work_off(MemorySource([paid("a")]), engine, effect=SqlEffect.of(script.format(insert), fields=FIELDS_APPLIED))
+    assert business.applied() == once("a")
