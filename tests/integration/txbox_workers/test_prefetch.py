@@ -19,7 +19,7 @@ from support.workers.fifo_source import FifoSource
 from support.workers.memory_worker import at_work, make, numbered
 from support.workers.ordered import by_key
 from txbox import BrokerError, Message, Outcome
-from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, Drained, Settled
+from txbox.instrumentation import BrokerLost, BrokerRestored, DatabaseLost, Drained, Received, Settled
 from txbox.pauses import pause, resume
 from txbox_workers import reporter
 from txbox_workers.delivery import Delivery, Settlement
@@ -224,6 +224,8 @@ def test_a_stop_finishes_what_was_begun_and_hands_back_all_else(
     stopper.join(20)
     assert not worker.running
     assert source._taken == {}, "all that was received is acked or handed back"
+    received = [delivery_id for event in kept.of(Received) for delivery_id in event.delivery_ids]
+    assert Counter(event.delivery_id for event in kept.of(Settled)) == once(received)
     done = {event.message_id for event in kept.of(Settled) if event.outcome is Outcome.PROCESSED}
     assert business.applied() == once(done)
     assert 1 <= len(done) <= 20

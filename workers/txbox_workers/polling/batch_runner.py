@@ -46,14 +46,7 @@ class BatchRunner:
         trouble: BaseException | None = None
         try:  # after any error in here, what is watched is handed back
             if watch:
-                context.heartbeat.watch(deliveries, time.monotonic())
-            if context.wants_details():
-                context.emit(
-                    Received,
-                    message_ids=tuple(delivery.message.id for delivery in deliveries),
-                    delivery_ids=tuple(delivery.receipt for delivery in deliveries),
-                    oldest_seconds=_oldest_seconds(deliveries),
-                )
+                watch_received(context, deliveries)
             for settlements in context.processor.process(deliveries):
                 settled.extend(settlements)
                 waiting.extend(settlements)
@@ -117,6 +110,20 @@ class BatchRunner:
                 context.processor.save_unsaved()
             # The rest comes again when its visibility ends.
             context.heartbeat.forget(each.delivery for each in self._hand_back(kept))
+
+
+def watch_received(context: PollingContext, deliveries: Sequence[Delivery]) -> None:
+    """Have the visibility of what has just been received extended from now on, and say that it was received."""
+    now = time.monotonic()
+    context.activity.received(deliveries, now)
+    context.heartbeat.watch(deliveries, now)
+    if context.wants_details():
+        context.emit(
+            Received,
+            message_ids=tuple(delivery.message.id for delivery in deliveries),
+            delivery_ids=tuple(delivery.receipt for delivery in deliveries),
+            oldest_seconds=_oldest_seconds(deliveries),
+        )
 
 
 def _oldest_seconds(deliveries: Sequence[Delivery]) -> float | None:

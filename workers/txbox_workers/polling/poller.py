@@ -71,7 +71,6 @@ class SequentialPoller(Poller):
         if failures:
             context.emit(BrokerRestored)
         if deliveries:
-            context.activity.received(deliveries, time.monotonic())
             with context.spans.received(deliveries, began_ns):
                 self._runner.run(deliveries, watch=True)
         return 0

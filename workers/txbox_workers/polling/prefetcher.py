@@ -8,6 +8,7 @@ from txbox import BrokerError, Outcome
 from txbox.error_logging import log_failure
 from txbox.instrumentation import BrokerLost, BrokerRestored
 from txbox_workers.delivery import Delivery, Settlement
+from txbox_workers.polling.batch_runner import watch_received
 from txbox_workers.polling.context import PollingContext, outage_seconds
 from txbox_workers.polling.prefetch_buffer import PrefetchBuffer
 from txbox_workers.polling.settler import QueuedSettler
@@ -85,13 +86,18 @@ class Prefetcher:
             self._buffer.release(room - len(deliveries), settled=False)
             activity.leave()
         self._note_success(len(deliveries))
-        if deliveries:
-            now = time.monotonic()
-            activity.received(deliveries, now)
-            context.heartbeat.watch(deliveries, now)
-            if not self._buffer.put(deliveries, began_ns):
-                self._settler.settle([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries])
+        if deliveries and not self._keep(deliveries, began_ns):
+            self._settler.settle([Settlement(delivery, Outcome.IN_FLIGHT) for delivery in deliveries])
         return False
+
+    def _keep(self, deliveries: Sequence[Delivery], began_ns: int) -> bool:
+        """Put what was received into the buffer; False: it is to be handed back."""
+        try:
+            watch_received(self._context, deliveries)
+            return self._buffer.put(deliveries, began_ns)
+        except BaseException:  # noqa: BLE001 - what was received is not to be forgotten
+            log_failure("%s: what was received cannot be kept, and is handed back", self._context.subscriber_id)
+            return False
 
     def _note_failure(self) -> bool:
         """Have one thread alone try again; return whether it is news."""
