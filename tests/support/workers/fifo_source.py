@@ -1,6 +1,7 @@
 """A FIFO queue in memory: of each group the first message alone is handed out, and the others when it is acked."""
 
 import random
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -27,8 +28,9 @@ class FifoSource(MemorySource):
         """Send messages of a group."""
         for message in messages(*ids):
             with self._condition:
-                receipt = str(next(self._numbers))
-                self._ready.append(Delivery(message, receipt=receipt, group=group, body=message.body))
+                number = next(self._numbers)
+                sent = Delivery(message, str(number), group=group, body=message.body, envelope={"sequence": number})
+                self._ready.append(sent)
                 self._condition.notify_all()
 
     def send_back(self, letter: DeadLetter) -> None:
@@ -46,14 +48,15 @@ class FifoSource(MemorySource):
             return batch
 
     def hand_back(self, settlements: Sequence) -> None:
-        """Deliver again, before what follows in the group, and at once."""
+        """Deliver again at once, in the order of sending, whatever the order in which they are handed back."""
         with self._condition:
-            for settlement in reversed(settlements):
+            for settlement in settlements:
                 delivery = self._taken.pop(settlement.delivery.receipt, None)
                 if delivery is not None:
                     receipt = str(next(self._numbers))
                     again = replace(delivery, receipt=receipt, receive_count=delivery.receive_count + 1)
-                    self._ready.appendleft(again)
+                    self._ready.append(again)
+            self._ready = deque(sorted(self._ready, key=lambda each: each.envelope["sequence"]))
             self._condition.notify_all()
 
     def _due(self) -> list[Delivery]:
