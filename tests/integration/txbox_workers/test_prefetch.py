@@ -264,20 +264,24 @@ def test_a_paused_worker_hands_back_what_it_holds_and_is_drained(
 
 
 @pytest.mark.usefixtures("short_pauses", "without_reports")
+@pytest.mark.parametrize("threads", [1, 3])
 def test_in_an_outage_of_the_database_what_is_held_is_handed_back_and_nothing_is_received(
-    proxy: TcpProxy, proxied: Engine, business: Business
+    proxy: TcpProxy, proxied: Engine, business: Business, threads: int
 ) -> None:
     kept = Kept()
     source = Distant(batch_size=10)
-    with at_work(make(source, proxied, prefetch=50, hooks=[kept])):
+    worker = make(source, proxied, threads=threads, prefetch=50, hooks=[kept])
+    with at_work(worker):
         proxy.refuse()
         proxy.cut()
         for message in numbered(200):
             source.send(message)
-        wait_until(lambda: len(kept.of(DatabaseLost)) >= 5)
+        wait_until(lambda: len(kept.of(DatabaseLost)) >= 5 * threads)
+        wait_until(lambda: worker._activity.awaiting_threads == threads)
         wait_until(lambda: not source._taken, "all is handed back")
         received = next(source._numbers)
-        wait_until(lambda: len(kept.of(DatabaseLost)) >= 8)
+        lost = len(kept.of(DatabaseLost))
+        wait_until(lambda: len(kept.of(DatabaseLost)) >= lost + 3)
         assert next(source._numbers) == received + 1, "nothing was received, to be handed back, meanwhile"
         proxy.accept()
         assert source.wait_until_empty(60)

@@ -117,9 +117,9 @@ class Activity:
     # --- outages of the database --------------------------------------------------------------------------------------
 
     @property
-    def awaits_database(self) -> bool:
-        """Whether a thread waits until the database can be used again."""
-        return self._awaiting_database > 0
+    def awaiting_threads(self) -> int:
+        """How many threads wait until the database can be used again."""
+        return self._awaiting_database
 
     @contextmanager
     def awaiting_database(self) -> Iterator[None]:

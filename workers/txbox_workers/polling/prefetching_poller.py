@@ -42,7 +42,7 @@ class PrefetchingPoller(Poller):
             gather_seconds=gather_seconds,
             visibility_seconds=context.source.visibility_seconds,
             group=context.processor.group,
-            closed=lambda: activity.halted.is_set() or activity.awaits_database,
+            closed=lambda: activity.halted.is_set() or activity.awaiting_threads >= threads,
             stopping=context.stopping,
         )
         self._settler = QueuedSettler(context, self._settled)
