@@ -14,13 +14,14 @@ from txbox.effects import Field
 from txbox.postgres.urls import database_url
 from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.merging.effect_runner import Apply
+from txbox_spark.merging.merge_sizer import LOCK_SECONDS
 
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
 
 WRITERS = AUTO, COPY, JDBC = "auto", "copy", "jdbc"
 
 CHUNK_ROWS = 1_000_000
-"""Rows in a chunk, about. Larger chunks are faster; the rows that they change stay locked for longer."""
+"""Rows that a transaction merges, about, at most."""
 
 ABANDONED_SECONDS = 24 * 3600.0
 """After so long without a heartbeat, a run's staging table is dropped."""
@@ -46,7 +47,9 @@ class LoadOptions(TypedDict, total=False):
         writer: "copy" (tasks copy and merge; executors need psycopg), "jdbc" (a staging table, merged by the driver),
             or "auto", the default: copy where the executors can. A stream chooses at its first batch.
         parallelism: how many chunks are merged at once; None, the default: as many as Spark runs tasks.
-        chunk_rows: rows in a chunk, about; ``CHUNK_ROWS`` by default.
+        chunk_rows: rows that a transaction merges, about, at most; ``CHUNK_ROWS`` by default.
+        lock_seconds: how long a transaction holds the locks that workers may wait for, about; it takes as many rows as
+            that allows. 0.25 by default. Longer is faster.
         abandoned_seconds: after so long without a heartbeat, other runs' staging tables are dropped, and batches that
             other streams have left are forgotten; ``ABANDONED_SECONDS`` by default.
         stalled_seconds: how long a chunk's transaction may do nothing, between two statements of a callable, say,
@@ -71,6 +74,7 @@ class LoadOptions(TypedDict, total=False):
     writer: str
     parallelism: int | None
     chunk_rows: int
+    lock_seconds: float
     abandoned_seconds: float
     stalled_seconds: float
     effects_seconds: float
@@ -98,6 +102,7 @@ class ValidLoadOptions:
     writer: str = AUTO
     parallelism: int | None = None
     chunk_rows: int = CHUNK_ROWS
+    lock_seconds: float = LOCK_SECONDS
     abandoned_seconds: float = ABANDONED_SECONDS
     stalled_seconds: float = STALLED_SECONDS
     effects_seconds: float = EFFECTS_SECONDS
@@ -129,7 +134,7 @@ class ValidLoadOptions:
         self._require(self.writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {self.writer!r}")
         self._require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
         self._require(self.chunk_rows >= 1, f"chunk_rows must be at least 1, not {self.chunk_rows!r}")
-        for name in ("stalled_seconds", "effects_seconds"):
+        for name in ("lock_seconds", "stalled_seconds", "effects_seconds"):
             seconds = getattr(self, name)
             self._require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")
         self._require(

@@ -89,6 +89,8 @@ class LoadContext:
             one.prefix,
             one.stalled_seconds,
             one.effects_seconds,
+            one.lock_seconds,
+            max(1, one.chunk_rows * run.chunks // max(run.rows, 1)),
             one.sent_at,
             one.apply_expired,
         )

@@ -17,6 +17,7 @@ speculation, is a redelivery: it finds the chunk merged, or waits for the other 
 A failure comes back as a row, not as an exception: Spark would run the task again, and report it as a Java error.
 """
 
+import math
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -43,14 +44,16 @@ from txbox_spark.merging.chunk_merger import (
     MergeStatements,
     TriedIds,
     begin_chunk,
+    claim_chunk,
     merge_chunk,
     settle_processed_chunk,
 )
-from txbox_spark.merging.chunk_ranges import chunk_range, partition_by_chunk
+from txbox_spark.merging.chunk_ranges import chunk_groups, chunk_range, partition_by_chunk
 from txbox_spark.merging.chunk_stream import ChunkStream, DistinctEvents
 from txbox_spark.merging.csv_lines import csv_lines
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
+from txbox_spark.merging.merge_sizer import MergeSizer
 from txbox_spark.merging.refused_event import refused_event
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
@@ -61,6 +64,9 @@ FEW_NEW_SHARE = 0.02
 
 FEW_NEW_IDS = 100_000
 """How many new ids, of all chunks that were tried, the driver holds; each chunk may have its part of them."""
+
+TASKS_PER_SLOT = 2
+"""Tasks for each that Spark runs at once: few, since each takes a tenth of a second, and still several to share out."""
 
 COPY_BYTES = 16 << 20
 """How much one COPY sends, about."""
@@ -79,21 +85,25 @@ class CopyWriter:
         """Merge every chunk that is not merged yet; return those that failed."""
         context = self._context
         slots = context.spark.sparkContext.defaultParallelism
-        tasks = context.parallelism if context.parallelism < slots else None
+        tasks = context.parallelism if context.parallelism < slots else slots * TASKS_PER_SLOT
         task = CopyTask(context.options.database.render_as_string(hide_password=False), context.plan(run), run.bounds)
         sample, context.sample = context.sample, ()  # at the first attempt only
         repeated: tuple[int, ...] = ()
         if sample:
             repeated = likely_repeated(context.engine, task.plan.sql, context.options.subscriber_id, sample, run.bounds)
+        # Ids alone lock nothing that others wait for: as many as a transaction may have, and each task has some.
+        most = min(task.plan.most_chunks, math.ceil(len(repeated) / context.parallelism))
+        groups = chunk_groups(run.chunks, set(repeated), most)
         with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
             if repeated:
                 left_out = set(range(run.chunks)).difference(repeated)
-                ids = partition_by_chunk(context.events.checked_ids, run.bounds, left_out, tasks)
-                ids_alone = replace(task, ids_alone=True, few=FEW_NEW_IDS // len(repeated))
+                ids = partition_by_chunk(context.events.checked_ids, run.bounds, left_out, tasks, groups)
+                few_each = FEW_NEW_IDS // len({groups[chunk] for chunk in repeated})
+                ids_alone = replace(task, groups=groups, ids_alone=True, few=few_each)
                 tried, failed = _run_tasks(context.tracing, ids, ids_alone)
                 if not failed and tried:
-                    few = partition_by_chunk(self._only(tried), run.bounds, (), tasks)
-                    _, failed = _run_tasks(context.tracing, few, replace(task, tried=tried))
+                    few = partition_by_chunk(self._only(tried), run.bounds, (), tasks, groups)
+                    _, failed = _run_tasks(context.tracing, few, replace(task, groups=groups, tried=tried))
                 if failed:
                     return failed
             merged = context.merged_chunks(run)
@@ -177,6 +187,9 @@ class CopyTask:
     url: str = field(repr=False)  # of the database, as SQLAlchemy has it
     plan: MergePlan  # of the run
     bounds: tuple[str, ...]  # between the chunks
+    groups: tuple[int, ...] | None = None
+    """For each chunk, the first one of its group, which the frame has as one chunk; None: a transaction takes as many
+    chunks that follow each other as its time allows."""
     ids_alone: bool = False
     """The frame has ids only; settle the chunks in which every id is processed, and leave the others."""
     few: int = 0  # of those that are left: up to how many new ids the driver is told
@@ -186,40 +199,59 @@ class CopyTask:
     def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
         """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""
         schema = TriedChunk.arrow_schema()
-        stream = ChunkStream(batches)
+        numbers = None if self.groups is None else sorted(set(self.groups))
+        bounds = self.bounds if numbers is None else [self.bounds[first - 1] for first in numbers[1:]]
+        stream = ChunkStream(batches, bounds, numbers)
+        # A session for each chunk: what the caller's statements leave in one must not reach the next chunk.
+        engine = guard(open_engine(self.url, poolclass=NullPool))
+        sizer = MergeSizer(self.plan.lock_seconds, self.plan.most_chunks)
         while (chunk := stream.next_chunk()) is not None:
             began_ns = time.time_ns()
-            ended = self.merge(chunk, stream.rows())
+            ended = self.merge(engine, chunk, stream, sizer)
             failed = ended if isinstance(ended, FailedChunk) else None
             error, transient = (None, False) if failed is None else (failed.error, failed.transient)
             few = ended.as_json() if isinstance(ended, TriedIds) else None
             tried = TriedChunk(chunk, began_ns, time.time_ns(), error, transient, few)
             yield pyarrow.RecordBatch.from_pylist([asdict(tried)], schema=schema)
 
-    def merge(self, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> FailedChunk | TriedIds | None:
-        """Copy and merge one chunk, whose rows are sorted by id, in a transaction of its own.
+    def merge(
+        self, engine: Engine, chunk: int, stream: ChunkStream, sizer: MergeSizer
+    ) -> FailedChunk | TriedIds | None:
+        """Copy and merge a chunk, and as many of those that follow as the sizer says, in one transaction.
 
         Returns:
-            Why it is not merged; or what its ids have told, if few of them are new.
+            Why they are not merged; or what their ids have told, if few of them are new.
         """
-        engine = guard(open_engine(self.url, poolclass=NullPool))
         ledger = LoadLedger(engine, self.plan.schema, self.plan.prefix)
         try:
-            if (error := ledger.failure(self.plan.run_id)) is not None:
-                return FailedChunk(chunk, error, transient=False)  # a task has failed as this one would
             with short_transaction(engine) as connection:
+                if (error := ledger.failure(connection, self.plan.run_id)) is not None:
+                    return FailedChunk(chunk, error, transient=False)  # a task has failed as this one would
                 if not begin_chunk(connection, self.plan, chunk):
                     return None
-                counts = self._copy(connection, batches)
-                ids = chunk_range(self.bounds, chunk)
-                if not self.ids_alone:
-                    tried = None if self.tried is None else self.tried[chunk]
-                    merge_chunk(connection, self.plan, chunk, ids, counts, tried=tried)
+                columns = () if self.ids_alone else self.plan.columns
+                connection.exec_driver_sql(create_fresh(columns))
+                counts, last = self._copy(connection, stream.rows()), chunk
+                if self.groups is not None:
+                    last += self.groups.count(chunk) - 1
+                    if not all(claim_chunk(connection, self.plan, other) for other in range(chunk + 1, last + 1)):
+                        connection.rollback()  # another attempt has merged some of the group
+                        return None
+                while self._takes_another(connection, chunk, last, stream, sizer):
+                    last += 1
+                    stream.next_chunk()
+                    counts += self._copy(connection, stream.rows())
+                connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
+                ids = chunk_range(self.bounds, chunk, last)
+                if self.ids_alone:
+                    told = settle_processed_chunk(connection, self.plan, chunk, ids, counts, self.few + 1)
+                    if told.unprocessed:
+                        connection.rollback()
+                        return told if len(told.unprocessed) <= self.few else None
                     return None
-                told = settle_processed_chunk(connection, self.plan, chunk, ids, counts, self.few + 1)
-                if told.unprocessed:
-                    connection.rollback()
-                    return told if len(told.unprocessed) <= self.few else None
+                tried = None if self.tried is None else self.tried[chunk]
+                merged = merge_chunk(connection, self.plan, chunk, ids, counts, tried=tried)
+            sizer.merged(1 + last - chunk, time.monotonic() - merged.locked_at)
         except (SQLAlchemyError, psycopg.Error, TxboxError) as raised:
             failed = FailedChunk.of(chunk, raised)
             if not failed.transient:
@@ -227,10 +259,16 @@ class CopyTask:
             return failed
         return None
 
+    def _takes_another(
+        self, connection: Connection, first: int, last: int, stream: ChunkStream, sizer: MergeSizer
+    ) -> bool:
+        """Whether the transaction has claimed the chunk after ``last``, too."""
+        fits = self.groups is None and last - first + 1 < sizer.chunks and stream.chunk_ahead() == last + 1
+        return fits and claim_chunk(connection, self.plan, last + 1)
+
     def _copy(self, connection: Connection, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
         """Stream a chunk's distinct events into ``fresh_event``."""
         columns = () if self.ids_alone else self.plan.columns
-        connection.exec_driver_sql(create_fresh(columns))
         sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
         distinct = DistinctEvents(batches)
         driver_connection: Any = connection.connection.driver_connection
@@ -249,5 +287,4 @@ class CopyTask:
                             copy.write(lines)
                 except (psycopg.DataError, psycopg.IntegrityError) as error:
                     raise refused_event(error, written, [one.name for one in columns]) from error
-        connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
         return ChunkCounts(distinct.read, distinct.rejected, distinct.kept, tuple(distinct.rejected_sample))

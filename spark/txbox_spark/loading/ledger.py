@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from txbox import TxboxError
@@ -171,9 +171,10 @@ class LoadLedger:
         """Record why an attempt has ended."""
         self._execute(self._sql.record_failure, error=error, run_id=run_id)
 
-    def failure(self, run_id: str) -> str | None:
-        """Return why an attempt has ended, if it has and no other has begun."""
-        return next((error for (error,) in self._execute(self._sql.failure, run_id=run_id)), None)
+    def failure(self, connection: Connection, run_id: str) -> str | None:
+        """Return why an attempt has ended, if it has and no other has begun; in the connection's transaction."""
+        found = connection.exec_driver_sql(self._sql.failure, {"run_id": run_id})
+        return found.scalar_one_or_none()
 
     @retry_outages
     def finish(self, run_id: str, *, rejected: int, sample: Sequence[str]) -> None:

@@ -31,6 +31,9 @@ from txbox_spark.reading.survey import survey
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
 
+ROWS_OF_A_CHUNK = 10_000
+"""Rows in a chunk, about, unless ``chunk_rows`` is less: a transaction merges one or more, see ``merge_sizer``."""
+
 MIN_CHUNK_ROWS = 5_000
 """A smaller chunk costs more as a transaction than it saves by being merged in parallel."""
 
@@ -71,7 +74,7 @@ def _begin_run(context: LoadContext, writer_name: str, writer: Writer) -> Run:
     """Survey the source, cut it into chunks, and begin a run."""
     with context.stage("survey", None):
         found = survey(context.events, count_rejected=writer.survey_counts_rejected)
-    chunks = max(1, math.ceil(found.rows / context.options.chunk_rows))
+    chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
     # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
     even = math.ceil(chunks / context.parallelism) * context.parallelism
     chunks = min(even, max(chunks, found.rows // MIN_CHUNK_ROWS), writer.max_chunks)

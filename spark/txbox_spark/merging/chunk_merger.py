@@ -1,4 +1,4 @@
-"""Merging one chunk: the events that are first are recorded and applied, in one transaction.
+"""Merging a chunk, or several that follow each other: the events that are first are recorded and applied, in one transaction.
 
 ::
 
@@ -50,6 +50,7 @@ from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_re
 from txbox.status.blocked_loads import run_lock
 from txbox_spark.merging.effect_runner import Apply, ApplyFailed, apply_effects
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, insert_fresh
+from txbox_spark.merging.merge_sizer import LOCK_SECONDS
 from txbox_spark.reading.columns import EventColumn
 
 MERGE_ATTEMPTS = 10
@@ -116,6 +117,8 @@ class MergePlan:
     stalled_seconds: float = STALLED_SECONDS
     """How long a chunk's transaction may do nothing, and how long it waits for a lock."""
     effects_seconds: float = EFFECTS_SECONDS  # how long it waits for one and the same other chunk to apply its events
+    lock_seconds: float = LOCK_SECONDS  # how long a transaction may hold its locks, about
+    most_chunks: int = 1  # how many chunks one transaction merges at most
     sent_at: str | None = None  # the column that has when an event was sent; None: none has
     apply_expired: bool = False  # also apply events that were sent before the subscriber's horizon
 
@@ -138,6 +141,20 @@ class ChunkCounts:
     rejected: int  # rows that cannot be loaded
     distinct: int  # different message ids
     rejected_sample: tuple[str, ...] = ()  # some of the rejected rows
+
+    def __add__(self, other: "ChunkCounts") -> "ChunkCounts":
+        """Return the counts of both."""
+        sample = (*self.rejected_sample, *other.rejected_sample)
+        return ChunkCounts(
+            self.read + other.read, self.rejected + other.rejected, self.distinct + other.distinct, sample
+        )
+
+
+class Merged(NamedTuple):
+    """What a merge came to."""
+
+    applied: int  # events that were first
+    locked_at: float  # when it began to lock what others may wait for, by ``time.monotonic``
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +186,18 @@ def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
     """
     settings = {"work_mem": SORT_MEMORY, "stalled": plan.stalled, "run_lock": run_lock(plan.run_id)}
     connection.exec_driver_sql(plan.sql.prepare_session, settings)
+    return claim_chunk(connection, plan, chunk)
+
+
+def claim_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:
+    """Claim one more chunk in a transaction that has begun with the chunk before it; return False if it is done.
+
+    It must not have merged anything yet: attempts claim in ascending order before they lock anything else, so they do
+    not wait in a circle.
+
+    Raises:
+        ChunkHeld: another transaction has claimed it, and does not end.
+    """
     claim = {"run_id": plan.run_id, "chunk": chunk}
     try:
         return connection.exec_driver_sql(plan.sql.claim_chunk, claim).rowcount == 1
@@ -191,12 +220,13 @@ def merge_chunk(
     staged: str | None = None,
     tried: TriedIds | None = None,
     pause: Callable[[float], object] = time.sleep,
-) -> int:
-    """Record and apply the events of a chunk that are first, all but the COMMIT; return how many they are.
+) -> Merged:
+    """Record and apply the events of a chunk that are first, all but the COMMIT.
 
     Args:
         connection: in the transaction that has claimed the chunk.
-        plan, chunk, counts: the run's, the chunk's number, and the counts of its rows.
+        plan, chunk, counts: the run's, the chunk's number, and the counts of its rows; or those of the first of several
+            chunks that follow each other, which are then merged as one.
         ids: its first possible id, and the first one beyond it.
         staged: the table that holds its events, quoted; None: ``fresh_event`` does, one of each id and sorted.
         tried: what its ids have told; then ``fresh_event`` has the events of ``tried.unprocessed`` alone, and
@@ -217,7 +247,7 @@ def merge_chunk(
     while True:
         savepoint = connection.begin_nested()
         try:
-            applied, expired = _merge(connection, plan, ids, counts.distinct, staged, raced=raced)
+            applied, expired, locked_at = _merge(connection, plan, ids, counts.distinct, staged, raced=raced)
         except _Raced:
             savepoint.rollback()
             raced = True
@@ -250,7 +280,7 @@ def merge_chunk(
         )
     whole = counts if tried is None else tried.counts
     _settle(connection, plan, chunk, whole, applied, parked, expired.events)
-    return applied
+    return Merged(applied, locked_at)
 
 
 def settle_processed_chunk(
@@ -339,8 +369,8 @@ def _merge(
     staged: str | None,
     *,
     raced: bool,
-) -> tuple[int, _Expired]:
-    """Return how many events were first, and those that are too old to judge."""
+) -> tuple[int, _Expired, float]:
+    """Return how many events were first, those that are too old to judge, and when it began to lock rows."""
     sql = plan.sql
     if staged is None:
         fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, ids)).rowcount
@@ -350,6 +380,7 @@ def _merge(
         fresh = connection.exec_driver_sql(insert, _range_values(plan, ids)).rowcount
     expired = _drop_expired(connection, plan) if fresh else NONE_EXPIRED
     fresh -= expired.events
+    locked_at = time.monotonic()
     if fresh and raced:
         connection.exec_driver_sql(sql.create_recorded)
         connection.exec_driver_sql(sql.record_raced, {"subscriber_id": plan.subscriber_id})
@@ -371,7 +402,7 @@ def _merge(
             )
         apply_effects(connection, plan.apply)
         connection.exec_driver_sql(sql.restore_settings, {"role": role, "path": path})
-    return fresh, expired
+    return fresh, expired, locked_at
 
 
 def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bool]:

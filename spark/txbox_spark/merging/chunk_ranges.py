@@ -13,10 +13,6 @@ from collections.abc import Collection, Sequence
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
-CHUNK = "chunk"
-"""The column with the number of a row's chunk."""
-
-
 def chunk_bounds(sample: Sequence[str], chunks: int) -> tuple[str, ...]:
     """Return the bounds between chunks: bound k is the first id of chunk k + 1.
 
@@ -26,9 +22,9 @@ def chunk_bounds(sample: Sequence[str], chunks: int) -> tuple[str, ...]:
     return tuple(sample[len(sample) * number // wanted] for number in range(1, wanted))
 
 
-def chunk_range(bounds: Sequence[str], chunk: int) -> tuple[str, str | None]:
-    """Return a chunk's first possible id, and the first one beyond it (None: there is none)."""
-    return ("", *bounds)[chunk], (*bounds, None)[chunk]
+def chunk_range(bounds: Sequence[str], chunk: int, last: int | None = None) -> tuple[str, str | None]:
+    """Return a chunk's first possible id, and the first one beyond it, or beyond ``last`` (None: there is none)."""
+    return ("", *bounds)[chunk], (*bounds, None)[chunk if last is None else last]
 
 
 def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> Column:
@@ -46,20 +42,36 @@ def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> 
     ).otherwise(chunk_number(bounds[middle + 1 :], numbers[middle + 1 :]))
 
 
-def partition_by_chunk(
-    events: DataFrame, bounds: tuple[str, ...], left_out: Collection[int], tasks: int | None
-) -> DataFrame:
-    """Partition events so that each task gets whole chunks, each sorted by id.
+def chunk_groups(chunks: int, grouped: Collection[int], most: int) -> tuple[int, ...]:
+    """Return, for each chunk, the first one of its group: those of ``grouped`` that follow each other, ``most`` at most."""
+    firsts: list[int] = []
+    for chunk in range(chunks):
+        with_last = chunk in grouped and chunk - 1 in grouped and chunk - firsts[-1] < most
+        firsts.append(firsts[-1] if with_last else chunk)
+    return tuple(firsts)
 
-    There are as many tasks as chunks, ``tasks`` at most; chunks that are ``left_out`` are in none.
+
+def partition_by_chunk(
+    events: DataFrame,
+    bounds: tuple[str, ...],
+    left_out: Collection[int],
+    tasks: int,
+    groups: Sequence[int] | None = None,
+) -> DataFrame:
+    """Partition events so that each task gets whole chunks that follow each other, sorted by id, rejected rows last.
+
+    There are as many tasks as chunks, ``tasks`` at most; chunks that are ``left_out`` are in none. With ``groups``, as
+    ``chunk_groups`` returns them, a task gets whole groups. A partition for each task,
+    not for each chunk: to sort many small ones takes Spark half as much time again.
     """
-    chunks = len(bounds) + 1
-    numbered = events.withColumn(CHUNK, chunk_number(bounds))
+    numbers = range(len(bounds) + 1) if groups is None else sorted(set(groups))
     if left_out:
-        numbered = numbered.where(~sql.col(CHUNK).isin(list(left_out)))
-    partitioned = numbered.repartition(chunks, chunk_number(bounds, partition_keys(chunks)))
-    whole = partitioned.sortWithinPartitions(MESSAGE_ID)
-    return whole if tasks is None else whole.coalesce(tasks)
+        events = events.where(~chunk_number(bounds).isin(list(left_out)))
+    partitions = min(tasks, len(numbers))
+    keys = partition_keys(partitions)
+    begins = [numbers[len(numbers) * number // partitions] for number in range(1, partitions)]
+    partitioned = events.repartition(partitions, chunk_number([bounds[begin - 1] for begin in begins], keys))
+    return partitioned.sortWithinPartitions(sql.col(MESSAGE_ID).asc_nulls_last())
 
 
 def partition_keys(partitions: int) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""What a task is given: Arrow batches in which chunks follow each other, each sorted by message id."""
+"""What a task is given: Arrow batches sorted by message id, in which chunks follow each other."""
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 
-from txbox_spark.merging.chunk_ranges import CHUNK
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.runtime.lazy_imports import compute, pyarrow
@@ -12,10 +12,19 @@ SHOWN_REJECTED = 10
 
 
 class ChunkStream:
-    """Cuts a stream of batches where a chunk ends; holds one batch at a time."""
+    """Cuts a stream of batches where a chunk ends; holds one batch at a time.
 
-    def __init__(self, batches: "Iterator[pyarrow.RecordBatch]") -> None:
+    It is cut here, since Spark takes two microseconds to find an event's chunk among a hundred. Rejected rows, which
+    have no id, come last, and belong to the last chunk.
+    """
+
+    def __init__(
+        self, batches: "Iterator[pyarrow.RecordBatch]", bounds: Sequence[str], numbers: Sequence[int] | None = None
+    ) -> None:
+        """Cut at these bounds; ``numbers`` are those of the chunks between, if they are not counted up from 0."""
         self._batches = batches
+        self._bounds = bounds
+        self._numbers = range(len(bounds) + 1) if numbers is None else numbers
         self._rest: pyarrow.RecordBatch | None = None
         self._chunk: int | None = None
 
@@ -24,27 +33,41 @@ class ChunkStream:
         if self._chunk is not None:
             for _ in self.rows():
                 pass
-        self._chunk = self._chunk_ahead()
+        self._chunk = self.chunk_ahead()
         return self._chunk
 
     def rows(self) -> "Iterator[pyarrow.RecordBatch]":
         """Give the rows of this chunk that have not been given yet."""
-        while self._chunk is not None and self._chunk_ahead() == self._chunk:
+        while self._chunk is not None and self.chunk_ahead() == self._chunk:
             batch, self._rest = self._rest, None
             assert batch is not None  # noqa: S101 - there is a row ahead
-            end = compute.index(compute.not_equal(batch.column(CHUNK), self._chunk), True).as_py()
+            end = self._end(batch)
             if end >= 0:
                 batch, self._rest = batch.slice(0, end), batch.slice(end)
             yield batch
 
-    def _chunk_ahead(self) -> int | None:
-        """Return the chunk of the next row."""
+    def chunk_ahead(self) -> int | None:
+        """Return the chunk of the next row; None: there is none."""
         while self._rest is None or not self._rest.num_rows:
             self._rest = next(self._batches, None)
             if self._rest is None:
                 return None
-        chunk: int = self._rest.column(CHUNK)[0].as_py()
-        return chunk
+        return self._numbers[self._position(self._rest)]
+
+    def _position(self, batch: "pyarrow.RecordBatch") -> int:
+        """Return between which bounds a batch begins."""
+        first = batch.column(MESSAGE_ID)[0].as_py()
+        return len(self._bounds) if first is None else bisect_right(self._bounds, first)
+
+    def _end(self, batch: "pyarrow.RecordBatch") -> int:
+        """Return where the chunk ends that a batch begins with; -1: not in this batch."""
+        position = self._position(batch)
+        if position == len(self._bounds):
+            return -1
+        ids = batch.column(MESSAGE_ID)
+        beyond = compute.greater_equal(ids, pyarrow.scalar(self._bounds[position], ids.type)).fill_null(True)
+        end: int = compute.index(beyond, True).as_py()
+        return end
 
 
 class DistinctEvents:
