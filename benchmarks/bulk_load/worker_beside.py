@@ -1,4 +1,4 @@
-"""A worker that processes messages at a steady rate, in a process of its own: how long each one waits for its commit."""
+"""A worker that processes messages at a steady rate, in a process of its own: how long each one waits."""
 
 import multiprocessing
 import threading

@@ -9,7 +9,8 @@ Postgres empties staging tables when it recovers from a crash; then the events a
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
@@ -30,9 +31,10 @@ from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.loading.staging_table import MAX_PARTITIONS
 from txbox_spark.loading.writer import RowCounts, StagingLost
-from txbox_spark.merging.chunk_merger import ChunkCounts, begin_chunk, merge_chunk
+from txbox_spark.merging.chunk_merger import ChunkCounts, begin_chunk, claim_chunk, merge_chunk
 from txbox_spark.merging.chunk_ranges import chunk_range
 from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.merge_sizer import MergeSizer
 from txbox_spark.merging.refused_event import EventRefused, search_refused_event
 from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
@@ -142,19 +144,33 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int]) -> list
         StagingLost: the staging table is not there, or not complete.
     """
     stopping, parent = threading.Event(), context.span
+    left, taking = deque(chunks), threading.Lock()
+    plan = context.plan(run)
+    sizer = MergeSizer(plan.lock_seconds, plan.most_chunks)
     active: set[Any] = set()
     # A session for each chunk, as with writer copy: what the caller's statements leave in one, such as a setting, must
     # not reach the next chunk.
     sessions = guard(open_engine(context.engine.url, poolclass=NullPool))
 
+    def take(after: int | None) -> int | None:
+        """Take the next chunk that is left, or only the one after another; None: there is none."""
+        with taking:
+            there = bool(left) and after in (None, left[0] - 1) and not stopping.is_set()
+            return left.popleft() if there else None
+
+    def merge_all(_: int) -> list[FailedChunk]:
+        failed = []
+        while (chunk := take(None)) is not None:
+            if (one := merge(chunk)) is not None:
+                failed.append(one)
+        return failed
+
     def merge(chunk: int) -> FailedChunk | None:
-        if stopping.is_set():
-            return None
         with parent.current():  # this is another thread
             span = context.tracing.internal("txbox.bulk_load chunk", {"txbox.chunk": chunk})
         try:
             with span.current():
-                _merge_chunk(sessions, context, run, chunk, active)
+                _merge_chunk(sessions, context, run, chunk, active, sizer, take)
         except StagingLost as error:
             span.end(error_type(error))
             stopping.set()
@@ -171,7 +187,7 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int]) -> list
 
     with ThreadPoolExecutor(context.parallelism, thread_name_prefix="txbox-merge") as pool:
         try:
-            return [failed for failed in pool.map(merge, chunks) if failed is not None]
+            return [failed for each in pool.map(merge_all, range(context.parallelism)) for failed in each]
         except KeyboardInterrupt:
             stopping.set()
             _cancel(active)
@@ -189,15 +205,27 @@ def _cancel(active: set[Any]) -> None:
         time.sleep(CANCEL_AGAIN_SECONDS)
 
 
-def _merge_chunk(engine: Engine, context: LoadContext, run: Run, chunk: int, active: set[Any]) -> None:
-    """Merge one chunk of the staging table, in a transaction of its own."""
+def _merge_chunk(
+    engine: Engine,
+    context: LoadContext,
+    run: Run,
+    chunk: int,
+    active: set[Any],
+    sizer: MergeSizer,
+    take: Callable[[int], int | None],
+) -> None:
+    """Merge a chunk of the staging table, and as many of those after it as the sizer says, in one transaction."""
     plan, staging = context.plan(run), context.staging
     with short_transaction(engine) as connection, _active(connection, active):
         if not begin_chunk(connection, plan, chunk):
             return
-        staged = staging.full_name(f"{run.staging_table}_{chunk}")
+        last = chunk
+        while last - chunk + 1 < sizer.chunks and take(last) is not None and claim_chunk(connection, plan, last + 1):
+            last += 1
+        tables = [staging.full_name(f"{run.staging_table}_{each}") for each in range(chunk, last + 1)]
+        staged = f"({' UNION ALL '.join(f'TABLE {table}' for table in tables)})"
         try:
-            counted = f"SELECT count(*), count(DISTINCT message_id) FROM {staged}"  # noqa: S608 - quoted
+            counted = f"SELECT count(*), count(DISTINCT message_id) FROM {staged} AS staged"  # noqa: S608 - quoted
             read, distinct = connection.exec_driver_sql(counted).one()
         except DBAPIError as error:
             if sqlstate(error) == UNDEFINED_TABLE:
@@ -207,9 +235,11 @@ def _merge_chunk(engine: Engine, context: LoadContext, run: Run, chunk: int, act
         whole = f"SELECT FROM {staging.full_name(str(run.staging_table))} LIMIT 1"
         if not read and run.rows > (run.rejected or 0) and not connection.exec_driver_sql(whole).rowcount:
             raise StagingLost(f"the staging table {run.staging_table} has been emptied; did Postgres crash?")
-        connection.exec_driver_sql(f"ANALYZE {staged} ({MESSAGE_ID})")
-        ids = chunk_range(run.bounds, chunk)
-        merge_chunk(connection, plan, chunk, ids, ChunkCounts(read, 0, distinct), staged=staged)
+        for table in tables:
+            connection.exec_driver_sql(f"ANALYZE {table} ({MESSAGE_ID})")
+        ids = chunk_range(run.bounds, chunk, last)
+        merged = merge_chunk(connection, plan, chunk, ids, ChunkCounts(read, 0, distinct), staged=staged)
+    sizer.merged(1 + last - chunk, time.monotonic() - merged.locked_at)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Merging a chunk, or several that follow each other: the events that are first are recorded and applied, in one transaction.
+"""Merging one chunk, or several that follow each other, in one transaction: what is first is recorded and applied.
 
 ::
 
@@ -228,7 +228,8 @@ def merge_chunk(
         plan, chunk, counts: the run's, the chunk's number, and the counts of its rows; or those of the first of several
             chunks that follow each other, which are then merged as one.
         ids: its first possible id, and the first one beyond it.
-        staged: the table that holds its events, quoted; None: ``fresh_event`` does, one of each id and sorted.
+        staged: the table, or query in parentheses, that holds its events, quoted; None: ``fresh_event`` does, one of
+            each id and sorted.
         tried: what its ids have told; then ``fresh_event`` has the events of ``tried.unprocessed`` alone, and
             ``counts`` is of those.
         pause: waits for so many seconds between two attempts.

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
+
 def chunk_bounds(sample: Sequence[str], chunks: int) -> tuple[str, ...]:
     """Return the bounds between chunks: bound k is the first id of chunk k + 1.
 
@@ -43,7 +44,7 @@ def chunk_number(bounds: Sequence[str], leaves: Sequence[int] | None = None) -> 
 
 
 def chunk_groups(chunks: int, grouped: Collection[int], most: int) -> tuple[int, ...]:
-    """Return, for each chunk, the first one of its group: those of ``grouped`` that follow each other, ``most`` at most."""
+    """Return, for each chunk, the first of its group: chunks of ``grouped`` that follow each other, ``most`` in all."""
     firsts: list[int] = []
     for chunk in range(chunks):
         with_last = chunk in grouped and chunk - 1 in grouped and chunk - firsts[-1] < most

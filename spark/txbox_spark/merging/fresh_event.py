@@ -33,7 +33,7 @@ def copy_fresh(columns: Sequence[EventColumn]) -> str:
 def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range: str) -> str:
     """Fill ``fresh_event`` with the staged events whose ids are not in the inbox, one of each id, sorted.
 
-    ``staged`` is the table that has them, quoted; ``processed_in_range`` is from chunk_merger.sql.
+    ``staged`` is the table, or query, that has them, quoted; ``processed_in_range`` is from chunk_merger.sql.
     """
     sent = _sent(columns)
     names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in sent)])

@@ -1,7 +1,7 @@
 """How many chunks one transaction merges: as many as it can without holding its locks for longer than it should.
 
-Ids that a chunk has recorded, and rows that its effect has changed, are locked until its transaction ends; a worker that
-meets one of them waits. How long that is depends on the effect, on the inbox and on the machine, so it is measured.
+Ids that a chunk has recorded, and rows that its effect has changed, are locked until its transaction ends; a worker
+that meets one of them waits. How long depends on the effect, on the inbox and on the machine, so it is measured.
 Chunks are small; a transaction takes one of them first, and then as many that follow each other as the time allows.
 Larger transactions cost less: fewer commits, and an effect that adds up changes a row once, not once for each chunk.
 """

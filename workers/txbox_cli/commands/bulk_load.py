@@ -56,9 +56,11 @@ def bulk_load(
     ] = None,
     chunk_rows: Annotated[
         int | None,
-        typer.Option(
-            help="Rows in a chunk, about, by default 1000000: fewer keep rows locked for a shorter time.", min=1
-        ),
+        typer.Option(help="Rows that a transaction merges, about, at most; by default 1000000.", min=1),
+    ] = None,
+    lock_seconds: Annotated[
+        float | None,
+        typer.Option(help="How long a transaction holds locks, about; by default 0.25. Longer is faster."),
     ] = None,
     stalled_seconds: Annotated[
         float | None,
@@ -88,9 +90,9 @@ def bulk_load(
 ) -> None:
     """Apply every event of some files once, by Spark, whatever live workers have applied or are applying.
 
-    Events are cut into chunks by message id. A chunk is one transaction: ids that are first go into the inbox, and the
-    effect is applied to their events, in the relation fresh_event. So the command may be killed, repeated, and run
-    beside workers; --resume leaves out the chunks that are done.
+    Events are cut into chunks by message id. A transaction merges one chunk or more: ids that are first go into the
+    inbox, and the effect is applied to their events, in the relation fresh_event. So the command may be killed,
+    repeated, and run beside workers; --resume leaves out the chunks that are done.
 
     With --fields as for `txbox worker`, the columns are those fields, judged as a worker judges them: 'customer_id text
     at /customer/id, cents bigint'. Types of Spark, such as structs, are columns as Spark reads them.
@@ -124,6 +126,7 @@ def bulk_load(
     from txbox_spark import bulk_load as load
     from txbox_spark import read_events, source_of
     from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
+    from txbox_spark.merging.merge_sizer import LOCK_SECONDS
     from txbox_spark.options import CHUNK_ROWS, WRITERS
 
     if writer not in WRITERS:
@@ -163,6 +166,7 @@ def bulk_load(
                 writer=writer,
                 parallelism=parallelism,
                 chunk_rows=chunk_rows or CHUNK_ROWS,
+                lock_seconds=lock_seconds or LOCK_SECONDS,
                 source=source_of(session, paths, options=options),
                 resume=resume,
                 on_progress=show,

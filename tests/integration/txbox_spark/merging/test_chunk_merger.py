@@ -65,7 +65,7 @@ def merge(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Callable[.
                 connection.exec_driver_sql(
                     "INSERT INTO fresh_event SELECT DISTINCT * FROM incoming ORDER BY message_id"
                 )
-            applied = merge_chunk(connection, plan, 0, WHOLE, counts, staged=staged, pause=pause)
+            applied = merge_chunk(connection, plan, 0, WHOLE, counts, staged=staged, pause=pause).applied
             before_commit()
             return applied
 

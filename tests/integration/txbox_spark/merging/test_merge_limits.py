@@ -49,7 +49,7 @@ def merge(engine: Engine) -> Iterator[Merge]:
                 return None
             connection.exec_driver_sql(create_fresh(COLUMNS))
             connection.exec_driver_sql("INSERT INTO fresh_event VALUES (%s, 1, 5)", (f"event of {run_id}",))
-            return merge_chunk(connection, plan, 0, ("", None), ChunkCounts(1, 0, 1), pause=lambda _: None)
+            return merge_chunk(connection, plan, 0, ("", None), ChunkCounts(1, 0, 1), pause=lambda _: None).applied
 
     with ThreadPoolExecutor() as pool:
         yield lambda run_id, apply=WRITE, limits=None, subscriber="billing": pool.submit(

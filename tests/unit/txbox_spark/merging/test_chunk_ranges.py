@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txbox_spark.merging.chunk_ranges import chunk_bounds, chunk_range, partition_keys
+from txbox_spark.merging.chunk_ranges import chunk_bounds, chunk_groups, chunk_range, partition_keys
 
 ids = some.lists(some.text(min_size=1), unique=True, max_size=40).map(sorted)
 
@@ -44,3 +44,11 @@ def test_spans() -> None:
 def test_every_partition_has_a_key_of_its_own(partitions: int) -> None:
     keys = partition_keys(partitions)
     assert len(set(keys)) == len(keys) == partitions
+
+
+def test_chunks_that_follow_each_other_are_grouped() -> None:
+    assert chunk_groups(8, {0, 1, 2, 4, 5, 7}, 10) == (0, 0, 0, 3, 4, 4, 6, 7)
+    assert chunk_groups(8, {0, 1, 2, 4, 5, 7}, 2) == (0, 0, 2, 3, 4, 4, 6, 7)
+    assert chunk_groups(3, (), 2) == (0, 1, 2)
+    assert chunk_range(("b", "d"), 0, 1) == ("", "d")
+    assert chunk_range(("b", "d"), 1, 2) == ("b", None)

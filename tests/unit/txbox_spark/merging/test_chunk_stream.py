@@ -1,5 +1,6 @@
 """A task's stream of batches, cut into chunks, and one event of each id out of every chunk."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import groupby, pairwise
 
@@ -10,21 +11,18 @@ from hypothesis import strategies as some
 
 from txbox_spark.merging.chunk_stream import ChunkStream, DistinctEvents
 
-SCHEMA = pyarrow.schema(
-    {"message_id": pyarrow.string(), "rejected": pyarrow.string(), "number": pyarrow.int64(), "chunk": pyarrow.int32()}
-)
-
-Row = tuple[str | None, int]
-"""An id and a chunk."""
+SCHEMA = pyarrow.schema({"message_id": pyarrow.string(), "rejected": pyarrow.string(), "number": pyarrow.int64()})
+BOUNDS = ("b", "d", "f")
+"""Of four chunks."""
 
 
-def batches(*several: list[Row]) -> Iterator[pyarrow.RecordBatch]:
+def batches(*several: list[str | None]) -> Iterator[pyarrow.RecordBatch]:
     number = 0
     for rows in several:
         made = []
-        for message_id, chunk in rows:
+        for message_id in rows:
             rejected = None if message_id is not None else f"no id: {number}"
-            made.append({"message_id": message_id, "rejected": rejected, "number": number, "chunk": chunk})
+            made.append({"message_id": message_id, "rejected": rejected, "number": number})
             number += 1
         yield pyarrow.RecordBatch.from_pylist(made, schema=SCHEMA)
 
@@ -33,7 +31,6 @@ def chunks_of(stream: ChunkStream) -> list[tuple[int, list[int]]]:
     found = []
     while (chunk := stream.next_chunk()) is not None:
         rows = [row for batch in stream.rows() for row in batch.to_pylist()]
-        assert {row["chunk"] for row in rows} == {chunk}
         found.append((chunk, [row["number"] for row in rows]))
     assert stream.next_chunk() is None
     assert list(stream.rows()) == []
@@ -45,23 +42,42 @@ def chunks_of(stream: ChunkStream) -> list[tuple[int, list[int]]]:
     [
         ([], []),
         ([[]], []),
-        ([[], [("a", 3)], []], [(3, [0])]),
-        ([[("a", 1), ("b", 1), ("c", 2)]], [(1, [0, 1]), (2, [2])]),
-        ([[("a", 1)], [("b", 1)], [], [("c", 1), ("d", 4)], [("e", 4)]], [(1, [0, 1, 2]), (4, [3, 4])]),
-        ([[("a", 0), ("b", 1), ("c", 2), ("d", 3)]], [(0, [0]), (1, [1]), (2, [2]), (3, [3])]),
-        ([[("a", 5)], [("b", 2)], [("c", 9)]], [(5, [0]), (2, [1]), (9, [2])]),
+        ([[], ["d"], []], [(2, [0])]),
+        ([["b", "c", "d"]], [(1, [0, 1]), (2, [2])]),
+        ([["a"], ["a"], [], ["aa", "f"], ["g"]], [(0, [0, 1, 2]), (3, [3, 4])]),
+        ([["a", "b", "c", "d", "e", "f", "g"]], [(0, [0]), (1, [1, 2]), (2, [3, 4]), (3, [5, 6])]),
+        ([["e", None], [None, None]], [(2, [0]), (3, [1, 2, 3])]),
+        ([["f", None], [None]], [(3, [0, 1, 2])]),
+        ([[None]], [(3, [0])]),
     ],
 )
-def test_chunks_are_cut_where_they_end(given_: list[list[Row]], expected: list[tuple[int, list[int]]]) -> None:
-    assert chunks_of(ChunkStream(batches(*given_))) == expected
+def test_chunks_are_cut_where_they_end(given_: list[list[str | None]], expected: list[tuple[int, list[int]]]) -> None:
+    assert chunks_of(ChunkStream(batches(*given_), BOUNDS)) == expected
+
+
+@given(some.lists(some.text(), max_size=20), some.lists(some.text(min_size=1), unique=True, max_size=5))
+def test_each_event_is_in_the_chunk_of_its_id(ids: list[str], bounds: list[str]) -> None:
+    ids, bounds = sorted(ids), sorted(bounds)
+    found = {row: chunk for chunk, rows in chunks_of(ChunkStream(batches(ids), bounds)) for row in rows}
+    assert found == {row: bisect_right(bounds, one) for row, one in enumerate(ids)}
+
+
+def test_chunks_may_have_other_numbers() -> None:
+    stream = ChunkStream(batches(["a", "b", "e"], [None]), ["c"], [4, 7])
+    assert chunks_of(stream) == [(4, [0, 1]), (7, [2, 3])]
+
+
+def test_the_chunk_ahead_is_known_when_one_is_read() -> None:
+    stream = ChunkStream(batches(["a"], ["d"]), BOUNDS)
+    assert (stream.next_chunk(), len(list(stream.rows())), stream.chunk_ahead()) == (0, 1, 2)
 
 
 def test_a_chunk_that_is_not_read_to_its_end_is_passed_over() -> None:
-    stream = ChunkStream(batches([("a", 1), ("b", 2)], [("c", 2), ("d", 2)], [("e", 2), ("f", 3)]))
+    stream = ChunkStream(batches(["a", "b"], ["c", "c"], ["c", "d"]), BOUNDS)
+    assert stream.next_chunk() == 0
     assert stream.next_chunk() == 1
-    assert stream.next_chunk() == 2
     assert next(stream.rows()).column("number").to_pylist() == [1]
-    assert stream.next_chunk() == 3
+    assert stream.next_chunk() == 2
     assert [batch.column("number").to_pylist() for batch in stream.rows()] == [[5]]
     assert stream.next_chunk() is None
 
@@ -70,12 +86,12 @@ def test_batches_are_taken_one_at_a_time() -> None:
     taken = []
 
     def source() -> Iterator[pyarrow.RecordBatch]:
-        for number, batch in enumerate(batches([("a", 1)], [("b", 1)], [("c", 1)], [("d", 2)])):
+        for number, batch in enumerate(batches(["a"], ["a"], ["a"], ["b"])):
             taken.append(number)
             yield batch
 
-    stream = ChunkStream(source())
-    assert (stream.next_chunk(), taken) == (1, [0])
+    stream = ChunkStream(source(), BOUNDS)
+    assert (stream.next_chunk(), taken) == (0, [0])
     rows = stream.rows()
     next(rows)
     assert taken == [0]
@@ -92,13 +108,13 @@ def copied(distinct: DistinctEvents) -> list[tuple[str, int]]:
     some.lists(some.integers(0, 30), max_size=5),
 )
 def test_one_event_of_each_id(ids: list[str | None], cuts: list[int]) -> None:
-    """However the sorted ids are spread over batches; nulls come first, as Spark sorts them."""
-    rows: list[Row] = [(one, 1) for one in sorted(ids, key=lambda one: one or "")]
+    """However the sorted ids are spread over batches; nulls come last, as they are sorted."""
+    rows = sorted(ids, key=lambda one: one or "z")
     borders = [0, *sorted(cuts), len(rows)]
     several = [rows[first:end] for first, end in pairwise(borders)]
     distinct = DistinctEvents(batches(*several))
     found = copied(distinct)
-    numbered = [(one, number) for number, (one, _) in enumerate(row for rows in several for row in rows)]
+    numbered = [(one, number) for number, one in enumerate(row for rows in several for row in rows)]
     expected = [next(same) for one, same in groupby(numbered, key=lambda row: row[0]) if one is not None]
     assert found == expected
     nulls = [f"no id: {number}" for one, number in numbered if one is None]
@@ -106,13 +122,13 @@ def test_one_event_of_each_id(ids: list[str | None], cuts: list[int]) -> None:
     assert distinct.rejected_sample == nulls[:10]
 
 
-@pytest.mark.parametrize("several", [[[("b", 1), ("a", 1)]], [[("b", 1)], [("a", 1)]], [[("é", 1)], [("z", 1)]]])
-def test_events_out_of_order_are_refused(several: list[list[Row]]) -> None:
+@pytest.mark.parametrize("several", [[["b", "a"]], [["b"], ["a"]], [["é"], ["z"]]])
+def test_events_out_of_order_are_refused(several: list[list[str | None]]) -> None:
     """Duplicates are found side by side; what is not sorted could hide one, and it would be applied twice."""
     with pytest.raises(AssertionError, match="not sorted"):
         list(DistinctEvents(batches(*several)).events())
 
 
 def test_the_order_is_that_of_bytes() -> None:
-    rows: list[Row] = [("Z", 1), ("a", 1), ("z", 1), ("é", 1), ("\uffff", 1), ("\U0001f600", 1)]
-    assert [one for one, _ in copied(DistinctEvents(batches(rows[:3], rows[3:])))] == [one for one, _ in rows]
+    rows: list[str | None] = ["Z", "a", "z", "é", "\uffff", "\U0001f600"]
+    assert [one for one, _ in copied(DistinctEvents(batches(rows[:3], rows[3:])))] == rows
