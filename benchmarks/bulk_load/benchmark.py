@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bulk_load.events import BulkEvents
+from benchmarks.bulk_load.worker_beside import EFFECT, MESSAGES, worker_beside
 from benchmarks.shared.database import SCHEMA, SUBSCRIBER, conninfo
 from benchmarks.shared.measurements import Row, Sample, Table
 from benchmarks.shared.program import Benchmark, Option, Run
@@ -22,6 +23,10 @@ COPY = "bulk_load, writer copy"
 JDBC = "bulk_load, writer jdbc"
 AGAIN = "bulk_load, same file again"
 FEW = "bulk_load, 97 of its ids new"
+
+ALONE = "worker alone, p99"
+BESIDE = {"new": "beside, new ids", "overlapping": "beside, ids of the load"}
+ALONE_SECONDS = 8.0
 
 WARM_UP_ROWS = 500_000
 """Loaded before anything is measured: starting Python workers, and Java as long as it interprets."""
@@ -62,6 +67,7 @@ SETTINGS = f"SET work_mem = '128MB'; SET search_path = {SCHEMA};"
 DESCRIPTION = """\
 Load the same events in several ways into the same inbox: a fifth of the ids are in it
 already, a tenth of the rows repeat another one. Rows a second, Spark's start not counted.
+Then what a worker's messages wait while a file is loaded beside it, for the same accounts.
 After each load the accounts must add up; otherwise nothing is reported.
 """
 
@@ -113,14 +119,33 @@ class Loading:
         sample = self._measured(key, lambda: stages.update(self._load(frame, writer)))
         return Sample(sample.value, stages)
 
-    def _load(self, frame: Any, writer: str) -> Mapping[str, float]:
+    def worker_alone(self) -> Sample:
+        """A worker at a steady rate, and nothing beside it but Spark, which does nothing."""
+        assert self.frame is not None
+        self._last = None
+        self.events.reset(self.run.database)
+        with worker_beside(self.run.url, self.events.messages(MESSAGES, overlapping=False)) as found:
+            time.sleep(ALONE_SECONDS)
+        return Sample(found[0].p99)
+
+    def beside(self, ids: str) -> Mapping[str, Sample]:
+        """The same while a file is loaded: the same accounts, and ids of the file or others."""
+        frame, overlapping = self.frame, ids == "overlapping"
+        self._last = None
+        self.events.reset(self.run.database)
+        with worker_beside(self.run.url, self.events.messages(MESSAGES, overlapping=overlapping)) as found:
+            self._load(frame, "copy", EFFECT)
+        self.events.check(self.run.database, BESIDE[ids], 0 if overlapping else found[0].sent)
+        return {f"{BESIDE[ids]}, p99": Sample(found[0].p99), f"{BESIDE[ids]}, longest": Sample(found[0].longest)}
+
+    def _load(self, frame: Any, writer: str, apply: str = APPLY) -> Mapping[str, float]:
         report = bulk_load(
             frame,
             url=self.run.url,
             schema=SCHEMA,
             subscriber_id=SUBSCRIBER,
             message_id="event_id",
-            apply=APPLY,
+            apply=apply,
             writer=writer,
             chunk_rows=1_000_000,
         )
@@ -168,10 +193,15 @@ def tables(run: Run) -> list[Table]:
         by_spark(JDBC, "jdbc", SERIAL, 0.85),
         Row(NAIVE, partial(this.by_psql, NAIVE, NAIVE_MERGE), SERIAL),
     ]
+    waits = [Row(ALONE, this.worker_alone, unit="ms")]
+    for ids, key in BESIDE.items():
+        waits.append(Row(f"{key}, p99", partial(this.beside, ids), ALONE, at_most=2.0, unit="ms", ours=True))
+        waits.append(Row(f"{key}, longest", at_most=1000.0, unit="ms", ours=True))
     ratios = [Row(COPY, None, TWO, 0.75), Row(COPY, None, NAIVE, 3.0)]
     return [
         Table(f"a file of {run.options['rows']:,} rows", rows),
         Table("against other limits", ratios, plotted=False),
+        Table("a worker beside a load", waits, plotted=False),
     ]
 
 

@@ -1,5 +1,6 @@
 """The events of the bulk benchmark: files of them, some twice, some that are in the inbox already."""
 
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,14 +93,24 @@ class BulkEvents(NamedTuple):
             cents = f"UPDATE {SCHEMA}.account SET balance = balance - %s WHERE account_id = 1"
             connection.execute(cents.encode(), (sum(some.values()),))
 
-    def check(self, database: Database, key: str) -> None:
+    def messages(self, count: int, *, overlapping: bool) -> list[tuple[str, int, int]]:
+        """Return id, account and cents for a worker: of events of the file, or new ids that change nothing."""
+        table = parquet.read_table(self.file("events.parquet"), columns=["event_id", "account_id", "cents"])
+        found = zip(*(table[name][:count].to_pylist() for name in table.column_names), strict=True)
+        if overlapping:
+            return list({one[0]: one for one in found}.values())
+        return [(str(uuid.uuid4()), account, 0) for _, account, _ in found]
+
+    def check(self, database: Database, key: str, others: int = 0) -> None:
         """See that every event that was not processed before has been applied once, by its own cents.
+
+        ``others`` is how many other ids there are.
 
         Raises:
             WrongResult: it has not.
         """
         found = database.number(f"SELECT sum(balance) FROM {SCHEMA}.account"), database.recorded()
-        if found != (expected := (self.cents, self.distinct)):
+        if found != (expected := (self.cents, self.distinct + others)):
             raise WrongResult(f"{key}: the balances and the ids in the inbox come to {found}, not to {expected}")
 
 

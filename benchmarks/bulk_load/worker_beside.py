@@ -19,6 +19,9 @@ from txbox_workers.worker import Worker
 RATE = 100
 """Messages a second."""
 
+MESSAGES = 20_000
+"""More than are sent while a load runs."""
+
 THREADS = 4
 WARM_UP_SECONDS = 2.0
 START_SECONDS = 60.0
@@ -29,17 +32,17 @@ EFFECT = update_many("SELECT account_id, sum(cents) FROM fresh_event GROUP BY ac
 
 
 class Waits(NamedTuple):
-    """What the messages have waited, from when they were due to their acknowledgement, in milliseconds."""
+    """How many messages were sent, and what those after the warm-up have waited for their acknowledgement, in ms."""
 
-    count: int
+    sent: int
     p99: float
     longest: float
 
     @classmethod
-    def of(cls, waits: Sequence[float]) -> "Waits":
+    def of(cls, sent: int, waits: Sequence[float]) -> "Waits":
         """Describe waits in seconds."""
         found = sorted(1000 * one for one in waits)
-        return cls(len(found), found[int(len(found) * 0.99)], found[-1])
+        return cls(sent, found[int(len(found) * 0.99)], found[-1])
 
 
 class TimedSource(MemorySource):
@@ -75,7 +78,7 @@ def worker_beside(url: str, messages: Sequence[tuple[str, int, int]]) -> Iterato
         found: list[Waits] = []
         yield found
         stopping.set()
-        found.append(Waits.of(results.get()))
+        found.append(Waits.of(*results.get()))
     finally:
         stopping.set()
         process.join()
@@ -100,5 +103,6 @@ def _work(url: str, messages: Sequence[tuple[str, int, int]], started: Event, st
         source.send(Message(message_id, b'{"account_id": %d, "cents": %d}' % (account, cents)))
     stopping.wait()
     drained = source.wait_until_empty(DRAIN_SECONDS) and worker.stop()
-    results.put([source.acked_at[one] - at for one, at in due.items() if one in source.acked_at] if drained else [])
+    waits = [source.acked_at[one] - at for one, at in due.items() if one in source.acked_at]
+    results.put((len(source.acked_at), waits if drained else []))
     engine.dispose()
