@@ -11,7 +11,7 @@ import threading
 LOCK_SECONDS = 0.25
 """How long a transaction holds its locks, about."""
 
-GROWTH = 2
+GROWTH = 4
 """A transaction takes at most so many times the chunks of the one before it."""
 
 

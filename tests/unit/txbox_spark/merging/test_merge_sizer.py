@@ -8,14 +8,14 @@ from txbox_spark.merging.merge_sizer import MergeSizer
 def test_it_grows_while_there_is_time_and_shrinks_to_what_fits() -> None:
     sizer = MergeSizer(0.25, 100)
     sizes = []
-    for held_seconds_of_a_chunk in (0.01, 0.01, 0.01, 0.01, 0.01, 0.05, 0.3, 0.01):
+    for held_seconds_of_a_chunk in (0.01, 0.01, 0.01, 0.05, 0.3, 0.01):
         sizes.append(sizer.chunks)
         sizer.merged(sizer.chunks, sizer.chunks * held_seconds_of_a_chunk)
-    assert sizes == [1, 2, 4, 8, 16, 25, 5, 1]
-    assert sizer.chunks == 2
+    assert sizes == [1, 4, 16, 25, 5, 1]
+    assert sizer.chunks == 4
 
 
-@pytest.mark.parametrize(("most", "expected"), [(1, 1), (3, 3), (100, 8)])
+@pytest.mark.parametrize(("most", "expected"), [(1, 1), (3, 3), (100, 64)])
 def test_it_takes_no_more_than_it_may(most: int, expected: int) -> None:
     sizer = MergeSizer(0.25, most)
     for _ in range(3):
@@ -28,4 +28,4 @@ def test_a_transaction_that_was_smaller_than_allowed_counts_as_what_it_was() -> 
     sizer.merged(8, 0.8)
     assert sizer.chunks == 10
     sizer.merged(2, 0.2)
-    assert sizer.chunks == 4
+    assert sizer.chunks == 8
