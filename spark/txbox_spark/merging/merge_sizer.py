@@ -8,7 +8,7 @@ Larger transactions cost less: fewer commits, and an effect that adds up changes
 
 import threading
 
-LOCK_SECONDS = 0.25
+LOCK_SECONDS = 0.5
 """How long a transaction holds its locks, about."""
 
 GROWTH = 4

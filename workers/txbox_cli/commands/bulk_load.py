@@ -60,7 +60,7 @@ def bulk_load(
     ] = None,
     lock_seconds: Annotated[
         float | None,
-        typer.Option(help="How long a transaction holds locks, about; by default 0.25. Longer is faster."),
+        typer.Option(help="How long a transaction holds locks, about; by default 0.5. Longer is faster."),
     ] = None,
     stalled_seconds: Annotated[
         float | None,
