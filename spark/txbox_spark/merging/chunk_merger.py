@@ -82,6 +82,7 @@ class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event"
     processed_in_range: str
     drop_processed: str
     unprocessed: str
+    avoid_hashes: str
     any_horizon: str
     behind_horizon: str
     record: str
@@ -292,6 +293,7 @@ def settle_processed_chunk(
     The other arguments are those of ``merge_chunk``; ``fresh_event`` has the distinct ids alone.
     """
     values = {**_range_values(plan, ids), "limit": limit}
+    connection.exec_driver_sql(plan.sql.avoid_hashes)
     unprocessed = tuple(connection.exec_driver_sql(plan.sql.unprocessed, values).scalars())
     tried = TriedIds(counts, _count_parked(connection, plan, FRESH_EVENT), unprocessed)
     if not unprocessed:
@@ -424,7 +426,7 @@ def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bo
         savepoint = connection.begin_nested()
         try:
             _bound_wait(connection, f"{max(1, round(poll_seconds * 1000))}ms")
-            _, role, path, seen = connection.exec_driver_sql(sql.lock_effects, which).one()
+            _, role, path, seen, _ = connection.exec_driver_sql(sql.lock_effects, which).one()
             _bound_wait(connection, plan.stalled)
         except DBAPIError as error:
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
