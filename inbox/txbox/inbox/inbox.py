@@ -39,7 +39,7 @@ from txbox.errors import Expired, InFlight, Mismatch
 from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
 from txbox.postgres.engines import note_server, refuse_other_encodings
-from txbox.postgres.round_trip import Answer, Statement, Step, row_of
+from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, row_of, rows_of, run_steps
 from txbox.postgres.sql import array_literal
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
@@ -159,6 +159,7 @@ class Inbox:
         )
         self._statements = InboxStatements.load(schema, prefix)
         self._record_many = Statement.of(self._statements.record_many)
+        self._find_parked = Statement.of(self._statements.find_parked)
         self._table = self._statements.name_of("processed_message")
         self._view = self._statements.name_of("processed_earlier")
 
@@ -322,7 +323,20 @@ class Inbox:
     def find_parked(self, connection_or_session: ConnectionOrSession, bodies: Mapping[str, bytes | str]) -> ParkedIds:
         """Return which messages, given as bodies by id, are parked: of the duplicates found in this transaction."""
         connection = in_transaction(connection_or_session)
-        rows = connection.exec_driver_sql(self._statements.find_parked, self._of(list(bodies))).fetchall()
+        try:
+            (answer,) = run_steps(connection, [self.finding_parked(bodies)])
+        except StepFailed as failure:
+            raise failure.error from None
+        return self.parked(bodies, rows_of(connection, answer))
+
+    def finding_parked(self, message_ids: Iterable[str]) -> Step:
+        """Return what finds parked messages, as a step that may go out with others; ``parked`` takes its rows."""
+        ids = array_literal(list(message_ids))
+        return self._find_parked.with_values(subscriber_id=self.subscriber_id, message_ids=ids)
+
+    @staticmethod
+    def parked(bodies: Mapping[str, bytes | str], rows: Iterable[tuple[Any, ...]]) -> ParkedIds:
+        """Take the rows of the step that ``finding_parked`` has made of the ids of these bodies."""
         # A letter that is older than such rows has no fingerprint.
         same = {id_ for id_, kept in rows if kept is None or bytes(kept) == fingerprint(bodies[id_])}
         return ParkedIds(frozenset(same), frozenset(id_ for id_, _ in rows if id_ not in same))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine
@@ -11,7 +12,7 @@ from txbox import StatementLeftOpen, TransactionEnded, TransactionTimedOut
 from txbox.postgres.engines import discard_if_session_broken, refuse_other_encodings, stop_preparing
 from txbox.postgres.guards.commit_guard import begin, commit, is_refused_commit, remove_guard
 from txbox.postgres.guards.transaction_guard import guard, left_in_use, protect, refuse_aborted
-from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, run_steps
+from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, rows_of, run_steps
 from txbox.postgres.sqlstates import TIMED_OUT, is_lost_prepared_statement, sqlstate
 from txbox_workers.processing.outage_errors import DatabaseUnavailable, bookkeeping, unavailable, without_values
 from txbox_workers.processing.transaction_limits import TimeLimit, limit_steps, unlimited
@@ -24,12 +25,16 @@ class OpenTransaction:
         connection: the one that it is on.
         answer: to the statement that went out with BEGIN.
         last: steps that go out with COMMIT.
+        asked: a step that goes out before those; None: none does.
+        rows: its rows, once the transaction has committed.
     """
 
     def __init__(self, connection: Connection, answer: Answer | None) -> None:
         self.connection = connection
         self.answer = answer or Answer()
         self.last: Sequence[Step] = ()
+        self.asked: Step | None = None
+        self.rows: Sequence[tuple[Any, ...]] = ()
 
 
 class GuardedTransactions:
@@ -71,12 +76,15 @@ class GuardedTransactions:
                     yield opened
                 if not transaction.is_active or connection.get_transaction() is not transaction:
                     raise TransactionEnded
+                last = opened.last if opened.asked is None else [opened.asked, *opened.last]
                 if not len(self._host.dispatch.commit):
-                    commit(connection, *opened.last, guarded=guarded)
+                    results = commit(connection, *last, guarded=guarded)
                 else:  # listeners of the host's may have something to add before the commit
-                    run_steps(connection, opened.last)
+                    results = run_steps(connection, last)
                     if guarded:
                         remove_guard(connection)
+                if opened.asked is not None:
+                    opened.rows = rows_of(connection, results[0])
                 transaction.commit()  # for SQLAlchemy; the driver has nothing left to commit
             except BaseException as raised:
                 error = raised.error if isinstance(raised, StepFailed) else raised

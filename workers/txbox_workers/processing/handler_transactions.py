@@ -160,11 +160,14 @@ class HandlerTransactions:
             sent_at={d.message.id: d.message.sent_at for d in deliveries},
         )
         left: frozenset[str] = frozenset()
+        parked = _NONE_PARKED
         with ExitStack() as spans, self._open(recording.step) as opened:
             connection = opened.connection
             with recording_errors():
                 recorded = self._inbox.recorded(connection, recording, opened.answer)
-                parked = self._find_parked(connection, deliveries, recorded)
+                duplicates = _duplicates(deliveries, recorded)
+                if duplicates and self._effect is None:
+                    parked = self._inbox.find_parked(connection, duplicates)
                 self._refuse_held(connection, deliveries, recorded)
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
             if first and self._effect is not None:
@@ -174,9 +177,13 @@ class HandlerTransactions:
                 left = frozenset(self._handle(connection, first, {}))
             if left:
                 self._inbox.unrecord(connection, left)
+            if duplicates and self._effect is not None:  # nothing of what follows rests on it
+                opened.asked = self._inbox.finding_parked(duplicates)
+        if opened.asked is not None:
+            parked = self._inbox.parked(duplicates, opened.rows)
         mismatched = recorded.mismatched | parked.mismatched
-        duplicates = len(deliveries) - len(first) - len(mismatched) - len(parked.same) - len(recorded.expired)
-        self._emit_committed(len(first) - len(left), duplicates, begun)
+        processed_before = len(duplicates) - len(parked.mismatched) - len(parked.same)
+        self._emit_committed(len(first) - len(left), processed_before, begun)
         return BatchResult(recorded.first - left, mismatched, parked.same, left, recorded.error)
 
     def _read(self, deliveries: Sequence[Delivery]) -> dict[str, Row]:
@@ -208,12 +215,6 @@ class HandlerTransactions:
             self._effect.publish(opened.connection, run_steps(opened.connection, steps)[-1])
         else:
             opened.last = steps
-
-    def _find_parked(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> ParkedIds:
-        """Return which of the duplicates are parked; while all are first, no statement runs."""
-        sorted_out = recorded.first | recorded.mismatched | recorded.expired
-        duplicates = {d.message.id: d.message.body for d in deliveries if d.message.id not in sorted_out}
-        return self._inbox.find_parked(connection, duplicates) if duplicates else _NONE_PARKED
 
     def _refuse_held(self, connection: Connection, deliveries: Sequence[Delivery], recorded: Recorded) -> None:
         """Raise ``KeyHeld`` if a dead letter holds the key of a message that was recorded now, or is about to.
@@ -299,7 +300,11 @@ class HandlerTransactions:
                 yield opened
         except StepFailed as failure:
             assert self._effect is not None  # noqa: S101 - for the type checker: only an effect has steps
-            raise self._effect.failed(failure.number, failure.error) from failure.error
+            number = failure.number - (opened.asked is not None)
+            if number < 0:
+                with recording_errors():
+                    raise failure.error from None
+            raise self._effect.failed(number, failure.error) from failure.error
 
     def _emit_committed(self, first: int, duplicates: int, begun: float) -> None:
         if self._context.wants_details():
@@ -325,6 +330,12 @@ def _under_lease(handler: Handler) -> HandlerWithLease:
 def _was_closed(driver: Any) -> bool:
     """Whether a connection was closed from this side, and not lost; see psycopg's ``Connection.broken``."""
     return bool(getattr(driver, "closed", False)) and not getattr(driver, "broken", True)
+
+
+def _duplicates(deliveries: Sequence[Delivery], recorded: Recorded) -> dict[str, bytes]:
+    """Return the bodies, by id, of what was processed before, or is parked."""
+    sorted_out = recorded.first | recorded.mismatched | recorded.expired
+    return {d.message.id: d.message.body for d in deliveries if d.message.id not in sorted_out}
 
 
 _NONE_PARKED = ParkedIds(frozenset(), frozenset())

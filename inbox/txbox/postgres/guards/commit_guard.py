@@ -112,8 +112,8 @@ def _tell_pool(connection: Connection) -> None:
             connection.exec_driver_sql(SERVER.backend_pid)
 
 
-def commit(connection: Connection, *steps: Step, guarded: bool = True) -> None:
-    """Commit the transaction that ``begin`` has begun, in one round trip.
+def commit(connection: Connection, *steps: Step, guarded: bool = True) -> list[Any]:
+    """Commit the transaction that ``begin`` has begun, in one round trip; return the results of the steps.
 
     Args:
         connection: in that transaction.
@@ -125,7 +125,8 @@ def commit(connection: Connection, *steps: Step, guarded: bool = True) -> None:
         TransactionEnded: this is another transaction. Nothing is committed.
         psycopg.Error: it cannot be committed, or whether it was is unknown.
     """
-    _closing(connection, *steps, *([Step(CLOSE_GUARD)] if guarded else []), Step(COMMIT), given=len(steps))
+    closing = [Step(CLOSE_GUARD)] if guarded else []
+    return _closing(connection, *steps, *closing, Step(COMMIT), given=len(steps))[: len(steps)]
 
 
 def add_guard(connection: Connection) -> None:
@@ -146,9 +147,9 @@ def is_refused_commit(error: BaseException) -> bool:
     )
 
 
-def _closing(connection: Connection, *steps: Step, given: int = 0) -> None:
+def _closing(connection: Connection, *steps: Step, given: int = 0) -> list[Any]:
     try:
-        run_steps(connection, steps)
+        return run_steps(connection, steps)
     except StepFailed as failure:
         if failure.number < given:
             raise

@@ -244,7 +244,7 @@ def test_statements_that_are_discarded_between_record_and_effect_cost_a_run(
     worker = make(MemorySource(), engine, effect=EFFECT)
     process(worker, delivered(paid("before")))
     transactions = worker._processor._transactions  # type: ignore[attr-defined]
-    refuse_held, discarded = transactions._find_parked, list[str]()
+    refuse_held, discarded = transactions._refuse_held, list[str]()
 
     def discard(connection: Any, *arguments: Any) -> Any:
         if not discarded:
@@ -252,7 +252,7 @@ def test_statements_that_are_discarded_between_record_and_effect_cost_a_run(
             connection.exec_driver_sql("DEALLOCATE ALL")
         return refuse_held(connection, *arguments)
 
-    monkeypatch.setattr(transactions, "_find_parked", discard)
+    monkeypatch.setattr(transactions, "_refuse_held", discard)
     assert process(worker, delivered(paid("a")), delivered(paid("b"))) == [
         ("a-1", Outcome.PROCESSED),
         ("b-1", Outcome.PROCESSED),

@@ -282,15 +282,15 @@ def test_statements_that_are_discarded_before_the_effect_cost_a_run(
     worker = make(MemorySource(), engine, effect=publishing())
     process(worker, delivered(paid("before")))
     transactions = worker._processor._transactions  # type: ignore[attr-defined]
-    find_parked, discarded = transactions._find_parked, list[str]()
+    refuse_held, discarded = transactions._refuse_held, list[str]()
 
     def discard(connection: Any, *arguments: Any) -> Any:
         if not discarded:
             discarded.append("all")
             connection.exec_driver_sql("DEALLOCATE ALL")
-        return find_parked(connection, *arguments)
+        return refuse_held(connection, *arguments)
 
-    monkeypatch.setattr(transactions, "_find_parked", discard)
+    monkeypatch.setattr(transactions, "_refuse_held", discard)
     assert process(worker, *map(delivered, [paid("a"), paid("b")])) == [
         ("a-1", Outcome.PROCESSED),
         ("b-1", Outcome.PROCESSED),
