@@ -13,7 +13,17 @@ from support.postgres.tcp_proxy import TcpProxy
 from support.txbox.events import Kept
 from support.workers.business import Business, apply, once
 from support.workers.memory_worker import at_work, make, process, work_off
-from txbox import EffectFailed, Inbox, InvalidConfiguration, Message, Outcome, SqlEffect
+from txbox import (
+    DeadLetter,
+    DeadLetters,
+    EffectFailed,
+    Inbox,
+    InvalidConfiguration,
+    Message,
+    Outcome,
+    Reason,
+    SqlEffect,
+)
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource
 
@@ -57,6 +67,38 @@ def test_a_batch_is_two_round_trips(engine: Engine, business: Business) -> None:
     }
     assert statements == []
     assert business.applied() == once("abc")
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["", "host-listens-to-commits"])
+def test_duplicates_and_what_is_parked_take_no_more(leveled: Engine, business: Business, listens: bool) -> None:
+    """Also with a listener of the host's, before which the statements go out by themselves."""
+    worker = make(MemorySource(), leveled, effect=EFFECT)
+    process(worker, *map(delivered, [paid("a"), paid("c")]))
+    parked = paid("b")
+    DeadLetters(leveled).park(DeadLetter("billing", "b", Reason.FAILED, "ValueError: no", 3, "queue", parked.body))
+    statements: list[str] = []
+    event.listen(leveled, "before_cursor_execute", lambda _c, _k, statement, *_: statements.append(statement))
+    if listens:
+        event.listen(leveled, "commit", lambda _connection: None)
+    settled = dict(process(worker, *(delivered(paid(id_)) for id_ in "abcd")))
+    assert settled == {
+        "a-1": Outcome.DUPLICATE,
+        "b-1": Outcome.DEAD,
+        "c-1": Outcome.DUPLICATE,
+        "d-1": Outcome.PROCESSED,
+    }
+    assert statements == []
+    assert business.applied() == once("acd")
+
+
+def test_a_failure_beside_duplicates_is_the_effects(engine: Engine, business: Business) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE account ADD CHECK (balance < 100)")
+    worker = make(MemorySource(), engine, effect=EFFECT)
+    process(worker, delivered(paid("a")))
+    with pytest.raises(EffectFailed, match="the statements, line 4: new row for relation"):
+        worker._processor._transactions.run_batch(list(map(delivered, [paid("a"), paid("b", 500)])))  # type: ignore[attr-defined]
+    assert business.applied() == once("a")
 
 
 def test_what_is_malformed_is_parked_and_the_others_are_applied_together(engine: Engine, business: Business) -> None:
