@@ -25,7 +25,6 @@ class Outcome(StrEnum):
     EXPIRED = "expired"
     """It is too old to judge whether it was processed; the handler did not run, and the message is parked."""
 
-    @property
-    def acked(self) -> bool:
+    def __init__(self, value: str) -> None:
+        self.acked = value not in ("in_flight", "failed")
         """Whether the broker may forget the delivery."""
-        return self is not Outcome.IN_FLIGHT and self is not Outcome.FAILED

@@ -104,7 +104,8 @@ class AgeJudge:
         old_before, unknown_after = now - OLD_AFTER, now + _FUTURE
         found: dict[str, datetime | None] = {}
         for message_id, told in sent_at.items():
-            at = earliest(told, time_of_id(message_id))
+            made_at = time_of_id(message_id)
+            at = told if made_at is None else earliest(told, made_at)
             if at is None or at > unknown_after:
                 if self._parks_unknown:
                     found[message_id] = None
