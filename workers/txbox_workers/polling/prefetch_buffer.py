@@ -76,7 +76,11 @@ class PrefetchBuffer:
         self._group = group
         self._closed = closed
         self._stopping = stopping
-        self._changed = threading.Condition()
+        # One thread is told, and it tells the next if there is more. To wake them all takes an eighth of the
+        # interpreter's time, for one to find something.
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)  # for those who receive
+        self._arrivals = threading.Condition(self._lock)  # for those who process
         self._ready: deque[Waiting] = deque()
         self._behind: dict[str, deque[Waiting]] = {}  # what waits for a busy group, by that
         self._bytes = 0
@@ -89,15 +93,16 @@ class PrefetchBuffer:
 
     def reserve(self, count: int) -> bool:
         """Wait until so many more may be held, and count them as held; False: the worker stops."""
-        with self._changed:
+        with self._lock:
             while not self._stopping.is_set():
                 if self._closed():
-                    self._changed.wait(CHECK_SECONDS)
+                    self._room.wait(CHECK_SECONDS)
                 elif self._has_room(count):
                     self._held += count
+                    self._room.notify()
                     return True
                 else:
-                    self._changed.wait()
+                    self._room.wait()
             return False
 
     def _has_room(self, count: int) -> bool:
@@ -106,24 +111,24 @@ class PrefetchBuffer:
 
     def put(self, deliveries: Sequence[Delivery], began_ns: int) -> bool:
         """Add what was received, in its order; False: it is not wanted any more, and is to be handed back."""
-        with self._changed:
+        with self._lock:
             if self._stopping.is_set() or self._closed():
                 return False
             now = time.monotonic()
             for delivery in deliveries:
                 self._ready.append(Waiting(delivery, now, began_ns))
                 self._bytes += len(delivery.body)
-            self._changed.notify_all()
+            self._arrivals.notify()
             return True
 
     def release(self, count: int, *, settled: bool = True) -> None:
         """Hold so many fewer: they were settled, or were reserved and did not come."""
-        with self._changed:
+        with self._lock:
             self._held -= count
             if settled and self._wait_seconds is not None:
                 self._settled += count
                 self._measure(self._wait_seconds)
-            self._changed.notify_all()
+            self._room.notify()
 
     def _measure(self, wait_seconds: float) -> None:
         elapsed = time.monotonic() - self._measured_since
@@ -135,15 +140,18 @@ class PrefetchBuffer:
 
     def take(self) -> list[Waiting]:
         """Wait for a batch and return it, its groups busy from now on; nothing: the worker stops."""
-        with self._changed:
+        with self._lock:
             while not self._stopping.is_set():
                 if self._closed():
-                    self._changed.wait(CHECK_SECONDS)
+                    self._arrivals.wait(CHECK_SECONDS)
                 elif not self._ready:
-                    self._changed.wait()
+                    self._arrivals.wait()
                 elif (seconds := self._seconds_to_gather()) > 0:
-                    self._changed.wait(seconds)
+                    self._arrivals.wait(seconds)
                 elif batch := self._pop():
+                    self._room.notify()  # there may have been too many bytes
+                    if self._ready:
+                        self._arrivals.notify()
                     return batch
             return []
 
@@ -175,7 +183,7 @@ class PrefetchBuffer:
         Returns what waits behind those in which something was not acked, in order, to be handed back.
         """
         back: list[Waiting] = []
-        with self._changed:
+        with self._lock:
             groups = dict.fromkeys(group for one in batch if (group := self._group(one.delivery)) is not None)
             for group in reversed(groups):
                 behind = self._behind.pop(group)
@@ -187,19 +195,22 @@ class PrefetchBuffer:
                 back.extend(one for one in self._ready if self._group(one.delivery) in blocked)
                 self._ready = deque(one for one in self._ready if self._group(one.delivery) not in blocked)
             self._bytes -= sum(len(waiting.delivery.body) for waiting in back)
-            self._changed.notify_all()
+            self._room.notify()
+            if self._ready:
+                self._arrivals.notify()
         return back
 
     # --- pauses, stops and outages ------------------------------------------------------------------------------------
 
     def empty(self) -> list[Waiting]:
         """Take out, and return, all that no batch has taken."""
-        with self._changed:
+        with self._lock:
             waiting = [*self._ready]
             self._ready.clear()
             for behind in self._behind.values():
                 waiting.extend(behind)
                 behind.clear()
             self._bytes = 0
-            self._changed.notify_all()
+            self._room.notify_all()
+            self._arrivals.notify_all()
             return waiting

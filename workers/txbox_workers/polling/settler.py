@@ -98,7 +98,7 @@ class QueuedSettler(Settler):
                 self._gathered_at = time.monotonic() + GATHER_SECONDS
             for settlement in settlements:
                 (self._acks if settlement.outcome.acked else self._returns).append((settlement, recorded))
-            self._changed.notify(1 + (len(self._acks) + len(self._returns)) // CALL_DELIVERIES)
+            self._changed.notify(bool(self._returns) + -(-len(self._acks) // CALL_DELIVERIES))
 
     def end(self) -> None:
         """Nothing more comes: the threads settle what there is, and return."""

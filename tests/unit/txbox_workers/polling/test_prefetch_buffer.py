@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
 
+from support.waiting import wait_until
 from txbox import Message
 from txbox_workers.delivery import Delivery
 from txbox_workers.polling import prefetch_buffer
@@ -209,3 +211,82 @@ def test_a_stop_ends_all_waits() -> None:
     for wait in waits:
         wait.join(20)
     assert sorted(map(str, answers)) == ["False", "[]"]
+
+
+@pytest.mark.parametrize("gather_seconds", [0.0, 0.001])
+def test_no_thread_is_left_waiting_for_what_is_there(gather_seconds: float) -> None:
+    """Many receive and many process, and it is closed now and then: all that was put is taken, once."""
+    made = Made(prefetch=60, least=10, batch_size=7, gather_seconds=gather_seconds)
+    total, numbers, lock = 4_000, iter(range(4_000)), threading.Lock()
+    taken: list[str] = []
+    done = threading.Event()
+
+    def receive() -> None:
+        while made.buffer.reserve(10):
+            with lock:
+                several = list(islice(numbers, 1 + len(taken) % 10))
+            names = " ".join(f"{'ab---'[number % 5]}{number}" for number in several)
+            made.buffer.release(10 - len(several), settled=False)
+            while several and not made.put(names):
+                threading.Event().wait(0.001)
+            if not several:
+                return
+
+    def process() -> None:
+        while batch := made.take():
+            made.buffer.end(batch, ())
+            made.buffer.release(len(batch))
+            with lock:
+                taken.extend(named(batch).split())
+            if len(taken) == total:
+                done.set()
+
+    threads = [threading.Thread(target=work) for work in [receive] * 8 + [process] * 4]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        done.wait(0.02)
+        made.closed.set()
+        done.wait(0.002)
+        made.closed.clear()
+    assert done.wait(60), f"{len(taken)} of {total} were taken"
+    made.stopping.set()
+    made.buffer.empty()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(taken) == sorted(set(taken))
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("receiving", [True, False])
+def test_what_is_enough_for_several_threads_wakes_several(receiving: bool) -> None:
+    made = Made(prefetch=20, batch_size=2)
+    assert made.buffer.reserve(20)
+    woken: list[str] = []
+    work: Any = (lambda: str(made.buffer.reserve(10))) if receiving else (lambda: named(made.take()))
+    waits = [threading.Thread(target=lambda: woken.append(work())) for _ in range(2)]
+    for wait in waits:
+        wait.start()
+    changed: Any = made.buffer._room if receiving else made.buffer._arrivals
+    wait_until(lambda: len(changed._waiters) == 2)
+    if receiving:
+        made.buffer.release(20)
+    else:
+        made.put("-1 -2 -3 -4")
+    for wait in waits:
+        wait.join(20)
+    assert sorted(woken) == (["True", "True"] if receiving else ["-1 -2", "-3 -4"])
+
+
+def test_a_group_that_is_free_again_wakes_who_waits() -> None:
+    made = Made()
+    made.put("a1")
+    first = made.take()
+    made.put("a2")
+    taken: list[str] = []
+    taking = threading.Thread(target=lambda: taken.append(named(made.take())))
+    taking.start()
+    wait_until(lambda: len(made.buffer._arrivals._waiters) == 1 and not made.buffer._ready)  # type: ignore[attr-defined]
+    made.buffer.end(first, ())
+    taking.join(20)
+    assert taken == ["a2"]
