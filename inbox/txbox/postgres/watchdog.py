@@ -107,10 +107,11 @@ class _Wait:
     __slots__ = ("answer_seconds", "asked", "began", "driver", "error", "is_bounded", "seconds", "since", "suspected")
 
     def __init__(self, driver: Any, seconds: float) -> None:
+        limit = bound()
         self.driver = driver
-        self.seconds = min(seconds, bound())
-        self.answer_seconds = min(ANSWER_SECONDS, bound())
-        self.is_bounded = bound() < inf
+        self.is_bounded = limit < inf
+        self.seconds = min(seconds, limit) if self.is_bounded else seconds
+        self.answer_seconds = min(ANSWER_SECONDS, limit) if self.is_bounded else ANSWER_SECONDS
         self.began = self.since = time.monotonic()
         # The question itself is not asked about.
         self.suspected = _ASKS in driver.__dict__
