@@ -15,6 +15,7 @@ class Call(NamedTuple):
 
     action: str
     request: dict[str, Any]
+    user_agent: str
 
 
 def succeed(action: str, request: dict[str, Any]) -> Answer:
@@ -59,7 +60,7 @@ class ScriptedSqs:
             def do_POST(self) -> None:
                 action = self.headers["X-Amz-Target"].removeprefix("AmazonSQS.")
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                owner.calls.append(Call(action, request))
+                owner.calls.append(Call(action, request, self.headers["User-Agent"]))
                 answer = owner.answer(action, request)
                 status, body = answer if isinstance(answer, tuple) else (200, answer)
                 content = json.dumps(body).encode()

@@ -55,16 +55,15 @@ class SqsSource:
         """Name the queue; nothing is called yet. The arguments are those of ``SqsWorker``."""
         if not re.match(r"https?://[^/]+/.+", queue_url or ""):
             raise InvalidConfiguration(f"SqsWorker.queue_url must be the URL of a queue, not {queue_url!r}")
-        if not 1 <= batch_size <= MAX_BATCH:
-            raise InvalidConfiguration(f"SqsWorker.batch_size must be from 1 to {MAX_BATCH}, not {batch_size!r}")
-        if not 0 <= wait_seconds <= MAX_WAIT_SECONDS:
-            raise InvalidConfiguration(
-                f"SqsWorker.wait_seconds must be from 0 to {MAX_WAIT_SECONDS}, not {wait_seconds!r}"
-            )
-        if not 1 <= visibility_seconds <= MAX_VISIBILITY_SECONDS:
-            raise InvalidConfiguration(
-                f"SqsWorker.visibility_seconds must be from 1 to {MAX_VISIBILITY_SECONDS}, not {visibility_seconds!r}"
-            )
+        for name, value, least, most in (
+            ("batch_size", batch_size, 1, MAX_BATCH),
+            ("wait_seconds", wait_seconds, 0, MAX_WAIT_SECONDS),
+            ("visibility_seconds", visibility_seconds, 1, MAX_VISIBILITY_SECONDS),
+        ):
+            if not (isinstance(value, int) and least <= value <= most):
+                raise InvalidConfiguration(
+                    f"SqsWorker.{name} must be a whole number from {least} to {most}, not {value!r}"
+                )
         try:
             self._envelope = Envelope(envelope)
         except ValueError as error:
@@ -99,7 +98,10 @@ class SqsSource:
             return self._given_client
         if self._made_client is None:
             self._made_client = sqs_client(
-                self._queue_url, wait_seconds=self._wait_seconds, connections=self._connections
+                self._queue_url,
+                wait_seconds=self._wait_seconds,
+                connections=self._connections,
+                checks_parameters=False,  # they are checked above, or made here
             )
         return self._made_client
 

@@ -1,7 +1,14 @@
 """The client: its region, its patience, and boto3's errors in our words, with the remedy."""
 
-import pytest
+from contextlib import closing
 
+import boto3
+import botocore
+import pytest
+from botocore.exceptions import ParamValidationError
+from botocore.validate import ParamValidationDecorator
+
+import txbox
 from support.aws.queues import QUEUE
 from support.aws.scripted_sqs import ScriptedSqs, error
 from txbox import BrokerError
@@ -31,6 +38,33 @@ def test_a_client_waits_longer_than_its_longest_poll() -> None:
     assert client.meta.config.read_timeout > 20
     assert client.meta.config.max_pool_connections == 7
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("app_id", "app"), [(None, ""), ("billing", "app/billing "), ("à la carte", "app/--la-carte ")]
+)
+def test_calls_name_boto3_and_txbox_and_the_application(
+    monkeypatch: pytest.MonkeyPatch, broker: ScriptedSqs, app_id: str | None, app: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", broker.url)
+    if app_id:
+        monkeypatch.setenv("AWS_SDK_UA_APP_ID", app_id)
+    source = SqsSource(QUEUE)
+    source.open()
+    source.close()
+    versions = f"Boto3/{boto3.__version__} txbox/{txbox.__version__} "
+    assert [call.user_agent for call in broker.calls] == [f"{versions}{app}Botocore/{botocore.__version__}"]
+
+
+def test_boto3_checks_the_calls_of_others_and_not_those_of_a_source(
+    monkeypatch: pytest.MonkeyPatch, broker: ScriptedSqs
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", broker.url)
+    with closing(sqs_client(QUEUE)) as client, pytest.raises(ParamValidationError):
+        client.receive_message(QueueUrl=QUEUE, WaitTimeSeconds="10")  # type: ignore[arg-type]
+    source = SqsSource(QUEUE)
+    assert not isinstance(source._client._serializer, ParamValidationDecorator)  # type: ignore[attr-defined]
+    source.close()
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
