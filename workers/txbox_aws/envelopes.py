@@ -95,9 +95,9 @@ def open_envelope(
         if (encoding := headers.get(HEADER_BODY_ENCODING)) is not None:
             message = replace(raw, body=decoded(text, encoding))
         message = _unmarked(_unwrapped(message, envelope))
-        times = (time_from(message.headers.get(name)) for name in _TIMES)
-        sent_at = earliest(message.sent_at, *times)
-        message = replace(message, id=valid_message_id(identify(message)), sent_at=sent_at)
+        if times := [time_from(message.headers[name]) for name in _TIMES if name in message.headers]:
+            sent_at = earliest(sent_at, *times)
+        message = Message(valid_message_id(identify(message)), message.body, message.headers, source, sent_at)
     except Exception as error:  # noqa: BLE001 - identify is the host's code; the message must not be lost if it fails
         message, problem = raw, error if isinstance(error, TxboxError) else _unidentified(error)
         with suppress(TxboxError):  # a dead letter's copy that still cannot be read is still that message
@@ -174,7 +174,7 @@ def _document(message: Message) -> Mapping[str, Any] | None:
     if not message.body.lstrip(_JSON_BLANKS).startswith(b"{"):
         return None
     try:
-        document = json.loads(message.body, parse_int=_number)
+        document = _DECODER.decode(message.body.decode("utf-8", "surrogatepass"))
     except RecursionError as error:
         # It may be a wrapper, so it cannot be passed on as if it were none: its id would be another one.
         raise MalformedMessage(f"message {message.id} is nested too deeply to be read") from error
@@ -203,13 +203,12 @@ def _member(message: Message, name: str) -> bytes:
     several with the name, the last counts, as it does for ``json.loads``.
     """
     text = message.body.decode("utf-8", "surrogatepass")
-    decoder = json.JSONDecoder(parse_int=_number)
     written = ""
     position = _past_blanks(text, text.index("{") + 1)
     while text[position] != "}":
-        key, position = decoder.raw_decode(text, position)
+        key, position = _DECODER.raw_decode(text, position)
         start = _past_blanks(text, text.index(":", position) + 1)
-        _, end = decoder.raw_decode(text, start)
+        _, end = _DECODER.raw_decode(text, start)
         if key == name:
             written = text[start:end]
         position = _past_blanks(text, end)
@@ -382,4 +381,5 @@ HEADER_CLOUDEVENTS_TIME = "ce-time"
 
 _TIMES = (HEADER_SNS_TIMESTAMP, HEADER_EVENTBRIDGE_TIME, HEADER_CLOUDEVENTS_TIME)
 _LONGEST_INT = 4_000
+_DECODER = json.JSONDecoder(parse_int=_number)  # json.loads makes one for each call that has options
 _JSON_BLANKS = b" \t\r\n"
