@@ -21,6 +21,7 @@ SUBJECTS = (
     "retention",
     "dashboard",
     "tracing",
+    "memory",
 )
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 

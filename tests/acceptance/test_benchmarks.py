@@ -22,6 +22,7 @@ RELAY_KEYS = {"pgbench update", "pgbench update, publish", "plain deletes x1", "
 RELAY_KEYS |= {"plain deletes, p99", "plain deletes, median", "relay, p99", "relay, median"}
 RELAY_KEYS |= {"producers at 1,000/s, relay"}
 TRACING_KEYS = {"no tracing", "null", "10 % sampled"}
+MEMORY_KEYS = {f"{form}, {when}" for form in ("effect", "batch_handler") for when in ("after 1 %", "at the end")}
 DEADLOCKS_KEYS = {"message, 1 thread"}
 
 
@@ -34,6 +35,7 @@ DEADLOCKS_KEYS = {"message, 1 thread"}
         pytest.param("relay", (*RELAY, *RELAY_ONLY), RELAY_KEYS, id="relay"),
         pytest.param("ledger", LEDGER, LEDGER_KEYS, id="ledger"),
         pytest.param("tracing", ("--seconds", "1"), TRACING_KEYS, id="tracing"),
+        pytest.param("memory", ("--messages", "20000"), MEMORY_KEYS, id="memory"),
         pytest.param("deadlocks", ("--seconds", "5", "--only", "message, 1"), DEADLOCKS_KEYS, id="deadlocks"),
     ],
 )
