@@ -100,6 +100,48 @@ def test_two_services_apply_their_own_messages(make_engine: Callable[..., Engine
             assert balance.scalar_one() == MESSAGES
 
 
+@pytest.mark.parametrize("transactions", ["batch", "message"])
+@pytest.mark.parametrize("query", ["", "&prepare_threshold=0"])
+def test_two_services_publish_their_own_messages_by_sql(
+    make_engine: Callable[..., Engine], query: str, transactions: str
+) -> None:
+    def service(number: int) -> tuple[MemorySource, Worker]:
+        effect = SqlEffect.of(
+            f"UPDATE account_{number} SET balance = balance + (SELECT sum(amount) FROM fresh_event) WHERE id = 1;"
+            f"SELECT message_id AS body, 'of-{number}' AS key FROM fresh_event",
+            fields="amount int default 1",
+            outbox=Outbox(),
+            destination=f"own:service-{number}",
+        )
+        sent = [replace(message, body=b"{}") for message in numbered(MESSAGES)]
+        source = MemorySource(sent + sent[::10])
+        inbox = Inbox(f"service-{number}")
+        return source, make(
+            source, make_engine(query), inbox=inbox, effect=effect, transactions=transactions, threads=2
+        )
+
+    (one, first), (other, second) = service(1), service(2)
+    with at_work(first, second):
+        assert one.wait_until_empty(60)
+        assert other.wait_until_empty(60)
+    ids = [message.id for message in numbered(MESSAGES)]
+    with make_engine(connect_args={"prepare_threshold": None}).connect() as connection:
+        for number in (1, 2):
+            recorded = f"SELECT message_id FROM processed_message WHERE subscriber_id = 'service-{number}' ORDER BY 1"
+            assert connection.exec_driver_sql(recorded).scalars().all() == ids
+            balance = connection.exec_driver_sql(f"SELECT balance FROM account_{number}")
+            assert balance.scalar_one() == MESSAGES
+            published = (
+                f"SELECT convert_from(body, 'UTF8'), key FROM outbox_message WHERE destination = 'own:service-{number}'"
+            )
+            rows = sorted(map(tuple, connection.exec_driver_sql(published)))
+            assert rows == [(id_, f"of-{number}") for id_ in ids]
+        ids_of_their_own = connection.exec_driver_sql("SELECT count(DISTINCT message_id) FROM outbox_message")
+        assert ids_of_their_own.scalar_one() == 2 * MESSAGES
+        assert connection.exec_driver_sql("SELECT count(*) FROM dead_letter").scalar_one() == 0
+        assert connection.exec_driver_sql("SELECT count(*) FROM message_failure").scalar_one() == 0
+
+
 def commit(driver: psycopg.Connection[Any]) -> None:
     driver.commit()
 
