@@ -13,7 +13,7 @@ from benchmarks.consumer.deliveries import PreparedSource, make_deliveries
 from benchmarks.shared.database import AMOUNT, SCHEMA, SUBSCRIBER, UPDATE_ONE
 from benchmarks.shared.measurements import Row, Sample, Table, WrongResult
 from benchmarks.shared.program import Benchmark, Option, Run
-from benchmarks.shared.work import WARM_UP_SECONDS, Rate, in_processes, ready, window
+from benchmarks.shared.work import WARM_UP_SECONDS, Rate, in_processes, ready, together, window
 from txbox import Inbox, Message
 from txbox_aws.sqs import SqsWorker
 from txbox_workers.worker import Worker
@@ -28,9 +28,10 @@ AWS_SETTINGS = {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "A
 PREFETCH = 1_000
 EFFECT_BATCH = 100
 THREADS = 2
+PROCESSES = 2
 
 DESCRIPTION = """\
-One process with a worker whose queue speaks SQS's protocol, through boto3, and takes
+A process with a worker whose queue speaks SQS's protocol, through boto3, and takes
 --milliseconds for each answer:
 
   sequential   each thread receives, processes and deletes, one after the other: 1 thread
@@ -38,20 +39,23 @@ One process with a worker whose queue speaks SQS's protocol, through boto3, and 
   memory       the same, with a source in memory: what Python and Postgres can do
 
 "each" calls a handler for each message of a batch of ten; "effect" is an effect in SQL,
-in batches of up to a hundred. Records and balances are checked after each measurement.
+in batches of up to a hundred. With "2 processes", both receive from one queue, as those of
+`txbox worker --processes 2` do. Records and balances are checked after each measurement.
 """
 
 
 class Case(NamedTuple):
-    """What is measured: "sequential", "ahead" or "memory"; and "each" or "effect"."""
+    """What is measured: "sequential", "ahead" or "memory"; "each" or "effect"; by how many processes."""
 
     how: str
     form: str
+    processes: int = 1
 
     @property
     def key(self) -> str:
         """Its name in tables."""
-        return f"{self.how} {self.form}"
+        processes = f", {self.processes} processes" if self.processes > 1 else ""
+        return f"{self.how} {self.form}{processes}"
 
 
 def consume(_number: int, case: Case, url: str, seconds: float, queue: str) -> tuple[Rate, int]:
@@ -96,6 +100,7 @@ def tables(run: Run) -> list[Table]:
     found = []
     for form in ("each", "effect"):
         sequential, memory, ahead = (Case(how, form) for how in ("sequential", "memory", "ahead"))
+        two = ahead._replace(processes=PROCESSES)
         found += [
             Table(
                 f"{form}: against a loop of receive, process and delete",
@@ -103,6 +108,11 @@ def tables(run: Run) -> list[Table]:
                     Row(sequential.key, partial(_measured, run, sequential)),
                     Row(ahead.key, partial(_measured, run, ahead), sequential.key, OF_SEQUENTIAL, ours=True),
                 ],
+            ),
+            Table(
+                f"{form}: against one process",
+                [Row(two.key, partial(_measured, run, two), ahead.key, ours=True)],
+                plotted=False,
             ),
             Table(
                 f"{form}: against a source in memory",
@@ -122,7 +132,8 @@ def _measured(run: Run, case: Case) -> Sample:
     database.reset()
     messages = int((seconds + WARM_UP_SECONDS) * MESSAGES_PER_SECOND)
     with slow_queue(run.options["milliseconds"] / 1000, messages) as queue:
-        ((rate, processed),) = in_processes(1, consume, case, run.url, seconds, queue)
+        results = in_processes(case.processes, consume, case, run.url, seconds, queue)
+    rate, processed = together([rate for rate, _ in results]), sum(count for _, count in results)
     if database.recorded() != processed:
         raise WrongResult(f"{case.key}: {processed} messages left {database.recorded()} records")
     database.check(processed, case.key)
