@@ -22,6 +22,7 @@ from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.options import LoadOptions, ValidLoadOptions
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
+from txbox_spark.reading.survey import seem_few
 from txbox_spark.report import BulkLoadReport, OnProgress
 from txbox_spark.runtime.lazy_imports import DataFrame
 from txbox_spark.subscribers import warn_of_new_subscriber
@@ -115,6 +116,7 @@ def _load_events(
             parallelism=chunks_at_once,
             reporter=ProgressReporter(spark, on_progress),
             tracing=tracing,
+            seem_few=seem_few(events),
         )
         context.ledger.check()
         warn_of_new_subscriber(engine, options.schema, options.prefix, options.subscriber_id)

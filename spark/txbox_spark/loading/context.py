@@ -16,6 +16,7 @@ from txbox_spark.loading.staging_table import StagingTables
 from txbox_spark.merging.chunk_merger import MergePlan
 from txbox_spark.options import ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents
+from txbox_spark.reading.survey import FEW_ROWS
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
@@ -63,6 +64,7 @@ class LoadContext:
     span: Span = NO_SPAN  # of the stage under way
     seconds: dict[str, float] = field(default_factory=dict)  # how long each stage took
     merged: int = 0  # chunks that were merged when the ledger was last read
+    seem_few: bool = False  # the events, by Spark's estimate: if they are, this process merges them
     sample: tuple[str, ...] = ()  # ids of a run that begins, until its first attempt; of a resumed one, none
 
     def __post_init__(self) -> None:
@@ -76,6 +78,10 @@ class LoadContext:
                     f"{self.options.of}: sent_at must name a column of the events that is a timestamp with time zone; "
                     f"{sent_at!r} is {types.get(sent_at, 'none of them')}"
                 )
+
+    def are_few(self, rows: int) -> bool:
+        """Whether so many events are merged by this process, in place of Spark's tasks."""
+        return self.seem_few and rows <= FEW_ROWS
 
     def plan(self, run: Run) -> MergePlan:
         """Return what the chunks of a run have in common."""

@@ -21,7 +21,7 @@ import math
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -87,6 +87,8 @@ class CopyWriter:
         slots = context.spark.sparkContext.defaultParallelism
         tasks = context.parallelism if context.parallelism < slots else slots * TASKS_PER_SLOT
         task = CopyTask(context.options.database.render_as_string(hide_password=False), context.plan(run), run.bounds)
+        if context.are_few(run.rows):
+            return self._write_few(run, task)
         sample, context.sample = context.sample, ()  # at the first attempt only
         repeated: tuple[int, ...] = ()
         if sample:
@@ -111,6 +113,13 @@ class CopyWriter:
                 return []
             rest = partition_by_chunk(context.events.staged, run.bounds, merged, tasks)
             return _run_tasks(context.tracing, rest, task)[1]
+
+    def _write_few(self, run: Run, task: "CopyTask") -> list[FailedChunk]:
+        """Do here what a task does: to start Python on the executors takes longer than to merge few events."""
+        context = self._context
+        with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
+            events = context.events.staged.toArrow().sort_by(MESSAGE_ID)  # rejected rows, which have none, last
+            return _outcomes(context.tracing, task.tried_chunks(iter(events.to_batches())))[1]
 
     def _only(self, tried: Mapping[int, TriedIds]) -> DataFrame:
         """Return the events whose ids are not in the inbox, of chunks that were tried with their ids alone."""
@@ -140,11 +149,16 @@ def likely_repeated(
 
 
 def _run_tasks(tracing: Tracing, frame: DataFrame, task: "CopyTask") -> tuple[dict[int, TriedIds], list[FailedChunk]]:
-    """Run them; return the chunks of which few ids are new, and those that failed.
+    """Run them; return the chunks of which few ids are new, and those that failed."""
+    return _outcomes(tracing, [TriedChunk(*row) for row in frame.mapInArrow(task, TriedChunk.SQL_TYPES).collect()])
+
+
+def _outcomes(tracing: Tracing, tried: "Iterable[TriedChunk]") -> tuple[dict[int, TriedIds], list[FailedChunk]]:
+    """Return the chunks of which few ids are new, and those that failed.
 
     The spans of chunks are made here: executors have no tracing.
     """
-    tried = [TriedChunk(*row) for row in frame.mapInArrow(task, TriedChunk.SQL_TYPES).collect()]
+    tried = list(tried)
     for one in tried:
         span = tracing.internal("txbox.bulk_load chunk", {"txbox.chunk": one.chunk}, began_ns=one.began_ns)
         span.end(None if one.error is None else "failed", ended_ns=one.ended_ns)
@@ -199,6 +213,11 @@ class CopyTask:
     def __call__(self, batches: "Iterator[pyarrow.RecordBatch]") -> "Iterator[pyarrow.RecordBatch]":
         """Merge the chunks of one partition: for ``DataFrame.mapInArrow``."""
         schema = TriedChunk.arrow_schema()
+        for tried in self.tried_chunks(batches):
+            yield pyarrow.RecordBatch.from_pylist([asdict(tried)], schema=schema)
+
+    def tried_chunks(self, batches: "Iterator[pyarrow.RecordBatch]") -> Iterator[TriedChunk]:
+        """Merge the chunks of these batches, which are sorted by message id."""
         numbers = None if self.groups is None else sorted(set(self.groups))
         bounds = self.bounds if numbers is None else [self.bounds[first - 1] for first in numbers[1:]]
         stream = ChunkStream(batches, bounds, numbers)
@@ -211,8 +230,7 @@ class CopyTask:
             failed = ended if isinstance(ended, FailedChunk) else None
             error, transient = (None, False) if failed is None else (failed.error, failed.transient)
             few = ended.as_json() if isinstance(ended, TriedIds) else None
-            tried = TriedChunk(chunk, began_ns, time.time_ns(), error, transient, few)
-            yield pyarrow.RecordBatch.from_pylist([asdict(tried)], schema=schema)
+            yield TriedChunk(chunk, began_ns, time.time_ns(), error, transient, few)
 
     def merge(
         self, engine: Engine, chunk: int, stream: ChunkStream, sizer: MergeSizer

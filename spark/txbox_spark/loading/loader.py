@@ -23,11 +23,11 @@ from txbox_spark.loading.copy_writer import CopyWriter
 from txbox_spark.loading.jdbc_writer import JdbcWriter
 from txbox_spark.loading.ledger import Run, heartbeat
 from txbox_spark.loading.run_resumer import resume_run
-from txbox_spark.loading.writer import StagingLost, Writer, WriterChoice, choose_writer
+from txbox_spark.loading.writer import FEW, StagingLost, Writer, WriterChoice, choose_writer
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import AUTO, COPY, JDBC
-from txbox_spark.reading.survey import survey
+from txbox_spark.reading.survey import Survey, survey, survey_few
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
 
@@ -48,12 +48,13 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
     """Load the events, or those that are left of the run ``resume``; ``writer_name`` is "copy", "jdbc" or ``AUTO``."""
     if resume is None:
         choice = WriterChoice(writer_name, "asked for")
+        few = _survey_few(context) if writer_name != JDBC else None
         if writer_name == AUTO:
-            choice = choose_writer(context.spark, context.options.database)
+            choice = FEW if few is not None else choose_writer(context.spark, context.options.database)
         if choice.writer == JDBC:
             require_jdbc_driver(context.spark)
         writer = _writer(context, choice.writer)
-        run = _begin_run(context, choice.writer, writer)
+        run = _begin_run(context, choice.writer, writer, few)
     else:
         run = context.ledger.read(resume)
         if writer_name not in (AUTO, run.writer):
@@ -70,10 +71,19 @@ def _writer(context: LoadContext, name: str) -> Writer:
     return CopyWriter(context) if name == COPY else JdbcWriter(context)
 
 
-def _begin_run(context: LoadContext, writer_name: str, writer: Writer) -> Run:
-    """Survey the source, cut it into chunks, and begin a run."""
+def _survey_few(context: LoadContext) -> Survey | None:
+    """Survey events that are few; None if they are not."""
+    if not context.seem_few:
+        return None
     with context.stage("survey", None):
-        found = survey(context.events, count_rejected=writer.survey_counts_rejected)
+        return survey_few(context.events)
+
+
+def _begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Survey | None) -> Run:
+    """Survey the source, unless it has been surveyed, cut it into chunks, and begin a run."""
+    if found is None:
+        with context.stage("survey", None):
+            found = survey(context.events, count_rejected=writer.survey_counts_rejected)
     chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
     # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
     even = math.ceil(chunks / context.parallelism) * context.parallelism

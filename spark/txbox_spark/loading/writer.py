@@ -58,6 +58,10 @@ class WriterChoice:
     reason: str
 
 
+FEW = WriterChoice(COPY, "the events are few: they are merged without executors")
+"""The choice for events that ``survey_few`` has found to be few; it says nothing of the executors."""
+
+
 def choose_writer(spark: SparkSession, url: URL) -> WriterChoice:
     """Choose copy where the executors have the packages and reach Postgres, otherwise jdbc."""
     address = url.render_as_string(hide_password=False)

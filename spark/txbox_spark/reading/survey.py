@@ -2,14 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
-from txbox_spark.runtime.lazy_imports import Column, sql
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 SAMPLE_IDS = 20_000
 """How many ids the bounds of the chunks are chosen from."""
+
+FEW_ROWS = 10_000
+"""How many events the driver's Python may hold, where it merges them by itself."""
+
+FEW_BYTES = 4 << 20
+"""How large their files may be then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,30 @@ class Survey:
     content: bytes  # a digest of the rows' ids, whatever their order
     rejected: int | None = None  # how many rows cannot be loaded; None if they were not counted
     rejected_sample: tuple[str, ...] = ()  # some of those
+
+
+def seem_few(events: DataFrame) -> bool:
+    """Whether events are from files so small that the driver may hold them, by Spark's estimate; nothing is read."""
+    if not events.inputFiles():  # of what is made otherwise Spark knows too little
+        return False
+    plan: Any = events._jdf.queryExecution().optimizedPlan()  # noqa: SLF001
+    return int(plan.stats().sizeInBytes()) <= FEW_BYTES
+
+
+def survey_few(events: PreparedEvents) -> Survey | None:
+    """Find what ``survey`` finds, without the rejected rows; None if there are more than ``FEW_ROWS``.
+
+    A JVM that has just started takes seconds for the sort and the sums of ``survey``.
+    """
+    found = events.ids.select(
+        sql.when(_is_valid(), sql.col(MESSAGE_ID)).alias(MESSAGE_ID), sql.xxhash64(MESSAGE_ID).alias("hashed")
+    )
+    rows = found.limit(FEW_ROWS + 1).collect()
+    if len(rows) > FEW_ROWS:
+        return None
+    hashes = [hashed for _, hashed in rows]
+    sums = {"rows": len(rows), "upper": sum(one >> 32 for one in hashes), "lower": sum(map(_lower_half, hashes))}
+    return Survey(len(rows), tuple(sorted({one for one, _ in rows if one is not None})), _digest(sums))
 
 
 def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
@@ -40,11 +71,7 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
     rows = events.identified if count_rejected else events.ids
     drawn = (
         rows.observe(observation, *metrics)
-        .where(
-            sql.octet_length(MESSAGE_ID).between(1, MAX_MESSAGE_ID_BYTES)
-            & ~sql.contains(MESSAGE_ID, sql.lit("\0"))
-            & sql.is_valid_utf8(MESSAGE_ID)
-        )
+        .where(_is_valid())
         .orderBy(sql.xxhash64(MESSAGE_ID))
         .select(MESSAGE_ID)
         .limit(SAMPLE_IDS)
@@ -59,6 +86,15 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
     sample = tuple(sorted({row[0] for row in drawn}))
     shown = tuple(sorted({one for one in (found.get("a"), found.get("z")) if one is not None}))
     return Survey(int(found["rows"]), sample, _digest(found), found.get("rejected"), shown)
+
+
+def _is_valid() -> Column:
+    """Whether a row's id can be recorded, in Spark's expression."""
+    return (
+        sql.octet_length(MESSAGE_ID).between(1, MAX_MESSAGE_ID_BYTES)
+        & ~sql.contains(MESSAGE_ID, sql.lit("\0"))
+        & sql.is_valid_utf8(MESSAGE_ID)
+    )
 
 
 def content_digest(events: PreparedEvents, *, count_rejected: bool) -> tuple[int, bytes]:
@@ -79,6 +115,12 @@ def _content_metrics() -> list[Column]:
         sql.sum(sql.shiftright(hashed, 32)).alias("upper"),
         sql.sum(sql.shiftright(sql.shiftleft(hashed, 32), 32)).alias("lower"),
     ]
+
+
+def _lower_half(hashed: int) -> int:
+    """Return the lower 32 bits of a hash, as ``_content_metrics`` adds them: with their own sign."""
+    lower = hashed & 0xFFFFFFFF
+    return lower - (1 << 32) if lower >> 31 else lower
 
 
 def _digest(found: Mapping[str, int | None]) -> bytes:
