@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bulk_load.events import BulkEvents
+from benchmarks.bulk_load.tiny_load import BEYOND, LOAD, START, tiny_load
 from benchmarks.bulk_load.worker_beside import EFFECT, MESSAGES, worker_beside
 from benchmarks.shared.database import SCHEMA, SUBSCRIBER, conninfo
 from benchmarks.shared.measurements import Row, Sample, Table
@@ -68,6 +69,7 @@ DESCRIPTION = """\
 Load the same events in several ways into the same inbox: a fifth of the ids are in it
 already, a tenth of the rows repeat another one. Rows a second, Spark's start not counted.
 Then what a worker's messages wait while a file is loaded beside it, for the same accounts.
+Last, how much longer a load of a few rows takes than to start Spark and to stop it.
 After each load the accounts must add up; otherwise nothing is reported.
 """
 
@@ -138,6 +140,12 @@ class Loading:
         self.events.check(self.run.database, BESIDE[ids], 0 if overlapping else found[0].sent)
         return {f"{BESIDE[ids]}, p99": Sample(found[0].p99), f"{BESIDE[ids]}, longest": Sample(found[0].longest)}
 
+    def tiny(self) -> Mapping[str, Sample]:
+        """A load of a few rows, and Spark's start alone."""
+        self._last = None
+        with tempfile.TemporaryDirectory(prefix="txbox-tiny-") as folder:
+            return tiny_load(Path(folder), self.run.database, APPLY)
+
     def _load(self, frame: Any, writer: str, apply: str = APPLY) -> Mapping[str, float]:
         report = bulk_load(
             frame,
@@ -197,11 +205,17 @@ def tables(run: Run) -> list[Table]:
     for ids, key in BESIDE.items():
         waits.append(Row(f"{key}, p99", partial(this.beside, ids), ALONE, at_most=2.0, unit="ms", ours=True))
         waits.append(Row(f"{key}, longest", at_most=1000.0, unit="ms", ours=True))
+    tiny = [
+        Row(START, this.tiny, unit="s"),
+        Row(LOAD, unit="s", ours=True),
+        Row(BEYOND, at_most=3.0, unit="s", ours=True),
+    ]
     ratios = [Row(COPY, None, TWO, 0.75), Row(COPY, None, NAIVE, 3.0)]
     return [
         Table(f"a file of {run.options['rows']:,} rows", rows),
         Table("against other limits", ratios, plotted=False),
         Table("a worker beside a load", waits, plotted=False),
+        Table("a tiny load", tiny, plotted=False),
     ]
 
 

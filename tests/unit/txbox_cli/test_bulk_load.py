@@ -146,6 +146,26 @@ def test_what_the_effect_publishes_goes_into_the_outbox_of_the_command(txbox: Tx
     assert not spark.given["apply"].publishes
 
 
+def test_java_compiles_less_for_a_small_file(txbox: Txbox, spark: Spark, script: str, tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_text("{}")
+    key, without_c2 = "spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1"
+
+    def options(*arguments: str) -> str | None:
+        rest = ("--subscriber", "billing", "--message-id", "event_id", "--apply", script)
+        assert txbox("bulk-load", *arguments, *rest, *URL).status == 0
+        found: str | None = spark.started["settings"].get(key)
+        return found
+
+    assert options(str(file)) == without_c2
+    assert options(str(file), "--conf", f"{key}=-Xss4m") == f"{without_c2} -Xss4m"
+    assert options(str(file), "--master", "spark://host:7077") is None
+    assert options(str(tmp_path)) is None
+    assert options(str(tmp_path / "*.jsonl")) is None
+    file.write_bytes(b" " * ((4 << 20) + 1))
+    assert options(str(file)) is None
+
+
 def test_an_empty_script_is_refused(txbox: Txbox, spark: Spark, tmp_path: Path) -> None:
     file = tmp_path / "empty.sql"
     file.write_text(" \n")

@@ -142,7 +142,7 @@ def bulk_load(
     try:
         with (
             terminated_as_interrupt(),
-            spark.session("txbox bulk-load", master, jdbc_jar, conf) as session,
+            spark.session("txbox bulk-load", master, jdbc_jar, conf, spark.java_options(paths, master)) as session,
             spark.progress_display(run, silent=as_json and is_submitted()) as show,
         ):
             report = load(
