@@ -1,5 +1,6 @@
 """Purchases in files, to be loaded in bulk, and what they must come to: computed from the rows, by nothing of ours."""
 
+import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from txbox import Message
 from txbox_spark import BulkLoadReport
 
 ACCOUNTS = 7
+
+NOTE_BYTES = 1_000
 
 GATE = 8088
 """The advisory lock that ``GATED`` statements wait for."""
@@ -50,8 +53,12 @@ class Purchases:
         return cls((*good[1::2], *bad, *good[0::2], *again))
 
     def write(self, folder: Path, files: int = 4) -> str:
-        """Write them as Parquet, in several files, and return the folder."""
+        """Write them as Parquet, in several files, and return the folder.
+
+        Each has a note that cannot be compressed, so that together they are too large to be merged by the driver alone.
+        """
         folder.mkdir()
+        note = random.Random(1)
         for number in range(files):
             ids, accounts, amounts = zip(*self.rows[number::files], strict=True)
             table = pyarrow.table(
@@ -59,6 +66,7 @@ class Purchases:
                     "purchase_id": pyarrow.array(ids, pyarrow.string()),
                     "account_id": pyarrow.array(accounts, pyarrow.int32()),
                     "amount": pyarrow.array(amounts, pyarrow.int64()),
+                    "note": pyarrow.array([note.randbytes(NOTE_BYTES).hex() for _ in ids], pyarrow.string()),
                 }
             )
             parquet.write_table(table, folder / f"{number}.parquet")
