@@ -58,7 +58,7 @@ class WriterChoice:
     reason: str
 
 
-FEW = WriterChoice(COPY, "the events are few: they are merged without executors")
+FEW = WriterChoice(COPY, "few events are merged without the executors")
 """The choice for events that ``survey_few`` has found to be few; it says nothing of the executors."""
 
 
