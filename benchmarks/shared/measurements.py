@@ -4,7 +4,6 @@ A round measures A B C …, so that a machine that slows down slows every side d
 """
 
 import json
-import math
 import os
 import platform
 import re
@@ -67,7 +66,8 @@ class Row:
         spread = self.measured(figures)
         if spread is None or (self.at_least is None and self.at_most is None):
             return None
-        return (self.at_least or 0) <= spread.median <= (self.at_most or math.inf)
+        at_least, at_most = self.at_least, self.at_most
+        return (at_least is None or at_least <= spread.median) and (at_most is None or spread.median <= at_most)
 
 
 class Table(NamedTuple):
