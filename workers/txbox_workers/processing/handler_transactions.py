@@ -71,6 +71,9 @@ class HandlerTransactions:
         )
         self._batch_handler = options.batch_handler
         self._effect = options.effect
+        # Whether duplicates are parked: before code runs that may leave a role or a search path behind which does not
+        # know our tables. An effect that does not publish goes out with COMMIT, too, and behind that question.
+        self._asks_with_commit = options.effect is not None and not options.effect.publishes
         self._session_factory = options.session_factory
         self._context = context
         self._closed = threading.local()
@@ -166,7 +169,7 @@ class HandlerTransactions:
             with recording_errors():
                 recorded = self._inbox.recorded(connection, recording, opened.answer)
                 duplicates = _duplicates(deliveries, recorded)
-                if duplicates and self._effect is None:
+                if duplicates and not self._asks_with_commit:
                     parked = self._inbox.find_parked(connection, duplicates)
                 self._refuse_held(connection, deliveries, recorded)
             first = [delivery for delivery in deliveries if delivery.message.id in recorded.first]
@@ -177,7 +180,7 @@ class HandlerTransactions:
                 left = frozenset(self._handle(connection, first, {}))
             if left:
                 self._inbox.unrecord(connection, left)
-            if duplicates and self._effect is not None:  # nothing of what follows rests on it
+            if duplicates and self._asks_with_commit:
                 opened.asked = self._inbox.finding_parked(duplicates)
         if opened.asked is not None:
             parked = self._inbox.parked(duplicates, opened.rows)

@@ -299,6 +299,19 @@ def test_statements_that_are_discarded_before_the_effect_cost_a_run(
     assert sorted(published(business)) == ["a", "b", "before"]
 
 
+def test_what_it_sets_does_not_reach_the_question_for_parked_messages(engine: Engine, business: Business) -> None:
+    with engine.connect() as connection:
+        schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
+    script = """
+    SELECT set_config('search_path', '', true) FROM fresh_event;
+    SELECT jsonb_build_object('of', message_id) AS body FROM fresh_event"""
+    worker = make(MemorySource(), engine, effect=publishing(script, outbox=Outbox(schema=schema)))
+    process(worker, delivered(paid("a")))
+    found = worker._processor._transactions.run_batch(list(map(delivered, [paid("a"), paid("b")])))  # type: ignore[attr-defined]
+    assert found.first == {"b"}
+    assert published(business) == ["a", "b"]
+
+
 @pytest.mark.parametrize("destination", ["''", "'nowhere'"])
 def test_a_destination_of_a_row_is_judged_as_any(engine: Engine, business: Business, destination: str) -> None:
     error = fail(engine, publishing(f"SELECT 'x' AS body, {destination} AS destination FROM fresh_event"))
