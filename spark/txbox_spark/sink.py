@@ -36,7 +36,7 @@ from txbox.postgres.engines import open_engine
 from txbox_spark.bulk_load import load_events
 from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import LoadLedger
-from txbox_spark.loading.writer import WriterChoice
+from txbox_spark.loading.writer import FEW, WriterChoice
 from txbox_spark.options import AUTO, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
@@ -137,7 +137,7 @@ def inbox_sink(*, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions
         except BulkLoadFailed as error:
             failed = BatchFailed(batch_id, error.run_id, error.why, done=error.done, chunks=error.chunks)
             raise failed from error
-        if chosen.writer == AUTO:
+        if chosen.writer == AUTO and report.writer_reason != FEW.reason:  # which says nothing of the executors
             chosen = WriterChoice(report.writer, report.writer_reason)
         ledger.forget(report.run_id)
         clean = query
@@ -145,7 +145,8 @@ def inbox_sink(*, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions
             sample = "; ".join(report.rejected_sample)
             _log.warning("%s: %d of %d rows rejected: %s", report.source, report.rejected, report.read, sample)
         if report.read and on_batch is not None:
-            on_batch(batch_id, replace(report, writer_reason=chosen.reason))
+            reason = report.writer_reason if chosen.writer == AUTO else chosen.reason
+            on_batch(batch_id, replace(report, writer_reason=reason))
 
     return sink
 

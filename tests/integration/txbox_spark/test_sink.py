@@ -19,6 +19,7 @@ from support.spark.bulk_loads import COPY_FIRST
 from support.waiting import wait_until
 from txbox import Inbox, SchemaMissing
 from txbox_spark import BulkLoadReport, SparkSetupError, require_jdbc_driver
+from txbox_spark.loading.writer import FEW
 from txbox_spark.sink import BatchFailed, inbox_sink
 
 SCHEMA = "event_id string, account int, amount int"
@@ -386,6 +387,16 @@ def test_without_tables_it_says_so(stream: Stream) -> None:
     batch = stream.spark.createDataFrame([("e1", 1, 1)], SCHEMA)
     with pytest.raises(SchemaMissing):
         stream.sink(schema="no_such_schema")(batch, 0)
+
+
+def test_a_batch_without_executors_chooses_no_writer_for_the_next(stream: Stream, tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"event_id": "e00001", "account": 1, "amount": -4}')
+    sink = stream.sink(writer="auto")
+    sink(stream.spark.read.schema(SCHEMA).json(str(tmp_path)), 0)
+    sink(stream.spark.createDataFrame([("e00002", 1, 1)], SCHEMA), 1)
+    sink(stream.spark.read.schema(SCHEMA).json(str(tmp_path)), 2)
+    asked = "the executors have psycopg and reach Postgres"
+    assert [report.writer_reason for _, report in stream.reports] == [FEW.reason, asked, asked]
 
 
 def test_outside_of_a_query_it_is_a_function_like_any_other(stream: Stream) -> None:
