@@ -109,9 +109,9 @@ class _Wait:
     def __init__(self, driver: Any, seconds: float) -> None:
         limit = bound()
         self.driver = driver
+        self.seconds = min(seconds, limit)
+        self.answer_seconds = min(ANSWER_SECONDS, limit)
         self.is_bounded = limit < inf
-        self.seconds = min(seconds, limit) if self.is_bounded else seconds
-        self.answer_seconds = min(ANSWER_SECONDS, limit) if self.is_bounded else ANSWER_SECONDS
         self.began = self.since = time.monotonic()
         # The question itself is not asked about.
         self.suspected = _ASKS in driver.__dict__

@@ -293,9 +293,10 @@ def settle_processed_chunk(
     The other arguments are those of ``merge_chunk``; ``fresh_event`` has the distinct ids alone.
     """
     values = {**_range_values(plan, ids), "limit": limit}
+    parked = _count_parked(connection, plan, FRESH_EVENT)
     connection.exec_driver_sql(plan.sql.avoid_hashes)
     unprocessed = tuple(connection.exec_driver_sql(plan.sql.unprocessed, values).scalars())
-    tried = TriedIds(counts, _count_parked(connection, plan, FRESH_EVENT), unprocessed)
+    tried = TriedIds(counts, parked, unprocessed)
     if not unprocessed:
         _settle(connection, plan, chunk, counts, applied=0, parked=tried.parked)
     return tried
