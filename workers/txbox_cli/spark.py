@@ -1,7 +1,7 @@
 """What the commands on Spark share: their options, a session, and the display of its progress."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,8 +131,8 @@ def _reads_this_machine(master: str | None) -> bool:
     return (master is None or master.startswith("local")) and not (is_submitted() or uses_hadoop())
 
 
-def java_options(paths: Sequence[str], master: str | None) -> dict[str, str]:
-    """Return the settings of Spark by which files that are few and small are loaded soonest.
+def java_options(paths: Sequence[str], master: str | None) -> str:
+    """Return the options of Java by which files that are few and small are loaded soonest; none for others.
 
     What C2 compiles pays where code runs for minutes. A load of a few rows ends before; on two processors, C2 takes
     a quarter of the time from it.
@@ -141,8 +141,8 @@ def java_options(paths: Sequence[str], master: str | None) -> dict[str, str]:
 
     files = [Path(path) for path in paths]
     if not (_reads_this_machine(master) and all(file.is_file() for file in files)):
-        return {}
-    return {_JAVA_OPTIONS: _WITHOUT_C2} if sum(file.stat().st_size for file in files) <= FEW_BYTES else {}
+        return ""
+    return _WITHOUT_C2 if sum(file.stat().st_size for file in files) <= FEW_BYTES else ""
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def session(
     master: str | None,
     jdbc_jar: Path | None,
     conf: Sequence[str] | None,
-    java: Mapping[str, str] | None = None,
+    java: str = "",
 ) -> Iterator[Any]:
     """Start a Spark session for one command, and stop it; a JVM that does not stop in time is killed.
 
@@ -172,8 +172,8 @@ def session(
     quiet_pyspark()  # before the start: py4j logs a traceback for a Ctrl-C in the middle of it
     interrupted_plainly()
     settings = pairs("--conf", conf)
-    for key, ours in (java or {}).items():
-        settings[key] = f"{ours} {settings.get(key, '')}".strip()
+    if java:
+        settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
     with seen_as_interrupt():
         spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=settings)
     # Once more: Spark has set a handler that cancels jobs over the connection that it interrupts.
