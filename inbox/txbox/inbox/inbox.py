@@ -38,6 +38,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox.errors import Expired, InFlight, Mismatch
 from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
+from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.engines import note_server, refuse_other_encodings
 from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, row_of, rows_of, run_steps
 from txbox.postgres.sql import array_literal
@@ -204,10 +205,8 @@ class Inbox:
             "message_id": valid_message_id(message_id),
             "fingerprint": digest,
         }
-        # The driver's SQL through SQLAlchemy's connection: 18 µs more than psycopg's own cursor, and in return the
-        # host's event hooks, its AsyncSession.run_sync and SQLAlchemy's handling of lost connections work.
         with self._translated(connection, (message_id,)):
-            row: Any = connection.exec_driver_sql(self._statements.record_one, parameters).fetchone()
+            row = fetch_one(connection, self._statements.record_one, parameters)
         self._check_server(connection, row)
         if row[0] == 1:
             if old := self._ages.old({message_id: sent_at}, row[3]):
@@ -261,7 +260,7 @@ class Inbox:
         if not recording.ids:
             return Recorded(frozenset(), frozenset())
         with self._translated(connection, recording.ids):
-            row = connection.exec_driver_sql(self._statements.record_many, recording.values).fetchone()
+            row = fetch_one(connection, self._statements.record_many, recording.values)
         return self._sort_out(connection, recording, row)
 
     def recording(

@@ -28,6 +28,7 @@ from txbox.message import HEADER_MESSAGE_ID, valid_message_id
 from txbox.outbox.lanes import lane_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.notifier import notify_when_returned
+from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.engines import note_server, refuse_other_encodings
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
@@ -177,7 +178,7 @@ class Outbox:
     def _insert(self, connection_or_session: ConnectionOrSession, statement: str, parameters: dict[str, Any]) -> None:
         connection = in_transaction(connection_or_session)
         try:
-            pid = connection.exec_driver_sql(statement, parameters).scalar_one()
+            (pid,) = fetch_one(connection, statement, parameters)
         except UnicodeEncodeError:
             refuse_other_encodings(connection)
             raise

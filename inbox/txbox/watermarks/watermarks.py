@@ -37,6 +37,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import InFlight, InvalidConfiguration
 from txbox.message import valid_subscriber_id, valid_text
+from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.sql import array_literal
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema, valid_lock_timeout
@@ -277,7 +278,7 @@ class Watermarks:
         """
         common = {"subscriber_id": self.subscriber_id, "lock_timeout": self._lock_timeout}
         try:
-            return connection.exec_driver_sql(statement, {**common, **values}).fetchone()
+            return fetch_one(connection, statement, {**common, **values})
         except DBAPIError as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE and aggregates is not None:
                 raise InFlight(self.subscriber_id, aggregates) from error
