@@ -48,8 +48,8 @@ def _is_observed(connection: Connection) -> bool:
 
 def _is_begun(connection: Connection) -> bool:
     """Whether the connection is in a transaction of SQLAlchemy's that can be used."""
-    transaction = connection.get_transaction()
-    if transaction is None or not transaction.is_active:
+    transaction, nested = connection.get_transaction(), connection.get_nested_transaction()
+    if transaction is None or not transaction.is_active or (nested is not None and not nested.is_active):
         return False
-    nested = connection.get_nested_transaction()
-    return nested is None or nested.is_active
+    block = connection._trans_context_manager  # noqa: SLF001 - of a transaction that may have ended within it
+    return block is None or block._transaction_is_active()  # noqa: SLF001

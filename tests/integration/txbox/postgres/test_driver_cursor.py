@@ -2,12 +2,19 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import OperationalError, PendingRollbackError, ProgrammingError, ResourceClosedError
+from sqlalchemy.exc import (
+    InvalidRequestError,
+    OperationalError,
+    PendingRollbackError,
+    ProgrammingError,
+    ResourceClosedError,
+)
 from sqlalchemy.orm import Session
 
 from support.postgres.blocking import backend_pid
@@ -104,6 +111,17 @@ def test_a_connection_that_is_closed_or_invalidated_is_refused(engine: Engine) -
         connection.invalidate()
         with pytest.raises(PendingRollbackError):
             fetch_one(connection, SQL, {"n": 1})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_block_whose_transaction_has_ended_is_refused(engine: Engine, nested: bool) -> None:
+    with engine.connect() as connection, connection.begin() as outer:
+        with connection.begin_nested() if nested else nullcontext(outer) as inner:
+            inner.rollback()
+            with pytest.raises(InvalidRequestError, match="closed transaction"):
+                fetch_one(connection, SQL, {"n": 1})
+        if nested:
+            assert fetch_one(connection, SQL, {"n": 1}) == (2, "100%")
 
 
 def test_an_error_of_the_server_is_as_from_sqlalchemy(schema_url: str) -> None:
