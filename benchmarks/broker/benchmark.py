@@ -8,9 +8,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from benchmarks.broker.server import slow_queue
-from benchmarks.consumer.clients import EFFECT
 from benchmarks.consumer.deliveries import PreparedSource, make_deliveries
-from benchmarks.shared.database import AMOUNT, SCHEMA, SUBSCRIBER, UPDATE_ONE
+from benchmarks.shared.database import SCHEMA, SUBSCRIBER
+from benchmarks.shared.effects import EFFECT, add_to
 from benchmarks.shared.measurements import Row, Sample, Table, WrongResult
 from benchmarks.shared.program import Benchmark, Option, Run
 from benchmarks.shared.work import WARM_UP_SECONDS, Rate, in_processes, ready, together, window
@@ -90,9 +90,7 @@ def consume(_number: int, case: Case, url: str, seconds: float, queue: str) -> t
 
 def handle(session: Session, message: Message) -> None:
     """Apply one message."""
-    connection = session.connection().connection.dbapi_connection
-    assert connection is not None
-    connection.cursor().execute(UPDATE_ONE, (AMOUNT, message.json()["account"]))
+    add_to(session, message.json()["account"])
 
 
 def tables(run: Run) -> list[Table]:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import create_engine
 
-from benchmarks.shared.database import SCHEMA, SUBSCRIBER, update_many
+from benchmarks.shared.database import SCHEMA, SUBSCRIBER
+from benchmarks.shared.effects import update_many
 from txbox import Inbox, Message, SqlEffect
 from txbox_workers.delivery import Delivery
 from txbox_workers.memory_source import MemorySource

@@ -4,27 +4,18 @@ Each measurement runs in processes of its own. Loop and handlers call the same c
 the effect in SQL does the same to the same rows.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 from benchmarks.consumer.deliveries import PreparedSource, make_deliveries
-from benchmarks.shared.database import (
-    AMOUNT,
-    INSERT_MANY,
-    INSERT_ONE,
-    SCHEMA,
-    SUBSCRIBER,
-    UPDATE_MANY,
-    UPDATE_ONE,
-    update_many,
-)
+from benchmarks.shared.database import INSERT_MANY, INSERT_ONE, SCHEMA, SUBSCRIBER
+from benchmarks.shared.effects import EFFECT, add_to, add_to_all
 from benchmarks.shared.work import WARM_UP_SECONDS, Rate, in_threads, ready, window
-from txbox import Inbox, Message, SqlEffect
+from txbox import Inbox, Message
 from txbox.postgres.sqlstates import is_retryable
 from txbox_workers.delivery import Delivery
 from txbox_workers.worker import Worker
@@ -33,12 +24,6 @@ DELIVERIES_PER_SECOND = {"message": 20_000, "each": 40_000, "set": 120_000}
 """More than either reaches here; a faster machine ends its measurement when they are used up."""
 
 RECEIVED_AT_ONCE = 10
-
-
-EFFECT = SqlEffect.of(
-    update_many(f"SELECT account, count(*) * {AMOUNT} FROM fresh_event GROUP BY account"), fields="account int not null"
-)
-"""The effect of many messages, as statements over ``fresh_event``."""
 
 
 class Case(NamedTuple):
@@ -145,17 +130,9 @@ def _first(case: Case, session: Session, deliveries: Sequence[Delivery]) -> list
 
 def handle(session: Session, message: Message) -> None:
     """Apply one message."""
-    _cursor(session).execute(UPDATE_ONE, (AMOUNT, int(message.body)))
+    add_to(session, int(message.body))
 
 
 def _handle_batch(session: Session, messages: Sequence[Message]) -> None:
     """Apply a batch with one statement."""
-    totals = Counter(int(message.body) for message in messages)
-    accounts = sorted(totals)
-    _cursor(session).execute(UPDATE_MANY, (accounts, [totals[account] * AMOUNT for account in accounts]))
-
-
-def _cursor(session: Session) -> Any:
-    connection = session.connection().connection.dbapi_connection
-    assert connection is not None
-    return connection.cursor()
+    add_to_all(session, (int(message.body) for message in messages))

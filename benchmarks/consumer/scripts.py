@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from benchmarks.consumer.deliveries import REPEAT_EVERY
-from benchmarks.shared.database import ACCOUNTS, AMOUNT, SCHEMA, SUBSCRIBER, update_many
+from benchmarks.shared.database import ACCOUNTS, AMOUNT, SCHEMA, SUBSCRIBER
+from benchmarks.shared.effects import update_many
 
 INBOX = f"{SCHEMA}.processed_message"
 RANDOM_SEED = 20_260_101

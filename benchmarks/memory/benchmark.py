@@ -4,7 +4,6 @@ import os
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from benchmarks.consumer.clients import EFFECT
 from benchmarks.consumer.deliveries import IDLE_SECONDS, PreparedSource
-from benchmarks.shared.database import ACCOUNTS, AMOUNT, SCHEMA, SUBSCRIBER, UPDATE_MANY
+from benchmarks.shared.database import ACCOUNTS, SCHEMA, SUBSCRIBER
+from benchmarks.shared.effects import EFFECT, add_to_all
 from benchmarks.shared.measurements import Row, Sample, Table, WrongResult
 from benchmarks.shared.program import Benchmark, Option, Run
 from benchmarks.shared.work import in_processes
@@ -94,11 +93,7 @@ def consume(_number: int, form: str, url: str, messages: int) -> tuple[list[floa
 
 def handle_batch(session: Session, messages: Sequence[Message]) -> None:
     """Apply a batch with one statement."""
-    totals = Counter(message.json()["account"] for message in messages)
-    accounts = sorted(totals)
-    connection = session.connection().connection.dbapi_connection
-    assert connection is not None
-    connection.cursor().execute(UPDATE_MANY, (accounts, [totals[account] * AMOUNT for account in accounts]))
+    add_to_all(session, (message.json()["account"] for message in messages))
 
 
 def _resident_after(source: MadeSource, wanted: int) -> float:

@@ -28,28 +28,6 @@ INSERT INTO {SCHEMA}.processed_message (subscriber_id, message_id) SELECT '{SUBS
 ON CONFLICT DO NOTHING RETURNING message_id"""
 """The same for many, given sorted: (ids) → the ids that are first."""
 
-UPDATE_ONE = f"UPDATE {SCHEMA}.account SET balance = balance + %s WHERE account_id = %s"
-"""The effect of one message: (amount, account)."""
-
-
-def update_many(change: str) -> str:
-    """Return the statement that applies many changes, which is given a query of accounts and amounts.
-
-    It locks the accounts in one order first. An update locks in whatever order its join delivers, and one deadlock
-    makes sixteen connections wait for a second.
-    """
-    return f"""
-WITH change (account_id, amount) AS MATERIALIZED ({change}), locked AS MATERIALIZED (
-  SELECT account.account_id, change.amount FROM {SCHEMA}.account JOIN change USING (account_id)
-  ORDER BY account.account_id FOR NO KEY UPDATE OF account
-)
-UPDATE {SCHEMA}.account SET balance = balance + locked.amount FROM locked
-WHERE account.account_id = locked.account_id"""
-
-
-UPDATE_MANY = update_many("SELECT * FROM unnest(%s::int[], %s::bigint[])")
-"""The effect of many messages: (accounts, amounts)."""
-
 SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_sync_method")
 """What decides what a commit costs."""
 

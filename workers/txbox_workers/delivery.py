@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.dead_letters.failures import History
@@ -42,8 +42,7 @@ class Delivery:
         return order_key(self.group, self.message.headers)
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """How a delivery is to be settled with the broker.
 
     Attributes:

@@ -86,8 +86,9 @@ class VisibilityHeartbeat:
     def forget(self, deliveries: Iterable[Delivery]) -> None:
         """Leave deliveries alone from now on; a call that is under way may still extend them once."""
         with self._changed:
-            for delivery in deliveries:
-                self._watched.pop(delivery.receipt, None)
+            if self._watched:
+                for delivery in deliveries:
+                    self._watched.pop(delivery.receipt, None)
 
     def _run(self) -> None:
         while True:

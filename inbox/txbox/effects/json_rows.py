@@ -30,7 +30,7 @@ class RowReader:
         """
         try:
             text = message.body.decode()
-            document = _decode(text)
+            document = _parsed(text)
         except UnicodeDecodeError as error:
             raise MalformedMessage(f"the body of message {message.id} is not UTF-8: {error.reason}") from error
         except (ValueError, RecursionError) as error:
@@ -42,6 +42,18 @@ class RowReader:
             return tuple([read(document, text) for read in self._readers])
         except _Unfit as error:
             raise MalformedMessage(f"message {message.id}: {error}") from None
+
+
+def _parsed(text: str) -> Any:
+    """Return the document that a text is; what ``JSONDecoder.decode`` returns and raises, in half of its time.
+
+    That one looks for blanks before and behind by two regular expressions, for each message.
+    """
+    if text[:1] == "{":
+        document, end = _DECODER.raw_decode(text)
+        if end == len(text):
+            return document
+    return _DECODER.decode(text)
 
 
 class _Unfit(Exception):
@@ -126,4 +138,3 @@ def _skip(text: str, at: int) -> int:
 
 
 _DECODER = json.JSONDecoder(parse_float=_Number, parse_constant=refuse_constant)
-_decode = _DECODER.decode

@@ -127,12 +127,12 @@ class InboxProcessor(Processor):
             return None
         settlements = []
         for delivery in deliveries:
-            if delivery.message.id in found.mismatched:
+            if delivery.message.id in found.first:
+                settlements.append(Settlement(delivery, Outcome.PROCESSED))
+            elif delivery.message.id in found.mismatched:
                 settlements.append(self._parker.park_mismatch(delivery))
             elif found.expired is not None and delivery.message.id in found.expired.sent_at:
                 settlements.append(self._parker.park_expired(delivery, found.expired))
-            elif delivery.message.id in found.first:
-                settlements.append(Settlement(delivery, Outcome.PROCESSED))
             elif delivery.message.id in found.parked:
                 settlements.append(Settlement(delivery, Outcome.DEAD))
             elif delivery.message.id in found.left:

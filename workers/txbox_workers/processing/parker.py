@@ -1,7 +1,5 @@
 """Parking: dead letters of one worker's deliveries."""
 
-from dataclasses import replace
-
 from txbox import DeadLetter, DeadLetters, Expired, Inbox, InFlight, Mismatch, Outcome, Reason
 from txbox.dead_letters.failures import Failed
 from txbox.postgres.transactions import short_transaction
@@ -91,7 +89,7 @@ class Parker:
         """Park a message whose id has come with another body."""
         error = error or Mismatch(self._subscriber_id, [delivery.message.id])
         settlement = self.park(delivery, Reason.MISMATCH, str(error), NOT_TRIED)
-        return replace(settlement, outcome=Outcome.MISMATCH, error=error) if settlement.outcome.acked else settlement
+        return settlement._replace(outcome=Outcome.MISMATCH, error=error) if settlement.outcome.acked else settlement
 
     def park_expired(self, delivery: Delivery, expired: Expired, lease_attempts: int | None = None) -> Settlement:
         """Park a message that is too old to judge; hand it back if it was redriven just now.
@@ -107,7 +105,7 @@ class Parker:
         settlement = self.park(delivery, Reason.EXPIRED, str(error), NOT_TRIED, lease_attempts=lease_attempts)
         if settlement.outcome is not Outcome.DEAD:
             return settlement
-        return replace(settlement, outcome=Outcome.EXPIRED, error=error)
+        return settlement._replace(outcome=Outcome.EXPIRED, error=error)
 
     # --- under a lease ------------------------------------------------------------------------------------------------
 

@@ -96,42 +96,46 @@ class Processor(ABC):
         self.save_unsaved()
         blocked: dict[str, float] = {}
         settled_before: dict[str, Settlement] = {}
-        for several in self._without_repeats(deliveries):
-            repeats = [self._settled_like(d, settled_before.get(d.message.id)) for d in several]
-            if settled_already := [settlement for settlement in repeats if settlement is not None]:
-                blocked |= self.blocked_by(settled_already)
-                yield settled_already
-            unique = [d for d, settlement in zip(several, repeats, strict=True) if settlement is None]
-            if not unique:
-                continue
+        rest = deliveries
+        while rest:
+            # A later delivery of the same message finds the outcome of the first.
+            unique, rest = self._without_repeats(rest)
+            if settled_before:
+                repeats = [self._settled_like(d, settled_before.get(d.message.id)) for d in unique]
+                if settled_already := [settlement for settlement in repeats if settlement is not None]:
+                    blocked |= self.blocked_by(settled_already)
+                    yield settled_already
+                unique = [d for d, settlement in zip(unique, repeats, strict=True) if settlement is None]
+                if not unique:
+                    continue
             # After a failure in some group, one by one: what comes next in that group is not to be run.
             alone = bool(blocked) or self._stopping.is_set()
             rounds = self._process_singly(unique, blocked) if alone else self._process_unique(unique, blocked)
             for settlements in rounds:
-                settled_before.update((settlement.delivery.message.id, settlement) for settlement in settlements)
+                if rest:
+                    settled_before.update((settlement.delivery.message.id, settlement) for settlement in settlements)
                 blocked |= self.blocked_by(settlements)
                 yield settlements
 
-    def _without_repeats(self, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
-        """Split deliveries so that no message comes twice in one list; later ones find the first one's outcome.
+    def _without_repeats(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
+        """Return deliveries of which no message comes twice, and the rest.
 
         What follows a repeat in its group waits with it, so that the order within the group stays.
         """
-        rest = list(deliveries)
-        while rest:
-            unique: dict[str, Delivery] = {}
-            waiting: list[Delivery] = []
-            groups: set[str] = set()
-            for delivery in rest:
-                group = self.group(delivery)
-                if delivery.message.id in unique or group in groups:
-                    waiting.append(delivery)
-                    if group is not None:
-                        groups.add(group)
-                else:
-                    unique[delivery.message.id] = delivery
-            yield list(unique.values())
-            rest = waiting
+        if len({delivery.message.id for delivery in deliveries}) == len(deliveries):
+            return deliveries, ()
+        unique: dict[str, Delivery] = {}
+        waiting: list[Delivery] = []
+        groups: set[str] = set()
+        for delivery in deliveries:
+            group = self.group(delivery)
+            if delivery.message.id in unique or group in groups:
+                waiting.append(delivery)
+                if group is not None:
+                    groups.add(group)
+            else:
+                unique[delivery.message.id] = delivery
+        return list(unique.values()), waiting
 
     def _settled_like(self, delivery: Delivery, before: Settlement | None) -> Settlement | None:
         """Settle a repeat of a message that was met in the same batch; None if it has to be processed.
@@ -151,12 +155,10 @@ class Processor(ABC):
         self, deliveries: Sequence[Delivery], blocked: Mapping[str, float]
     ) -> Iterator[list[Settlement]]:
         """Process together what can be, and then the rest singly; all of it singly where groups keep an order."""
-        single = [delivery for delivery in deliveries if self._is_single(delivery)]
+        single: Sequence[Delivery] = [delivery for delivery in deliveries if self._is_single(delivery)]
         if single and any(self.group(delivery) for delivery in deliveries):
-            single = list(deliveries)
-        receipts = {delivery.receipt for delivery in single}
-        several = [delivery for delivery in deliveries if delivery.receipt not in receipts]
-        yield from self._process_in_parts(several, blocked)
+            single = deliveries
+        yield from self._process_in_parts(_without(single, deliveries), blocked)
         yield from self._process_singly(single, blocked)
 
     def _process_in_parts(
@@ -166,12 +168,12 @@ class Processor(ABC):
 
         One that fails in a thousand has the others committed in about thirty transactions, and not in a thousand.
         """
-        held = {delivery.receipt for delivery in deliveries if (self.group(delivery) or "") in blocked}
-        free = [delivery for delivery in deliveries if delivery.receipt not in held]
+        held = [delivery for delivery in deliveries if (self.group(delivery) or "") in blocked] if blocked else []
+        free = _without(held, deliveries)
         together = len(free) > 1 and not self._stopping.is_set()
         if together and (settled := self._process_together(free)) is not None:
             yield settled
-            yield from self._process_singly([one for one in deliveries if one.receipt in held], blocked)
+            yield from self._process_singly(held, blocked)
         elif len(deliveries) <= PARTS:
             yield from self._process_singly(deliveries, blocked)
         else:
@@ -224,6 +226,14 @@ class Processor(ABC):
                 with in_hand(self._context.subscriber_id, (delivery.message.id,)), self._spans.handled(delivery):
                     settlement = self._process_one(delivery)
             yield [settlement]
+
+
+def _without(some: Sequence[Delivery], deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+    """Return those deliveries that are not among some of them."""
+    if not some:
+        return deliveries
+    receipts = {delivery.receipt for delivery in some}
+    return [delivery for delivery in deliveries if delivery.receipt not in receipts]
 
 
 PARTS = 10
