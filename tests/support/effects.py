@@ -13,6 +13,7 @@ def with_customer(rest: str) -> str:
 
 GOOD: list[tuple[str, dict[str, str | None]]] = [
     ('{"customer": {"id": "c-1"}}', {"customer_id": "c-1"}),
+    (' \t{"customer": {"id": "c-1"}} \t', {"customer_id": "c-1"}),
     ('{"customer": {"id": "c-1"}, "cents": null, "currency": null}', {"customer_id": "c-1"}),
     ('{"customer": {"id": 17}}', {"customer_id": "17"}),
     ('{"customer": {"id": 1.50}}', {"customer_id": "1.50"}),
@@ -50,7 +51,16 @@ GOOD: list[tuple[str, dict[str, str | None]]] = [
 
 HALF_A_PAIR = '{"customer": {"id": "secret \\ud800"}}'
 
+MORE_THAN_ONE: list[str] = [
+    '{"customer": {"id": "secret"}} secret',
+    '{"customer": {"id": "secret"}}{}',
+    '{"customer": {"id": "secret"}},',
+    '{"customer": {"id": "secret"}}, {"customer": {"id": "secret"}}',
+]
+"""Bodies of more than one JSON value: a worker parks them, and a file that has such a line is not loaded at all."""
+
 MALFORMED: list[str] = [
+    *MORE_THAN_ONE,
     "",
     "secret",
     "null",
@@ -104,6 +114,8 @@ MALFORMED: list[str] = [
             '"details": "{\\"a\\": 1, \\"a\\": 2}"',
             '"details": {"a": "\\u0000"}',
             '"details": "[NaN]"',
+            '"details": "{} secret"',
+            '"details": "{}, {}"',
         ]
     ),
 ]

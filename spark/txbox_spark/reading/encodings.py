@@ -30,10 +30,18 @@ OF_DOCUMENTS = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASC
 """The encodings, as Java calls them, in which Spark reads a document of JSON."""
 
 
-def all_text(lines: DataFrame, *, json_lines: bool) -> bool:
-    """Return whether every line is UTF-8, and of JSON has no lone surrogate; one pass, to the first that is wrong."""
-    wrong = ~sql.is_valid_utf8(LINE)
-    return lines.where(wrong | _has_lone(sql.col(LINE)) if json_lines else wrong).select(sql.lit(1)).isEmpty()
+def all_text(lines: DataFrame) -> bool:
+    """Return whether every line is UTF-8; one pass, to the first that is not."""
+    return _none(lines, ~sql.is_valid_utf8(LINE))
+
+
+def all_json(lines: DataFrame, wrong: Column) -> bool:
+    """Return whether every line is UTF-8, has no lone surrogate, and is not wrong in another way; one pass."""
+    return _none(lines, ~sql.is_valid_utf8(LINE) | _has_lone(sql.col(LINE)) | wrong)
+
+
+def _none(lines: DataFrame, wrong: Column) -> bool:
+    return lines.where(wrong).select(sql.lit(1)).isEmpty()
 
 
 def read_as_bytes(charset: Charset, given: Mapping[str, str]) -> dict[str, str]:
@@ -156,7 +164,7 @@ def _refused_columns(charset: Charset, texts: Mapping[str, Column]) -> list[tupl
 def json_columns(lines: DataFrame, charset: Charset, given: Mapping[str, str]) -> StructType:
     """Find the columns of the lines of JSON that are in their encoding, and have no lone surrogate."""
     wrong = charset.refused(sql.col(LINE)) | _has_lone(sql.col(LINE))
-    text = _decoded_lines(lines, charset).where(~wrong).select(LINE)
+    text = decoded_lines(lines, charset).where(~wrong).select(LINE)
     session: Any = lines.sparkSession
     # pyspark's own way from lines to columns leads through Python.
     jvm, reader = session._jvm, session._jsparkSession.read().options(dict(given))  # noqa: SLF001
@@ -193,7 +201,7 @@ def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], c
         ]
     )
     kept = {name: sql.col(quoted(name)).cast(declared.get(name.lower(), types.StringType())) for name in folders}
-    records = _decoded_lines(lines, charset).where(sql.btrim(line, sql.lit(" \t\r\n")) != "")
+    records = decoded_lines(lines, charset).where(sql.btrim(line, sql.lit(" \t\r\n")) != "")
     # To see which column a lone surrogate is in, U+FFFD is put for it.
     shown = sql.when(lone, sql.regexp_replace(_with_simple_escapes(line), _LONE, r"\\ufffd")).otherwise(line)
     return records.withColumn("parsed", sql.from_json(shown, types.StructType(fields), dict(given))).select(
@@ -210,12 +218,12 @@ def json_records(lines: DataFrame, charset: Charset, given: Mapping[str, str], c
 def checked_documents(frame: DataFrame, lines: DataFrame, charset: Charset) -> DataFrame:
     """Mark all records as malformed of documents of JSON that are not all text: Spark tells no record's place in them.
 
-    ``lines`` are the files' as bytes; of a wide encoding, the whole files.
+    ``lines`` are the whole files, as bytes.
     """
     line, file = sql.col(LINE), sql.col(_FILE)
     # Where no encoding is named, Spark takes UTF-16 for what it is; that has NUL bytes, and no JSON in UTF-8 has.
     refused, lone = charset.refused(line) | sql.contains(line, sql.lit("\0")), _has_lone(line)
-    wrong = _decoded_lines(lines, charset).where(refused | lone)
+    wrong = decoded_lines(lines, charset).where(refused | lone)
     found = wrong.select(file, refused).distinct().collect()
     if not found:
         return frame
@@ -241,7 +249,8 @@ def _with_simple_escapes(text: Column) -> Column:
     return sql.replace(text, sql.lit("\\\\"), sql.lit(r"\u005c"))
 
 
-def _decoded_lines(lines: DataFrame, charset: Charset) -> DataFrame:
+def decoded_lines(lines: DataFrame, charset: Charset) -> DataFrame:
+    """Return lines, or whole files, as text; what is not in their encoding is replaced."""
     with changed_settings(lines.sparkSession, EVERY_CHARSET):
         return lines.withColumn(LINE, charset.decoded(sql.col(LINE).cast("binary")))
 

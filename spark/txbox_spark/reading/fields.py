@@ -6,6 +6,7 @@ from txbox import InvalidConfiguration
 from txbox.effects import Field
 from txbox.effects.field_types import BAD_ESCAPES, FieldType
 from txbox_spark.reading.columns import EventColumn, SentColumn, as_text, quoted, text_checks
+from txbox_spark.reading.json_values import is_one_value
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, types
 
 
@@ -84,7 +85,8 @@ def _takes(text: Column, of: FieldType) -> Column | None:
     if of.kind == "text":
         return None
     if of.kind == "jsonb":
-        return sql.try_parse_json(text).isNotNull() & ~text.rlike(BAD_ESCAPES)
+        # try_parse_json ends with the first value.
+        return sql.try_parse_json(text).isNotNull() & is_one_value(text) & ~text.rlike(BAD_ESCAPES)
     matches = text.rlike(rf"\A(?:{of.pattern})\z")
     if of.whole_numbers is not None:
         least, most = of.whole_numbers

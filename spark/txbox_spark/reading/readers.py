@@ -10,9 +10,11 @@ from txbox_spark.reading.csv_records import as_text, checked_records, decimals_o
 from txbox_spark.reading.encodings import (
     LINE,
     OF_DOCUMENTS,
+    all_json,
     all_text,
     checked_documents,
     csv_records,
+    decoded_lines,
     json_columns,
     json_records,
     read_as_bytes,
@@ -22,6 +24,7 @@ from txbox_spark.reading.encodings import (
 )
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.file_listing import CHOOSING_FILES, described, listing
+from txbox_spark.reading.json_values import has_more, refuse_more
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import DataFrame, DataType, SparkSession, StructType, sql, types
 
@@ -68,7 +71,7 @@ def _read_csv(
     load = partial(_load, spark, "csv", paths)
     lines = _lines(spark, paths, given)
     folders = [name for name in lines.columns if name != LINE]
-    as_bytes = not (charset.is_wide or (charset.is_utf8 and all_text(lines, json_lines=False)))
+    as_bytes = not (charset.is_wide or (charset.is_utf8 and all_text(lines)))
     if as_bytes:
         given = read_as_bytes(charset, given)
     elif charset.is_wide:
@@ -108,8 +111,11 @@ def _read_json(
         raise EncodingError(
             f"with multiLine, JSON can be in {', '.join(OF_DOCUMENTS)}, not in {charset.name}; convert it"
         )
-    lines = _lines(spark, paths, given, whole=whole and charset.is_wide)
-    if whole or (charset.is_utf8 and all_text(lines, json_lines=True)):
+    lines = _lines(spark, paths, given, whole=whole)
+    as_usual = not whole and charset.is_utf8 and all_json(lines, has_more(sql.col(LINE), given))
+    if not as_usual:
+        refuse_more(decoded_lines(lines, charset), given, whole=whole)
+    if as_usual or whole:
         given = {**given, "encoding": charset.name} if whole and not charset.is_utf8 else given
         load = partial(_load, spark, "json", paths)
         found = _inferred(lambda options: load(options, None).schema, given) if columns is None else columns

@@ -14,13 +14,14 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
 - Parquet files need not all have the same columns: there are those of every file.
 - The value in a folder's name, such as ``store=007``, is text, unless the schema says otherwise.
 - Folders below a path that Spark would pass over are an error.
+- More than one JSON value on a line, or in a document, is an error: see ``json_values``.
 - Bytes that are not in the files' encoding make a record of CSV, or a line of JSON, malformed, and so do escapes of
   lone surrogates in JSON: see ``encodings``.
 
 What is not noticed:
 
-- JSON: text after the first value of a line is ignored by Spark's parser. A decimal with more digits after the point
-  than the schema has is rounded, and in one that is in quotes every comma is dropped: ``"12,50"`` becomes 1250.
+- JSON: a decimal with more digits after the point than the schema has is rounded, and in one that is in quotes every
+  comma is dropped: ``"12,50"`` becomes 1250.
 - CSV: where a file ends within quotes, as one that was cut off may, the last field of the last record is all text
   from its quote on. If lines end with CR LF, a line break within quotes becomes a single LF.
 """

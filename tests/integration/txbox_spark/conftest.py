@@ -1,5 +1,6 @@
 """What the tests of bulk loads share."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,12 +18,13 @@ def books(engine: Engine) -> Books:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., str]:
-    """Write a file and return its path: write(name, text)."""
+    """Write a file, compressed if its name says so, and return its path: write(name, text or bytes)."""
 
-    def write(name: str, text: str) -> str:
+    def write(name: str, content: str | bytes) -> str:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="")
+        data = content.encode() if isinstance(content, str) else content
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
         return str(path)
 
     return write

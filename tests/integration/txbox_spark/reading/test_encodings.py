@@ -1,6 +1,5 @@
 """Bytes that are not in the encoding of their file: reported, row by row, and never changed into something else."""
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,19 +18,6 @@ FIELDS = "event_id string, name string"
 FFFD = "\ufffd"
 
 IDS = ("MUNCHÉN-1", "MUNCHÈN-1", "Müller-7", "Möller-7")
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., str]:
-    """Write bytes to a file, compressed if its name says so, and return its path."""
-
-    def write(name: str, data: bytes) -> str:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-        return str(path)
-
-    return write
 
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:

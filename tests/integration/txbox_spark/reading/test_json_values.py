@@ -1,0 +1,111 @@
+"""Lines and documents of more than one JSON value: Spark reads the first, so nothing of such a file is loaded."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from support.effects import FIELDS, MORE_THAN_ONE
+from txbox.effects.fields import read_fields
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.sources import read_events
+
+GOOD = '{"id": "a"}\n{"id": "b", "in": {"x": [1, 2]}}\n'
+ONE = (
+    '{"id": "c"}',
+    ' \t{"id": "c"} \t',
+    '{"id": "}{"}',
+    '{"id": "c", "in": {"x": [{}, []]}}',
+    '{"id": "c", "in": {"x": ["]", "}{", "],0]"]}}',
+    '{"id": "c", "in": {"x": NaN}}',
+    "{'id': 'c', 'in': {'x': [\"]\"]}}",
+    "[]",
+    "",
+    " ",
+)
+MORE = (
+    *MORE_THAN_ONE,
+    '{"id": "c"}{"id": "d"}',
+    '{"id": "c"}] x',
+    '{"id": "c"},0] x',
+    '{"id": "c"},\n{"id": "d"}',
+    '{"id": "c", "in": {"x": NaN}} {"id": "d"}',
+    '{"id": "c"}\u00a0',
+    '[{"id": "c"}] [{"id": "d"}]',
+)
+MALFORMED = ('{"id": "c"', "{'id': 'c'", "secret", '{"id": "c" "x": 1}')
+
+
+def ids(frame: Any) -> list[str]:
+    return [row.id for row in frame.select("id").collect() if row.id is not None]
+
+
+@pytest.mark.parametrize("line", ONE)
+def test_a_line_of_one_value_is_loaded(spark: SparkSession, write: Callable[..., str], line: str) -> None:
+    assert ids(read_events(spark, [write("e.jsonl", GOOD + line)], schema="id string"))[:2] == ["a", "b"]
+
+
+@pytest.mark.parametrize("line", MORE)
+def test_a_line_of_more_is_refused(spark: SparkSession, write: Callable[..., str], line: str) -> None:
+    with pytest.raises(SourceError, match=r"e.jsonl has more than one JSON value on a line.*in 1 lines"):
+        read_events(spark, [write("e.jsonl", GOOD + line)], schema="id string")
+
+
+def test_a_file_of_one_line_is_refused_however_it_is_read(spark: SparkSession, write: Callable[..., str]) -> None:
+    """As services write it that put one record behind the other."""
+    text = "".join(f'{{"id": "{number}", "at": {{"x": {number}}}}}' for number in range(1_000))
+    refused = pytest.raises(SourceError, match="in 1 lines; one begins with")
+    with refused:
+        read_events(spark, [write("plain.jsonl", text)])
+    with refused:
+        read_events(spark, [write("marked.jsonl", "\ufeff" + text)])
+    with refused:
+        read_events(spark, [write("packed.jsonl.gz", text)])
+    with refused:
+        read_events(spark, [write("latin.jsonl", text.replace("at", "été").encode("latin-1"))], encoding="latin1")
+    with refused:
+        read_events(spark, [write("fields.jsonl", text)], fields=read_fields(FIELDS), message_id="id")
+    with refused:  # beside a line that is not text
+        read_events(spark, [write("broken.jsonl", b'{"id": "\xff"}\n' + text.encode())])
+
+
+@pytest.mark.parametrize("line", MALFORMED)
+def test_a_malformed_line_is_still_that(spark: SparkSession, write: Callable[..., str], line: str) -> None:
+    frame = read_events(spark, [write("e.jsonl", GOOD + line)], schema="id string")
+    assert [row[-1] for row in frame.collect()] == [None, None, line]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"allowUnquotedFieldNames": "true"}, "{id: 'c', in: {x: [']']}}"),
+        ({"ALLOWCOMMENTS": "true"}, '{"id": "c"} // {"id": "d"}'),
+        ({"allowNumericLeadingZeros": "true"}, '{"id": "c", "in": {"x": 007}}'),
+    ],
+)
+def test_what_an_option_allows_is_allowed(
+    spark: SparkSession, write: Callable[..., str], options: Mapping[str, str], line: str
+) -> None:
+    path = write("e.jsonl", GOOD + line)
+    assert ids(read_events(spark, [path], schema="id string", options=options)) == ["a", "b", "c"]
+
+
+class TestDocuments:
+    OPTIONS: Mapping[str, str] = {"multiLine": "true"}
+
+    @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16LE"])
+    def test_one_for_a_file(self, spark: SparkSession, write: Callable[..., str], encoding: str) -> None:
+        document = '[\n  {"id": "a"},\n  {"id": "b", "in": {"x": ["]", 2]}}\n]\n'
+        path = write("e.json", document.encode(encoding))
+        frame = read_events(spark, [path], schema="id string", encoding=encoding, options=self.OPTIONS)
+        assert ids(frame) == ["a", "b"]
+
+    @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16LE"])
+    @pytest.mark.parametrize("document", [GOOD, '[{"id": "a"}]\n[{"id": "b"}]', '{"id": "a"}, {"id": "b"}'])
+    def test_more_are_refused(
+        self, spark: SparkSession, write: Callable[..., str], document: str, encoding: str
+    ) -> None:
+        path = write("e.json", document.encode(encoding))
+        with pytest.raises(SourceError, match=r"more than one JSON document.* leave multiLine out"):
+            read_events(spark, [path], schema="id string", encoding=encoding, options=self.OPTIONS)
