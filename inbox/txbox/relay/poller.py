@@ -31,7 +31,7 @@ AWAKE_SECONDS = 1.0
 POLL_SECONDS = 0.003
 """Between polls while messages come."""
 
-IDLE_SECONDS = 0.6
+IDLE_SECONDS = 0.9
 """Between polls while none do; a notification ends the wait."""
 
 MAX_FRESH = 10_000
