@@ -12,6 +12,7 @@ from txbox_spark.reading.errors import SourceError
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 _MARK = "\ufeff"
+_DEPTH = "maxnestingdepth"
 _SHOWN = 100
 """Characters of a text that an error shows."""
 
@@ -24,12 +25,12 @@ def has_more(text: Column, given: Mapping[str, str]) -> Column:
         given: options of Spark's reader, some of which allow what is not JSON.
     """
     # Nearly all lines of flat events: the first "}" is their last byte. That takes a tenth of a microsecond.
-    is_flat = sql.instr(text, "}") == sql.octet_length(text)
+    is_flat = sql.startswith(text, sql.lit("{")) & (sql.instr(text, "}") == sql.octet_length(text))
     # What is left is malformed, begins with a byte order mark, or is allowed by an option.
     rest = sql.ltrim(text, sql.lit(_MARK))
-    allowed = {name: value for name, value in given.items() if name.lower().startswith("allow")}
-    is_read = sql.from_json(rest, "array<struct<_: string>>", allowed).isNotNull()  # an object, too
-    return ~is_flat & ~is_one_value(text) & is_read & ~_is_one(rest, lambda array: _size(array, allowed))
+    taken = {name.lower(): value for name, value in given.items() if name.lower().startswith(("allow", "max"))}
+    is_read = sql.from_json(rest, "array<struct<_: string>>", taken).isNotNull()  # an object, too
+    return ~is_flat & ~is_one_value(text) & is_read & ~_is_one(rest, lambda array: _size(array, taken))
 
 
 def refuse_more(texts: DataFrame, given: Mapping[str, str], *, whole: bool) -> None:
@@ -45,8 +46,8 @@ def refuse_more(texts: DataFrame, given: Mapping[str, str], *, whole: bool) -> N
             "line of its own, leave multiLine out"
         )
     raise SourceError(
-        f"{file} has more than one JSON value on a line, of which only the first would be read; put each event on a "
-        f"line of its own, without commas between them. It is so in {found.count():,} lines; one begins with {begins}"
+        f"{file} has more behind the first JSON value of a line, which would not be read; put each event on a line of "
+        f"its own, without commas between them. Such lines in all files: {found.count():,}; one begins with {begins}"
     )
 
 
@@ -65,5 +66,7 @@ def _is_one(text: Column, length: Callable[[Column], Column]) -> Column:
     return sql.coalesce((alone == 1) & (closes_nothing | (before_another == 2)), sql.lit(False))
 
 
-def _size(array: Column, allowed: Mapping[str, str]) -> Column:
-    return sql.size(sql.from_json(array, "array<string>", dict(allowed)))
+def _size(array: Column, taken: Mapping[str, str]) -> Column:
+    depth = taken.get(_DEPTH, "")
+    deeper = {_DEPTH: str(int(depth) + 1)} if depth.isdecimal() else {}
+    return sql.size(sql.from_json(array, "array<string>", {**taken, **deeper}))

@@ -33,6 +33,8 @@ MORE = (
     '{"id": "c", "in": {"x": NaN}} {"id": "d"}',
     '{"id": "c"}\u00a0',
     '[{"id": "c"}] [{"id": "d"}]',
+    '[]{"id": "c"}',
+    '[ ]{"id": "c"}',
 )
 MALFORMED = ('{"id": "c"', "{'id': 'c'", "secret", '{"id": "c" "x": 1}')
 
@@ -48,14 +50,14 @@ def test_a_line_of_one_value_is_loaded(spark: SparkSession, write: Callable[...,
 
 @pytest.mark.parametrize("line", MORE)
 def test_a_line_of_more_is_refused(spark: SparkSession, write: Callable[..., str], line: str) -> None:
-    with pytest.raises(SourceError, match=r"e.jsonl has more than one JSON value on a line.*in 1 lines"):
+    with pytest.raises(SourceError, match=r"e.jsonl has more behind the first JSON value of a line.*in all files: 1;"):
         read_events(spark, [write("e.jsonl", GOOD + line)], schema="id string")
 
 
 def test_a_file_of_one_line_is_refused_however_it_is_read(spark: SparkSession, write: Callable[..., str]) -> None:
     """As services write it that put one record behind the other."""
     text = "".join(f'{{"id": "{number}", "at": {{"x": {number}}}}}' for number in range(1_000))
-    refused = pytest.raises(SourceError, match="in 1 lines; one begins with")
+    refused = pytest.raises(SourceError, match="in all files: 1; one begins with")
     with refused:
         read_events(spark, [write("plain.jsonl", text)])
     with refused:
@@ -82,6 +84,8 @@ def test_a_malformed_line_is_still_that(spark: SparkSession, write: Callable[...
         ({"allowUnquotedFieldNames": "true"}, "{id: 'c', in: {x: [']']}}"),
         ({"ALLOWCOMMENTS": "true"}, '{"id": "c"} // {"id": "d"}'),
         ({"allowNumericLeadingZeros": "true"}, '{"id": "c", "in": {"x": 007}}'),
+        ({"maxNestingDepth": "1500"}, f'{{"id": "c", "in": {"[" * 1499}{"]" * 1499}}}'),
+        ({"maxNumLen": "5000"}, f'{{"id": "c", "in": {{"x": {"1" * 2000}}}}}'),
     ],
 )
 def test_what_an_option_allows_is_allowed(
@@ -89,6 +93,8 @@ def test_what_an_option_allows_is_allowed(
 ) -> None:
     path = write("e.jsonl", GOOD + line)
     assert ids(read_events(spark, [path], schema="id string", options=options)) == ["a", "b", "c"]
+    with pytest.raises(SourceError, match="more behind the first JSON value"):
+        read_events(spark, [write("more.jsonl", f'{line.partition("//")[0]} {{"id": "d"}}')], options=options)
 
 
 class TestDocuments:
@@ -102,7 +108,9 @@ class TestDocuments:
         assert ids(frame) == ["a", "b"]
 
     @pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16LE"])
-    @pytest.mark.parametrize("document", [GOOD, '[{"id": "a"}]\n[{"id": "b"}]', '{"id": "a"}, {"id": "b"}'])
+    @pytest.mark.parametrize(
+        "document", [GOOD, '[{"id": "a"}]\n[{"id": "b"}]', '{"id": "a"}, {"id": "b"}', '[] {"id": "b"}']
+    )
     def test_more_are_refused(
         self, spark: SparkSession, write: Callable[..., str], document: str, encoding: str
     ) -> None:
