@@ -22,10 +22,10 @@ from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.options import LoadOptions, ValidLoadOptions
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
-from txbox_spark.reading.survey import seem_few
 from txbox_spark.report import BulkLoadReport, OnProgress
 from txbox_spark.runtime.lazy_imports import DataFrame
 from txbox_spark.subscribers import warn_of_new_subscriber
+from txbox_spark.survey import seem_few
 
 
 def bulk_load(

@@ -137,7 +137,7 @@ def java_options(paths: Sequence[str], master: str | None) -> str:
     What C2 compiles pays where code runs for minutes. A load of a few rows ends before; on two processors, C2 takes
     a quarter of the time from it.
     """
-    from txbox_spark.reading.survey import FEW_BYTES
+    from txbox_spark.survey import FEW_BYTES
 
     files = [Path(path) for path in paths]
     if not (_reads_this_machine(master) and all(file.is_file() for file in files)):

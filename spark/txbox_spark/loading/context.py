@@ -16,12 +16,12 @@ from txbox_spark.loading.staging_table import StagingTables
 from txbox_spark.merging.chunk_merger import MergePlan
 from txbox_spark.options import ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents
-from txbox_spark.reading.survey import FEW_ROWS
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
 from txbox_spark.runtime.lazy_imports import SparkSession, spark_errors
+from txbox_spark.survey import FEW_ROWS
 
 TIMES = ("timestamp with time zone", "timestamptz")
 """Types of a column that tells when an event was sent."""

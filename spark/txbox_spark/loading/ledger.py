@@ -31,9 +31,9 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.status import BlockedLoad, find_blocked_loads
 from txbox_spark.merging.chunk_stream import SHOWN_REJECTED
-from txbox_spark.reading.survey import Survey
 from txbox_spark.runtime.periodic import every
 from txbox_spark.runtime.retries import retry_outages
+from txbox_spark.survey import Survey
 
 HEARTBEAT_SECONDS = 10.0
 """How often a run's heartbeat is recorded."""

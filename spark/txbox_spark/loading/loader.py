@@ -27,9 +27,9 @@ from txbox_spark.loading.writer import FEW, StagingLost, Writer, WriterChoice, c
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import AUTO, COPY, JDBC
-from txbox_spark.reading.survey import Survey, survey, survey_few
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
+from txbox_spark.survey import Survey, survey, survey_few
 
 ROWS_OF_A_CHUNK = 10_000
 """Rows in a chunk, about, unless ``chunk_rows`` is less: a transaction merges one or more, see ``merge_sizer``."""

@@ -14,8 +14,8 @@ from txbox import InvalidConfiguration
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import Run
 from txbox_spark.options import JDBC
-from txbox_spark.reading.survey import content_digest
 from txbox_spark.runtime.session import require_jdbc_driver
+from txbox_spark.survey import content_digest
 
 
 def resume_run(context: LoadContext, run: Run, *, count_rejected: bool) -> Run:

@@ -8,12 +8,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import txbox_spark.loading.context
-import txbox_spark.reading.survey
+import txbox_spark.survey
 from support.spark.bulk_loads import APPLY_ALLOWED, COLUMNS, Books, counts, failed, load, purchases
 from txbox_spark import read_events
 from txbox_spark.loading.writer import FEW
 from txbox_spark.reading.event_rows import prepare
-from txbox_spark.reading.survey import content_digest, seem_few, survey, survey_few
+from txbox_spark.survey import content_digest, seem_few, survey, survey_few
 
 Read = Callable[[list[tuple[Any, ...]]], DataFrame]
 
@@ -74,7 +74,7 @@ def test_a_run_is_resumed(read: Read, books: Books, schema_url: str) -> None:
 def test_what_is_more_than_it_seems_is_left_to_the_executors(
     read: Read, books: Books, schema_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (txbox_spark.loading.context, txbox_spark.reading.survey):
+    for module in (txbox_spark.loading.context, txbox_spark.survey):
         monkeypatch.setattr(module, "FEW_ROWS", 249)
     events = purchases(250)
     report = load(read(events), schema_url, "auto")
@@ -89,7 +89,7 @@ def test_the_short_survey_finds_what_the_long_one_finds(read: Read, monkeypatch:
         found = survey_few(events)
         assert found == survey(events, count_rejected=False)
         assert (found.rows, found.content) == content_digest(events, count_rejected=False)
-    monkeypatch.setattr(txbox_spark.reading.survey, "FEW_ROWS", len(ids) - 1)
+    monkeypatch.setattr(txbox_spark.survey, "FEW_ROWS", len(ids) - 1)
     assert survey_few(prepare(read([(one, 1, 1) for one in ids]), "event_id")) is None
 
 
@@ -99,5 +99,5 @@ def test_few_is_what_spark_can_tell_without_reading(
     assert seem_few(read([("e", 1, 1)]))
     assert not seem_few(spark.createDataFrame([("e", 1, 1)], COLUMNS)), "of an RDD it knows nothing"
     assert not seem_few(spark.range(1)), "it is not from files"
-    monkeypatch.setattr(txbox_spark.reading.survey, "FEW_BYTES", 10)
+    monkeypatch.setattr(txbox_spark.survey, "FEW_BYTES", 10)
     assert not seem_few(read([("e", 1, 1)]))
