@@ -19,9 +19,10 @@ from txbox.tracing import NO_TRACING, Tracing, error_type
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import load
 from txbox_spark.loading.progress_reporter import ProgressReporter
-from txbox_spark.options import LoadOptions, ValidLoadOptions
+from txbox_spark.options import TABLE, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
+from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.report import BulkLoadReport, OnProgress
 from txbox_spark.runtime.lazy_imports import DataFrame
 from txbox_spark.subscribers import warn_of_new_subscriber
@@ -119,6 +120,8 @@ def _load_events(
             seem_few=seem_few(events),
         )
         context.ledger.check()
+        if (to := options.rejected_to) is not None and to.startswith(TABLE):
+            context.rejects = RejectsTable.named(engine, to.removeprefix(TABLE))
         warn_of_new_subscriber(engine, options.schema, options.prefix, options.subscriber_id)
         context.staging.sweep(options.abandoned_seconds)
         return load(context, writer, resume)

@@ -3,8 +3,10 @@
 The first class types the keyword arguments; the second one holds their defaults, and refuses what cannot work.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Required, Self, TypedDict
 
 from sqlalchemy import URL
@@ -19,6 +21,11 @@ from txbox_spark.merging.merge_sizer import LOCK_SECONDS
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
 
 WRITERS = AUTO, COPY, JDBC = "auto", "copy", "jdbc"
+
+TABLE = "table:"
+"""What a ``rejected_to`` that is a table begins with."""
+
+_MOST_REJECTED = re.compile(r"[0-9]+|(?:100(?:\.0+)?|[0-9]{1,2}(?:\.[0-9]+)?)%")
 
 CHUNK_ROWS = 1_000_000
 """Rows that a transaction merges, about, at most."""
@@ -62,6 +69,11 @@ class LoadOptions(TypedDict, total=False):
             that are UUIDs of version 7 count in any case.
         apply_expired: apply such events, too. Those that were processed before the horizon are applied once more, so
             say it only of events that were not.
+        rejected_to: where all rejected rows are kept, each with its cause: a folder, which gets lines of JSON, or
+            ``table:NAME``, a table in Postgres, which is created unless it is there. None, the default: they are
+            counted by their causes, and some are shown.
+        max_rejected: how many rows may be rejected, as a number or as ``"2.5%"`` of all; more of them end the load.
+            What the rows alone tell is counted before the first event is applied. None, the default: any number.
     """
 
     url: Required[str | URL]
@@ -81,6 +93,8 @@ class LoadOptions(TypedDict, total=False):
     force: bool
     sent_at: str | None
     apply_expired: bool
+    rejected_to: str | None
+    max_rejected: int | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +123,8 @@ class ValidLoadOptions:
     force: bool = False
     sent_at: str | None = None
     apply_expired: bool = False
+    rejected_to: str | None = None
+    max_rejected: int | str | None = None
     database: URL = field(init=False)  # the URL with its driver
 
     @classmethod
@@ -134,6 +150,14 @@ class ValidLoadOptions:
         self._require(self.writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {self.writer!r}")
         self._require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
         self._require(self.chunk_rows >= 1, f"chunk_rows must be at least 1, not {self.chunk_rows!r}")
+        self._require(
+            self.max_rejected is None or _MOST_REJECTED.fullmatch(str(self.max_rejected)) is not None,
+            f"max_rejected must be a number of rows, or such as '2.5%', not {self.max_rejected!r}",
+        )
+        self._require(
+            self.rejected_to is None or self.rejected_to.removeprefix(TABLE).strip() != "",
+            f"rejected_to must be a folder, or {TABLE}NAME, not {self.rejected_to!r}",
+        )
         for name in ("lock_seconds", "stalled_seconds", "effects_seconds"):
             seconds = getattr(self, name)
             self._require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")
@@ -161,6 +185,13 @@ class ValidLoadOptions:
     def fields(self) -> Mapping[str, Field] | None:
         """The fields of the effect; None: the columns of the events."""
         return self.apply.fields if isinstance(self.apply, SqlEffect) else None
+
+    def most_rejected(self, rows: int) -> int | None:
+        """Return how many of so many rows may be rejected; None: any number."""
+        if self.max_rejected is None:
+            return None
+        number, percent, _ = str(self.max_rejected).partition("%")
+        return int(rows * Decimal(number) / 100) if percent else int(number)
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from txbox_spark.rejects.rejected_rows import RejectedCause
+
 
 @dataclass(frozen=True, slots=True)
 class BulkLoadReport:
@@ -22,7 +24,7 @@ class BulkLoadReport:
         chunks: how many transactions the events were applied in.
         read: rows of the source.
         rejected: rows that cannot be loaded.
-        rejected_sample: some of those, each with the reason.
+        rejected_sample: some of those, each with the cause.
         duplicate_in_source: rows whose id another row of the source has.
         already_processed: events that were processed before.
         applied: events that were first, and whose effect is committed.
@@ -30,6 +32,8 @@ class BulkLoadReport:
         parked: events that wait as dead letters, and are processed when they are redriven.
         expired: events that were sent before the subscriber's horizon: whether they were processed is forgotten, and
             they were not applied.
+        rejected_causes: why rows were rejected, the cause with the most rows first.
+        rejected_to: where all rejected rows are; None if that was not asked for.
     """
 
     run_id: str
@@ -48,6 +52,8 @@ class BulkLoadReport:
     seconds: Mapping[str, float] = field(default_factory=dict)
     parked: int = 0
     expired: int = 0
+    rejected_causes: tuple[RejectedCause, ...] = ()
+    rejected_to: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""

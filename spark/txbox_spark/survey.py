@@ -7,6 +7,7 @@ from typing import Any
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
+from txbox_spark.rejects.rejected_rows import NO_ROWS, RejectedRow, RejectedRows
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 SAMPLE_IDS = 20_000
@@ -27,7 +28,7 @@ class Survey:
     sample: tuple[str, ...]  # ids, evenly drawn from all distinct ones, sorted as Postgres sorts them
     content: bytes  # a digest of the rows' ids, whatever their order
     rejected: int | None = None  # how many rows cannot be loaded; None if they were not counted
-    rejected_sample: tuple[str, ...] = ()  # some of those
+    rejected_rows: RejectedRows = NO_ROWS  # some of those
 
 
 def seem_few(events: DataFrame) -> bool:
@@ -84,7 +85,8 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
         # counted.
         found = rows.agg(*metrics).collect()[0].asDict()
     sample = tuple(sorted({row[0] for row in drawn}))
-    shown = tuple(sorted({one for one in (found.get("a"), found.get("z")) if one is not None}))
+    rejected = {one for one in (found.get("a"), found.get("z")) if one is not None}
+    shown = RejectedRows(sample=tuple(sorted(RejectedRow.from_json(one).shown for one in rejected)))
     return Survey(int(found["rows"]), sample, _digest(found), found.get("rejected"), shown)
 
 

@@ -54,8 +54,9 @@ from txbox_spark.merging.csv_lines import csv_lines
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
 from txbox_spark.merging.merge_sizer import MergeSizer
-from txbox_spark.merging.refused_event import refused_event
+from txbox_spark.merging.refused_values import RELEASE, ROLL_BACK, SAVEPOINT, copy_what_fits
 from txbox_spark.reading.columns import MESSAGE_ID
+from txbox_spark.rejects.rejected_rows import NO_ROWS, RejectedRows
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
 from txbox_spark.runtime.retries import retry_outages
 
@@ -91,7 +92,7 @@ class CopyWriter:
             return self._write_few(run, task)
         sample, context.sample = context.sample, ()  # at the first attempt only
         repeated: tuple[int, ...] = ()
-        if sample:
+        if sample and context.options.rejected_to is None:  # ids alone keep no rejected rows
             repeated = likely_repeated(context.engine, task.plan.sql, context.options.subscriber_id, sample, run.bounds)
         # Ids alone lock nothing that others wait for: as many as a transaction may have, and each task has some.
         most = min(task.plan.most_chunks, math.ceil(len(repeated) / context.parallelism))
@@ -129,7 +130,11 @@ class CopyWriter:
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
         """Return the rows of a run whose chunks are all merged: each chunk has counted its own."""
-        return RowCounts(run.rows, totals.read, totals.rejected, self._context.ledger.rejected_sample(run.run_id))
+        return RowCounts(run.rows, totals.read, totals.rejected)
+
+    def rejected_rows(self, run: Run) -> RejectedRows:
+        """Return what is shown of the rejected rows: each chunk has kept its own."""
+        return self._context.ledger.rejected_rows(run.run_id)
 
     def clean_up(self, run: Run) -> None:
         """Leave the database as it is: this writer makes no tables."""
@@ -249,7 +254,7 @@ class CopyTask:
                     return None
                 columns = () if self.ids_alone else self.plan.columns
                 connection.exec_driver_sql(create_fresh(columns))
-                counts, last = self._copy(connection, stream.rows()), chunk
+                counts, last = self._copy(connection, chunk, stream.rows()), chunk
                 if self.groups is not None:
                     last += self.groups.count(chunk) - 1
                     if not all(claim_chunk(connection, self.plan, other) for other in range(chunk + 1, last + 1)):
@@ -258,7 +263,7 @@ class CopyTask:
                 while self._takes_another(connection, chunk, last, stream, sizer):
                     last += 1
                     stream.next_chunk()
-                    counts += self._copy(connection, stream.rows())
+                    counts += self._copy(connection, last, stream.rows())
                 connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
                 ids = chunk_range(self.bounds, chunk, last)
                 if self.ids_alone:
@@ -284,25 +289,38 @@ class CopyTask:
         fits = self.groups is None and last - first + 1 < sizer.chunks and stream.chunk_ahead() == last + 1
         return fits and claim_chunk(connection, self.plan, last + 1)
 
-    def _copy(self, connection: Connection, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
-        """Stream a chunk's distinct events into ``fresh_event``."""
+    def _copy(self, connection: Connection, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
+        """Stream a chunk's distinct events into ``fresh_event``, without rows that Postgres does not take."""
         columns = () if self.ids_alone else self.plan.columns
         sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
         distinct = DistinctEvents(batches)
         driver_connection: Any = connection.connection.driver_connection
         events, more = distinct.events(), True
+        refused, shown = 0, NO_ROWS
         with driver_connection.cursor() as cursor:
             while more:
-                # In COPYs of a bounded size, so that an event which Postgres refuses can still be named.
+                # In COPYs of a bounded size, for the rows of one that is refused are sent again.
                 written: list[pyarrow.RecordBatch] = []
                 size = 0
+                rejected = []
+                cursor.execute(SAVEPOINT)
                 try:
                     with cursor.copy(copy_fresh(columns)) as copy:
-                        while size < COPY_BYTES and (more := (batch := next(events, None)) is not None):
-                            written.append(batch.select(sent))
-                            lines = csv_lines(written[-1])
-                            size += len(lines)
-                            copy.write(lines)
-                except (psycopg.DataError, psycopg.IntegrityError) as error:
-                    raise refused_event(error, written, [one.name for one in columns]) from error
-        return ChunkCounts(distinct.read, distinct.rejected, distinct.kept, tuple(distinct.rejected_sample))
+                        while (
+                            size < COPY_BYTES
+                            and not distinct.has_many_rejected
+                            and (more := (batch := next(events, None)) is not None)
+                        ):
+                            if batch.num_rows:
+                                written.append(batch.select(sent))
+                                lines = csv_lines(written[-1])
+                                size += len(lines)
+                                copy.write(lines)
+                except (psycopg.DataError, psycopg.IntegrityError):
+                    cursor.execute(ROLL_BACK)
+                    rejected = copy_what_fits(cursor, columns, written)
+                    refused += len(rejected)
+                else:
+                    cursor.execute(RELEASE)
+                shown += self.plan.keep_rejected(cursor, chunk, distinct.take_rejected() + rejected)
+        return ChunkCounts(distinct.read, distinct.rejected + refused, distinct.kept - refused, refused, shown)

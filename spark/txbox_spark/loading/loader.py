@@ -26,7 +26,10 @@ from txbox_spark.loading.run_resumer import resume_run
 from txbox_spark.loading.writer import FEW, StagingLost, Writer, WriterChoice, choose_writer
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.options import AUTO, COPY, JDBC
+from txbox_spark.options import AUTO, COPY, JDBC, TABLE
+from txbox_spark.rejects.rejected_rows import NO_ROWS, TooManyRejected, refuse_too_many
+from txbox_spark.rejects.rejects_folder import write_rejects
+from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
 from txbox_spark.survey import Survey, survey, survey_few
@@ -48,7 +51,7 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
     """Load the events, or those that are left of the run ``resume``; ``writer_name`` is "copy", "jdbc" or ``AUTO``."""
     if resume is None:
         choice = WriterChoice(writer_name, "asked for")
-        few = _survey_few(context) if writer_name != JDBC else None
+        few = _survey_few(context) if writer_name != JDBC and context.options.max_rejected is None else None
         if writer_name == AUTO:
             choice = FEW if few is not None else choose_writer(context.spark, context.options.database)
         if choice.writer == JDBC:
@@ -83,7 +86,9 @@ def _begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Su
     """Survey the source, unless it has been surveyed, cut it into chunks, and begin a run."""
     if found is None:
         with context.stage("survey", None):
-            found = survey(context.events, count_rejected=writer.survey_counts_rejected)
+            counted = writer.survey_counts_rejected or context.options.max_rejected is not None
+            found = survey(context.events, count_rejected=counted)
+            refuse_too_many(found.rejected or 0, context.options.most_rejected(found.rows), found.rejected_rows)
     chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
     # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
     even = math.ceil(chunks / context.parallelism) * context.parallelism
@@ -154,9 +159,29 @@ def _complete(context: LoadContext, writer: Writer, run: Run) -> Run:
             "begin a new run (what has been applied is not applied again)",
             resumable=False,
         )
-    context.ledger.finish(run.run_id, rejected=rows.rejected, sample=rows.rejected_sample)
+    shown = writer.rejected_rows(run) if rows.rejected else NO_ROWS
+    try:
+        refuse_too_many(rows.rejected, context.options.most_rejected(run.rows), shown)
+    except TooManyRejected as error:
+        raise context.failure(run, str(error)) from None
+    if rows.rejected and (table := context.rejects_table(run)) is not None:
+        _write_rejects(context, run, table, rows.rejected)
+    context.ledger.finish(run.run_id, rejected=rows.rejected, rows=shown)
     writer.clean_up(run)
+    if context.rejects is not None:
+        context.staging.drop(run.run_id)
     return context.ledger.read(run.run_id)
+
+
+def _write_rejects(context: LoadContext, run: Run, table: RejectsTable, rejected: int) -> None:
+    """Write the rejected rows of a run to the folder that they are to be in, unless a table keeps them."""
+    folder = str(context.options.rejected_to)
+    if folder.startswith(TABLE):
+        return
+    with context.stage("rejected rows", run):
+        written = write_rejects(context.spark, context.engine, table, run.run_id, folder)
+    if written < rejected:  # an earlier attempt was not asked to keep them, or its table was swept
+        _log.warning("bulk load %s: %d of %d rejected rows were not kept", run.run_id, rejected - written, rejected)
 
 
 def _report(context: LoadContext, run: Run, choice: WriterChoice) -> BulkLoadReport:
@@ -172,13 +197,15 @@ def _report(context: LoadContext, run: Run, choice: WriterChoice) -> BulkLoadRep
         chunks=run.chunks,
         read=run.rows,
         rejected=rejected,
-        rejected_sample=run.rejected_sample,
+        rejected_sample=run.rejected_rows.sample,
         duplicate_in_source=run.rows - rejected - totals.already_processed - totals.applied - totals.expired,
         already_processed=totals.already_processed - totals.parked,
         applied=totals.applied,
         seconds=dict(context.seconds),
         parked=totals.parked,
         expired=totals.expired,
+        rejected_causes=run.rejected_rows.causes,
+        rejected_to=context.options.rejected_to,
     )
 
 

@@ -7,6 +7,7 @@
                                             │        ├─ the caller's statements over fresh_event
                                             │        └─ counts into the ledger ── COMMIT
                               23505, 40001, 40P01, 55P03: back to the savepoint
+                                                     classes 22 and 23, of the effect: back, and ``refused_effects``
 
 To find the processed ids first, by a join, and to insert the rest sorted and without ON CONFLICT took a third of the
 time of INSERT … ON CONFLICT … RETURNING. If a live worker records one of the ids in between, that is 23505, a unique
@@ -35,9 +36,9 @@ How long a chunk can keep others waiting, if its executor or its server process
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -47,11 +48,15 @@ from txbox.backoff import Backoff
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
+from txbox.postgres.transactions import driver_cursor
 from txbox.status.blocked_loads import run_lock
 from txbox_spark.merging.effect_runner import Apply, ApplyFailed, apply_effects
-from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, insert_fresh
+from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, drop_refused, insert_fresh
 from txbox_spark.merging.merge_sizer import LOCK_SECONDS
+from txbox_spark.merging.refused_effects import find_refused, is_about_events
 from txbox_spark.reading.columns import EventColumn
+from txbox_spark.rejects.rejected_rows import NO_ROWS, RejectedRow, RejectedRows, refuse_too_many
+from txbox_spark.rejects.rejects_table import RejectsTable
 
 MERGE_ATTEMPTS = 10
 """How often a chunk is merged that meets a deadlock or a serialization failure."""
@@ -95,6 +100,7 @@ class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event"
     restore_settings: str
     any_parked: str
     parked_events: str
+    rejected_so_far: str
 
 
 class ChunkHeld(TxboxError):
@@ -122,11 +128,19 @@ class MergePlan:
     most_chunks: int = 1  # how many chunks one transaction merges at most
     sent_at: str | None = None  # the column that has when an event was sent; None: none has
     apply_expired: bool = False  # also apply events that were sent before the subscriber's horizon
+    rejects: RejectsTable | None = None  # where all rejected rows are kept; None: they are counted, and some are shown
+    most_rejected: int | None = None  # how many rows of all chunks may be rejected; None: any number
 
     @property
     def sql(self) -> MergeStatements:
         """The statements."""
         return MergeStatements.load(self.schema, self.prefix)
+
+    def keep_rejected(self, cursor: Any, chunk: int, rows: Sequence[RejectedRow]) -> RejectedRows:
+        """Keep rejected rows of a chunk where they are to be kept, and return what is shown of them."""
+        if rows and self.rejects is not None:
+            self.rejects.copy(cursor, self.run_id, chunk, rows)
+        return RejectedRows.of(rows)
 
     @property
     def stalled(self) -> str:
@@ -140,15 +154,23 @@ class ChunkCounts:
 
     read: int  # rows of the source
     rejected: int  # rows that cannot be loaded
-    distinct: int  # different message ids
-    rejected_sample: tuple[str, ...] = ()  # some of the rejected rows
+    distinct: int  # different message ids of the others
+    refused: int = 0  # of the rejected rows, those that Postgres does not take
+    shown: RejectedRows = NO_ROWS  # of the rejected rows
 
     def __add__(self, other: "ChunkCounts") -> "ChunkCounts":
         """Return the counts of both."""
-        sample = (*self.rejected_sample, *other.rejected_sample)
         return ChunkCounts(
-            self.read + other.read, self.rejected + other.rejected, self.distinct + other.distinct, sample
+            self.read + other.read,
+            self.rejected + other.rejected,
+            self.distinct + other.distinct,
+            self.refused + other.refused,
+            self.shown + other.shown,
         )
+
+    def without(self, refused: int, shown: RejectedRows) -> "ChunkCounts":
+        """Return the counts where so many of the events are refused."""
+        return self + ChunkCounts(0, refused, -refused, refused, shown)
 
 
 class Merged(NamedTuple):
@@ -175,7 +197,7 @@ class TriedIds:
         """Return what ``as_json`` was made of."""
         found = json.loads(text)
         counts = found["counts"]
-        counts = ChunkCounts(**{**counts, "rejected_sample": tuple(counts["rejected_sample"])})
+        counts = ChunkCounts(**{**counts, "shown": RejectedRows.from_json(counts["shown"])})
         return cls(counts, found["parked"], tuple(found["unprocessed"]))
 
 
@@ -240,16 +262,18 @@ def merge_chunk(
     """
     if tried is None:
         parked = _count_parked(connection, plan, staged or FRESH_EVENT)
-    elif counts.distinct == len(tried.unprocessed):
+    elif counts.distinct + counts.refused == len(tried.unprocessed):
         parked = tried.parked
     else:
         raise TxboxError("the source has changed since its ids were read: begin a new run")
     raced = False
+    searching = False  # the effect fails for some of the events: it is tried, to find them
+    refused: dict[str, RejectedRow] = {}
     failures = 0
     while True:
         savepoint = connection.begin_nested()
         try:
-            applied, expired, locked_at = _merge(connection, plan, ids, counts.distinct, staged, raced=raced)
+            ended = _merge(connection, plan, ids, counts.distinct, staged, refused, raced=raced, searching=searching)
         except _Raced:
             savepoint.rollback()
             raced = True
@@ -262,14 +286,23 @@ def merge_chunk(
             failures += 1
             again = is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
             lost = isinstance(error, DBAPIError) and error.connection_invalidated
-            if lost or not again or failures == MERGE_ATTEMPTS:
+            by_events = is_about_events(error) and not searching
+            if lost or not (again or by_events) or failures == MERGE_ATTEMPTS:
                 raise
             savepoint.rollback()
+            if by_events:
+                searching = True
+                continue
             _log.info("bulk load %s, chunk %d: %s; merging again", plan.run_id, chunk, sqlstate(error))
             pause(MERGE_BACKOFF.seconds(failures))
         else:
-            savepoint.commit()
-            break
+            if not searching:
+                savepoint.commit()
+                break
+            savepoint.rollback()
+            searching = False
+            refused |= {str(one.message_id): one for one in ended.refused}
+    applied, expired = ended.applied, ended.expired
     if expired.events:
         _log.warning(
             "bulk load %s, chunk %d: %d events were sent before the horizon of %s, so it cannot be told whether they "
@@ -280,9 +313,13 @@ def merge_chunk(
             plan.subscriber_id,
             ", ".join(expired.sample),
         )
-    whole = counts if tried is None else tried.counts
-    _settle(connection, plan, chunk, whole, applied, parked, expired.events)
-    return Merged(applied, locked_at)
+    if tried is not None:
+        counts = tried.counts.without(counts.refused, counts.shown)
+    if ended.refused:
+        with driver_cursor(connection) as cursor:
+            counts = counts.without(len(ended.refused), plan.keep_rejected(cursor, chunk, ended.refused))
+    _settle(connection, plan, chunk, counts, applied, parked, expired.events)
+    return Merged(applied, ended.locked_at)
 
 
 def settle_processed_chunk(
@@ -321,7 +358,7 @@ def _settle(
     parked: int,
     expired: int = 0,
 ) -> None:
-    sample = json.dumps(counts.rejected_sample) if counts.rejected_sample else None
+    sample = json.dumps(counts.shown.as_json()) if counts.shown else None
     settled = {
         "rows_read": counts.read,
         "rows_rejected": counts.rejected,
@@ -334,6 +371,10 @@ def _settle(
         "chunk": chunk,
     }
     connection.exec_driver_sql(plan.sql.settle_chunk, settled)
+    if counts.rejected and plan.most_rejected is not None:
+        run = {"run_id": plan.run_id}
+        rejected = connection.exec_driver_sql(plan.sql.rejected_so_far, run).scalar_one()
+        refuse_too_many(rejected, plan.most_rejected, counts.shown)
 
 
 def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str | None]:
@@ -361,6 +402,15 @@ def _drop_expired(connection: Connection, plan: MergePlan) -> _Expired:
 NONE_EXPIRED = _Expired(0, ())
 
 
+class _Ended(NamedTuple):
+    """What a merge, or a search for refused events, came to."""
+
+    applied: int  # events that were first
+    expired: _Expired
+    refused: Sequence[RejectedRow]  # events that were left out, or are to be
+    locked_at: float  # when it began to lock rows
+
+
 class _Raced(Exception):
     """Another transaction has recorded one of the ids."""
 
@@ -371,10 +421,12 @@ def _merge(
     ids: tuple[str, str | None],
     distinct: int,
     staged: str | None,
+    refused: Mapping[str, RejectedRow],
     *,
     raced: bool,
-) -> tuple[int, _Expired, float]:
-    """Return how many events were first, those that are too old to judge, and when it began to lock rows."""
+    searching: bool,
+) -> _Ended:
+    """Record and apply what is first and not ``refused``; or, if ``searching``, find what else is to be refused."""
     sql = plan.sql
     if staged is None:
         fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, ids)).rowcount
@@ -382,6 +434,11 @@ def _merge(
         connection.exec_driver_sql(create_fresh(plan.columns))
         insert = insert_fresh(plan.columns, staged, sql.processed_in_range)
         fresh = connection.exec_driver_sql(insert, _range_values(plan, ids)).rowcount
+    left_out: list[RejectedRow] = []
+    if fresh and refused:
+        dropped = connection.exec_driver_sql(drop_refused(), {"message_ids": list(refused)}).scalars()
+        left_out = [refused[message_id] for message_id in sorted(dropped)]
+        fresh -= len(left_out)
     expired = _drop_expired(connection, plan) if fresh else NONE_EXPIRED
     fresh -= expired.events
     locked_at = time.monotonic()
@@ -404,9 +461,16 @@ def _merge(
                 "another relation named fresh_event comes before the events, for the search path names pg_temp late; "
                 "rename it, or take pg_temp out of the search path"
             )
-        apply_effects(connection, plan.apply)
-        connection.exec_driver_sql(sql.restore_settings, {"role": role, "path": path})
-    return fresh, expired, locked_at
+
+        def apply(connection: Connection) -> None:
+            apply_effects(connection, plan.apply)
+            connection.exec_driver_sql(sql.restore_settings, {"role": role, "path": path})
+
+        if searching:
+            left_out = find_refused(connection, plan.columns, apply)
+        else:
+            apply(connection)
+    return _Ended(fresh, expired, left_out, locked_at)
 
 
 def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bool]:

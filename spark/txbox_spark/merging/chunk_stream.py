@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
+from txbox_spark.rejects.rejected_rows import RejectedRow
 from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
-SHOWN_REJECTED = 10
-"""How many rejected rows are shown."""
+MANY_REJECTED = 10_000
+"""So many rejected rows are held, and then given away."""
 
 
 class ChunkStream:
@@ -77,16 +78,26 @@ class DistinctEvents:
         self.read = 0  # rows
         self.rejected = 0  # rows that cannot be loaded
         self.kept = 0  # events
-        self.rejected_sample: list[str] = []  # some of the rejected rows
+        self._rejected: list[str] = []  # rejected rows as JSON that were not taken yet
         self._batches = batches
         self._last = ""
 
     def events(self) -> "Iterator[pyarrow.RecordBatch]":
-        """Give the events, as they lie in the batches."""
+        """Give the events, as they lie in the batches; none, where there are many rejected rows to be taken."""
         for batch in self._batches:
             events = self._distinct(self._loadable(batch))
-            if events.num_rows:
+            if events.num_rows or self.has_many_rejected:
                 yield events
+
+    @property
+    def has_many_rejected(self) -> bool:
+        """Whether it is time to take the rejected rows."""
+        return len(self._rejected) >= MANY_REJECTED
+
+    def take_rejected(self) -> list[RejectedRow]:
+        """Return the rejected rows that were met since the last time."""
+        rows, self._rejected = self._rejected, []
+        return [RejectedRow.from_json(one) for one in rows]
 
     def _loadable(self, batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
         self.read += batch.num_rows
@@ -94,8 +105,7 @@ class DistinctEvents:
         if not ids.null_count:
             return batch
         self.rejected += ids.null_count
-        reasons = batch.column(REJECTED).drop_null().slice(0, SHOWN_REJECTED - len(self.rejected_sample))
-        self.rejected_sample.extend(reasons.to_pylist())
+        self._rejected += batch.column(REJECTED).drop_null().to_pylist()
         return batch.filter(ids.is_valid())
 
     def _distinct(self, batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":

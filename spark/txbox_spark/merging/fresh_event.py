@@ -14,6 +14,10 @@ FRESH_EVENT = "pg_temp.fresh_event"
 """The events of a chunk that are first: what the caller's statements apply, by its name alone."""
 
 
+HELD_EVENT = "pg_temp.txbox_held"
+"""The same, while the effect is tried with parts of them."""
+
+
 def create_fresh(columns: Sequence[EventColumn]) -> str:
     """Create ``fresh_event``, with the source's names. A column that is the id is made of it, and is not sent."""
     made = f'text COLLATE "C" GENERATED ALWAYS AS ({MESSAGE_ID}) STORED'
@@ -42,6 +46,28 @@ def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range
         f"INSERT INTO {FRESH_EVENT} ({names}) SELECT DISTINCT ON (message_id) {values} FROM {staged} AS event "  # noqa: S608
         f"WHERE NOT EXISTS (SELECT FROM {processed_in_range}) ORDER BY message_id"
     )
+
+
+def hold_fresh() -> str:
+    """Keep what is in ``fresh_event`` in a table of its own."""
+    return (
+        f"CREATE TEMPORARY TABLE {HELD_EVENT} ON COMMIT DROP AS TABLE {FRESH_EVENT}; "
+        f"CREATE UNIQUE INDEX txbox_held_ids ON {HELD_EVENT} ({MESSAGE_ID}); ANALYZE {HELD_EVENT} ({MESSAGE_ID})"
+    )
+
+
+def fill_from_held(columns: Sequence[EventColumn]) -> str:
+    """Put the events from one id to another one back into ``fresh_event``, sorted."""
+    names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in _sent(columns))])
+    return (
+        f"INSERT INTO {FRESH_EVENT} ({names}) SELECT {names} FROM {HELD_EVENT} "  # noqa: S608 - quoted
+        f"WHERE {MESSAGE_ID} >= %(first_id)s AND {MESSAGE_ID} <= %(last_id)s ORDER BY {MESSAGE_ID}"
+    )
+
+
+def drop_refused() -> str:
+    """Leave no event in ``fresh_event`` that was refused, and return the ids of those that were there."""
+    return f"DELETE FROM {FRESH_EVENT} WHERE {MESSAGE_ID} = ANY(%(message_ids)s) RETURNING {MESSAGE_ID}"  # noqa: S608
 
 
 def drop_expired(sent_at: str | None, behind_horizon: str) -> str:

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from support.program import Ended
 from txbox import SqlEffect
 from txbox.effects.fields import read_fields
 from txbox_cli import spark as cli_spark
-from txbox_spark import BulkLoadReport, JobProgress, Reconciliation
+from txbox_spark import BulkLoadReport, JobProgress, Reconciliation, RejectedCause
 from txbox_spark.reading.errors import InvalidFields
 
 Txbox = Callable[..., Ended]
@@ -35,12 +36,24 @@ REPORT = BulkLoadReport(
     attempts=2,
     chunks=3,
     read=1_010,
-    rejected=1,
-    rejected_sample=("no message id: {\x1b}",),
-    duplicate_in_source=9,
+    rejected=0,
+    rejected_sample=(),
+    duplicate_in_source=10,
     already_processed=400,
     applied=600,
     seconds={"survey": 1.25, "merge": 2.0},
+)
+DIRTY = replace(
+    REPORT,
+    rejected=1_001,
+    duplicate_in_source=9,
+    already_processed=0,
+    applied=0,
+    rejected_causes=(
+        RejectedCause("field delay: not integer", "delay", 1_000, "NA", "{a\x1b}"),
+        RejectedCause("no message id", None, 1, None, "{b\x1b}"),
+    ),
+    rejected_to="table:refused",
 )
 
 
@@ -53,6 +66,7 @@ class Spark:
         self.given: dict[str, Any] = {}
         self.progress: list[JobProgress] = []
         self.stopped = 0
+        self.report = REPORT
         self.raises: BaseException | None = None
         self.drops_an_interrupt = False
 
@@ -84,7 +98,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
                 signal.pause()
         if seen.raises:
             raise seen.raises
-        return REPORT
+        return seen.report
 
     def reconcile(frame: str, **options: Any) -> Reconciliation:
         seen.given = options
@@ -226,6 +240,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
             "0123456789ab",
         ),
         *("--stalled-seconds", "7", "--effects-seconds", "8.5", "--sent-at", "made", "--apply-expired"),
+        *("--rejected-to", "table:refused", "--max-rejected", "2.5%"),
         *("--master", "local[1]", "--jdbc-jar", "/a/driver.jar", "--conf", "spark.driver.memory=2g"),
     )
     assert ended.status == 0, ended.err
@@ -264,8 +279,25 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "force": False,
         "sent_at": "made",
         "apply_expired": True,
+        "rejected_to": "table:refused",
+        "max_rejected": "2.5%",
     }
     assert spark.stopped == 1
+
+
+def test_rejected_rows_are_shown_by_their_causes(txbox: Txbox, spark: Spark, script: str) -> None:
+    spark.report = DIRTY
+    ended = txbox("bulk-load", *WHAT, *URL, "--apply", script, "--read-option", "sep=;", "--format", "csv")
+    assert ended.status == 3
+    assert [line for line in ended.out.splitlines() if "rejected" in line][1:] == [
+        "rejected: 1,000 rows: field delay: not integer: 'NA'; --read-option nullValue=NA?, such as {a\\x1b}",
+        "rejected: no message id: {b\\x1b}",
+        "all rejected rows are in table:refused",
+    ]
+    allowed = txbox("bulk-load", *WHAT, *URL, "--apply", script, "--allow-rejected")
+    assert allowed.status == 0
+    assert "nullValue" not in allowed.out  # JSON has null
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script, "--json").status == 3
 
 
 def test_a_function_may_be_the_effect(
@@ -279,10 +311,9 @@ def test_a_function_may_be_the_effect(
 
 def test_the_report_is_a_table_or_json(txbox: Txbox, spark: Spark, script: str) -> None:
     shown = txbox("bulk-load", *WHAT, *URL, "--apply", script).out
-    counts = {"read": "1,010", "duplicate in source": "9", "already processed": "400", "applied": "600"}
+    counts = {"read": "1,010", "duplicate in source": "10", "already processed": "400", "applied": "600"}
     for name, count in counts.items():
         assert re.search(rf"^ {name} +{count}  ", shown, re.MULTILINE), name
-    assert "rejected: no message id: {\\x1b}" in shown
     assert "run 0123456789ab, attempt 2: 3 chunks, writer jdbc (executor here has no psycopg)" in shown
     assert "survey 1.2 s, merge 2.0 s" in shown
     as_json = txbox("bulk-load", *WHAT, *URL, "--apply", script, "--json").out

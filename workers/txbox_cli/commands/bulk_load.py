@@ -17,7 +17,13 @@ from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
-    from txbox_spark import BulkLoadReport
+    from txbox_spark import BulkLoadReport, RejectedCause
+
+REJECTED_STATUS = 3
+"""The exit status if rows were rejected, and every other event is applied."""
+
+MEANT_AS_NULL = ("NA", "N/A", "n/a", "NULL", "null", "None", "NaN", "nan", "-", "\\N", "?")
+"""Texts that files of CSV have where they have no value."""
 
 
 def bulk_load(
@@ -80,6 +86,21 @@ def bulk_load(
     apply_expired: Annotated[
         bool, typer.Option("--apply-expired", help="Apply also what is too old to tell whether it was processed.")
     ] = False,
+    rejected_to: Annotated[
+        str | None,
+        typer.Option(
+            "--rejected-to",
+            metavar="FOLDER|table:NAME",
+            help="Keep all rejected rows, each with its cause: as lines of JSON, or in a table of Postgres.",
+        ),
+    ] = None,
+    max_rejected: Annotated[
+        str | None,
+        typer.Option("--max-rejected", metavar="N|P%", help="Fail if more rows are rejected: 100, or 2.5%."),
+    ] = None,
+    allow_rejected: Annotated[
+        bool, typer.Option("--allow-rejected", help="Exit with 0 if rows were rejected and the others are applied.")
+    ] = False,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
@@ -101,8 +122,11 @@ def bulk_load(
     7), may have been processed and forgotten: they are counted as expired, and not applied. With --apply-expired they
     are: say it only of events that were never processed.
 
-    Exit status 0 if every event is applied; rows that cannot be loaded are counted and shown, and do not change it. 130
-    if it was interrupted.
+    A row that cannot be loaded is rejected: one without an id, a line that cannot be read, a value that Postgres does
+    not take, an event that breaks a constraint of the effect's target. The others are applied.
+
+    Exit status 0 if every event is applied, 3 if rows were rejected and the others are applied (with --allow-rejected:
+    0), 1 if the load failed, 130 if it was interrupted.
 
     For example:
 
@@ -175,6 +199,8 @@ def bulk_load(
                 force=force,
                 sent_at=sent_at,
                 apply_expired=apply_expired,
+                rejected_to=rejected_to,
+                max_rejected=max_rejected,
             )
     except KeyboardInterrupt:
         if run.run_id is None:
@@ -183,7 +209,9 @@ def bulk_load(
     if as_json:
         print_json(report.as_dict())
     else:
-        _print(report)
+        _print(report, of_csv=format == "csv" or any(".csv" in path.lower() for path in paths))
+    if report.rejected and not allow_rejected:
+        raise typer.Exit(REJECTED_STATUS)
 
 
 def _effect(
@@ -214,7 +242,16 @@ def _are_fields(fields: str) -> bool:
     return True
 
 
-def _print(report: "BulkLoadReport") -> None:
+def _described(cause: "RejectedCause", *, of_csv: bool) -> str:
+    """Describe the rows that were rejected for one cause: the row, or how many, and one of them."""
+    if cause.rows == 1:
+        return f"{cause.cause}: {cause.example}"
+    value = "" if cause.value is None else f": {cause.value!r}"
+    hint = f"; --read-option nullValue={cause.value}?" if of_csv and cause.value in MEANT_AS_NULL else ""
+    return f"{cause.rows:,} rows: {cause.cause}{value}{hint}, such as {cause.example}"
+
+
+def _print(report: "BulkLoadReport", *, of_csv: bool) -> None:
     rows = [
         ("read", report.read, f"rows of {report.source}"),
         ("rejected", report.rejected, "rows that cannot be loaded"),
@@ -233,8 +270,10 @@ def _print(report: "BulkLoadReport") -> None:
         ("applied", report.applied, "events that were first"),
     ]
     print_counts(rows)
-    for row in report.rejected_sample:
-        typer.echo(f"rejected: {printable(row)}")
+    for cause in report.rejected_causes:
+        typer.echo(f"rejected: {printable(_described(cause, of_csv=of_csv))}")
+    if report.rejected and report.rejected_to is not None:
+        typer.echo(f"all rejected rows are in {report.rejected_to}")
     seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())
     attempts = "" if report.attempts == 1 else f", attempt {report.attempts}"
     typer.echo(

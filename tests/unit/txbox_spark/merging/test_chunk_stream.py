@@ -1,5 +1,6 @@
 """A task's stream of batches, cut into chunks, and one event of each id out of every chunk."""
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import groupby, pairwise
@@ -21,7 +22,7 @@ def batches(*several: list[str | None]) -> Iterator[pyarrow.RecordBatch]:
     for rows in several:
         made = []
         for message_id in rows:
-            rejected = None if message_id is not None else f"no id: {number}"
+            rejected = None if message_id is not None else json.dumps({"cause": f"no id: {number}"})
             made.append({"message_id": message_id, "rejected": rejected, "number": number})
             number += 1
         yield pyarrow.RecordBatch.from_pylist(made, schema=SCHEMA)
@@ -119,7 +120,8 @@ def test_one_event_of_each_id(ids: list[str | None], cuts: list[int]) -> None:
     assert found == expected
     nulls = [f"no id: {number}" for one, number in numbered if one is None]
     assert (distinct.read, distinct.rejected, distinct.kept) == (len(numbered), len(nulls), len(expected))
-    assert distinct.rejected_sample == nulls[:10]
+    assert [row.cause for row in distinct.take_rejected()] == nulls
+    assert not distinct.take_rejected()
 
 
 @pytest.mark.parametrize("several", [[["b", "a"]], [["b"], ["a"]], [["é"], ["z"]]])
