@@ -17,7 +17,7 @@ from txbox_spark.merging.effect_runner import ApplyFailed
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.sources import EventSource, read_events, source_of
 from txbox_spark.reconcile import Reconciliation, reconcile
-from txbox_spark.rejects.rejected_rows import RejectedCause, TooManyRejected
+from txbox_spark.rejects.remarks import RejectedCause, TooManyRejected
 from txbox_spark.report import BulkLoadReport, JobProgress
 from txbox_spark.runtime.java import SparkSetupError, require_jdk
 from txbox_spark.runtime.session import JDBC_DRIVER, require_jdbc_driver, spark_session

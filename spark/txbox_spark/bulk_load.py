@@ -111,7 +111,7 @@ def _load_events(
             spark=spark,
             engine=engine,
             options=options,
-            events=prepare(events, options.message_id, options.column_types, options.fields),
+            events=prepare(events, options.message_id, options.column_types, options.fields, options.keep),
             source="a DataFrame" if source is None else source.description,
             digest=_digest(events, source, options.message_id),
             parallelism=chunks_at_once,

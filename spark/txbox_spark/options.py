@@ -17,6 +17,7 @@ from txbox.postgres.urls import database_url
 from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.merging.effect_runner import Apply
 from txbox_spark.merging.merge_sizer import LOCK_SECONDS
+from txbox_spark.reading.row_order import ANY, is_known
 
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
 
@@ -74,6 +75,8 @@ class LoadOptions(TypedDict, total=False):
             counted by their causes, and some are shown.
         max_rejected: how many rows may be rejected, as a number or as ``"2.5%"`` of all; more of them end the load.
             What the rows alone tell is counted before the first event is applied. None, the default: any number.
+        keep: which of several rows with one id is taken: "latest:COLUMN", "earliest:COLUMN", by a number, a date or a
+            time, nulls last; or "any", the default. How many ids have rows that differ is in the report.
     """
 
     url: Required[str | URL]
@@ -95,6 +98,7 @@ class LoadOptions(TypedDict, total=False):
     apply_expired: bool
     rejected_to: str | None
     max_rejected: int | str | None
+    keep: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,7 @@ class ValidLoadOptions:
     apply_expired: bool = False
     rejected_to: str | None = None
     max_rejected: int | str | None = None
+    keep: str = ANY
     database: URL = field(init=False)  # the URL with its driver
 
     @classmethod
@@ -158,6 +163,7 @@ class ValidLoadOptions:
             self.rejected_to is None or self.rejected_to.removeprefix(TABLE).strip() != "",
             f"rejected_to must be a folder, or {TABLE}NAME, not {self.rejected_to!r}",
         )
+        self._require(is_known(self.keep), f"keep must be any, latest:COLUMN or earliest:COLUMN, not {self.keep!r}")
         for name in ("lock_seconds", "stalled_seconds", "effects_seconds"):
             seconds = getattr(self, name)
             self._require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")

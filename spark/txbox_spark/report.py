@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from txbox_spark.rejects.rejected_rows import RejectedCause
+from txbox_spark.rejects.remarks import RejectedCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class BulkLoadReport:
             they were not applied.
         rejected_causes: why rows were rejected, the cause with the most rows first.
         rejected_to: where all rejected rows are; None if that was not asked for.
+        differing: ids that have several rows which are not the same; of each, ``keep`` says which one was taken.
+        differing_sample: some of those ids.
     """
 
     run_id: str
@@ -54,6 +56,8 @@ class BulkLoadReport:
     expired: int = 0
     rejected_causes: tuple[RejectedCause, ...] = ()
     rejected_to: str | None = None
+    differing: int = 0
+    differing_sample: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""

@@ -7,7 +7,7 @@ from typing import Any
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
-from txbox_spark.rejects.rejected_rows import NO_ROWS, RejectedRow, RejectedRows
+from txbox_spark.rejects.remarks import NO_REMARKS, RejectedRow, Remarks
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 SAMPLE_IDS = 20_000
@@ -28,7 +28,7 @@ class Survey:
     sample: tuple[str, ...]  # ids, evenly drawn from all distinct ones, sorted as Postgres sorts them
     content: bytes  # a digest of the rows' ids, whatever their order
     rejected: int | None = None  # how many rows cannot be loaded; None if they were not counted
-    rejected_rows: RejectedRows = NO_ROWS  # some of those
+    remarks: Remarks = NO_REMARKS  # some of those
 
 
 def seem_few(events: DataFrame) -> bool:
@@ -86,7 +86,7 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
         found = rows.agg(*metrics).collect()[0].asDict()
     sample = tuple(sorted({row[0] for row in drawn}))
     rejected = {one for one in (found.get("a"), found.get("z")) if one is not None}
-    shown = RejectedRows(sample=tuple(sorted(RejectedRow.from_json(one).shown for one in rejected)))
+    shown = Remarks(sample=tuple(sorted(RejectedRow.from_json(one).shown for one in rejected)))
     return Survey(int(found["rows"]), sample, _digest(found), found.get("rejected"), shown)
 
 

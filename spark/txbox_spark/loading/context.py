@@ -103,6 +103,7 @@ class LoadContext:
             one.apply_expired,
             self.rejects_table(run),
             self._most_rejected(run),
+            one.keep,
         )
 
     def rejects_table(self, run: Run) -> RejectsTable | None:

@@ -56,7 +56,8 @@ from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fres
 from txbox_spark.merging.merge_sizer import MergeSizer
 from txbox_spark.merging.refused_values import RELEASE, ROLL_BACK, SAVEPOINT, copy_what_fits
 from txbox_spark.reading.columns import MESSAGE_ID
-from txbox_spark.rejects.rejected_rows import NO_ROWS, RejectedRows
+from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
+from txbox_spark.rejects.remarks import NO_REMARKS, Remarks
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
 from txbox_spark.runtime.retries import retry_outages
 
@@ -105,21 +106,24 @@ class CopyWriter:
                 ids_alone = replace(task, groups=groups, ids_alone=True, few=few_each)
                 tried, failed = _run_tasks(context.tracing, ids, ids_alone)
                 if not failed and tried:
-                    few = partition_by_chunk(self._only(tried), run.bounds, (), tasks, groups)
+                    few = partition_by_chunk(self._only(tried), run.bounds, (), tasks, groups, task.plan.keep)
                     _, failed = _run_tasks(context.tracing, few, replace(task, groups=groups, tried=tried))
                 if failed:
                     return failed
             merged = context.merged_chunks(run)
             if len(merged) == run.chunks:
                 return []
-            rest = partition_by_chunk(context.events.staged, run.bounds, merged, tasks)
+            rest = partition_by_chunk(context.events.staged, run.bounds, merged, tasks, keep=task.plan.keep)
             return _run_tasks(context.tracing, rest, task)[1]
 
     def _write_few(self, run: Run, task: "CopyTask") -> list[FailedChunk]:
         """Do here what a task does: to start Python on the executors takes longer than to merge few events."""
         context = self._context
         with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
-            events = context.events.staged.toArrow().sort_by(MESSAGE_ID)  # rejected rows, which have none, last
+            keep = task.plan.keep
+            order = [] if keep == ANY else [(ROW_ORDER, "descending" if is_latest(keep) else "ascending")]
+            # Nulls are last: rejected rows have no id.
+            events = context.events.staged.toArrow().sort_by([(MESSAGE_ID, "ascending"), *order])
             return _outcomes(context.tracing, task.tried_chunks(iter(events.to_batches())))[1]
 
     def _only(self, tried: Mapping[int, TriedIds]) -> DataFrame:
@@ -132,9 +136,9 @@ class CopyWriter:
         """Return the rows of a run whose chunks are all merged: each chunk has counted its own."""
         return RowCounts(run.rows, totals.read, totals.rejected)
 
-    def rejected_rows(self, run: Run) -> RejectedRows:
-        """Return what is shown of the rejected rows: each chunk has kept its own."""
-        return self._context.ledger.rejected_rows(run.run_id)
+    def remarks(self, run: Run) -> Remarks:
+        """Return the remarks of such a run: each chunk has kept its own."""
+        return self._context.ledger.remarks(run.run_id)
 
     def clean_up(self, run: Run) -> None:
         """Leave the database as it is: this writer makes no tables."""
@@ -293,10 +297,10 @@ class CopyTask:
         """Stream a chunk's distinct events into ``fresh_event``, without rows that Postgres does not take."""
         columns = () if self.ids_alone else self.plan.columns
         sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
-        distinct = DistinctEvents(batches)
+        distinct = DistinctEvents(batches, sent[1:])
         driver_connection: Any = connection.connection.driver_connection
         events, more = distinct.events(), True
-        refused, shown = 0, NO_ROWS
+        refused, remarks = 0, NO_REMARKS
         with driver_connection.cursor() as cursor:
             while more:
                 # In COPYs of a bounded size, for the rows of one that is refused are sent again.
@@ -322,5 +326,6 @@ class CopyTask:
                     refused += len(rejected)
                 else:
                     cursor.execute(RELEASE)
-                shown += self.plan.keep_rejected(cursor, chunk, distinct.take_rejected() + rejected)
-        return ChunkCounts(distinct.read, distinct.rejected + refused, distinct.kept - refused, refused, shown)
+                remarks += self.plan.keep_rejected(cursor, chunk, distinct.take_rejected() + rejected)
+        remarks += distinct.differing
+        return ChunkCounts(distinct.read, distinct.rejected + refused, distinct.kept - refused, refused, remarks)

@@ -35,17 +35,18 @@ from txbox_spark.loading.writer import RowCounts, StagingLost
 from txbox_spark.merging.chunk_merger import ChunkCounts, MergePlan, begin_chunk, claim_chunk, merge_chunk
 from txbox_spark.merging.chunk_ranges import chunk_range
 from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.merging.fresh_event import create_fresh
+from txbox_spark.merging.fresh_event import create_fresh, differing_ids, distinct_staged
 from txbox_spark.merging.merge_sizer import MergeSizer
 from txbox_spark.merging.refused_values import copy_what_fits
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
-from txbox_spark.rejects.rejected_rows import (
+from txbox_spark.reading.row_order import ROW_ORDER
+from txbox_spark.rejects.remarks import (
     SHOWN_CAUSES,
     SHOWN_CHARACTERS,
     RejectedCause,
     RejectedRow,
-    RejectedRows,
+    Remarks,
 )
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, spark_errors, sql
@@ -76,14 +77,15 @@ class JdbcWriter:
             StagingLost: the staging table is not there, or not complete.
         """
         context, table = self._context, run.staging_table
-        texts = _as_texts(context.events.columns)
+        columns = context.events.staged_columns
+        texts = _as_texts(columns)
         as_texts = table is not None and context.staging.has_columns(table, texts)
-        if table is not None and not (as_texts or context.staging.has_columns(table, context.events.columns)):
+        if table is not None and not (as_texts or context.staging.has_columns(table, columns)):
             _log.info("bulk load %s: other columns were staged; staging the events again", run.run_id)
             run = context.ledger.set_staging_table(run.run_id, None)
         if run.staging_table is None:
             with context.stage("staging", run):
-                table = _stage(context, run, context.events.columns)
+                table = _stage(context, run, columns)
                 if as_texts := table is None:
                     _log.warning(
                         "bulk load %s: Postgres does not take a value; staging the events as text, to find them all",
@@ -104,12 +106,12 @@ class JdbcWriter:
         found = max(distinct, min(loadable, totals.read))
         return RowCounts(loadable, found, (run.rejected or 0) + totals.rejected)
 
-    def rejected_rows(self, run: Run) -> RejectedRows:
-        """Return what is shown of the rejected rows: those that no chunk has met are read once more."""
+    def remarks(self, run: Run) -> Remarks:
+        """Return the remarks of such a run: rejected rows that no chunk has met are read once more."""
         context = self._context
-        shown = context.ledger.rejected_rows(run.run_id)
+        remarks = context.ledger.remarks(run.run_id)
         if not run.rejected:
-            return shown
+            return remarks
         rejected = context.events.identified.where(sql.col(REJECTED).isNotNull()).select(REJECTED)
         with context.stage("rejected rows", run):
             if (table := context.rejects_table(run)) is not None:
@@ -119,7 +121,7 @@ class JdbcWriter:
                     lambda: (RejectedRow.from_json(text) for (text,) in rejected.toLocalIterator()),
                 )
             causes = _causes(rejected)
-        return RejectedRows(causes, run.rejected_rows.sample) + shown
+        return Remarks(causes, run.remarks.sample) + remarks
 
     def clean_up(self, run: Run) -> None:
         """Drop the run's staging tables."""
@@ -127,7 +129,8 @@ class JdbcWriter:
 
 
 def _as_texts(columns: Sequence[EventColumn]) -> tuple[EventColumn, ...]:
-    return tuple(one if one.staged_as == MESSAGE_ID else replace(one, postgres_type="text") for one in columns)
+    kept = (MESSAGE_ID, ROW_ORDER)
+    return tuple(one if one.staged_as in kept else replace(one, postgres_type="text") for one in columns)
 
 
 def _causes(rejected: DataFrame) -> tuple[RejectedCause, ...]:
@@ -159,8 +162,8 @@ def _stage(context: LoadContext, run: Run, columns: Sequence[EventColumn]) -> st
     engine, events, staging = context.engine, context.events, context.staging
     name = staging.create(run, columns)
     frame = dates_as_text(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
-    if columns != events.columns:
-        frame = frame.select([sql.col(one).cast("string").alias(one) for one in frame.columns])
+    texts = [one.staged_as for one in columns if one.postgres_type == "text"]
+    frame = frame.withColumns({name: sql.col(name).cast("string") for name in texts if name in frame.columns})
     with short_transaction(engine) as connection:
         # Behind a pooler nothing may be prepared; our connections detect it, the JDBC driver does not.
         prepare = getattr(connection.connection.driver_connection, "prepare_threshold", None) is not None
@@ -295,6 +298,9 @@ def _merge_chunk(
             connection.exec_driver_sql(f"ANALYZE {table} ({MESSAGE_ID})")
         ids = chunk_range(run.bounds, chunk, last)
         counts = ChunkCounts(read, 0, distinct)
+        if read > distinct:
+            differing, sample = connection.exec_driver_sql(differing_ids(plan.columns, staged)).one()
+            counts = replace(counts, remarks=Remarks(differing=differing, differing_sample=tuple(sample or ())))
         if as_texts:
             counts = _copy_texts(connection, plan, chunk, staged, counts)
         merged = merge_chunk(connection, plan, chunk, ids, counts, staged=None if as_texts else staged)
@@ -305,11 +311,11 @@ def _copy_texts(connection: Connection, plan: MergePlan, chunk: int, staged: str
     """Copy a chunk's staged texts into ``fresh_event``, as their columns' types, without rows that do not fit."""
     connection.exec_driver_sql(create_fresh(plan.columns))
     names = [MESSAGE_ID, *(one.staged_as for one in plan.columns if one.staged_as != MESSAGE_ID)]
-    query = f"SELECT DISTINCT ON (message_id) {', '.join(names)} FROM {staged} AS staged ORDER BY message_id"  # noqa: S608
+    query = distinct_staged(names, staged, plan.keep)
     driver_connection: Any = connection.connection.driver_connection
     schema = pyarrow.schema([(name, pyarrow.string()) for name in names])
     with driver_connection.cursor(name="txbox_texts") as reader, driver_connection.cursor() as cursor:
-        reader.execute(unescaped(query))
+        reader.execute(query)
         while rows := reader.fetchmany(BATCH_ROWS):
             batch = pyarrow.RecordBatch.from_arrays(
                 [pyarrow.array(one, pyarrow.string()) for one in zip(*rows, strict=True)], schema=schema

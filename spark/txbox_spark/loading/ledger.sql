@@ -103,9 +103,9 @@ SELECT count(*), coalesce(sum(rows_read), 0)::bigint, coalesce(sum(rows_rejected
   coalesce(sum(expired), 0)::bigint
 FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s
 
--- name: rejected_rows
+-- name: remarks
 -- What is shown of the rejected rows that each chunk of a run has met.
 -- parameters: run_id text
--- returns: rejected_sample (of RejectedRows)
+-- returns: rejected_sample (of Remarks)
 SELECT rejected_sample FROM {{bulk_load_chunk}}
 WHERE run_id = %(run_id)s AND rejected_sample IS NOT NULL ORDER BY chunk

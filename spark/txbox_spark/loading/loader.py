@@ -27,9 +27,9 @@ from txbox_spark.loading.writer import FEW, StagingLost, Writer, WriterChoice, c
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import AUTO, COPY, JDBC, TABLE
-from txbox_spark.rejects.rejected_rows import NO_ROWS, TooManyRejected, refuse_too_many
 from txbox_spark.rejects.rejects_folder import write_rejects
 from txbox_spark.rejects.rejects_table import RejectsTable
+from txbox_spark.rejects.remarks import TooManyRejected, refuse_too_many
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
 from txbox_spark.survey import Survey, survey, survey_few
@@ -88,7 +88,7 @@ def _begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Su
         with context.stage("survey", None):
             counted = writer.survey_counts_rejected or context.options.max_rejected is not None
             found = survey(context.events, count_rejected=counted)
-            refuse_too_many(found.rejected or 0, context.options.most_rejected(found.rows), found.rejected_rows)
+            refuse_too_many(found.rejected or 0, context.options.most_rejected(found.rows), found.remarks)
     chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
     # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
     even = math.ceil(chunks / context.parallelism) * context.parallelism
@@ -159,14 +159,14 @@ def _complete(context: LoadContext, writer: Writer, run: Run) -> Run:
             "begin a new run (what has been applied is not applied again)",
             resumable=False,
         )
-    shown = writer.rejected_rows(run) if rows.rejected else NO_ROWS
+    remarks = writer.remarks(run)
     try:
-        refuse_too_many(rows.rejected, context.options.most_rejected(run.rows), shown)
+        refuse_too_many(rows.rejected, context.options.most_rejected(run.rows), remarks)
     except TooManyRejected as error:
         raise context.failure(run, str(error)) from None
     if rows.rejected and (table := context.rejects_table(run)) is not None:
         _write_rejects(context, run, table, rows.rejected)
-    context.ledger.finish(run.run_id, rejected=rows.rejected, rows=shown)
+    context.ledger.finish(run.run_id, rejected=rows.rejected, remarks=remarks)
     writer.clean_up(run)
     if context.rejects is not None:
         context.staging.drop(run.run_id)
@@ -197,14 +197,16 @@ def _report(context: LoadContext, run: Run, choice: WriterChoice) -> BulkLoadRep
         chunks=run.chunks,
         read=run.rows,
         rejected=rejected,
-        rejected_sample=run.rejected_rows.sample,
+        rejected_sample=run.remarks.sample,
         duplicate_in_source=run.rows - rejected - totals.already_processed - totals.applied - totals.expired,
         already_processed=totals.already_processed - totals.parked,
         applied=totals.applied,
         seconds=dict(context.seconds),
         parked=totals.parked,
         expired=totals.expired,
-        rejected_causes=run.rejected_rows.causes,
+        rejected_causes=run.remarks.causes,
+        differing=run.remarks.differing,
+        differing_sample=run.remarks.differing_sample,
         rejected_to=context.options.rejected_to,
     )
 

@@ -9,7 +9,7 @@ from txbox import TxboxError
 from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import COPY, JDBC
-from txbox_spark.rejects.rejected_rows import RejectedRows
+from txbox_spark.rejects.remarks import Remarks
 from txbox_spark.runtime.lazy_imports import SparkSession
 
 CONNECT_SECONDS = 5
@@ -46,8 +46,8 @@ class Writer(Protocol):
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
         """Return the rows of a run whose chunks are all merged."""
 
-    def rejected_rows(self, run: Run) -> RejectedRows:
-        """Return what is shown of the rejected rows of such a run."""
+    def remarks(self, run: Run) -> Remarks:
+        """Return what is remarked of the rows of such a run."""
 
     def clean_up(self, run: Run) -> None:
         """Remove what a finished run has left in the database."""

@@ -55,8 +55,9 @@ from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expi
 from txbox_spark.merging.merge_sizer import LOCK_SECONDS
 from txbox_spark.merging.refused_effects import find_refused, is_about_events
 from txbox_spark.reading.columns import EventColumn
-from txbox_spark.rejects.rejected_rows import NO_ROWS, RejectedRow, RejectedRows, refuse_too_many
+from txbox_spark.reading.row_order import ANY
 from txbox_spark.rejects.rejects_table import RejectsTable
+from txbox_spark.rejects.remarks import NO_REMARKS, RejectedRow, Remarks, refuse_too_many
 
 MERGE_ATTEMPTS = 10
 """How often a chunk is merged that meets a deadlock or a serialization failure."""
@@ -130,17 +131,18 @@ class MergePlan:
     apply_expired: bool = False  # also apply events that were sent before the subscriber's horizon
     rejects: RejectsTable | None = None  # where all rejected rows are kept; None: they are counted, and some are shown
     most_rejected: int | None = None  # how many rows of all chunks may be rejected; None: any number
+    keep: str = ANY  # which of several rows with one id is taken, as ``LoadOptions`` has it
 
     @property
     def sql(self) -> MergeStatements:
         """The statements."""
         return MergeStatements.load(self.schema, self.prefix)
 
-    def keep_rejected(self, cursor: Any, chunk: int, rows: Sequence[RejectedRow]) -> RejectedRows:
-        """Keep rejected rows of a chunk where they are to be kept, and return what is shown of them."""
+    def keep_rejected(self, cursor: Any, chunk: int, rows: Sequence[RejectedRow]) -> Remarks:
+        """Keep rejected rows of a chunk where they are to be kept, and return the remarks of them."""
         if rows and self.rejects is not None:
             self.rejects.copy(cursor, self.run_id, chunk, rows)
-        return RejectedRows.of(rows)
+        return Remarks.of(rows)
 
     @property
     def stalled(self) -> str:
@@ -156,7 +158,7 @@ class ChunkCounts:
     rejected: int  # rows that cannot be loaded
     distinct: int  # different message ids of the others
     refused: int = 0  # of the rejected rows, those that Postgres does not take
-    shown: RejectedRows = NO_ROWS  # of the rejected rows
+    remarks: Remarks = NO_REMARKS  # of the rows
 
     def __add__(self, other: "ChunkCounts") -> "ChunkCounts":
         """Return the counts of both."""
@@ -165,12 +167,12 @@ class ChunkCounts:
             self.rejected + other.rejected,
             self.distinct + other.distinct,
             self.refused + other.refused,
-            self.shown + other.shown,
+            self.remarks + other.remarks,
         )
 
-    def without(self, refused: int, shown: RejectedRows) -> "ChunkCounts":
+    def without(self, refused: int, remarks: Remarks) -> "ChunkCounts":
         """Return the counts where so many of the events are refused."""
-        return self + ChunkCounts(0, refused, -refused, refused, shown)
+        return self + ChunkCounts(0, refused, -refused, refused, remarks)
 
 
 class Merged(NamedTuple):
@@ -197,7 +199,7 @@ class TriedIds:
         """Return what ``as_json`` was made of."""
         found = json.loads(text)
         counts = found["counts"]
-        counts = ChunkCounts(**{**counts, "shown": RejectedRows.from_json(counts["shown"])})
+        counts = ChunkCounts(**{**counts, "remarks": Remarks.from_json(counts["remarks"])})
         return cls(counts, found["parked"], tuple(found["unprocessed"]))
 
 
@@ -314,7 +316,7 @@ def merge_chunk(
             ", ".join(expired.sample),
         )
     if tried is not None:
-        counts = tried.counts.without(counts.refused, counts.shown)
+        counts = tried.counts.without(counts.refused, counts.remarks)
     if ended.refused:
         with driver_cursor(connection) as cursor:
             counts = counts.without(len(ended.refused), plan.keep_rejected(cursor, chunk, ended.refused))
@@ -358,7 +360,7 @@ def _settle(
     parked: int,
     expired: int = 0,
 ) -> None:
-    sample = json.dumps(counts.shown.as_json()) if counts.shown else None
+    sample = json.dumps(counts.remarks.as_json()) if counts.remarks else None
     settled = {
         "rows_read": counts.read,
         "rows_rejected": counts.rejected,
@@ -374,7 +376,7 @@ def _settle(
     if counts.rejected and plan.most_rejected is not None:
         run = {"run_id": plan.run_id}
         rejected = connection.exec_driver_sql(plan.sql.rejected_so_far, run).scalar_one()
-        refuse_too_many(rejected, plan.most_rejected, counts.shown)
+        refuse_too_many(rejected, plan.most_rejected, counts.remarks)
 
 
 def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str | None]:
@@ -432,7 +434,7 @@ def _merge(
         fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, ids)).rowcount
     else:
         connection.exec_driver_sql(create_fresh(plan.columns))
-        insert = insert_fresh(plan.columns, staged, sql.processed_in_range)
+        insert = insert_fresh(plan.columns, staged, sql.processed_in_range, plan.keep)
         fresh = connection.exec_driver_sql(insert, _range_values(plan, ids)).rowcount
     left_out: list[RejectedRow] = []
     if fresh and refused:

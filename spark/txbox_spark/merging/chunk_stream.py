@@ -3,9 +3,10 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from txbox_spark.merging.csv_lines import csv_texts
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
-from txbox_spark.rejects.rejected_rows import RejectedRow
+from txbox_spark.rejects.remarks import SHOWN_ROWS, RejectedRow, Remarks
 from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
 MANY_REJECTED = 10_000
@@ -74,13 +75,24 @@ class ChunkStream:
 class DistinctEvents:
     """The loadable events of one chunk, one of each id; and the count of everything else, so far."""
 
-    def __init__(self, batches: "Iterator[pyarrow.RecordBatch]") -> None:
+    def __init__(self, batches: "Iterator[pyarrow.RecordBatch]", content: Sequence[str] = ()) -> None:
+        """Take one row of each id, the first; ``content`` names the columns in which the others may differ from it."""
         self.read = 0  # rows
         self.rejected = 0  # rows that cannot be loaded
         self.kept = 0  # events
         self._rejected: list[str] = []  # rejected rows as JSON that were not taken yet
         self._batches = batches
+        self._content = list(content)
         self._last = ""
+        self._last_row: pyarrow.RecordBatch | None = None
+        self._differing: list[str] = []
+        self._differs = ""  # the last id with rows that differ
+        self._all_differing = 0
+
+    @property
+    def differing(self) -> Remarks:
+        """The ids that were met with rows that differ."""
+        return Remarks(differing=self._all_differing, differing_sample=tuple(self._differing))
 
     def events(self) -> "Iterator[pyarrow.RecordBatch]":
         """Give the events, as they lie in the batches; none, where there are many rejected rows to be taken."""
@@ -119,7 +131,28 @@ class DistinctEvents:
         if compute.any(compute.less(following, before)).as_py() or first.encode() < self._last.encode():
             raise AssertionError("the events are not sorted by id, so that duplicates could be missed")
         mask = pyarrow.concat_arrays([pyarrow.array([first != self._last]), compute.greater(following, before)])
-        self._last = ids[len(ids) - 1].as_py()
         kept: int = mask.true_count
+        if self._content:
+            if kept < batch.num_rows:
+                self._compare(batch, mask)
+            self._last_row = batch.slice(batch.num_rows - 1)
+        self._last = ids[len(ids) - 1].as_py()
         self.kept += kept
         return batch if kept == batch.num_rows else batch.filter(mask)
+
+    def _compare(self, batch: "pyarrow.RecordBatch", first: "pyarrow.BooleanArray") -> None:
+        """Note the ids of rows that differ from the row before them, which has the same id."""
+        repeated = compute.indices_nonzero(compute.invert(first))
+        if not first[0].as_py() and self._last_row is not None:
+            batch = pyarrow.concat_batches([self._last_row, batch])
+            repeated = compute.add(repeated, 1)
+        ids = batch.column(MESSAGE_ID).take(repeated)
+        content = batch.select(self._content)
+        rows = csv_texts(content.take(repeated))
+        before = csv_texts(content.take(compute.subtract(repeated, 1)))
+        for message_id in ids.filter(compute.not_equal(rows, before)).to_pylist():
+            if message_id != self._differs:
+                self._differs = message_id
+                self._all_differing += 1
+                if len(self._differing) < SHOWN_ROWS:
+                    self._differing.append(message_id)

@@ -2,8 +2,9 @@
 
 ::
 
-    all of a chunk fails ── half ─┬─ applied: stays for the parts that follow
-                                  └─ fails ── half ── … ── one event: refused
+    all of a chunk fails ── none ─┬─ fails, too: it is the statements
+                                  └─ half ─┬─ applied: stays for the parts that follow
+                                           └─ fails ── half ── … ── one event: refused
 
 What is applied on the way is rolled back by the caller, and the chunk is merged again without the refused events. So
 the one that is merged is the statement over all of them, as where nothing is refused.
@@ -18,7 +19,7 @@ from txbox.postgres.sqlstates import sqlstate
 from txbox_spark.merging.effect_runner import ApplyFailed
 from txbox_spark.merging.fresh_event import FRESH_EVENT, HELD_EVENT, fill_from_held, hold_fresh
 from txbox_spark.reading.columns import EventColumn
-from txbox_spark.rejects.rejected_rows import RejectedRow
+from txbox_spark.rejects.remarks import RejectedRow
 from txbox_spark.runtime.explanations import ABOUT_DATA
 
 ALL_REFUSED = 1_000
@@ -41,10 +42,12 @@ def find_refused(
         apply: applies what is in ``fresh_event``.
 
     Raises:
-        ApplyFailed: no event can be applied.
+        ApplyFailed: it fails without any event, or no event can be applied.
         sqlalchemy.exc.DBAPIError, TxboxError: the effect fails for another reason.
     """
     connection.exec_driver_sql(hold_fresh())
+    connection.exec_driver_sql(f"TRUNCATE {FRESH_EVENT}")
+    apply(connection)
     ids: list[str] = list(
         connection.exec_driver_sql(f"SELECT message_id FROM {HELD_EVENT} ORDER BY message_id").scalars()  # noqa: S608
     )

@@ -15,7 +15,7 @@ import psycopg
 from txbox_spark.merging.csv_lines import csv_lines
 from txbox_spark.merging.fresh_event import copy_fresh
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
-from txbox_spark.rejects.rejected_rows import VALUE_CHARACTERS, RejectedRow
+from txbox_spark.rejects.remarks import VALUE_CHARACTERS, RejectedRow
 from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.lazy_imports import pyarrow
 

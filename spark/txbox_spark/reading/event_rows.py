@@ -17,7 +17,8 @@ from txbox_spark.reading.columns import (
     refuse_duplicate_columns,
 )
 from txbox_spark.reading.fields import field_columns
-from txbox_spark.rejects.rejected_rows import VALUE_CHARACTERS
+from txbox_spark.reading.row_order import ANY, ORDER_COLUMN, ROW_ORDER, row_order
+from txbox_spark.rejects.remarks import VALUE_CHARACTERS
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql, types
 
 __all__ = ["MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
@@ -37,6 +38,12 @@ class PreparedEvents:
     staged: DataFrame  # its rows as ``message_id``, ``rejected`` and the columns as they are sent
     ids: DataFrame  # the ids alone, bad ones included
     columns: tuple[EventColumn, ...]  # the columns of ``fresh_event`` beside ``message_id``
+    ordered: bool = False  # whether its rows as they are sent have ``ROW_ORDER``, too
+
+    @property
+    def staged_columns(self) -> tuple[EventColumn, ...]:
+        """The columns of a staging table beside ``message_id``."""
+        return (*self.columns, ORDER_COLUMN) if self.ordered else self.columns
 
     @property
     def checked_ids(self) -> DataFrame:
@@ -49,6 +56,7 @@ def prepare(
     message_id: str,
     column_types: Mapping[str, str] | None = None,
     fields: Mapping[str, Field] | None = None,
+    keep: str = ANY,
 ) -> PreparedEvents:
     """Find each row's message id, and the rows that cannot be loaded; the arguments are those of ``bulk_load``.
 
@@ -106,12 +114,16 @@ def prepare(
         EventColumn(one.column.name, MESSAGE_ID, "text") if one.column.name == plain else one.column
         for one in sent_columns
     )
-    staged = [one.column.staged_as for one in beside]
+    staged: list[Column | str] = [one.column.staged_as for one in beside]
+    order = row_order(source, keep, fields, f"{_EVENT}.")
+    if order is not None:
+        staged.append(order.alias(ROW_ORDER))
     return PreparedEvents(
         identified=checked.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), sql.col(_EVENT)),
         staged=checked.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), *staged),
         ids=source.select(identity.cast("string").alias(MESSAGE_ID)),
         columns=columns,
+        ordered=order is not None,
     )
 
 

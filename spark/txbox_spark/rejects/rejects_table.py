@@ -19,7 +19,7 @@ from txbox.postgres.sql import quote, unescaped
 from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import driver_cursor, short_transaction
 from txbox.status.blocked_loads import run_lock
-from txbox_spark.rejects.rejected_rows import RejectedRow
+from txbox_spark.rejects.remarks import RejectedRow
 from txbox_spark.runtime.retries import retry_outages
 
 COLUMNS = "run_id, chunk, message_id, cause, column_name, value, file, event"

@@ -54,6 +54,8 @@ DIRTY = replace(
         RejectedCause("no message id", None, 1, None, "{b\x1b}"),
     ),
     rejected_to="table:refused",
+    differing=1_200,
+    differing_sample=("p-3", "p-9\x1b"),
 )
 
 
@@ -240,7 +242,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
             "0123456789ab",
         ),
         *("--stalled-seconds", "7", "--effects-seconds", "8.5", "--sent-at", "made", "--apply-expired"),
-        *("--rejected-to", "table:refused", "--max-rejected", "2.5%"),
+        *("--rejected-to", "table:refused", "--max-rejected", "2.5%", "--keep", "latest:made"),
         *("--master", "local[1]", "--jdbc-jar", "/a/driver.jar", "--conf", "spark.driver.memory=2g"),
     )
     assert ended.status == 0, ended.err
@@ -281,6 +283,7 @@ def test_every_option_reaches_the_load(txbox: Txbox, spark: Spark, script: str) 
         "apply_expired": True,
         "rejected_to": "table:refused",
         "max_rejected": "2.5%",
+        "keep": "latest:made",
     }
     assert spark.stopped == 1
 
@@ -289,9 +292,10 @@ def test_rejected_rows_are_shown_by_their_causes(txbox: Txbox, spark: Spark, scr
     spark.report = DIRTY
     ended = txbox("bulk-load", *WHAT, *URL, "--apply", script, "--read-option", "sep=;", "--format", "csv")
     assert ended.status == 3
-    assert [line for line in ended.out.splitlines() if "rejected" in line][1:] == [
+    assert [line for line in ended.out.splitlines() if "rejected" in line or "differ" in line][1:] == [
         "rejected: 1,000 rows: field delay: not integer: 'NA'; --read-option nullValue=NA?, such as {a\\x1b}",
         "rejected: no message id: {b\\x1b}",
+        "1,200 ids have rows that differ, and one was taken (--keep says which): p-3, p-9\\x1b",
         "all rejected rows are in table:refused",
     ]
     allowed = txbox("bulk-load", *WHAT, *URL, "--apply", script, "--allow-rejected")

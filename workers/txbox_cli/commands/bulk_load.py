@@ -101,6 +101,12 @@ def bulk_load(
     allow_rejected: Annotated[
         bool, typer.Option("--allow-rejected", help="Exit with 0 if rows were rejected and the others are applied.")
     ] = False,
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="any|latest:COLUMN|earliest:COLUMN", help="Which of several rows with one message id is taken."
+        ),
+    ] = "any",
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
@@ -201,6 +207,7 @@ def bulk_load(
                 apply_expired=apply_expired,
                 rejected_to=rejected_to,
                 max_rejected=max_rejected,
+                keep=keep,
             )
     except KeyboardInterrupt:
         if run.run_id is None:
@@ -209,7 +216,7 @@ def bulk_load(
     if as_json:
         print_json(report.as_dict())
     else:
-        _print(report, of_csv=format == "csv" or any(".csv" in path.lower() for path in paths))
+        _print(report, keep, of_csv=format == "csv" or any(".csv" in path.lower() for path in paths))
     if report.rejected and not allow_rejected:
         raise typer.Exit(REJECTED_STATUS)
 
@@ -251,7 +258,7 @@ def _described(cause: "RejectedCause", *, of_csv: bool) -> str:
     return f"{cause.rows:,} rows: {cause.cause}{value}{hint}, such as {cause.example}"
 
 
-def _print(report: "BulkLoadReport", *, of_csv: bool) -> None:
+def _print(report: "BulkLoadReport", keep: str, *, of_csv: bool) -> None:
     rows = [
         ("read", report.read, f"rows of {report.source}"),
         ("rejected", report.rejected, "rows that cannot be loaded"),
@@ -272,6 +279,10 @@ def _print(report: "BulkLoadReport", *, of_csv: bool) -> None:
     print_counts(rows)
     for cause in report.rejected_causes:
         typer.echo(f"rejected: {printable(_described(cause, of_csv=of_csv))}")
+    if report.differing:
+        which = "one was taken (--keep says which)" if keep == "any" else f"the {keep.replace(':', ' by ')} was taken"
+        ids = ", ".join(printable(one) for one in report.differing_sample)
+        typer.echo(f"{report.differing:,} ids have rows that differ, and {which}: {ids}")
     if report.rejected and report.rejected_to is not None:
         typer.echo(f"all rejected rows are in {report.rejected_to}")
     seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())

@@ -24,7 +24,7 @@ from txbox_spark.merging.chunk_merger import MERGE_ATTEMPTS, ChunkCounts, MergeP
 from txbox_spark.merging.effect_runner import Apply, ApplyFailed
 from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.reading.columns import EventColumn
-from txbox_spark.rejects.rejected_rows import RejectedRow, RejectedRows
+from txbox_spark.rejects.remarks import RejectedRow, Remarks
 
 RUN = "0123456789ab"
 COLUMNS = (EventColumn("account_id", "c0", "integer"), EventColumn("amount", "c1", "bigint"))
@@ -35,7 +35,7 @@ APPLY = """
 """
 EVENTS = tuple((f"e{number}", number, 10 + number) for number in range(9))
 WHOLE = ("", None)
-BAD = RejectedRows.of([RejectedRow("a bad one")])
+BAD = Remarks.of([RejectedRow("a bad one")])
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_events_that_break_a_constraint_are_rejected(
         "SELECT rows_read, rows_rejected, already_processed, rejected_sample FROM bulk_load_chunk"
     )
     assert (read, rejected, processed) == (2 * len(EVENTS), len(broken), 0)
-    (_, cause) = sorted(RejectedRows.from_json(shown).causes, key=lambda one: one.rows)
+    (_, cause) = sorted(Remarks.from_json(shown).causes, key=lambda one: one.rows)
     assert cause.cause.startswith("refused by the effect: duplicate key value violates")
     assert said in cause.cause
     assert cause.rows == len(broken)

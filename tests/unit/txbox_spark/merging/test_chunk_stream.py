@@ -124,6 +124,23 @@ def test_one_event_of_each_id(ids: list[str | None], cuts: list[int]) -> None:
     assert not distinct.take_rejected()
 
 
+@given(
+    some.lists(some.tuples(some.sampled_from("abc"), some.sampled_from([None, 1, 2])), max_size=12),
+    some.lists(some.integers(0, 12), max_size=4),
+)
+def test_ids_whose_rows_differ(rows: list[tuple[str, int | None]], cuts: list[int]) -> None:
+    rows = sorted(rows, key=lambda row: row[0])
+    borders = [0, *sorted(cuts), len(rows)]
+    made = [{"message_id": one, "rejected": None, "number": number} for one, number in rows]
+    distinct = DistinctEvents(
+        (pyarrow.RecordBatch.from_pylist(made[first:end], schema=SCHEMA) for first, end in pairwise(borders)),
+        ["number"],
+    )
+    list(distinct.events())
+    expected = tuple(one for one in "abc" if len({number for other, number in rows if other == one}) > 1)
+    assert (distinct.differing.differing, distinct.differing.differing_sample) == (len(expected), expected)
+
+
 @pytest.mark.parametrize("several", [[["b", "a"]], [["b"], ["a"]], [["é"], ["z"]]])
 def test_events_out_of_order_are_refused(several: list[list[str | None]]) -> None:
     """Duplicates are found side by side; what is not sorted could hide one, and it would be applied twice."""

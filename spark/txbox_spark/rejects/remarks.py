@@ -1,4 +1,4 @@
-"""Rejected rows: each with its cause, and what is shown of many."""
+"""What a load remarks of rows that are not applied as they are: rejected ones, and several with one id that differ."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -77,20 +77,24 @@ class RejectedCause:
 
 
 @dataclass(frozen=True, slots=True)
-class RejectedRows:
-    """What is shown of rejected rows: their causes, and some of them.
+class Remarks:
+    """What is remarked of some rows.
 
     Attributes:
-        causes: by the count of their rows, the largest first.
-        sample: some rows, each with its cause before it.
+        causes: of rejected rows, those with the most rows first.
+        sample: some rejected rows, each with its cause before it.
+        differing: how many ids have rows that differ.
+        differing_sample: some of those ids.
     """
 
     causes: tuple[RejectedCause, ...] = ()
     sample: tuple[str, ...] = ()
+    differing: int = 0
+    differing_sample: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, rows: Iterable[RejectedRow]) -> Self:
-        """Count rows by their causes."""
+        """Count rejected rows by their causes."""
         counted: dict[tuple[str, str | None], RejectedCause] = {}
         sample: list[str] = []
         for row in rows:
@@ -105,27 +109,37 @@ class RejectedRows:
         """Return what ``as_json`` was made of; what an older txbox has kept is a sample alone."""
         if not isinstance(value, Mapping):
             return cls((), tuple(value or ()))
-        return cls(tuple(RejectedCause(**one) for one in value["causes"]), tuple(value["sample"]))
+        return cls(
+            tuple(RejectedCause(**one) for one in value["causes"]),
+            tuple(value["sample"]),
+            value["differing"],
+            tuple(value["differing_sample"]),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         return asdict(self)
 
     def __bool__(self) -> bool:
-        """Whether there are any rows."""
-        return bool(self.causes or self.sample)
+        """Whether there is anything to be remarked."""
+        return self != NO_REMARKS
 
-    def __add__(self, other: "RejectedRows") -> "RejectedRows":
-        """Return what is shown of both."""
+    def __add__(self, other: "Remarks") -> "Remarks":
+        """Return the remarks of both."""
         if not (self and other):
             return self or other
         counted: dict[tuple[str, str | None], RejectedCause] = {}
         for one in (*self.causes, *other.causes):
             _count(counted, one)
-        return RejectedRows(_sorted(counted), (*self.sample, *other.sample)[:SHOWN_ROWS])
+        return Remarks(
+            _sorted(counted),
+            (*self.sample, *other.sample)[:SHOWN_ROWS],
+            self.differing + other.differing,
+            (*self.differing_sample, *other.differing_sample)[:SHOWN_ROWS],
+        )
 
 
-NO_ROWS = RejectedRows()
+NO_REMARKS = Remarks()
 
 
 class TooManyRejected(TxboxError):
@@ -137,7 +151,7 @@ class TooManyRejected(TxboxError):
         rows: what is shown of them.
     """
 
-    def __init__(self, rejected: int, most: int, rows: RejectedRows) -> None:
+    def __init__(self, rejected: int, most: int, rows: Remarks) -> None:
         self.rejected = rejected
         self.most = most
         self.rows = rows
@@ -148,7 +162,7 @@ class TooManyRejected(TxboxError):
         )
 
 
-def refuse_too_many(rejected: int, most: int | None, rows: RejectedRows) -> None:
+def refuse_too_many(rejected: int, most: int | None, rows: Remarks) -> None:
     """Raise ``TooManyRejected`` if more rows are rejected than may be."""
     if most is not None and rejected > most:
         raise TooManyRejected(rejected, most, rows)
