@@ -11,8 +11,10 @@ because chunks that are done are not even read.
 """
 
 import hashlib
+from collections.abc import Iterable
 from typing import Unpack
 
+from txbox.instrumentation import BulkLoaded, Hook, emit
 from txbox.postgres.engines import open_engine
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.tracing import NO_TRACING, Tracing, error_type
@@ -23,7 +25,7 @@ from txbox_spark.options import TABLE, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.rejects.rejects_table import RejectsTable
-from txbox_spark.report import BulkLoadReport, OnProgress
+from txbox_spark.report import OUTCOMES, BulkLoadReport, OnProgress
 from txbox_spark.runtime.lazy_imports import DataFrame
 from txbox_spark.subscribers import warn_of_new_subscriber
 from txbox_spark.survey import seem_few
@@ -36,6 +38,7 @@ def bulk_load(
     resume: str | None = None,
     on_progress: OnProgress | None = None,
     tracing: Tracing = NO_TRACING,
+    hooks: Iterable[Hook] = (),
     **options: Unpack[LoadOptions],
 ) -> BulkLoadReport:
     """Apply every event of a DataFrame once, whatever has been applied before or is being applied by live workers.
@@ -48,6 +51,7 @@ def bulk_load(
         resume: a run to be finished, in place of beginning one.
         on_progress: called with the progress, from a thread of its own.
         tracing: makes a span for the load, each of its stages, and each chunk.
+        hooks: get ``txbox.instrumentation.BulkLoaded`` when the load has ended well.
         options: those of ``txbox_spark.options.LoadOptions``; ``url``, ``subscriber_id``, ``message_id`` and ``apply``
             are required.
 
@@ -62,7 +66,15 @@ def bulk_load(
         SparkSetupError: writer jdbc, and Spark has no JDBC driver.
     """
     valid = ValidLoadOptions.given_to("bulk_load", options)
-    return load_events(events, valid, valid.writer, source, resume, on_progress, tracing)
+    report = load_events(events, valid, valid.writer, source, resume, on_progress, tracing)
+    emit_loaded(hooks, report, "bulk load")
+    return report
+
+
+def emit_loaded(hooks: Iterable[Hook], report: BulkLoadReport, source: str) -> None:
+    """Tell hooks what a load came to."""
+    counts = {name: getattr(report, name) for name in OUTCOMES}
+    emit(tuple(hooks), BulkLoaded(report.subscriber_id, source, counts, sum(report.seconds.values())))
 
 
 def load_events(

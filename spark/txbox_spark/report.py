@@ -6,6 +6,9 @@ from typing import Any
 
 from txbox_spark.rejects.remarks import RejectedCause
 
+OUTCOMES = ("rejected", "duplicate_in_source", "already_processed", "parked", "expired", "applied")
+"""What may become of a row: names of counts that add up to the rows that were read."""
+
 
 @dataclass(frozen=True, slots=True)
 class BulkLoadReport:

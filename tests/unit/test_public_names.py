@@ -43,7 +43,7 @@ PUBLIC = {
     "txbox.maintenance": "Maintainer MaintenanceReport PlannedTask Retention",
     "txbox.audit": "AuditReport Finding FindingKind Stretch audit audit_inbox",
     "txbox.instrumentation": """
-        Audited BrokerLost BrokerRestored Committed Contended DatabaseLost DatabaseRestored Drained Event
+        Audited BrokerLost BrokerRestored BulkLoaded Committed Contended DatabaseLost DatabaseRestored Drained Event
         HeartbeatFailed Hook HorizonRead Maintained Paused PublisherOverdue Received Relayed Resumed Retried
         RunwayRead Settled Stopped emit
     """,
