@@ -68,6 +68,21 @@ class BulkLoadReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MergePace:
+    """How fast a merge has been lately, without what earlier attempts have merged.
+
+    Attributes:
+        rows_per_second: rows that were read and merged.
+        chunks_per_minute: chunks that were merged.
+        seconds_left: an estimate of how long it goes on.
+    """
+
+    rows_per_second: float
+    chunks_per_minute: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobProgress:
     """How far a bulk load is.
 
@@ -77,6 +92,9 @@ class JobProgress:
         done: tasks or chunks that are done.
         total: of how many; 0 until Spark has planned it.
         applied: events applied so far, by all attempts.
+        rows: rows of the chunks that are merged so far, by all attempts.
+        total_rows: of how many.
+        pace: of the merge; None as long as it is not known.
     """
 
     run_id: str | None
@@ -84,6 +102,9 @@ class JobProgress:
     done: int
     total: int
     applied: int = 0
+    rows: int = 0
+    total_rows: int = 0
+    pace: MergePace | None = None
 
 
 OnProgress = Callable[[JobProgress], object]

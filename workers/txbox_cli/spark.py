@@ -1,5 +1,6 @@
 """What the commands on Spark share: their options, a session, and the display of its progress."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from txbox.postgres.transactions import check_table
 from txbox.schema import tables
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import Database
-from txbox_cli.output import plain_console, progress_bars
+from txbox_cli.output import plain_console, progress_bars, span
 from txbox_cli.settings import is_submitted, uses_hadoop
 from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt
 
@@ -71,6 +72,9 @@ ConfOption = Annotated[
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _WITHOUT_C2 = "-XX:TieredStopAtLevel=1"
+
+_BESIDE_REMARK = 34
+"""Characters of a bar, at least, with its stage, its count and its time."""
 
 SECONDS_PER_LINE = 10.0
 """How often a line about a stage is printed where stderr is no terminal."""
@@ -255,11 +259,20 @@ class _Bars:
             if before:
                 self._progress.update(self._tasks[before], completed=total, total=total)
             self._tasks[job.stage] = self._progress.add_task(job.stage, total=None, remark="")
-        self._progress.update(
-            self._tasks[job.stage], completed=job.done, total=job.total or None, remark=_remark(job).strip(", ")
-        )
+        remark = _remark(job, self._progress.console.width - _BESIDE_REMARK).strip()
+        self._progress.update(self._tasks[job.stage], completed=job.done, total=job.total or None, remark=remark)
         self._last = (job.stage, job.total)
 
 
-def _remark(job: "JobProgress") -> str:
-    return f" chunks, {job.applied:,} events applied" if job.stage == "merge" else " tasks"
+def _remark(job: "JobProgress", characters: float = math.inf) -> str:
+    """Say what is counted, and how fast it goes on: as much of it as there is room for."""
+    if job.stage != "merge":
+        return " tasks"
+    parts = [" chunks", f"{job.applied:,} events applied"]
+    if (pace := job.pace) is not None and job.done < job.total:
+        parts.append(f"{span(max(1, pace.seconds_left))} left")
+        parts.append(f"{pace.rows_per_second:,.0f} rows a second")
+        parts.append(f"{pace.chunks_per_minute:,.0f} chunks a minute")
+    while len(parts) > 2 and len(", ".join(parts)) > characters:
+        parts.pop()
+    return ", ".join(parts)

@@ -129,6 +129,7 @@ def test_progress(spark: SparkSession, books: Books, schema_url: str, writer: st
     assert stages == (["survey", "merge"] if writer == "copy" else ["survey", "staging", "merge"])
     last = told[-1]
     assert (last.stage, last.done, last.total, last.applied) == ("merge", 3, 3, 300)
+    assert (last.rows, last.total_rows) == (300, 300)
 
 
 def test_a_script_of_many_statements(spark: SparkSession, books: Books, schema_url: str, writer: str) -> None:

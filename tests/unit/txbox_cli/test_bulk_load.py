@@ -21,6 +21,7 @@ from txbox.effects.fields import read_fields
 from txbox_cli import spark as cli_spark
 from txbox_spark import BulkLoadReport, JobProgress, Reconciliation, RejectedCause
 from txbox_spark.reading.errors import InvalidFields
+from txbox_spark.report import MergePace
 
 Txbox = Callable[..., Ended]
 
@@ -57,6 +58,8 @@ DIRTY = replace(
     differing=1_200,
     differing_sample=("p-3", "p-9\x1b"),
 )
+
+PACE = MergePace(rows_per_second=12_345.6, chunks_per_minute=90, seconds_left=185)
 
 
 class Spark:
@@ -332,8 +335,8 @@ def test_where_nobody_watches_progress_is_a_line_for_each_stage(txbox: Txbox, sp
         JobProgress(None, "survey", 2, 4),
         JobProgress("0123456789ab", "merge", 0, 2),
         JobProgress("0123456789ab", "merge", 1, 2, 5_000),
-        JobProgress("0123456789ab", "merge", 2, 2, 9_000),
-        JobProgress("0123456789ab", "merge", 2, 2, 9_000),
+        JobProgress("0123456789ab", "merge", 2, 2, 9_000, pace=PACE),
+        JobProgress("0123456789ab", "merge", 2, 2, 9_000, pace=PACE),
     ]
     ended = txbox("bulk-load", *WHAT, *URL, "--apply", script)
     assert ended.err.splitlines() == [
@@ -347,12 +350,33 @@ def test_in_a_terminal_each_stage_has_a_bar(
     txbox: Txbox, spark: Spark, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = io.StringIO()
-    terminal = Console(file=shown, force_terminal=True, width=120, color_system=None)
+    terminal = Console(file=shown, force_terminal=True, width=180, color_system=None)
     monkeypatch.setattr(cli_spark, "plain_console", lambda **_: terminal)
-    spark.progress = [JobProgress(None, "survey", 4, 4), JobProgress("0123456789ab", "merge", 1, 2, 5_000)]
+    spark.progress = [JobProgress(None, "survey", 4, 4), JobProgress("0123456789ab", "merge", 1, 2, 5_000, pace=PACE)]
     assert txbox("bulk-load", *WHAT, *URL, "--apply", script).status == 0
     assert "4/4 tasks" in " ".join(shown.getvalue().split())
     assert "1/2 chunks, 5,000 events applied" in " ".join(shown.getvalue().split())
+    assert "applied, 3 min 5 s left, 12,346 rows a second, 90 chunks a minute" in " ".join(shown.getvalue().split())
+
+
+def test_a_narrow_terminal_has_as_much_as_fits(
+    txbox: Txbox, spark: Spark, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(cli_spark, "plain_console", lambda **_: terminal)
+    spark.progress = [JobProgress("0123456789ab", "merge", 11, 20, 5_000, pace=PACE)]
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script).status == 0
+    assert "11/20 chunks, 5,000 events applied, 3 min 5 s left 0:0" in " ".join(shown.getvalue().split())
+    assert "…" not in shown.getvalue().partition("\n")[2]
+
+
+def test_a_line_says_how_fast_it_is_and_how_long_it_lasts(txbox: Txbox, spark: Spark, script: str) -> None:
+    spark.progress = [JobProgress("0123456789ab", "merge", 1, 2, 5_000, pace=PACE)]
+    assert txbox("bulk-load", *WHAT, *URL, "--apply", script).err == (
+        "run 0123456789ab, merge: 1 of 2 chunks, 5,000 events applied, 3 min 5 s left, "
+        "12,346 rows a second, 90 chunks a minute\n"
+    )
 
 
 @pytest.mark.parametrize(
