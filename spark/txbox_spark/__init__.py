@@ -10,6 +10,7 @@
     )
 """
 
+from txbox.effects import Upsert
 from txbox_spark.bulk_load import bulk_load
 from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import RunNotFound
@@ -37,6 +38,7 @@ __all__ = [
     "SourceError",
     "SparkSetupError",
     "TooManyRejected",
+    "Upsert",
     "bulk_load",
     "inbox_sink",
     "read_events",

@@ -14,21 +14,28 @@ import hashlib
 from collections.abc import Iterable
 from typing import Unpack
 
+from txbox import SqlEffect
+from txbox.effects import Upsert
+from txbox.effects.sql_script import read_script
 from txbox.instrumentation import BulkLoaded, Hook, emit
 from txbox.postgres.engines import open_engine
 from txbox.postgres.guards.transaction_guard import guard
+from txbox.postgres.transactions import short_transaction
 from txbox.tracing import NO_TRACING, Tracing, error_type
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import load
 from txbox_spark.loading.progress_reporter import ProgressReporter
+from txbox_spark.merging.statement_checker import explain_statements
 from txbox_spark.options import TABLE, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.report import OUTCOMES, BulkLoadReport, OnProgress
 from txbox_spark.runtime.lazy_imports import DataFrame
+from txbox_spark.runtime.retries import retry_outages
 from txbox_spark.subscribers import warn_of_new_subscriber
 from txbox_spark.survey import seem_few
+from txbox_spark.upserts import with_upsert_as_statement
 
 
 def bulk_load(
@@ -64,6 +71,7 @@ def bulk_load(
         RunNotFound: there is no run to resume of that name.
         SchemaMissing: txbox's tables do not exist.
         SparkSetupError: writer jdbc, and Spark has no JDBC driver.
+        ApplyFailed, RightsMissing: the ``Upsert`` does not fit its table, or this user may not write to it.
     """
     valid = ValidLoadOptions.given_to("bulk_load", options)
     report = load_events(events, valid, valid.writer, source, resume, on_progress, tracing)
@@ -119,6 +127,8 @@ def _load_events(
     chunks_at_once = options.parallelism or max(1, spark.sparkContext.defaultParallelism)
     engine = guard(open_engine(options.database, pool_size=chunks_at_once + _CONNECTIONS_BESIDE_CHUNKS))
     try:
+        upserts = isinstance(options.apply, Upsert)
+        options = with_upsert_as_statement(options, engine, events)
         context = LoadContext(
             spark=spark,
             engine=engine,
@@ -134,11 +144,23 @@ def _load_events(
         context.ledger.check()
         if (to := options.rejected_to) is not None and to.startswith(TABLE):
             context.rejects = RejectsTable.named(engine, to.removeprefix(TABLE))
+        if upserts:
+            _check_upsert(context)
         warn_of_new_subscriber(engine, options.schema, options.prefix, options.subscriber_id)
         context.staging.sweep(options.abandoned_seconds)
         return load(context, writer, resume)
     finally:
         engine.dispose()
+
+
+@retry_outages
+def _check_upsert(context: LoadContext) -> None:
+    """Have Postgres say, before anything is merged, whether the statement of an ``Upsert`` can work."""
+    apply = context.options.apply
+    script = apply.script if isinstance(apply, SqlEffect) else str(apply)
+    with short_transaction(context.engine) as connection:
+        explain_statements(connection, context.events.columns, read_script(script))
+        connection.rollback()
 
 
 def _digest(events: DataFrame, source: EventSource | None, message_id: str) -> bytes:

@@ -12,7 +12,7 @@ from typing import Required, Self, TypedDict
 from sqlalchemy import URL
 
 from txbox import Inbox, InvalidConfiguration, SqlEffect
-from txbox.effects import Field
+from txbox.effects import Field, Upsert
 from txbox.postgres.urls import database_url
 from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.merging.effect_runner import Apply
@@ -44,10 +44,11 @@ class LoadOptions(TypedDict, total=False):
         message_id: the column that holds the message id, or an expression of Spark SQL that makes it; it must be what
             the live workers record.
         apply: the effect: a ``txbox.SqlEffect``, whose fields are then the columns, by name or place, judged as workers
-            judge them (with an outbox, it publishes in each chunk's transaction); or SQL statements over the relation
-            ``fresh_event``, which has the events' columns, and ``message_id`` as text; or a picklable callable that is
-            given the transaction's SQLAlchemy connection, in which that relation is. It runs in the transaction of each
-            chunk that has events that are first, and may run again after a deadlock, when what it did is rolled back.
+            judge them (with an outbox, it publishes in each chunk's transaction); or a ``txbox_spark.Upsert`` into a
+            table; or SQL statements over the relation ``fresh_event``, which has the events' columns, and
+            ``message_id`` as text; or a picklable callable that is given the transaction's SQLAlchemy connection, in
+            which that relation is. It runs in the transaction of each chunk that has events that are first, and may run
+            again after a deadlock, when what it did is rolled back.
         schema: the Postgres schema that holds txbox's tables; None, the default, leaves it to the search path.
         prefix: what those tables' names start with; nothing by default.
         column_types: Postgres types of columns, where Spark's own type does not say enough, such as
@@ -82,7 +83,7 @@ class LoadOptions(TypedDict, total=False):
     url: Required[str | URL]
     subscriber_id: Required[str]
     message_id: Required[str]
-    apply: Required[Apply]
+    apply: Required[Apply | Upsert]
     schema: str | None
     prefix: str
     column_types: Mapping[str, str] | None
@@ -113,7 +114,7 @@ class ValidLoadOptions:
     url: str | URL = field(repr=False)
     subscriber_id: str
     message_id: str
-    apply: Apply
+    apply: Apply | Upsert
     schema: str | None = None
     prefix: str = ""
     column_types: Mapping[str, str] | None = None
@@ -168,9 +169,11 @@ class ValidLoadOptions:
             seconds = getattr(self, name)
             self._require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")
         self._require(
-            not isinstance(apply, SqlEffect) or not self.column_types,
-            "column_types are for statements without fields; the fields of a SqlEffect have types",
+            self.fields is None or not self.column_types,
+            "column_types are for statements without fields; fields, of a SqlEffect or an Upsert, have types",
         )
+        if isinstance(apply, Upsert):
+            return
         if isinstance(apply, SqlEffect) or callable(apply):
             self._require_picklable(apply)
             return
@@ -184,12 +187,16 @@ class ValidLoadOptions:
 
     @property
     def statements(self) -> Apply:
-        """What is applied: of an effect its script alone, unless that publishes."""
+        """What is applied: of an effect its script alone, unless that publishes. An upsert is a statement by then."""
+        if isinstance(self.apply, Upsert):
+            raise AssertionError("with_upsert_as_statement makes a statement of it before")
         return self.apply.script if isinstance(self.apply, SqlEffect) and not self.apply.publishes else self.apply
 
     @property
     def fields(self) -> Mapping[str, Field] | None:
         """The fields of the effect; None: the columns of the events."""
+        if isinstance(self.apply, Upsert):
+            return self.apply.typed_fields
         return self.apply.fields if isinstance(self.apply, SqlEffect) else None
 
     def most_rejected(self, rows: int) -> int | None:

@@ -33,7 +33,7 @@ PUBLIC = {
         DeadLetter DeadLetters Failures HeldKey LetterCount LetterFilter LetterOperation LetterOperations
         LetterOutcome LetterResult OperationKind Reason
     """,
-    "txbox.effects": "Field SqlEffect",
+    "txbox.effects": "Field SqlEffect Upsert",
     "txbox.entities": "HighestEventIds MAX_KEPT RecentMessageIds update_if_newer update_once",
     "txbox_aws.dynamodb": "DynamoDBLedger create_lease_table dynamodb_client",
     "txbox_aws.publishers": "AwsPublisher EventBridgePublisher SnsPublisher SqsPublisher aws_publishers",
@@ -58,7 +58,7 @@ PUBLIC = {
     "txbox_workers.worker": "Worker",
     "txbox_spark": """
         ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress Reconciliation
-        RejectedCause RunNotFound SourceError SparkSetupError TooManyRejected bulk_load inbox_sink read_events
+        RejectedCause RunNotFound SourceError SparkSetupError TooManyRejected Upsert bulk_load inbox_sink read_events
         reconcile require_jdbc_driver require_jdk source_of spark_session
     """,
     "txbox_spark.options": "ABANDONED_SECONDS CHUNK_ROWS LoadOptions",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress, TextColumn
 
+from txbox import InvalidConfiguration
+from txbox.effects import Upsert
 from txbox.postgres.transactions import check_table
 from txbox.schema import tables
 from txbox_cli.errors import CommandFailed, UsageError
@@ -99,11 +101,12 @@ def check_before_spark(
     *,
     ledger: bool,
     resume: str | None = None,
+    upsert: Upsert | None = None,
 ) -> None:
     """Check what can be checked before Spark starts, which takes long.
 
     The database must have the inbox, or with ``ledger`` the tables of bulk loads; paths on this machine, and the run to
-    ``resume``, must exist.
+    ``resume``, must exist; the table of an ``upsert`` must fit it.
     """
     from txbox_spark import SourceError
     from txbox_spark.loading.ledger import LoadLedger, RunNotFound
@@ -125,6 +128,12 @@ def check_before_spark(
                     LoadLedger(engine, db.schema, db.prefix).read(resume)
                 except RunNotFound as error:
                     raise UsageError(f"--resume: {error}") from error
+            if upsert is not None:
+                with engine.connect() as connection:
+                    try:
+                        upsert.check(connection)
+                    except InvalidConfiguration as error:
+                        raise UsageError(f"--upsert-into: {error}") from error
         else:
             with engine.connect() as connection:
                 check_table(connection, tables(db.schema, db.prefix).processed_message)

@@ -54,7 +54,7 @@ from txbox_spark.merging.csv_lines import csv_lines
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
 from txbox_spark.merging.merge_sizer import MergeSizer
-from txbox_spark.merging.refused_values import RELEASE, ROLL_BACK, SAVEPOINT, copy_what_fits
+from txbox_spark.merging.refusals.values import RELEASE, ROLL_BACK, SAVEPOINT, copy_what_fits
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
 from txbox_spark.rejects.remarks import NO_REMARKS, Remarks

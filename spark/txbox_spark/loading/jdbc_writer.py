@@ -37,7 +37,7 @@ from txbox_spark.merging.chunk_ranges import chunk_range
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import create_fresh, differing_ids, distinct_staged
 from txbox_spark.merging.merge_sizer import MergeSizer
-from txbox_spark.merging.refused_values import copy_what_fits
+from txbox_spark.merging.refusals.values import copy_what_fits
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.reading.row_order import ROW_ORDER

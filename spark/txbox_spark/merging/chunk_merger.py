@@ -7,7 +7,7 @@
                                             │        ├─ the caller's statements over fresh_event
                                             │        └─ counts into the ledger ── COMMIT
                               23505, 40001, 40P01, 55P03: back to the savepoint
-                                                     classes 22 and 23, of the effect: back, and ``refused_effects``
+                                                     classes 22 and 23, of the effect: back, and ``refusals``
 
 To find the processed ids first, by a join, and to insert the rest sorted and without ON CONFLICT took a third of the
 time of INSERT … ON CONFLICT … RETURNING. If a live worker records one of the ids in between, that is 23505, a unique
@@ -53,7 +53,7 @@ from txbox.status.blocked_loads import run_lock
 from txbox_spark.merging.effect_runner import Apply, ApplyFailed, apply_effects
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, drop_refused, insert_fresh
 from txbox_spark.merging.merge_sizer import LOCK_SECONDS
-from txbox_spark.merging.refused_effects import find_refused, is_about_events
+from txbox_spark.merging.refusals.effects import find_refused, is_about_events
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.reading.row_order import ANY
 from txbox_spark.rejects.rejects_table import RejectsTable

@@ -17,6 +17,7 @@ from rich.console import Console
 import txbox_spark
 from support.program import Ended
 from txbox import SqlEffect
+from txbox.effects import Upsert
 from txbox.effects.fields import read_fields
 from txbox_cli import spark as cli_spark
 from txbox_spark import BulkLoadReport, JobProgress, Reconciliation, RejectedCause
@@ -129,8 +130,11 @@ def script(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([*WHAT, *URL], "name the effect: --apply FILE.sql, or --call MODULE:NAME"),
+        ([*WHAT, *URL], "name the effect: --apply FILE.sql, --call MODULE:NAME, or --upsert-into TABLE"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--call", "a:b"], "name the effect"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--upsert-into", "t"], "--upsert-into is the effect; leave --apply"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--key", "id"], "--key, --only-if-newer and --ignore-columns go with"),
+        ([*WHAT, *URL, "--upsert-into", "t", "--publish-to", "own:x"], "--publish-to goes with --apply and --fields"),
         ([*WHAT, *URL, "--call", "nothing"], "such as billing:apply"),
         ([*WHAT, *URL, "--call", "no_such_module:apply"], "there is no module no_such_module"),
         ([*WHAT, *URL, "--call", "json:no_such"], "module json has no function no_such"),
@@ -152,6 +156,23 @@ def test_what_cannot_work_is_refused_before_spark_is_started(
     given = [script if argument == "SCRIPT" else argument for argument in arguments]
     txbox("bulk-load", *given).failed_in_one_line(2, said)
     assert not spark.started
+
+
+def test_an_upsert_is_the_effect(txbox: Txbox, spark: Spark) -> None:
+    options = ("--key", "id, line", "--only-if-newer", "at", "--ignore-columns", "x,y", "--type", "id=uuid")
+    assert txbox("bulk-load", *WHAT, *URL, "--upsert-into", '"Shop"."Order"', *options).status == 0
+    made = Upsert('"Shop"."Order"', key=["id", "line"], only_if_newer="at", ignore_columns=["x", "y"])
+    assert (spark.given["apply"], spark.given["column_types"]) == (made, {"id": "uuid"})
+    assert (spark.read["schema"], spark.read["fields"]) == (None, None)
+
+
+def test_with_fields_an_upsert_judges_as_a_worker_does(txbox: Txbox, spark: Spark) -> None:
+    fields = "id text at /order/id not null, cents bigint"
+    assert txbox("bulk-load", *WHAT, *URL, "--upsert-into", "purchase", "--fields", fields).status == 0
+    assert spark.given["apply"].typed_fields == spark.read["fields"] == read_fields(fields)
+    columns = "id string, lines array<string>"
+    assert txbox("bulk-load", *WHAT, *URL, "--upsert-into", "purchase", "--fields", columns).status == 0
+    assert (spark.given["apply"], spark.read["schema"]) == (Upsert("purchase"), columns)
 
 
 def test_what_the_effect_publishes_goes_into_the_outbox_of_the_command(txbox: Txbox, spark: Spark, script: str) -> None:

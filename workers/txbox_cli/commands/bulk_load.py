@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txbox import InvalidConfiguration, Outbox, SqlEffect
+from txbox.effects import Upsert
 from txbox.effects.fields import read_fields
 from txbox_cli import spark
 from txbox_cli.errors import Interrupted, UsageError
@@ -42,6 +43,29 @@ def bulk_load(
             metavar="MODULE:NAME",
             help="The effect, in place of --apply: a function that is given a connection.",
         ),
+    ] = None,
+    upsert_into: Annotated[
+        str | None,
+        typer.Option(
+            "--upsert-into",
+            metavar="TABLE",
+            help="The effect, in place of --apply: events are rows of this table, or replace those of the same key.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="With --upsert-into: a unique key's columns; by default the primary key's."),
+    ] = None,
+    only_if_newer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="With --upsert-into: replace a row only if the event has more in this column, such as updated_at.",
+        ),
+    ] = None,
+    ignore_columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="With --upsert-into: columns of the events that are not written."),
     ] = None,
     publish_to: PublishToOption = None,
     db: DatabaseOptions,
@@ -124,6 +148,10 @@ def bulk_load(
     With --fields as for `txbox worker`, the columns are those fields, judged as a worker judges them: 'customer_id text
     at /customer/id, cents bigint'. Types of Spark, such as structs, are columns as Spark reads them.
 
+    --upsert-into writes the statement: columns are matched by name, and cast to the table's types. Events come in no
+    order, so of those with the same key the newest wins by --only-if-newer; without it, the one that is merged last,
+    which may be any of them.
+
     Events that were sent before the subscriber's horizon, by --sent-at or by the time in their ids (UUIDs of version
     7), may have been processed and forgotten: they are counted as expired, and not applied. With --apply-expired they
     are: say it only of events that were never processed.
@@ -145,7 +173,16 @@ def bulk_load(
     INSERT INTO purchase (id, cents) SELECT id, cents FROM fresh_event;
     """
     outbox = None if publish_to is None else Outbox(schema=db.schema, prefix=db.prefix)
-    effect = _effect(apply, call, None if types or force else fields, outbox, publish_to)
+    mapped_fields = None if types or force else fields
+    effect: Effect
+    if upsert_into is not None:
+        if apply is not None or call is not None:
+            raise UsageError("--upsert-into is the effect; leave --apply and --call out, or it")
+        effect = _upsert(upsert_into, key, only_if_newer, ignore_columns, mapped_fields)
+    elif key or only_if_newer or ignore_columns:
+        raise UsageError("--key, --only-if-newer and --ignore-columns go with --upsert-into TABLE")
+    else:
+        effect = _effect(apply, call, mapped_fields, outbox, publish_to)
     if outbox is not None and not isinstance(effect, SqlEffect):
         raise UsageError(
             "--publish-to goes with --apply and --fields, such as --fields 'customer_id text, cents bigint', and "
@@ -162,12 +199,15 @@ def bulk_load(
     if writer not in WRITERS:
         raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     mapped = effect.fields if isinstance(effect, SqlEffect) else None
+    upsert = effect if isinstance(effect, Upsert) else None
+    if upsert is not None:
+        mapped = upsert.typed_fields
     if isinstance(effect, str) and not force and "fresh_event" not in effect.lower():
         raise UsageError(
             f"{apply} does not name fresh_event, so the events would be recorded without effect; if that is meant, or "
             "a function does it, give --force"
         )
-    spark.check_before_spark(db, paths, format, master, ledger=True, resume=resume)
+    spark.check_before_spark(db, paths, format, master, ledger=True, resume=resume, upsert=upsert)
     run = spark.CurrentRun()
     try:
         with (
@@ -221,11 +261,28 @@ def bulk_load(
         raise typer.Exit(REJECTED_STATUS)
 
 
+Effect = str | SqlEffect | Upsert | Callable[..., object]
+
+
+def _upsert(table: str, key: str | None, newer: str | None, ignored: str | None, fields: str | None) -> Upsert:
+    return Upsert(
+        table,
+        key=None if key is None else _names(key),
+        only_if_newer=newer,
+        ignore_columns=() if ignored is None else _names(ignored),
+        fields=read_fields(fields) if fields is not None and _are_fields(fields) else None,
+    )
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",")]
+
+
 def _effect(
     apply: Path | None, call: str | None, fields: str | None, outbox: Outbox | None, destination: str | None
-) -> "str | SqlEffect | Callable[..., object]":
+) -> Effect:
     if (apply is None) == (call is None):
-        raise UsageError("name the effect: --apply FILE.sql, or --call MODULE:NAME")
+        raise UsageError("name the effect: --apply FILE.sql, --call MODULE:NAME, or --upsert-into TABLE")
     if apply is not None:
         statements = apply.read_text()
         if not statements.strip():

@@ -359,7 +359,7 @@ def test_an_event_that_a_worker_applies_meanwhile_is_not_rejected(
 def test_statements_that_fail_for_every_event(
     books: Books, merge: Callable[..., "Future[int | None]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txbox_spark.merging.refused_effects.ALL_REFUSED", 4)
+    monkeypatch.setattr("txbox_spark.merging.refusals.effects.ALL_REFUSED", 4)
     books.run("ALTER TABLE effect ADD COLUMN forgotten text NOT NULL")
     with pytest.raises(ApplyFailed, match="forgotten"):
         merge().result(20)
