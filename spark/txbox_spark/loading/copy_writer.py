@@ -23,7 +23,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import psycopg
 from sqlalchemy import Connection, Engine
@@ -49,12 +49,11 @@ from txbox_spark.merging.chunk_merger import (
     settle_processed_chunk,
 )
 from txbox_spark.merging.chunk_ranges import chunk_groups, chunk_range, partition_by_chunk
-from txbox_spark.merging.chunk_stream import ChunkStream, DistinctEvents
-from txbox_spark.merging.csv_lines import csv_lines
+from txbox_spark.merging.chunk_stream import ChunkStream
+from txbox_spark.merging.event_copier import copy_events
 from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
+from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
 from txbox_spark.merging.merge_sizer import MergeSizer
-from txbox_spark.merging.refused_event import refused_event
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
 from txbox_spark.runtime.retries import retry_outages
@@ -67,9 +66,6 @@ FEW_NEW_IDS = 100_000
 
 TASKS_PER_SLOT = 2
 """Tasks for each that Spark runs at once: few, since each takes a tenth of a second, and still several to share out."""
-
-COPY_BYTES = 16 << 20
-"""How much one COPY sends, about."""
 
 
 class CopyWriter:
@@ -286,23 +282,4 @@ class CopyTask:
 
     def _copy(self, connection: Connection, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
         """Stream a chunk's distinct events into ``fresh_event``."""
-        columns = () if self.ids_alone else self.plan.columns
-        sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
-        distinct = DistinctEvents(batches)
-        driver_connection: Any = connection.connection.driver_connection
-        events, more = distinct.events(), True
-        with driver_connection.cursor() as cursor:
-            while more:
-                # In COPYs of a bounded size, so that an event which Postgres refuses can still be named.
-                written: list[pyarrow.RecordBatch] = []
-                size = 0
-                try:
-                    with cursor.copy(copy_fresh(columns)) as copy:
-                        while size < COPY_BYTES and (more := (batch := next(events, None)) is not None):
-                            written.append(batch.select(sent))
-                            lines = csv_lines(written[-1])
-                            size += len(lines)
-                            copy.write(lines)
-                except (psycopg.DataError, psycopg.IntegrityError) as error:
-                    raise refused_event(error, written, [one.name for one in columns]) from error
-        return ChunkCounts(distinct.read, distinct.rejected, distinct.kept, tuple(distinct.rejected_sample))
+        return copy_events(connection, () if self.ids_alone else self.plan.columns, batches)
