@@ -7,6 +7,7 @@ and maps, are made here, a column at a time, and come out as those of the other 
 import base64
 import json
 from collections.abc import Callable
+from decimal import Decimal
 
 from txbox_spark.runtime.lazy_imports import DataType, compute, pyarrow, types
 
@@ -52,7 +53,7 @@ def as_json(array: "pyarrow.Array", type_: DataType) -> "pyarrow.StringArray":
             texts = _joined(keys, ":", as_json(array.items, type_.valueType).fill_null("null"))
             return _lists(array, array.offsets, texts, "{", "}")
         case types.VariantType():
-            return _each(array, lambda value: types.VariantVal(value["value"], value["metadata"]).toJson())
+            return _each(array, lambda one: _variant(types.VariantVal(one["value"], one["metadata"]).toPython()))
         case types.BinaryType():
             return _each(array, lambda value: f'"{base64.b64encode(value).decode()}"')
         case types.TimestampType():
@@ -91,6 +92,23 @@ def _spelled(words: "pyarrow.StringArray", whole: str) -> "pyarrow.StringArray":
     """Return floating-point numbers as Java spells them; ``whole`` matches those that get a fraction."""
     words = compute.replace_substring_regex(words, whole, r"\1.0")
     return compute.replace_substring(compute.replace_substring(words, "nan", "NaN"), "inf", "Infinity")
+
+
+def _variant(value: object) -> str:
+    """Return a value of a variant as JSON. pyspark's own leaves zeros at the end of decimals; Spark does not."""
+    match value:
+        case dict():
+            members = (f"{json.dumps(name, ensure_ascii=False)}:{_variant(one)}" for name, one in value.items())
+            return f"{{{','.join(members)}}}"
+        case list():
+            return f"[{','.join(map(_variant, value))}]"
+        case Decimal():
+            return format(value.normalize(), "f")
+        case bytes():
+            return f'"{base64.b64encode(value).decode()}"'
+        case None | bool() | int() | float() | str():
+            return json.dumps(value, ensure_ascii=False)
+    return json.dumps(str(value))
 
 
 def _quoted(words: "pyarrow.StringArray") -> "pyarrow.StringArray":

@@ -132,9 +132,7 @@ def _effect(apply: str, fields: str | None) -> Apply:
         try:
             return path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidConfiguration(
-                f"format {FORMAT}: apply: the driver cannot read {path}: {error}"
-            ) from None
+            raise InvalidConfiguration(f"format {FORMAT}: apply: the driver cannot read {path}: {error}") from None
     return apply if fields is None else SqlEffect.of(apply, fields=fields)
 
 
