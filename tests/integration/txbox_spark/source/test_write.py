@@ -1,8 +1,7 @@
 """A DataFrame through format txbox, with real Spark and Postgres: each event is applied once, and counts add up."""
 
 import random
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -65,29 +64,6 @@ def test_duplicates_are_known_as_such_where_each_partition_is_sorted(
     write(source.repartition(2, "event_id").sortWithinPartitions("event_id"), schema_url)
     (run,) = loads(books)
     assert (run["rows_read"], run["already_processed"], run["applied"]) == (750, 50, 450)
-
-
-def test_a_task_that_is_run_again_is_a_redelivery(
-    spark: SparkSession, schema_url: str, books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first attempt commits a piece, and fails; the second has the same rows, and finds that piece in the inbox."""
-    events = purchases(25_000)
-
-    def fail_once(rows: Iterable[Any]) -> Iterable[Any]:
-        for number, batch in enumerate(rows):
-            if number == 2 and not (failed := tmp_path / "failed").exists():
-                failed.touch()
-                raise RuntimeError("the source is gone")
-            yield batch
-
-    source = spark.createDataFrame(events, COLUMNS).coalesce(1).mapInArrow(fail_once, COLUMNS)
-    if spark.sparkContext.master != "local[2,4]":
-        pytest.skip("this session runs no task again")
-    write(source, schema_url)
-    books.require_applied(events)
-    (run,) = loads(books)
-    assert (run["rows_read"], run["already_processed"], run["applied"]) == (25_000, 0, 25_000)
-    assert run["pieces"] == list(range(run["chunks"]))
 
 
 def test_rejected_rows_may_end_a_write(spark: SparkSession, schema_url: str, books: Books) -> None:
