@@ -4,7 +4,7 @@ The first class types the keyword arguments; the second one holds their defaults
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Required, Self, TypedDict
@@ -17,6 +17,7 @@ from txbox.postgres.urls import database_url
 from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.merging.effect_runner import Apply
 from txbox_spark.merging.merge_sizer import LOCK_SECONDS
+from txbox_spark.reading.columns import EventColumn
 from txbox_spark.reading.row_order import ANY, is_known
 
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
@@ -30,6 +31,9 @@ _MOST_REJECTED = re.compile(r"[0-9]+|(?:100(?:\.0+)?|[0-9]{1,2}(?:\.[0-9]+)?)%")
 
 CHUNK_ROWS = 1_000_000
 """Rows that a transaction merges, about, at most."""
+
+TIMES = ("timestamp with time zone", "timestamptz")
+"""Types of a column that tells when an event was sent."""
 
 ABANDONED_SECONDS = 24 * 3600.0
 """After so long without a heartbeat, a run's staging table is dropped."""
@@ -205,6 +209,15 @@ class ValidLoadOptions:
             return None
         number, percent, _ = str(self.max_rejected).partition("%")
         return int(rows * Decimal(number) / 100) if percent else int(number)
+
+    def check_sent_at(self, columns: Sequence[EventColumn]) -> None:
+        """Raise ``InvalidConfiguration`` if ``sent_at`` is none of the columns of ``fresh_event`` that are a time."""
+        types = {column.name: column.postgres_type for column in columns}
+        self._require(
+            self.sent_at is None or types.get(self.sent_at) in TIMES,
+            "sent_at must name a column of the events that is a timestamp with time zone; "
+            f"{self.sent_at!r} is {types.get(self.sent_at or '', 'none of them')}",
+        )
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:

@@ -61,6 +61,8 @@ PUBLIC = {
         RejectedCause RunNotFound SourceError SparkSetupError TooManyRejected Upsert bulk_load inbox_sink read_events
         reconcile require_jdbc_driver require_jdk source_of spark_session
     """,
+    "txbox_spark.source": "FORMAT TxboxSource",
+    "pyspark_txbox": "DefaultSource",
     "txbox_spark.options": "ABANDONED_SECONDS CHUNK_ROWS LoadOptions",
     "txbox_aws.sqs": """
         DeadLetterQueue ImportedLetters MessageMove SqsSource SqsWorker create_queue delete_queue queue_backlog

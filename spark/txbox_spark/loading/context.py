@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 
-from txbox import InvalidConfiguration, TxboxError
+from txbox import TxboxError
 from txbox.tracing import NO_SPAN, NO_TRACING, Span, Tracing, error_type
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.loading.progress_reporter import ProgressReporter
@@ -23,9 +23,6 @@ from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
 from txbox_spark.runtime.lazy_imports import SparkSession, spark_errors
 from txbox_spark.survey import FEW_ROWS
-
-TIMES = ("timestamp with time zone", "timestamptz")
-"""Types of a column that tells when an event was sent."""
 
 
 class BulkLoadFailed(TxboxError):
@@ -73,13 +70,7 @@ class LoadContext:
         names = self.options.schema, self.options.prefix
         self.ledger = LoadLedger(self.engine, *names)
         self.staging = StagingTables(self.engine, *names)
-        if (sent_at := self.options.sent_at) is not None:
-            types = {column.name: column.postgres_type for column in self.events.columns}
-            if types.get(sent_at) not in TIMES:
-                raise InvalidConfiguration(
-                    f"{self.options.of}: sent_at must name a column of the events that is a timestamp with time zone; "
-                    f"{sent_at!r} is {types.get(sent_at, 'none of them')}"
-                )
+        self.options.check_sent_at(self.events.columns)
 
     def are_few(self, rows: int) -> bool:
         """Whether so many events are merged by this process, in place of Spark's tasks."""

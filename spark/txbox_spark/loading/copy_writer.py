@@ -23,7 +23,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import psycopg
 from sqlalchemy import Connection, Engine
@@ -49,15 +49,14 @@ from txbox_spark.merging.chunk_merger import (
     settle_processed_chunk,
 )
 from txbox_spark.merging.chunk_ranges import chunk_groups, chunk_range, partition_by_chunk
-from txbox_spark.merging.chunk_stream import ChunkStream, DistinctEvents
-from txbox_spark.merging.csv_lines import csv_lines
+from txbox_spark.merging.chunk_stream import ChunkStream
+from txbox_spark.merging.event_copier import copy_events
 from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
+from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
 from txbox_spark.merging.merge_sizer import MergeSizer
-from txbox_spark.merging.refusals.values import RELEASE, ROLL_BACK, SAVEPOINT, copy_what_fits
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
-from txbox_spark.rejects.remarks import NO_REMARKS, Remarks
+from txbox_spark.rejects.remarks import Remarks
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
 from txbox_spark.runtime.retries import retry_outages
 
@@ -69,9 +68,6 @@ FEW_NEW_IDS = 100_000
 
 TASKS_PER_SLOT = 2
 """Tasks for each that Spark runs at once: few, since each takes a tenth of a second, and still several to share out."""
-
-COPY_BYTES = 16 << 20
-"""How much one COPY sends, about."""
 
 
 class CopyWriter:
@@ -294,38 +290,5 @@ class CopyTask:
         return fits and claim_chunk(connection, self.plan, last + 1)
 
     def _copy(self, connection: Connection, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
-        """Stream a chunk's distinct events into ``fresh_event``, without rows that Postgres does not take."""
-        columns = () if self.ids_alone else self.plan.columns
-        sent = [MESSAGE_ID, *(one.staged_as for one in columns if one.staged_as != MESSAGE_ID)]
-        distinct = DistinctEvents(batches, sent[1:])
-        driver_connection: Any = connection.connection.driver_connection
-        events, more = distinct.events(), True
-        refused, remarks = 0, NO_REMARKS
-        with driver_connection.cursor() as cursor:
-            while more:
-                # In COPYs of a bounded size, for the rows of one that is refused are sent again.
-                written: list[pyarrow.RecordBatch] = []
-                size = 0
-                rejected = []
-                cursor.execute(SAVEPOINT)
-                try:
-                    with cursor.copy(copy_fresh(columns)) as copy:
-                        while (
-                            size < COPY_BYTES
-                            and not distinct.has_many_rejected
-                            and (more := (batch := next(events, None)) is not None)
-                        ):
-                            if batch.num_rows:
-                                written.append(batch.select(sent))
-                                lines = csv_lines(written[-1])
-                                size += len(lines)
-                                copy.write(lines)
-                except (psycopg.DataError, psycopg.IntegrityError):
-                    cursor.execute(ROLL_BACK)
-                    rejected = copy_what_fits(cursor, columns, written)
-                    refused += len(rejected)
-                else:
-                    cursor.execute(RELEASE)
-                remarks += self.plan.keep_rejected(cursor, chunk, distinct.take_rejected() + rejected)
-        remarks += distinct.differing
-        return ChunkCounts(distinct.read, distinct.rejected + refused, distinct.kept - refused, refused, remarks)
+        """Stream a chunk's distinct events into ``fresh_event``."""
+        return copy_events(connection, self.plan, chunk, () if self.ids_alone else self.plan.columns, batches)

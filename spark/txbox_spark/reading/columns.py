@@ -8,7 +8,7 @@ digits, and what the caller has declared (``uuid``, ``jsonb``, …).
 import functools
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -56,24 +56,29 @@ def event_columns(frame: DataFrame, declared: Mapping[str, str], path: str) -> t
     column's name to reach its value. Raises ``InvalidConfiguration``: a column cannot be sent, or a declared one is not
     there.
     """
-    names = [field.name for field in frame.schema.fields]
-    if unknown := [name for name in declared if name not in names]:
-        raise InvalidConfiguration(
-            f"column_types names {unknown[0]!r}, which is no column of the events: {', '.join(names[:20])}"
-            + (", …" if len(names) > 20 else "")
-        )
+    refuse_names([field.name for field in frame.schema.fields], declared)
     sent = []
     for number, field in enumerate(frame.schema.fields):
-        if not 0 < len(field.name.encode()) <= MAX_NAME_BYTES or "\0" in field.name:
-            raise InvalidConfiguration(f"column {field.name!r}: Postgres takes names of 1 to 63 bytes; rename it")
-        if field.name in _SYSTEM_COLUMNS:
-            raise InvalidConfiguration(f"column {field.name!r}: Postgres has its own of that name; rename it")
         original = sql.col(f"{path}{quoted(field.name)}")
         postgres_type, value, text = _sent(field.name, field.dataType, original, declared.get(field.name))
         holds_nul = _holds_nul(sql.col(f"c{number}"), postgres_type) if text else None
         not_utf8 = _not_utf8(field.dataType, original)
         sent.append(SentColumn(EventColumn(field.name, f"c{number}", postgres_type), value, holds_nul, not_utf8))
     return tuple(sent)
+
+
+def refuse_names(names: Sequence[str], declared: Mapping[str, str]) -> None:
+    """Raise ``InvalidConfiguration`` for a name that Postgres does not take, or a declared type of no column."""
+    if unknown := [name for name in declared if name not in names]:
+        raise InvalidConfiguration(
+            f"column_types names {unknown[0]!r}, which is no column of the events: {', '.join(names[:20])}"
+            + (", …" if len(names) > 20 else "")
+        )
+    for name in names:
+        if not 0 < len(name.encode()) <= MAX_NAME_BYTES or "\0" in name:
+            raise InvalidConfiguration(f"column {name!r}: Postgres takes names of 1 to 63 bytes; rename it")
+        if name in _SYSTEM_COLUMNS:
+            raise InvalidConfiguration(f"column {name!r}: Postgres has its own of that name; rename it")
 
 
 def as_text(name: str, type_: DataType, value: Column) -> Column:
@@ -167,13 +172,11 @@ def dates_as_text(frame: DataFrame) -> DataFrame:
 
 def _sent(name: str, type_: DataType, value: Column, declared: str | None) -> tuple[str, Column, bool]:
     """Return the Postgres type, the expression to send, and whether that is text."""
+    postgres_type = column_type(name, type_, declared)
     if declared is not None:
-        if not _TYPE_NAME.fullmatch(declared):
-            raise InvalidConfiguration(f"column {name!r}: {declared!r} is not the name of a Postgres type")
         if declared.lower() in ("json", "jsonb") and isinstance(type_, types.ArrayType):
             return declared, _as_json(value), True
         return declared, _literal(name, type_, value), True
-    postgres_type = _postgres_type(name, type_)
     match type_:
         case types.ArrayType() | types.StructType() | types.MapType() | types.VariantType() | types.BinaryType():
             return postgres_type, _literal(name, type_, value), True
@@ -182,6 +185,15 @@ def _sent(name: str, type_: DataType, value: Column, declared: str | None) -> tu
         case types.NullType() | types.ByteType():
             return postgres_type, value.cast("string" if postgres_type == "text" else postgres_type), False
     return postgres_type, value, False
+
+
+def column_type(name: str, type_: DataType, declared: str | None) -> str:
+    """Return the Postgres type of a column; raise ``InvalidConfiguration`` if there is none."""
+    if declared is None:
+        return _postgres_type(name, type_)
+    if not _TYPE_NAME.fullmatch(declared):
+        raise InvalidConfiguration(f"column {name!r}: {declared!r} is not the name of a Postgres type")
+    return declared
 
 
 def _postgres_type(name: str, type_: DataType) -> str:

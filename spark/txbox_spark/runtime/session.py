@@ -7,7 +7,7 @@ import os
 import socketserver
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def _start(settings: Mapping[str, str]) -> None:
     try:
         # Not by the builder: it gives the JVM our stderr, and Ivy, the JVM and log4j write some 50 lines
         # there that no setting turns off. In another thread: an interruption in the middle would leave a JVM running.
-        with ThreadPoolExecutor(1) as pool:
+        with _our_python(settings), ThreadPoolExecutor(1) as pool:
             launched = pool.submit(launch_gateway, conf, popen_kwargs={"stderr": stderr.writing})
             gateway = launched.result()
         kill_after_exit(gateway.proc)
@@ -191,6 +191,23 @@ def _start(settings: Mapping[str, str]) -> None:
     log4j = gateway.jvm.org.apache.logging.log4j
     for name in _LOG_TASKS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+
+
+@contextlib.contextmanager
+def _our_python(settings: Mapping[str, str]) -> Iterator[None]:
+    """Have a JVM that is launched in the block run data sources in this Python: by its environment, as it looks there.
+
+    On a cluster it would be the executors' Python, too, and their path is another one.
+    """
+    local = settings.get("spark.master", "").startswith("local")
+    if not local or os.environ.keys() & {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"}:
+        yield
+        return
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    try:
+        yield
+    finally:
+        del os.environ["PYSPARK_PYTHON"]
 
 
 def _kill(gateway: Any) -> None:

@@ -17,6 +17,26 @@ from txbox_spark import bulk_load
 
 KEEP = "CREATE TABLE loaded AS TABLE fresh_event"
 
+FORMAT = "format"
+ROADS = (*WRITERS, FORMAT)
+"""The writers of a bulk load, and the data source: what arrives is the same by all of them."""
+
+
+def keep(
+    events: DataFrame, url: str, road: str, message_id: str = "event_id", types: dict[str, str] | None = None
+) -> None:
+    """Load events, and keep what ``fresh_event`` has."""
+    if road != FORMAT:
+        bulk_load(
+            events, url=url, subscriber_id=SUBSCRIBER, message_id=message_id, apply=KEEP, writer=road,
+            column_types=types,
+        )  # fmt: skip
+        return
+    given = {"url": url, "subscriber": SUBSCRIBER, "message_id": message_id, "apply": KEEP}
+    if types:
+        given["types"] = ", ".join(f"{name}={type_}" for name, type_ in types.items())
+    events.coalesce(1).write.format("txbox").mode("append").options(**given).save()
+
 
 @contextmanager
 def session_zone(spark: SparkSession, zone: str) -> Iterator[None]:
@@ -96,13 +116,13 @@ def through_parquet(tmp_path: Path) -> Callable[[DataFrame], DataFrame]:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Apia"])
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("road", ROADS)
 def test_values(
     spark: SparkSession,
     engine: Engine,
     schema_url: str,
     through_parquet: Callable[[DataFrame], DataFrame],
-    writer: str,
+    road: str,
     zone: str,
 ) -> None:
     selects, expected = [], []
@@ -113,20 +133,20 @@ def test_values(
         expected.append({"event_id": f"row {number}", **{column.name: value for column, _, value in chosen}})
     with session_zone(spark, zone):
         events = through_parquet(spark.sql(" UNION ALL ".join(selects)))
-        bulk_load(events, url=schema_url, subscriber_id=SUBSCRIBER, message_id="event_id", apply=KEEP, writer=writer)
+        keep(events, schema_url, road)
     types = {column.name: column.postgres for column in TYPED}
     assert columns_of(engine, "loaded") == {"message_id": "text", "event_id": "text", **types}
     write_expected(engine, {"event_id": "text", **types}, expected)
     require_unchanged(engine)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("road", ROADS)
 def test_texts(
     spark: SparkSession,
     engine: Engine,
     schema_url: str,
     through_parquet: Callable[[DataFrame], DataFrame],
-    writer: str,
+    road: str,
 ) -> None:
     odd = [*TEXTS, None, "NULL"]
     rows: list[tuple[Any, ...]] = [
@@ -138,14 +158,7 @@ def test_texts(
         "event_id string, said string, maybe string, "
         "list array<string>, map map<string, string>, struct struct<a: string>",
     )
-    bulk_load(
-        through_parquet(events),
-        url=schema_url,
-        subscriber_id=SUBSCRIBER,
-        message_id="event_id",
-        apply=KEEP,
-        writer=writer,
-    )
+    keep(through_parquet(events), schema_url, road)
     types = {
         "event_id": "text", "said": "text", "maybe": "text", "list": "text[]", "map": "jsonb", "struct": "jsonb"
     }  # fmt: skip
@@ -182,21 +195,13 @@ DECLARED = (
 )
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_declared_types(spark: SparkSession, engine: Engine, schema_url: str, writer: str) -> None:
+@pytest.mark.parametrize("road", ROADS)
+def test_declared_types(spark: SparkSession, engine: Engine, schema_url: str, road: str) -> None:
     names = [name for name, *_ in DECLARED]
     rows = [tuple(value for *_, value in DECLARED), tuple("e2" if name == "event_id" else None for name in names)]
     events = spark.createDataFrame(rows, ", ".join(f"{name} string" for name in names)).repartition(2)
     types = {name: type_ for name, type_, _ in DECLARED}
-    bulk_load(
-        events,
-        url=schema_url,
-        subscriber_id=SUBSCRIBER,
-        message_id="event_id",
-        apply=KEEP,
-        writer=writer,
-        column_types={name: type_ for name, type_ in types.items() if name != "event_id"},
-    )
+    keep(events, schema_url, road, types={name: type_ for name, type_ in types.items() if name != "event_id"})
     found = columns_of(engine, "loaded")
     assert found.pop("message_id") == "text"
     assert found == {**types, "short": "character varying(3)"}
@@ -204,17 +209,14 @@ def test_declared_types(spark: SparkSession, engine: Engine, schema_url: str, wr
     require_unchanged(engine)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_declared_types_of_what_is_no_text(spark: SparkSession, engine: Engine, schema_url: str, writer: str) -> None:
+@pytest.mark.parametrize("road", ROADS)
+def test_declared_types_of_what_is_no_text(spark: SparkSession, engine: Engine, schema_url: str, road: str) -> None:
     events = spark.sql("""
         SELECT 'e1' AS event_id, array('a', NULL, 'b"') AS tags, named_struct('a', NULL) AS kept, 7 AS number,
           array('5f0c3f0e-7f5e-4f0a-9d57-0b3d1f3c9f11') AS ids, TIMESTAMP'2026-01-01 00:00:00.5Z' AS said
     """)
     types = {"tags": "jsonb", "kept": "json", "number": "jsonb", "ids": "uuid[]", "said": "text"}
-    bulk_load(
-        events, url=schema_url, subscriber_id=SUBSCRIBER, message_id="event_id", apply=KEEP, writer=writer,
-        column_types=types,
-    )  # fmt: skip
+    keep(events, schema_url, road, types=types)
     assert shown(engine, "loaded")["e1"] == {
         "message_id": "e1",
         "event_id": "e1",
@@ -226,14 +228,11 @@ def test_declared_types_of_what_is_no_text(spark: SparkSession, engine: Engine, 
     }
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_an_id_of_a_declared_type(spark: SparkSession, engine: Engine, schema_url: str, writer: str) -> None:
+@pytest.mark.parametrize("road", ROADS)
+def test_an_id_of_a_declared_type(spark: SparkSession, engine: Engine, schema_url: str, road: str) -> None:
     one = "5F0C3F0E-7f5e-4f0a-9d57-0b3d1f3c9f11"
     events = spark.createDataFrame([(one,)], "order_id string")
-    bulk_load(
-        events, url=schema_url, subscriber_id=SUBSCRIBER, message_id="order_id", apply=KEEP, writer=writer,
-        column_types={"order_id": "uuid"},
-    )  # fmt: skip
+    keep(events, schema_url, road, message_id="order_id", types={"order_id": "uuid"})
     assert columns_of(engine, "loaded") == {"message_id": "text", "order_id": "uuid"}
     with engine.connect() as connection:
         assert [tuple(row) for row in connection.exec_driver_sql("SELECT message_id, order_id::text FROM loaded")] == [

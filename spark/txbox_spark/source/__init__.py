@@ -1,0 +1,6 @@
+"""Format txbox of Spark: DataFrames and streams written through the inbox, and tables of txbox read."""
+
+from txbox_spark.source.data_source import TxboxSource
+from txbox_spark.source.source_options import FORMAT
+
+__all__ = ["FORMAT", "TxboxSource"]

@@ -1,0 +1,163 @@
+"""What a task of a write does: it cuts its rows into pieces, and merges each in one transaction.
+
+::
+
+    Arrow batches ── ArrowEvents ── piece: sorted by id ──┬─ ledger: claim
+                                    up to PIECE_ROWS      ├─ COPY into fresh_event, one of each id
+                                                          ├─ merge_chunk: inbox, effect, ledger
+                                                          └─ COMMIT
+
+Partitions are Spark's, not ranges of ids, so pieces of two tasks may have the same events; the primary key of the inbox
+decides. Nothing waits in a circle, by the order in which every piece locks:
+
+1. its row in the ledger, which no other transaction wants: each piece of each attempt has a number of its own;
+2. inbox rows, in the order of their ids, as all pieces, chunks and workers do;
+3. the subscriber's effects, by ``merge_chunk``: a piece that has that lock wants no inbox row any more. If it has to
+   begin again, it gives both back first.
+
+Spark may run a task twice, one after the other or at the same time. That is a redelivery: no piece is left out because
+another attempt has merged one like it.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from txbox import TxboxError
+from txbox.postgres.engines import open_engine
+from txbox.postgres.guards.transaction_guard import guard
+from txbox.postgres.transactions import short_transaction
+from txbox.retries import retry
+from txbox_spark.loading.loader import LOAD_ATTEMPTS, LOAD_BACKOFF
+from txbox_spark.merging.chunk_merger import MergePlan, begin_chunk, merge_chunk
+from txbox_spark.merging.event_copier import copy_events
+from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
+from txbox_spark.merging.merge_sizer import MergeSizer
+from txbox_spark.reading.columns import MESSAGE_ID
+from txbox_spark.reading.event_rows import REJECTED
+from txbox_spark.rejects.remarks import RejectedRow
+from txbox_spark.runtime.lazy_imports import pyarrow
+from txbox_spark.source.arrow_events import ArrowEvents
+from txbox_spark.source.run_ledger import RunLedger, WriteFailed
+
+FIRST_ROWS = 10_000
+"""Rows of a task's first piece; those that follow are larger while their locks are not held for too long."""
+
+PIECE_ROWS = 200_000
+"""Rows of a piece at most."""
+
+PIECE_BYTES = 32 << 20
+"""How much of Arrow a piece has at most, about: a task holds it several times."""
+
+LOWEST_NUMBER = 1 << 24
+"""Of the numbers that tasks choose; the final ones are lower."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceMerger:
+    """Merges the rows of one task. It is sent to the executors, so it holds only values."""
+
+    url: str = field(repr=False)  # of the database, as SQLAlchemy has it
+    plan: MergePlan  # of the run
+    events: ArrowEvents  # how rows become events
+    source: str  # what the ledger says is loaded
+    fails_on_rejected: bool  # a piece with rows that cannot be loaded is not merged, and ends the write
+
+    def merge(self, batches: "Iterator[pyarrow.RecordBatch]") -> tuple[int, ...]:
+        """Merge the rows of one attempt at a task, and return the numbers of its pieces in the ledger.
+
+        Raises:
+            WriteFailed: a piece cannot be merged; what was merged before it stays.
+        """
+        # A session for each piece: what the caller's statements leave in one must not reach the next piece.
+        engine = guard(open_engine(self.url, poolclass=NullPool))
+        sizer = MergeSizer(self.plan.lock_seconds, PIECE_ROWS // FIRST_ROWS)
+        ledger = RunLedger(engine, self.plan, self.source)
+        ledger.begin()
+        numbers = []
+        for piece in self._pieces(batches, sizer):
+            numbers.append(self._retried(engine, ledger, piece, sizer))
+            ledger.begin()  # it is being worked on
+        return tuple(numbers)
+
+    def _pieces(self, batches: "Iterator[pyarrow.RecordBatch]", sizer: MergeSizer) -> "Iterator[pyarrow.Table]":
+        """Cut rows into pieces, each sorted by message id, the rejected rows last."""
+        held: list[pyarrow.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            for begin in range(0, batch.num_rows, FIRST_ROWS):
+                # As arrays of their own: what a slice has before it would be converted, too.
+                part = batch.slice(begin, FIRST_ROWS)
+                if part.num_rows < batch.num_rows:
+                    part = part.take(pyarrow.array(range(part.num_rows)))
+                sent = self.events.batch(part)
+                if held and (rows + sent.num_rows > sizer.chunks * FIRST_ROWS or size + sent.nbytes > PIECE_BYTES):
+                    yield pyarrow.Table.from_batches(held).sort_by(MESSAGE_ID)
+                    held, rows, size = [], 0, 0
+                held.append(sent)
+                rows += sent.num_rows
+                size += sent.nbytes
+        if held:
+            yield pyarrow.Table.from_batches(held).sort_by(MESSAGE_ID)
+
+    def _retried(self, engine: Engine, ledger: RunLedger, piece: "pyarrow.Table", sizer: MergeSizer) -> int:
+        """Merge a piece, again after an outage, a deadlock, or a lock that was not available; return its number."""
+        number = LOWEST_NUMBER + secrets.randbelow((1 << 31) - LOWEST_NUMBER)
+        try:
+            if self.fails_on_rejected:
+                _refuse_rejected(piece)
+            retry(
+                lambda: self._merge(engine, ledger, number, piece, sizer),
+                again=lambda error, _: isinstance(error, _ERRORS) and FailedChunk.of(number, error).transient,
+                backoff=LOAD_BACKOFF,
+                runs=LOAD_ATTEMPTS,
+            )
+        except WriteFailed:
+            raise
+        except _ERRORS as error:
+            failed = FailedChunk.of(number, error)
+            if not failed.transient:
+                ledger.record_failure(failed.error)
+            # Not with its cause, which may quote values.
+            raise WriteFailed(failed.error) from None
+        return number
+
+    def _merge(self, engine: Engine, ledger: RunLedger, number: int, piece: "pyarrow.Table", sizer: MergeSizer) -> None:
+        with short_transaction(engine) as connection:
+            claimed = begin_chunk(connection, self.plan, number)
+            ledger.refuse_ended(connection)
+            if not claimed:
+                return  # by this attempt: it has committed, and the answer was lost
+            connection.exec_driver_sql(create_fresh(self.plan.columns))
+            counts = copy_events(connection, self.plan, number, self.plan.columns, iter(piece.to_batches()))
+            connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
+            merged = merge_chunk(connection, self.plan, number, _id_range(piece), counts)
+        held_seconds = time.monotonic() - merged.locked_at
+        sizer.merged(max(1, piece.num_rows // FIRST_ROWS), held_seconds)
+
+
+def _id_range(piece: "pyarrow.Table") -> tuple[str, str | None]:
+    """Return the first id of a piece, and the first possible one beyond its last: NUL is in none."""
+    ids = piece.column(MESSAGE_ID)
+    valid = len(ids) - ids.null_count
+    return (ids[0].as_py(), ids[valid - 1].as_py() + "\x01") if valid else ("", "")
+
+
+def _refuse_rejected(piece: "pyarrow.Table") -> None:
+    rejected = piece.column(REJECTED).drop_null()
+    if len(rejected):
+        reason = RejectedRow.from_json(rejected[0].as_py()).cause
+        raise TxboxError(
+            f"{len(rejected)} rows cannot be loaded ({reason}): mend them, or leave them out and count them with "
+            "on_rejected=count"
+        )
+
+
+_ERRORS = (SQLAlchemyError, psycopg.Error, TxboxError)

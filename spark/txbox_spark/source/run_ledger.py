@@ -1,0 +1,154 @@
+"""The run of one write in the ledger of bulk loads.
+
+::
+
+    begin (each task) ──▶ pieces, by tasks that Spark may run twice ──┬──▶ finish (commit)
+                                                                      └──▶ abort
+
+A piece of a task that is run again is another row of the ledger, and goes through the inbox as any other redelivery.
+Spark says at the end which attempts count. Of the others only the events that they applied do: they are moved to the
+pieces that count, to which they were already processed. So a run adds up, whatever was run twice.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine
+
+from txbox import TxboxError
+from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.transactions import short_transaction
+from txbox.status.blocked_loads import run_lock
+from txbox_spark.loading.ledger import LedgerStatements, LoadLedger
+from txbox_spark.merging.chunk_merger import MergePlan
+from txbox_spark.options import ABANDONED_SECONDS
+from txbox_spark.rejects.remarks import NO_REMARKS, Remarks
+from txbox_spark.report import BulkLoadReport
+from txbox_spark.runtime.retries import retry_outages
+
+FRAME, STREAM = "a DataFrame, by format txbox", "a stream, by format txbox"
+"""What the ledger says is loaded."""
+
+DIGEST = hashlib.sha256(b"format txbox").digest()
+"""No bulk load has it, so none resumes such a run."""
+
+
+class WriteFailed(TxboxError):
+    """A write of format txbox has failed. What has committed stays; to write again applies the rest."""
+
+
+class RunStatements(SqlFile, file="run_ledger.sql"):
+    """The statements of run_ledger.sql, for the tables of one schema, under one prefix."""
+
+    begin_run: str
+    ended: str
+    abort_run: str
+    lock_run: str
+    drop_lost_pieces: str
+    settle_pieces: str
+    finish_run: str
+    forget_batches: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunLedger:
+    """The run of one write. Every method but ``refuse_ended`` is a transaction of its own, and may run twice."""
+
+    engine: Engine
+    plan: MergePlan
+    source: str  # FRAME or STREAM
+
+    @property
+    def _sql(self) -> RunStatements:
+        return RunStatements.load(self.plan.schema, self.plan.prefix)
+
+    @property
+    def _loads(self) -> LoadLedger:
+        return LoadLedger(self.engine, self.plan.schema, self.plan.prefix)
+
+    def check(self) -> None:
+        """Raise ``SchemaMissing`` if the tables of the inbox or of the ledger do not exist."""
+        self._loads.check()
+
+    def begin(self) -> None:
+        """Begin the run, or record that it is being worked on."""
+        plan = self.plan
+        values = {"run_id": plan.run_id, "subscriber_id": plan.subscriber_id, "source": self.source, "digest": DIGEST}
+        self._execute(self._sql.begin_run, values)
+
+    def refuse_ended(self, connection: Connection) -> None:
+        """Raise ``WriteFailed`` if the run has ended, in a transaction that has its lock."""
+        ended = connection.exec_driver_sql(self._sql.ended, {"run_id": self.plan.run_id}).first()
+        if ended is not None and ended.error is not None:
+            raise WriteFailed(ended.error)
+        if ended is None or ended.finished:
+            raise WriteFailed("the write has ended, and this task is of no use any more")
+
+    def record_failure(self, error: str) -> None:
+        """Record why a piece cannot be merged: other tasks end, too."""
+        self._loads.record_failure(self.plan.run_id, error)
+
+    def abort(self, error: str) -> None:
+        """Record that the write has ended without success."""
+        self.begin()
+        self._execute(self._sql.abort_run, {"run_id": self.plan.run_id, "error": error})
+
+    def finish(self, pieces: Collection[int]) -> BulkLoadReport:
+        """Record that the write has ended, of which these pieces count, and return the report."""
+        self.begin()
+        self._settle(pieces)
+        plan, totals = self.plan, self._loads.totals(self.plan.run_id)
+        run = self._loads.read(plan.run_id)
+        loadable = totals.read - totals.rejected
+        return BulkLoadReport(
+            run_id=plan.run_id,
+            subscriber_id=plan.subscriber_id,
+            source=self.source,
+            writer=run.writer,
+            writer_reason="a data source",
+            attempts=run.attempt,
+            chunks=totals.chunks,
+            read=totals.read,
+            rejected=totals.rejected,
+            rejected_sample=run.remarks.sample,
+            rejected_causes=run.remarks.causes,
+            differing=run.remarks.differing,
+            differing_sample=run.remarks.differing_sample,
+            duplicate_in_source=loadable - totals.already_processed - totals.applied - totals.expired,
+            already_processed=totals.already_processed - totals.parked,
+            applied=totals.applied,
+            parked=totals.parked,
+            expired=totals.expired,
+        )
+
+    def forget_batches(self) -> None:
+        """Forget the batches of streams of the subscriber but this one."""
+        values = {
+            "run_id": self.plan.run_id,
+            "subscriber_id": self.plan.subscriber_id,
+            "source": self.source,
+            "abandoned_seconds": ABANDONED_SECONDS,
+        }
+        self._execute(self._sql.forget_batches, values)
+
+    @retry_outages
+    def _settle(self, pieces: Collection[int]) -> None:
+        run = {"run_id": self.plan.run_id}
+        with short_transaction(self.engine) as connection:
+            locked = {"stalled": self.plan.stalled, "run_lock": run_lock(self.plan.run_id)}
+            connection.exec_driver_sql(self._sql.lock_run, locked)
+            if connection.exec_driver_sql(self._sql.ended, run).one().finished:
+                return  # the answer to an earlier COMMIT was lost
+            lost = connection.exec_driver_sql(self._sql.drop_lost_pieces, {**run, "pieces": list(pieces)}).scalar_one()
+            connection.exec_driver_sql(self._sql.settle_pieces, {**run, "lost": lost})
+            remarks = LedgerStatements.load(self.plan.schema, self.plan.prefix).remarks
+            found = connection.exec_driver_sql(remarks, run).scalars()
+            shown = sum(map(Remarks.from_json, found), NO_REMARKS)
+            connection.exec_driver_sql(self._sql.finish_run, {**run, "rejected_sample": json.dumps(shown.as_json())})
+
+    @retry_outages
+    def _execute(self, statement: str, values: Mapping[str, object]) -> None:
+        with short_transaction(self.engine) as connection:
+            connection.exec_driver_sql(statement, values)

@@ -1,0 +1,178 @@
+"""The options of format txbox: texts, as Spark gives them to a data source, read and validated."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import URL
+
+from txbox import Inbox, InvalidConfiguration, SqlEffect
+from txbox.postgres.urls import database_url
+from txbox_spark.merging.effect_runner import Apply
+from txbox_spark.options import ValidLoadOptions
+
+Number = TypeVar("Number", int, float)
+
+FORMAT = "txbox"
+"""The name of the format, and of what errors are about."""
+
+COUNT, FAIL = ON_REJECTED = ("count", "fail")
+"""What becomes of a write with rows that cannot be loaded."""
+
+WRITE_OPTIONS = (
+    "url", "subscriber", "message_id", "apply", "fields", "schema", "prefix", "types", "on_rejected", "force",
+    "sent_at", "apply_expired", "lock_seconds", "stalled_seconds", "effects_seconds",
+)  # fmt: skip
+READ_OPTIONS = ("url", "table", "subscriber", "schema", "prefix", "partitions")
+
+OF_STREAMS = ("checkpointlocation", "queryname")
+"""Options of Spark itself, which every sink of a stream is given, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What a write is to do."""
+
+    load: ValidLoadOptions
+    fails_on_rejected: bool  # rows that cannot be loaded end the write
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a read is to give."""
+
+    database: URL
+    table: str
+    subscriber_id: str | None  # of the rows; None: of all
+    schema: str | None
+    prefix: str
+    partitions: int | None  # how many tasks read; None: by the size
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Read the options of a write.
+
+    Raises:
+        InvalidConfiguration: one is unknown or missing, or cannot work.
+    """
+    options = _known(given, WRITE_OPTIONS, "write")
+    for name in ("url", "subscriber", "message_id", "apply"):
+        if not options.get(name, "").strip():
+            raise InvalidConfiguration(f"format {FORMAT}: a write needs option({name!r}, …)")
+    on_rejected = options.get("on_rejected", COUNT)
+    if on_rejected not in ON_REJECTED:
+        raise InvalidConfiguration(f"format {FORMAT}: on_rejected is {' or '.join(ON_REJECTED)}, not {on_rejected!r}")
+    others: dict[str, Any] = {
+        **{name: options[name] for name in ("schema", "prefix", "sent_at") if name in options},
+        **{name: _flag(name, options[name]) for name in ("force", "apply_expired") if name in options},
+        **{name: _number(name, options[name], float) for name in _SECONDS if name in options},
+    }
+    load = ValidLoadOptions(
+        of=f"format {FORMAT}",
+        url=options["url"],
+        subscriber_id=options["subscriber"],
+        message_id=options["message_id"],
+        apply=_effect(options["apply"], options.get("fields")),
+        column_types=_types(options["types"]) if "types" in options else None,
+        **others,
+    )
+    return WriteOptions(load, on_rejected == FAIL)
+
+
+def read_options(given: Mapping[str, str], tables: tuple[str, ...]) -> ReadOptions:
+    """Read the options of a read of one of these tables.
+
+    Raises:
+        InvalidConfiguration: one is unknown or missing, or cannot work.
+    """
+    options = _known(given, READ_OPTIONS, "read")
+    table = options.get("table")
+    if table not in tables:
+        raise InvalidConfiguration(f"format {FORMAT}: option('table', …) is one of {', '.join(tables)}, not {table!r}")
+    if "url" not in options:
+        raise InvalidConfiguration(f"format {FORMAT}: a read needs option('url', …)")
+    partitions = _number("partitions", options["partitions"], int) if "partitions" in options else None
+    if partitions is not None and partitions < 1:
+        raise InvalidConfiguration(f"format {FORMAT}: partitions must be at least 1, not {partitions}")
+    subscriber = options.get("subscriber")
+    if subscriber is not None:
+        Inbox(subscriber)  # refuses a name that cannot be kept
+    return ReadOptions(
+        database_url(options["url"]), table, subscriber, options.get("schema"), options.get("prefix", ""), partitions
+    )
+
+
+def _known(given: Mapping[str, str], known: tuple[str, ...], verb: str) -> dict[str, str]:
+    """Return options by their names; Spark has them in lower case, or as they were written."""
+    options = {name.lower(): value for name, value in given.items() if name.lower() not in OF_STREAMS}
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            did_you_mean = f"did you mean {near[0]}? " if near else ""
+            raise InvalidConfiguration(
+                f"format {FORMAT}: {name} is no option of a {verb}; {did_you_mean}There are {', '.join(known)}"
+            )
+    return options
+
+
+def _effect(apply: str, fields: str | None) -> Apply:
+    """Return the effect: a file's or the option's own statements, or a function that the executors import."""
+    if _FUNCTION.fullmatch(apply.strip()):
+        if fields is not None:
+            raise InvalidConfiguration(f"format {FORMAT}: fields are of statements, and apply names a function")
+        return _function(*apply.strip().split(":"))
+    if _FILE.fullmatch(apply.strip()):
+        path = Path(apply.strip())
+        if fields is not None:
+            return SqlEffect(path, fields=fields)
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfiguration(f"format {FORMAT}: apply: the driver cannot read {path}: {error}") from None
+    return apply if fields is None else SqlEffect.of(apply, fields=fields)
+
+
+def _function(module: str, name: str) -> Callable[..., object]:
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidConfiguration(
+            f"format {FORMAT}: apply: {module}:{name} cannot be imported; driver and executors need it on their Python "
+            f"path: {error}"
+        ) from error
+    if not callable(found):
+        raise InvalidConfiguration(f"format {FORMAT}: apply: {module}:{name} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def _types(text: str) -> dict[str, str]:
+    """Read ``order_id=uuid, price=numeric(12,2)``: a comma within parentheses is the type's own."""
+    types = {}
+    for part in re.split(r",(?![^(]*\))", text):
+        name, equals, type_ = part.partition("=")
+        if not equals or not name.strip() or not type_.strip():
+            raise InvalidConfiguration(f"format {FORMAT}: types are as in order_id=uuid, payload=jsonb; not {text!r}")
+        types[name.strip()] = type_.strip()
+    return types
+
+
+def _flag(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise InvalidConfiguration(f"format {FORMAT}: {name} is true or false, not {value!r}")
+    return value.lower() == "true"
+
+
+def _number(name: str, value: str, kind: type[Number]) -> Number:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidConfiguration(f"format {FORMAT}: {name} is a number, not {value!r}") from None
+
+
+_SECONDS = ("lock_seconds", "stalled_seconds", "effects_seconds")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_FILE = re.compile(r"[^\n;]+\.sql")

@@ -1,0 +1,111 @@
+"""The reader of format txbox: stretches of one table, each read by a task in batches of a bounded size."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from txbox import InvalidConfiguration, TxboxError
+from txbox.postgres.engines import open_engine
+from txbox.postgres.transactions import check_table, short_transaction
+from txbox_spark.reconcile import MAX_PARTITIONS, PARTITION_BYTES, SAMPLED_BYTES
+from txbox_spark.runtime.explanations import describe_postgres_error
+from txbox_spark.runtime.lazy_imports import StructType
+from txbox_spark.source.source_options import ReadOptions
+from txbox_spark.source.source_tables import SOURCE_TABLES, SourceStatements, SourceTable
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Key = tuple[str, ...]
+
+
+class ReadFailed(TxboxError):
+    """A table cannot be read."""
+
+
+@dataclass(frozen=True)
+class Stretch(InputPartition):
+    """The rows that one task reads: from the first key up to the one beyond; None: there is no such end."""
+
+    first: Key | None
+    beyond: Key | None
+
+
+class TableReader(DataSourceReader):
+    """Reads a table. Every task has a transaction of its own, so rows that come meanwhile may be in or not."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._table: SourceTable = SOURCE_TABLES[options.table]
+        if schema.names != self._table.names:
+            raise InvalidConfiguration(f"table {options.table} has columns of its own: leave schema(…) out")
+        if options.subscriber_id is not None and not self._table.has_subscriber:
+            raise InvalidConfiguration(f"table {options.table} has no subscribers: leave option('subscriber', …) out")
+        self._options = options
+        self._url = options.database.render_as_string(hide_password=False)
+
+    def partitions(self) -> list[InputPartition]:
+        """Cut the table into stretches, evenly by a sample."""
+        with _explained(self._options.table), short_transaction(self._engine()) as connection:
+            check_table(connection, getattr(self._sql.tables, self._table.name))
+            if not self._table.in_parts:
+                return [Stretch(None, None)]
+            size = connection.exec_driver_sql(self._sql.size, {"name": self._sql.name_of(self._table.name)})
+            bytes_ = max(int(size.scalar_one()), 1)
+            parts = self._options.partitions or min(-(-bytes_ // PARTITION_BYTES), MAX_PARTITIONS)
+            if parts == 1:
+                return [Stretch(None, None)]
+            values = {
+                "subscriber_id": self._options.subscriber_id,
+                "percent": min(100.0, 100.0 * SAMPLED_BYTES / bytes_),
+                "parts": parts,
+            }
+            statement = getattr(self._sql, f"{self._options.table}_bounds")
+            bounds = [tuple(key) for key in connection.exec_driver_sql(statement, values).scalars()]
+        return [Stretch(first, beyond) for first, beyond in zip([None, *bounds], [*bounds, None], strict=True)]
+
+    def read(self, partition: InputPartition) -> "Iterator[pyarrow.RecordBatch]":
+        """Give the rows of a stretch, in batches."""
+        import pyarrow
+
+        assert isinstance(partition, Stretch)  # noqa: S101 - it is one of ours
+        arrow = self._table.arrow_schema()
+        values: dict[str, Any] = {"subscriber_id": self._options.subscriber_id}
+        for name, key in (("first", partition.first), ("beyond", partition.beyond)):
+            values[name] = None if key is None else list(key)
+        with _explained(self._options.table), short_transaction(self._engine()) as connection:
+            connection.exec_driver_sql(self._sql.prepare_read)
+            driver: Any = connection.connection.driver_connection
+            with driver.cursor("txbox_read") as cursor:
+                cursor.execute(getattr(self._sql, self._options.table), values)
+                while rows := cursor.fetchmany(self._table.rows):
+                    columns = zip(*rows, strict=True)
+                    arrays = [pyarrow.array(one, kind) for one, kind in zip(columns, arrow.types, strict=True)]
+                    yield pyarrow.RecordBatch.from_arrays(arrays, schema=arrow)
+
+    @property
+    def _sql(self) -> SourceStatements:
+        return SourceStatements.load(self._options.schema, self._options.prefix)
+
+    def _engine(self) -> Engine:
+        return open_engine(self._url, poolclass=NullPool)
+
+
+class _explained:  # noqa: N801 - used as a function
+    """Raise what Postgres raises as one line, without the statement."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        orig = getattr(error, "orig", error) if isinstance(error, SQLAlchemyError) else error
+        if isinstance(orig, psycopg.Error):
+            raise ReadFailed(f"table {self._table} cannot be read: {describe_postgres_error(orig)}") from None

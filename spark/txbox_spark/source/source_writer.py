@@ -1,0 +1,126 @@
+"""The writers of format txbox: what Spark has a driver and its tasks do for a batch, and for each batch of a stream.
+
+Spark makes one for a batch, sends it to the tasks, and has it commit or abort. Of a stream it makes one for the tasks
+of a batch, and another one to commit; so the run's id comes back with the pieces.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from sqlalchemy.pool import NullPool
+
+from txbox.postgres.engines import open_engine
+from txbox_spark.merging.chunk_merger import MergePlan
+from txbox_spark.report import BulkLoadReport
+from txbox_spark.runtime.lazy_imports import StructType
+from txbox_spark.source.arrow_events import ArrowEvents
+from txbox_spark.source.piece_merger import PieceMerger
+from txbox_spark.source.run_ledger import FRAME, STREAM, RunLedger
+from txbox_spark.source.source_options import WriteOptions
+from txbox_spark.subscribers import warn_of_new_subscriber
+
+if TYPE_CHECKING:
+    import pyarrow
+
+ABORTED = (
+    "the write has failed; what has committed stays. When the cause is fixed, write again: what has been applied is "
+    "not applied again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPieces(WriterCommitMessage):
+    """What an attempt at a task has merged."""
+
+    run_id: str
+    numbers: tuple[int, ...]  # of its pieces in the ledger
+
+
+class InboxWriter(DataSourceArrowWriter):
+    """Writes a DataFrame: every event is applied once."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, source: str = FRAME) -> None:
+        load = options.load
+        events = ArrowEvents.of(schema, load.message_id, load.column_types or {}, load.fields)
+        load.check_sent_at(events.columns)
+        plan = MergePlan(
+            run_id=secrets.token_hex(6),
+            subscriber_id=load.subscriber_id,
+            columns=events.columns,
+            apply=load.statements,
+            schema=load.schema,
+            prefix=load.prefix,
+            stalled_seconds=load.stalled_seconds,
+            effects_seconds=load.effects_seconds,
+            lock_seconds=load.lock_seconds,
+            sent_at=load.sent_at,
+            apply_expired=load.apply_expired,
+        )
+        url = load.database.render_as_string(hide_password=False)
+        self._task = PieceMerger(url, plan, events, source, options.fails_on_rejected)
+        self._ledger().check()
+
+    def write(self, iterator: "Iterator[pyarrow.RecordBatch]") -> MergedPieces:
+        """Merge the rows of one attempt at a task."""
+        return MergedPieces(self._task.plan.run_id, self._task.merge(iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Record that the write has ended."""
+        self._finish(self._ledger(), messages, "a DataFrame")
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark gives it
+        """Record that the write has failed."""
+        self._ledger().abort(ABORTED)
+
+    def warn_of_new_subscriber(self) -> None:
+        """Log a warning if the inbox has no id of the subscriber."""
+        plan = self._task.plan
+        warn_of_new_subscriber(self._ledger().engine, plan.schema, plan.prefix, plan.subscriber_id)
+
+    def _ledger(self, run_id: str | None = None) -> RunLedger:
+        plan = self._task.plan
+        if run_id is not None:
+            plan = replace(plan, run_id=run_id)
+        return RunLedger(open_engine(self._task.url, poolclass=NullPool), plan, self._task.source)
+
+    def _finish(self, ledger: RunLedger, messages: Sequence[WriterCommitMessage | None], what: str) -> None:
+        report = ledger.finish([number for one in _merged(messages) for number in one.numbers])
+        _log.log(logging.WARNING if report.rejected else logging.INFO, "%s", _line(report, what))
+
+
+class InboxStreamWriter(InboxWriter, DataSourceStreamWriter):
+    """Writes a stream, batch by batch. It is an Arrow writer, too: Spark 4.0 has none of its own for streams."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        super().__init__(options, schema, STREAM)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's
+        """Record that a batch has ended, and forget those before it."""
+        for run_id in {one.run_id for one in _merged(messages)}:
+            ledger = self._ledger(run_id)
+            self._finish(ledger, messages, f"batch {batchId} of a stream")
+            ledger.forget_batches()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's
+        """Record that a batch has failed; a task whose piece failed has said why."""
+        for run_id in {one.run_id for one in _merged(messages)}:
+            self._ledger(run_id).abort(f"batch {batchId} of a stream: {ABORTED}")
+
+
+def _merged(messages: Sequence[WriterCommitMessage | None]) -> list[MergedPieces]:
+    return [one for one in messages if isinstance(one, MergedPieces)]
+
+
+def _line(report: BulkLoadReport, what: str) -> str:
+    """Describe a report in a line; the counts add up."""
+    names = ("rejected", "duplicate_in_source", "already_processed", "parked", "expired", "applied")
+    counts = ", ".join(f"{getattr(report, name)} {name.replace('_', ' ')}" for name in names)
+    sample = f": {'; '.join(report.rejected_sample)}" if report.rejected_sample else ""
+    return f"run {report.run_id} of {what} for {report.subscriber_id}: {report.read} read, {counts}{sample}"
+
+
+_log = logging.getLogger("txbox.spark")
