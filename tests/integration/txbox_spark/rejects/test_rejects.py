@@ -13,9 +13,9 @@ from txbox_spark import BulkLoadReport, TooManyRejected
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COLUMNS = "event_id string, number string, payload string, day string, owner string"
+COLUMNS = "event_id string, number string, payload string, day string, owner string, tags array<array<int>>"
 TYPES = {"number": "integer", "payload": "jsonb", "day": "date", "owner": "uuid"}
-APPLY = "INSERT INTO typed SELECT event_id, number, payload, day, owner FROM fresh_event"
+APPLY = "INSERT INTO typed SELECT event_id, number, payload, day, owner, tags FROM fresh_event"
 OWNER = "0195f1a2-0000-7000-8000-000000000001"
 
 BAD = {
@@ -23,6 +23,7 @@ BAD = {
     "payload": ["{", '{"a": "\\ud800"}', '{"a": 1} 2'],
     "day": ["2024-02-30", "yesterday's", "5874898-01-01"],
     "owner": ["no uuid"],
+    "tags": [[[1], [2, 3]]],
 }
 
 
@@ -31,21 +32,24 @@ def typed(books: Books) -> Books:
     """A table with types and constraints."""
     books.run(
         "CREATE TABLE typed (event_id text PRIMARY KEY, number integer CHECK (number >= 0), payload jsonb, day date, "
-        "owner uuid, UNIQUE (number) DEFERRABLE INITIALLY DEFERRED)"
+        "owner uuid, tags integer[], UNIQUE (number) DEFERRABLE INITIALLY DEFERRED)"
     )
     return books
 
 
 def good(count: int) -> list[tuple[Any, ...]]:
-    return [(f"good-{number:05}", str(number), f'{{"n": {number}}}', "2024-02-29", OWNER) for number in range(count)]
+    return [
+        (f"good-{number:05}", str(number), f'{{"n": {number}}}', "2024-02-29", OWNER, [[1, 2], [3, None]])
+        for number in range(count)
+    ]
 
 
 def bad() -> list[tuple[Any, ...]]:
-    names = list(TYPES)
+    names = [*TYPES, "tags"]
     rows = []
     for column, values in BAD.items():
         for number, value in enumerate(values):
-            row = dict(zip(names, ("1000000", "{}", "2024-01-01", OWNER), strict=True)) | {column: value}
+            row = dict(zip(names, ("1000000", "{}", "2024-01-01", OWNER, None), strict=True)) | {column: value}
             rows.append((f"good-{7 * len(rows):05}-{column}-{number}", *row.values()))
     return rows
 
@@ -74,7 +78,9 @@ def test_values_that_postgres_refuses(spark: "SparkSession", typed: Books, schem
     expected = sorted((row[0], row[0].split("-")[2], row) for row in bad())
     assert [(one[0], one[1]) for one in kept] == [(one[0], one[1]) for one in expected]
     for (_, column, value, event), (_, _, row) in zip(kept, expected, strict=True):
-        whole = dict(zip(["event_id", *TYPES], row, strict=True))
+        whole = dict(zip(["event_id", *TYPES, "tags"], row, strict=True))
+        if whole["tags"] is not None:
+            whole["tags"] = '{{"1"},{"2","3"}}'  # as it is sent
         assert value == whole[column]
         assert json.loads(event) == whole
     assert sum(one.rows for one in report.rejected_causes) == len(bad())
@@ -88,7 +94,7 @@ def test_events_that_break_a_constraint(
     """All of them are in the folder, beside the rows that cannot be read; and are loaded when the cause is gone."""
     broken = {"good-00007": "-1", "good-00150": "-2", "good-00299": "5"}
     rows = [(one, broken.get(one, number), *others) for one, number, *others in good(300)]
-    rows += [(None, "1", "{}", "2024-01-01", OWNER)] * 2
+    rows += [(None, "1", "{}", "2024-01-01", OWNER, None)] * 2
     asked = {"apply": APPLY, "column_types": TYPES, "rejected_to": str(tmp_path / "rejected")}
 
     report = load(frame(spark, rows, COLUMNS), schema_url, writer, **asked)
@@ -123,13 +129,13 @@ def test_events_that_break_a_constraint(
 @pytest.mark.parametrize("writer", COPY_FIRST)
 def test_more_rows_are_rejected_than_may_be(spark: "SparkSession", typed: Books, schema_url: str, writer: str) -> None:
     asked = {"apply": APPLY, "column_types": TYPES}
-    unread = frame(spark, [*good(98), *[(None, "1", "{}", "2024-01-01", OWNER)] * 3], COLUMNS)
+    unread = frame(spark, [*good(98), *[(None, "1", "{}", "2024-01-01", OWNER, None)] * 3], COLUMNS)
     with pytest.raises(TooManyRejected, match="3 rows are rejected, more than the 2 that max_rejected allows"):
         load(unread, schema_url, writer, max_rejected="2%", **asked)
     assert (typed.inbox(), typed.rows("SELECT FROM bulk_load")) == ([], [])
     assert load(unread, schema_url, writer, max_rejected="3%", **asked).rejected == 3
 
-    refused = frame(spark, [(f"more-{one}", "x", "{}", "2024-01-01", OWNER) for one in range(3)], COLUMNS)
+    refused = frame(spark, [(f"more-{one}", "x", "{}", "2024-01-01", OWNER, None) for one in range(3)], COLUMNS)
     failed(refused, schema_url, writer, "3 rows are rejected, more than the 2", max_rejected=2, **asked)
     assert load(refused, schema_url, writer, max_rejected=3, **asked).rejected == 3
 
@@ -139,7 +145,7 @@ def test_a_run_that_is_resumed_keeps_each_rejected_row_once(
     spark: "SparkSession", typed: Books, schema_url: str, writer: str
 ) -> None:
     """Its first attempt ends in the middle, at an event that fails the load."""
-    rows = [*good(400), *bad(), (None, "1", "{}", "2024-01-01", OWNER)]
+    rows = [*good(400), *bad(), (None, "1", "{}", "2024-01-01", OWNER, None)]
     typed.run("INSERT INTO forbidden VALUES ('good-00390')")
     guarded = (
         f"{APPLY}; DO $$ BEGIN IF EXISTS (SELECT FROM fresh_event JOIN forbidden USING (event_id)) "
@@ -170,7 +176,7 @@ def test_fields_are_judged_the_same_in_spark(
     """A cause names the field, and the value if all rows have the same."""
     effect = tmp_path / "effect.sql"
     effect.write_text("INSERT INTO typed (event_id, number) SELECT message_id, number FROM fresh_event")
-    rows = [*good(20), *[(f"na-{one}", "NA", "{}", "2024-01-01", OWNER) for one in range(30)]]
+    rows = [*good(20), *[(f"na-{one}", "NA", "{}", "2024-01-01", OWNER, None) for one in range(30)]]
     report = load(frame(spark, rows, COLUMNS), schema_url, "copy", apply=SqlEffect(effect, fields="number integer"))
     (cause,) = report.rejected_causes
     assert (cause.cause, cause.column, cause.value, cause.rows) == ("field number: not integer", "number", "NA", 30)
