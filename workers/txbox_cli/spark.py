@@ -177,21 +177,20 @@ def session(
     from txbox_spark import BulkLoadFailed, spark_session
     from txbox_spark.reading.errors import InvalidFields
     from txbox_spark.runtime.jvm import cause_of_death, kill_jvm
-    from txbox_spark.runtime.session import quiet_pyspark
+    from txbox_spark.runtime.session import mute_jvm, quiet_pyspark
 
     console = plain_console(stderr=True)
     if console.is_terminal:
         console.print("starting Spark …", style="dim")
     quiet_pyspark()  # before the start: py4j logs a traceback for a Ctrl-C in the middle of it
-    interrupted_plainly()
+    interrupted_plainly(mute_jvm)
     settings = pairs("--conf", conf)
     if java:
         settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
-    with seen_as_interrupt():
-        spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=settings)
-    # Once more: Spark has set a handler that cancels jobs over the connection that it interrupts.
-    interrupted_plainly()
     with seen_as_interrupt(), ended_in_time(kill_jvm):
+        spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=settings)
+        # Once more: Spark has set a handler that cancels jobs over the connection that it interrupts.
+        interrupted_plainly(mute_jvm)
         try:
             yield spark
         except InvalidFields as error:
