@@ -57,9 +57,9 @@ PUBLIC = {
     "txbox_workers.options": "MAX_ATTEMPTS ProcessingOptions WorkerOptions",
     "txbox_workers.worker": "Worker",
     "txbox_spark": """
-        ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress Reconciliation
-        RunNotFound SourceError SparkSetupError Upsert bulk_load inbox_sink read_events reconcile require_jdbc_driver
-        require_jdk source_of spark_session
+        ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress LoadPlan
+        Reconciliation RunNotFound SourceError SparkSetupError StatementPlan Upsert bulk_load inbox_sink plan_load
+        read_events reconcile require_jdbc_driver require_jdk source_of spark_session
     """,
     "txbox_spark.options": "ABANDONED_SECONDS CHUNK_ROWS LoadOptions",
     "txbox_aws.sqs": """

@@ -239,7 +239,7 @@ def merge_chunk(
         sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
     """
     if tried is None:
-        parked = _count_parked(connection, plan, staged or FRESH_EVENT)
+        parked = count_parked(connection, plan, staged or FRESH_EVENT)
     elif counts.distinct == len(tried.unprocessed):
         parked = tried.parked
     else:
@@ -293,7 +293,7 @@ def settle_processed_chunk(
     The other arguments are those of ``merge_chunk``; ``fresh_event`` has the distinct ids alone.
     """
     values = {**_range_values(plan, ids), "limit": limit}
-    parked = _count_parked(connection, plan, FRESH_EVENT)
+    parked = count_parked(connection, plan, FRESH_EVENT)
     connection.exec_driver_sql(plan.sql.avoid_hashes)
     unprocessed = tuple(connection.exec_driver_sql(plan.sql.unprocessed, values).scalars())
     tried = TriedIds(counts, parked, unprocessed)
@@ -302,7 +302,7 @@ def settle_processed_chunk(
     return tried
 
 
-def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
+def count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
     """Count a chunk's events that wait as dead letters."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if connection.exec_driver_sql(plan.sql.any_parked, subscriber).fetchone() is None:
@@ -341,24 +341,24 @@ def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str
     return {"subscriber_id": plan.subscriber_id, "first_id": first, "end_id": end}
 
 
-class _Expired(NamedTuple):
+class Expired(NamedTuple):
     """Events that are too old to judge, and some of their ids."""
 
     events: int
     sample: tuple[str, ...]
 
 
-def _drop_expired(connection: Connection, plan: MergePlan) -> _Expired:
+def drop_expired_events(connection: Connection, plan: MergePlan) -> Expired:
     """Leave no event in ``fresh_event`` that is too old to judge."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if plan.apply_expired or connection.exec_driver_sql(plan.sql.any_horizon, subscriber).fetchone() is None:
         return NONE_EXPIRED
     statement = drop_expired(plan.sent_at, plan.sql.behind_horizon)
     count, sample = connection.exec_driver_sql(statement, subscriber).one()
-    return _Expired(count, tuple(sample or ()))
+    return Expired(count, tuple(sample or ()))
 
 
-NONE_EXPIRED = _Expired(0, ())
+NONE_EXPIRED = Expired(0, ())
 
 
 class _Raced(Exception):
@@ -373,7 +373,7 @@ def _merge(
     staged: str | None,
     *,
     raced: bool,
-) -> tuple[int, _Expired, float]:
+) -> tuple[int, Expired, float]:
     """Return how many events were first, those that are too old to judge, and when it began to lock rows."""
     sql = plan.sql
     if staged is None:
@@ -382,7 +382,7 @@ def _merge(
         connection.exec_driver_sql(create_fresh(plan.columns))
         insert = insert_fresh(plan.columns, staged, sql.processed_in_range)
         fresh = connection.exec_driver_sql(insert, _range_values(plan, ids)).rowcount
-    expired = _drop_expired(connection, plan) if fresh else NONE_EXPIRED
+    expired = drop_expired_events(connection, plan) if fresh else NONE_EXPIRED
     fresh -= expired.events
     locked_at = time.monotonic()
     if fresh and raced:
