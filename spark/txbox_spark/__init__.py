@@ -12,9 +12,11 @@
 
 from txbox.effects import Upsert
 from txbox_spark.bulk_load import bulk_load
+from txbox_spark.load_plan import LoadPlan, plan_load
 from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import RunNotFound
 from txbox_spark.merging.effect_runner import ApplyFailed
+from txbox_spark.merging.statement_checker import StatementPlan
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.sources import EventSource, read_events, source_of
 from txbox_spark.reconcile import Reconciliation, reconcile
@@ -32,15 +34,18 @@ __all__ = [
     "BulkLoadReport",
     "EventSource",
     "JobProgress",
+    "LoadPlan",
     "Reconciliation",
     "RejectedCause",
     "RunNotFound",
     "SourceError",
     "SparkSetupError",
+    "StatementPlan",
     "TooManyRejected",
     "Upsert",
     "bulk_load",
     "inbox_sink",
+    "plan_load",
     "read_events",
     "reconcile",
     "require_jdbc_driver",

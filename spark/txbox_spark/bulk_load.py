@@ -11,28 +11,24 @@ because chunks that are done are not even read.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Unpack
 
-from txbox import SqlEffect
 from txbox.effects import Upsert
-from txbox.effects.sql_script import read_script
 from txbox.instrumentation import BulkLoaded, Hook, emit
 from txbox.postgres.engines import open_engine
 from txbox.postgres.guards.transaction_guard import guard
-from txbox.postgres.transactions import short_transaction
 from txbox.tracing import NO_TRACING, Tracing, error_type
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import load
 from txbox_spark.loading.progress_reporter import ProgressReporter
-from txbox_spark.merging.statement_checker import explain_statements
 from txbox_spark.options import TABLE, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.report import OUTCOMES, BulkLoadReport, OnProgress
 from txbox_spark.runtime.lazy_imports import DataFrame
-from txbox_spark.runtime.retries import retry_outages
 from txbox_spark.subscribers import warn_of_new_subscriber
 from txbox_spark.survey import seem_few
 from txbox_spark.upserts import with_upsert_as_statement
@@ -123,11 +119,29 @@ def _load_events(
     on_progress: OnProgress | None,
     tracing: Tracing,
 ) -> BulkLoadReport:
+    upserts = isinstance(options.apply, Upsert)
+    with opened_context(events, options, source, on_progress, tracing) as context:
+        if upserts:
+            context.explain()
+        if (to := options.rejected_to) is not None and to.startswith(TABLE):
+            context.rejects = RejectsTable.named(context.engine, to.removeprefix(TABLE))
+        context.staging.sweep(options.abandoned_seconds)
+        return load(context, writer, resume)
+
+
+@contextmanager
+def opened_context(
+    events: DataFrame,
+    options: ValidLoadOptions,
+    source: EventSource | None,
+    on_progress: OnProgress | None,
+    tracing: Tracing = NO_TRACING,
+) -> Iterator[LoadContext]:
+    """Open what a load works with, and check that it can begin."""
     spark = events.sparkSession
     chunks_at_once = options.parallelism or max(1, spark.sparkContext.defaultParallelism)
     engine = guard(open_engine(options.database, pool_size=chunks_at_once + _CONNECTIONS_BESIDE_CHUNKS))
     try:
-        upserts = isinstance(options.apply, Upsert)
         options = with_upsert_as_statement(options, engine, events)
         context = LoadContext(
             spark=spark,
@@ -142,25 +156,10 @@ def _load_events(
             seem_few=seem_few(events),
         )
         context.ledger.check()
-        if (to := options.rejected_to) is not None and to.startswith(TABLE):
-            context.rejects = RejectsTable.named(engine, to.removeprefix(TABLE))
-        if upserts:
-            _check_upsert(context)
         warn_of_new_subscriber(engine, options.schema, options.prefix, options.subscriber_id)
-        context.staging.sweep(options.abandoned_seconds)
-        return load(context, writer, resume)
+        yield context
     finally:
         engine.dispose()
-
-
-@retry_outages
-def _check_upsert(context: LoadContext) -> None:
-    """Have Postgres say, before anything is merged, whether the statement of an ``Upsert`` can work."""
-    apply = context.options.apply
-    script = apply.script if isinstance(apply, SqlEffect) else str(apply)
-    with short_transaction(context.engine) as connection:
-        explain_statements(connection, context.events.columns, read_script(script))
-        connection.rollback()
 
 
 def _digest(events: DataFrame, source: EventSource | None, message_id: str) -> bytes:

@@ -88,7 +88,7 @@ class JobProgress:
 
     Attributes:
         run_id: of the ledger; None before there is a run.
-        stage: "survey", "staging" or "merge".
+        stage: "survey", "staging" or "merge"; of a dry run, "survey" or "ids".
         done: tasks or chunks that are done.
         total: of how many; 0 until Spark has planned it.
         applied: events applied so far, by all attempts.

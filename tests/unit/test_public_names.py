@@ -57,9 +57,9 @@ PUBLIC = {
     "txbox_workers.options": "MAX_ATTEMPTS ProcessingOptions WorkerOptions",
     "txbox_workers.worker": "Worker",
     "txbox_spark": """
-        ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress Reconciliation
-        RejectedCause RunNotFound SourceError SparkSetupError TooManyRejected Upsert bulk_load inbox_sink read_events
-        reconcile require_jdbc_driver require_jdk source_of spark_session
+        ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress LoadPlan
+        Reconciliation RejectedCause RunNotFound SourceError SparkSetupError StatementPlan TooManyRejected Upsert
+        bulk_load inbox_sink plan_load read_events reconcile require_jdbc_driver require_jdk source_of spark_session
     """,
     "txbox_spark.source": "FORMAT TxboxSource",
     "pyspark_txbox": "DefaultSource",

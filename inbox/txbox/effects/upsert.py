@@ -153,10 +153,7 @@ class Upsert:
         key = self.key_in(target)
         columns = self.columns_in(target, types)
         compared = {*key, self.only_if_newer}
-        values = [
-            f"{_value(one, types.get(one.name, 'text'), compared=one.name in compared)} AS {_quoted(one.name)}"
-            for one in columns
-        ]
+        values = [_value(one, types.get(one.name, "text"), compared=one.name in compared) for one in columns]
         keys = ", ".join(map(_quoted, key))
         order = [keys, f"{FRESH_EVENT}.{MESSAGE_ID} DESC"]
         if self.only_if_newer is not None:
@@ -180,7 +177,7 @@ class Upsert:
 
 
 def _value(column: TargetColumn, type_: str, *, compared: bool) -> str:
-    """Return an event's value as the column takes it.
+    """Return an event's value as the column takes it, under its name.
 
     An INSERT casts between types that it takes for alike, and texts to none. What is compared with other events must be
     of the column's type before: two texts may be one uuid.
@@ -189,7 +186,7 @@ def _value(column: TargetColumn, type_: str, *, compared: bool) -> str:
     if type_ == column.type or (column.is_text and (column.is_domain or not compared)):
         return name
     if compared or type_ == "text" or type_.endswith("[]"):
-        return f"{name}::{column.type_without_length}"
+        return f"{name}::{column.type_without_length} AS {name}"
     return name
 
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 
-from txbox import TxboxError
+from txbox import SqlEffect, TxboxError
+from txbox.effects.sql_script import read_script
+from txbox.postgres.transactions import short_transaction
 from txbox.tracing import NO_SPAN, NO_TRACING, Span, Tracing, error_type
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.loading.staging_table import StagingTables
 from txbox_spark.merging.chunk_merger import MergePlan
+from txbox_spark.merging.statement_checker import StatementPlan, explain_statements
 from txbox_spark.options import JDBC, ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents
 from txbox_spark.rejects.rejects_table import RejectsTable
@@ -22,6 +25,7 @@ from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
 from txbox_spark.runtime.lazy_imports import SparkSession, spark_errors
+from txbox_spark.runtime.retries import retry_outages
 from txbox_spark.survey import FEW_ROWS
 
 
@@ -108,6 +112,23 @@ class LoadContext:
         most = self.options.most_rejected(run.rows)
         # With writer jdbc, what the rows alone tell is counted by the survey, and by no chunk.
         return None if most is None else most - ((run.rejected or 0) if run.writer == JDBC else 0)
+
+    @retry_outages
+    def explain(self) -> tuple[StatementPlan, ...]:
+        """Have Postgres say how it would run the effect's statements, or why it cannot; of a callable there are none.
+
+        Raises:
+            ApplyFailed: Postgres refuses a statement.
+            InvalidConfiguration: they cannot be read.
+        """
+        apply = self.options.apply
+        script = apply.script if isinstance(apply, SqlEffect) else apply
+        if not isinstance(script, str):
+            return ()
+        with short_transaction(self.engine) as connection:
+            plans = explain_statements(connection, self.events.columns, read_script(script))
+            connection.rollback()
+        return plans
 
     def merged_chunks(self, run: Run) -> tuple[int, ...]:
         """Return the chunks that are merged."""

@@ -41,15 +41,10 @@ from txbox_spark.merging.refusals.values import copy_what_fits
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
 from txbox_spark.reading.row_order import ROW_ORDER
-from txbox_spark.rejects.remarks import (
-    SHOWN_CAUSES,
-    SHOWN_CHARACTERS,
-    RejectedCause,
-    RejectedRow,
-    Remarks,
-)
+from txbox_spark.rejects.remarks import RejectedRow, Remarks
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
-from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, spark_errors, sql
+from txbox_spark.runtime.lazy_imports import pyarrow, spark_errors, sql
+from txbox_spark.survey import rejected_causes
 
 BATCH_ROWS = 10_000
 """Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
@@ -120,7 +115,7 @@ class JdbcWriter:
                     run.run_id,
                     lambda: (RejectedRow.from_json(text) for (text,) in rejected.toLocalIterator()),
                 )
-            causes = _causes(rejected)
+            causes = rejected_causes(context.events)
         return Remarks(causes, run.remarks.sample) + remarks
 
     def clean_up(self, run: Run) -> None:
@@ -131,25 +126,6 @@ class JdbcWriter:
 def _as_texts(columns: Sequence[EventColumn]) -> tuple[EventColumn, ...]:
     kept = (MESSAGE_ID, ROW_ORDER)
     return tuple(one if one.staged_as in kept else replace(one, postgres_type="text") for one in columns)
-
-
-def _causes(rejected: DataFrame) -> tuple[RejectedCause, ...]:
-    """Count rejected rows by their causes."""
-    row = sql.from_json(REJECTED, "cause string, column string, value string, event string").alias("row")
-    value = sql.coalesce("row.value", sql.lit(""))
-    found = (
-        rejected.select(row)
-        .groupBy("row.cause", "row.column")
-        .agg(
-            sql.count(sql.lit(1)).alias("rows"),
-            sql.when(sql.min(value) == sql.max(value), sql.max("row.value")).alias("value"),
-            sql.min(sql.left("row.event", sql.lit(SHOWN_CHARACTERS))).alias("example"),
-        )
-        .orderBy(sql.desc("rows"), "cause")
-        .limit(SHOWN_CAUSES)
-        .collect()
-    )
-    return tuple(RejectedCause(**one.asDict()) for one in found)
 
 
 def _stage(context: LoadContext, run: Run, columns: Sequence[EventColumn]) -> str | None:

@@ -50,12 +50,7 @@ LOAD_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=30.0)
 def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoadReport:
     """Load the events, or those that are left of the run ``resume``; ``writer_name`` is "copy", "jdbc" or ``AUTO``."""
     if resume is None:
-        choice = WriterChoice(writer_name, "asked for")
-        few = _survey_few(context) if writer_name != JDBC and context.options.max_rejected is None else None
-        if writer_name == AUTO:
-            choice = FEW if few is not None else choose_writer(context.spark, context.options.database)
-        if choice.writer == JDBC:
-            require_jdbc_driver(context.spark)
+        choice, few = choose(context, writer_name)
         writer = _writer(context, choice.writer)
         run = _begin_run(context, choice.writer, writer, few)
     else:
@@ -68,6 +63,30 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
     if not run.finished:
         run = _finish_run(context, writer, run)
     return _report(context, run, choice)
+
+
+def choose(context: LoadContext, writer_name: str) -> tuple[WriterChoice, Survey | None]:
+    """Return the writer of a load that begins, and what a survey has found if the events are few.
+
+    Raises:
+        SparkSetupError: it is writer jdbc, and Spark lacks its driver.
+    """
+    choice = WriterChoice(writer_name, "asked for")
+    few = _survey_few(context) if writer_name != JDBC and context.options.max_rejected is None else None
+    if writer_name == AUTO:
+        choice = FEW if few is not None else choose_writer(context.spark, context.options.database)
+    if choice.writer == JDBC:
+        require_jdbc_driver(context.spark)
+    return choice, few
+
+
+def bounds_of(context: LoadContext, writer_name: str, found: Survey) -> tuple[str, ...]:
+    """Return the bounds between the chunks of a load that begins."""
+    chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
+    # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
+    even = math.ceil(chunks / context.parallelism) * context.parallelism
+    writer = CopyWriter if writer_name == COPY else JdbcWriter
+    return chunk_bounds(found.sample, min(even, max(chunks, found.rows // MIN_CHUNK_ROWS), writer.max_chunks))
 
 
 def _writer(context: LoadContext, name: str) -> Writer:
@@ -89,17 +108,13 @@ def _begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Su
             counted = writer.survey_counts_rejected or context.options.max_rejected is not None
             found = survey(context.events, count_rejected=counted)
             refuse_too_many(found.rejected or 0, context.options.most_rejected(found.rows), found.remarks)
-    chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
-    # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
-    even = math.ceil(chunks / context.parallelism) * context.parallelism
-    chunks = min(even, max(chunks, found.rows // MIN_CHUNK_ROWS), writer.max_chunks)
     context.sample = found.sample
     return context.ledger.begin(
         subscriber_id=context.options.subscriber_id,
         source=context.source,
         digest=context.digest,
         writer=writer_name,
-        bounds=chunk_bounds(found.sample, chunks),
+        bounds=bounds_of(context, writer_name, found),
         found=found,
     )
 

@@ -263,7 +263,7 @@ def merge_chunk(
         sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
     """
     if tried is None:
-        parked = _count_parked(connection, plan, staged or FRESH_EVENT)
+        parked = count_parked(connection, plan, staged or FRESH_EVENT)
     elif counts.distinct + counts.refused == len(tried.unprocessed):
         parked = tried.parked
     else:
@@ -332,7 +332,7 @@ def settle_processed_chunk(
     The other arguments are those of ``merge_chunk``; ``fresh_event`` has the distinct ids alone.
     """
     values = {**_range_values(plan, ids), "limit": limit}
-    parked = _count_parked(connection, plan, FRESH_EVENT)
+    parked = count_parked(connection, plan, FRESH_EVENT)
     connection.exec_driver_sql(plan.sql.avoid_hashes)
     unprocessed = tuple(connection.exec_driver_sql(plan.sql.unprocessed, values).scalars())
     tried = TriedIds(counts, parked, unprocessed)
@@ -341,7 +341,7 @@ def settle_processed_chunk(
     return tried
 
 
-def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
+def count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
     """Count a chunk's events that wait as dead letters."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if connection.exec_driver_sql(plan.sql.any_parked, subscriber).fetchone() is None:
@@ -384,31 +384,31 @@ def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str
     return {"subscriber_id": plan.subscriber_id, "first_id": first, "end_id": end}
 
 
-class _Expired(NamedTuple):
+class Expired(NamedTuple):
     """Events that are too old to judge, and some of their ids."""
 
     events: int
     sample: tuple[str, ...]
 
 
-def _drop_expired(connection: Connection, plan: MergePlan) -> _Expired:
+def drop_expired_events(connection: Connection, plan: MergePlan) -> Expired:
     """Leave no event in ``fresh_event`` that is too old to judge."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if plan.apply_expired or connection.exec_driver_sql(plan.sql.any_horizon, subscriber).fetchone() is None:
         return NONE_EXPIRED
     statement = drop_expired(plan.sent_at, plan.sql.behind_horizon)
     count, sample = connection.exec_driver_sql(statement, subscriber).one()
-    return _Expired(count, tuple(sample or ()))
+    return Expired(count, tuple(sample or ()))
 
 
-NONE_EXPIRED = _Expired(0, ())
+NONE_EXPIRED = Expired(0, ())
 
 
 class _Ended(NamedTuple):
     """What a merge, or a search for refused events, came to."""
 
     applied: int  # events that were first
-    expired: _Expired
+    expired: Expired
     refused: Sequence[RejectedRow]  # events that were left out, or are to be
     locked_at: float  # when it began to lock rows
 
@@ -441,7 +441,7 @@ def _merge(
         dropped = connection.exec_driver_sql(drop_refused(), {"message_ids": list(refused)}).scalars()
         left_out = [refused[message_id] for message_id in sorted(dropped)]
         fresh -= len(left_out)
-    expired = _drop_expired(connection, plan) if fresh else NONE_EXPIRED
+    expired = drop_expired_events(connection, plan) if fresh else NONE_EXPIRED
     fresh -= expired.events
     locked_at = time.monotonic()
     if fresh and raced:

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.effects.sql_script import ScriptStatement
 from txbox.postgres.server import SERVER
+from txbox.postgres.sqlstates import sqlstate
 from txbox_spark.merging.effect_runner import ApplyFailed
 from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.reading.columns import EventColumn
@@ -45,6 +46,9 @@ def explain_statements(
     """
     connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{LOCK_SECONDS}s"})
     connection.exec_driver_sql(create_fresh(columns))
+    for one in statements:
+        if not one.may_return_rows:
+            _check_syntax(connection, one)
     # The planner runs functions that call themselves stable; they write nothing either.
     connection.exec_driver_sql("SET TRANSACTION READ ONLY")
     plans: list[StatementPlan] = []
@@ -57,12 +61,39 @@ def explain_statements(
         except DBAPIError as error:
             if is_transient(error) or not isinstance(error.orig, psycopg.Error):
                 raise
-            position = error.orig.diag.statement_position
-            before = 0 if position is None else one.text.count("\n", 0, max(0, int(position) - len(_EXPLAIN) - 1))
-            where = f" (line {one.line + before} of the statements)"
-            raise ApplyFailed(f"the events cannot be applied: {describe_postgres_error(error.orig, where)}") from error
+            raise _refused(one, error.orig, len(_EXPLAIN)) from error
         plans.append(StatementPlan(one.text, tuple(lines)))
     return tuple(plans)
 
 
+def _check_syntax(connection: Connection, one: ScriptStatement) -> None:
+    """Refuse a statement that cannot be explained and is not even SQL: Postgres parses the body of a function.
+
+    What else it says of the body is left: the statement may need what others make.
+    """
+    tag = "txbox"
+    while f"${tag}" in one.text:
+        tag += "x"
+    head = f"CREATE FUNCTION pg_temp.txbox_parsed() RETURNS void LANGUAGE sql AS ${tag}$"
+    savepoint = connection.begin_nested()
+    try:
+        connection.exec_driver_sql("SET LOCAL check_function_bodies = on")
+        connection.exec_driver_sql(f"{head}{one.text}${tag}$".replace("%", "%%"))
+    except DBAPIError as error:
+        if is_transient(error) or not isinstance(error.orig, psycopg.Error):
+            raise
+        if sqlstate(error) == SYNTAX_ERROR:
+            raise _refused(one, error.orig, len(head)) from error
+    savepoint.rollback()
+
+
+def _refused(one: ScriptStatement, error: psycopg.Error, before: int) -> ApplyFailed:
+    """Return the error for a statement that Postgres refuses, which had so many characters of ours before it."""
+    position = error.diag.statement_position
+    lines = 0 if position is None else one.text.count("\n", 0, max(0, int(position) - before - 1))
+    where = f" (line {one.line + lines} of the statements)"
+    return ApplyFailed(f"the events cannot be applied: {describe_postgres_error(error, where)}")
+
+
+SYNTAX_ERROR = "42601"
 _EXPLAIN = "EXPLAIN (COSTS OFF) "

@@ -1,6 +1,7 @@
 """The commands around Spark: what they refuse before it is started, what they hand on, what they show."""
 
 import io
+import json
 import logging
 import os
 import re
@@ -20,7 +21,7 @@ from txbox import SqlEffect
 from txbox.effects import Upsert
 from txbox.effects.fields import read_fields
 from txbox_cli import spark as cli_spark
-from txbox_spark import BulkLoadReport, JobProgress, Reconciliation, RejectedCause
+from txbox_spark import BulkLoadReport, JobProgress, LoadPlan, Reconciliation, RejectedCause, StatementPlan
 from txbox_spark.reading.errors import InvalidFields
 from txbox_spark.report import MergePace
 
@@ -61,6 +62,27 @@ DIRTY = replace(
 )
 
 PACE = MergePace(rows_per_second=12_345.6, chunks_per_minute=90, seconds_left=185)
+
+
+PLAN = LoadPlan(
+    subscriber_id="billing",
+    source="events.jsonl",
+    writer="copy",
+    writer_reason="asked for",
+    chunks=7,
+    read=1_010,
+    rejected=1,
+    rejected_causes=(RejectedCause("no message id", None, 1, None, "{\x1b}"),),
+    duplicate_in_source=9,
+    already_processed=400,
+    parked=0,
+    expired=0,
+    to_apply=600,
+    statements=(
+        StatementPlan("INSERT INTO purchase\nSELECT id FROM fresh_event", ("Insert on purchase", "  ->  Seq Scan")),
+        StatementPlan("LOCK TABLE \x1b", None),
+    ),
+)
 
 
 class Spark:
@@ -106,6 +128,10 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
             raise seen.raises
         return seen.report
 
+    def plan_load(frame: str, *, on_progress: Callable[[JobProgress], object], **options: Any) -> LoadPlan:
+        seen.given = options
+        return PLAN if isinstance(options["apply"], str) else replace(PLAN, statements=())
+
     def reconcile(frame: str, **options: Any) -> Reconciliation:
         seen.given = options
         return Reconciliation(5, 0, 1, 4, 2, 0, 1, 0, ("a", "b\x1b"), 1, (), None)
@@ -114,6 +140,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     monkeypatch.setattr(txbox_spark, "read_events", read_events)
     monkeypatch.setattr(txbox_spark, "source_of", lambda *_, **__: "the source")
     monkeypatch.setattr(txbox_spark, "bulk_load", load)
+    monkeypatch.setattr(txbox_spark, "plan_load", plan_load)
     monkeypatch.setattr(txbox_spark, "reconcile", reconcile)
     # There is no database, and there are no files.
     monkeypatch.setattr(cli_spark, "check_before_spark", lambda *_, **__: None)
@@ -135,6 +162,10 @@ def script(tmp_path: Path) -> str:
         ([*WHAT, *URL, "--apply", "SCRIPT", "--upsert-into", "t"], "--upsert-into is the effect; leave --apply"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--key", "id"], "--key, --only-if-newer and --ignore-columns go with"),
         ([*WHAT, *URL, "--upsert-into", "t", "--publish-to", "own:x"], "--publish-to goes with --apply and --fields"),
+        (
+            [*WHAT, *URL, "--apply", "SCRIPT", "--dry-run", "--resume", "0123456789ab"],
+            "--dry-run is of a load that begins",
+        ),
         ([*WHAT, *URL, "--call", "nothing"], "such as billing:apply"),
         ([*WHAT, *URL, "--call", "no_such_module:apply"], "there is no module no_such_module"),
         ([*WHAT, *URL, "--call", "json:no_such"], "module json has no function no_such"),
@@ -347,6 +378,35 @@ def test_the_report_is_a_table_or_json(txbox: Txbox, spark: Spark, script: str) 
     as_json = txbox("bulk-load", *WHAT, *URL, "--apply", script, "--json").out
     assert '"applied": 600' in as_json
     assert '"writer_reason": "executor here has no psycopg"' in as_json
+
+
+def test_a_dry_run_is_the_plan_of_the_same_load(txbox: Txbox, spark: Spark, script: str) -> None:
+    command = ("bulk-load", *WHAT, *URL, "--apply", script, "--sent-at", "made")
+    assert txbox(*command).status == 0
+    loaded = spark.given
+    shown = txbox(*command, "--dry-run").out
+    assert spark.given.pop("url") == loaded.pop("url")
+    assert {**spark.given, "resume": None} == loaded
+    for name, count in {"read": "1,010", "already processed": "400", "to apply": "600"}.items():
+        assert re.search(rf"^ {name} +{count}  ", shown, re.MULTILINE), name
+    assert shown.partition("rejected: ")[2].splitlines() == [
+        "no message id: {\\x1b}",
+        "",
+        "INSERT INTO purchase",
+        "SELECT id FROM fresh_event",
+        "",
+        "  Insert on purchase",
+        "    ->  Seq Scan",
+        "",
+        "LOCK TABLE \\x1b",
+        "",
+        "  not explained: EXPLAIN does not take it, or one before it",
+        "",
+        "dry run, nothing is changed: 7 chunks, writer copy (asked for)",
+    ]
+    assert json.loads(txbox(*command, "--dry-run", "--json").out) == json.loads(json.dumps(PLAN.as_dict()))
+    called = txbox("bulk-load", *WHAT, *URL, "--call", "json:dumps", "--dry-run").out
+    assert "the effect is json:dumps, which is not run" in called
 
 
 def test_where_nobody_watches_progress_is_a_line_for_each_stage(txbox: Txbox, spark: Spark, script: str) -> None:

@@ -1,6 +1,7 @@
 """``txbox bulk-load``: events from files through the same inbox that the live workers use."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
-    from txbox_spark import BulkLoadReport, RejectedCause
+    from txbox_spark import BulkLoadReport, LoadPlan, RejectedCause
 
 REJECTED_STATUS = 3
 """The exit status if rows were rejected, and every other event is applied."""
@@ -134,6 +135,9 @@ def bulk_load(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Judge and count the events, and explain the effect; change nothing.")
+    ] = False,
     master: spark.MasterOption = None,
     jdbc_jar: spark.JarOption = None,
     conf: spark.ConfOption = None,
@@ -147,6 +151,9 @@ def bulk_load(
 
     With --fields as for `txbox worker`, the columns are those fields, judged as a worker judges them: 'customer_id text
     at /customer/id, cents bigint'. Types of Spark, such as structs, are columns as Spark reads them.
+
+    --dry-run says what the load would come to: the counts, which are exact, the chunks, and how Postgres would run each
+    statement. It is the way to see what --upsert-into writes.
 
     --upsert-into writes the statement: columns are matched by name, and cast to the table's types. Events come in no
     order, so of those with the same key the newest wins by --only-if-newer; without it, the one that is merged last,
@@ -188,10 +195,12 @@ def bulk_load(
             "--publish-to goes with --apply and --fields, such as --fields 'customer_id text, cents bigint', and "
             "without --type and --force; a function of yours publishes by itself"
         )
+    if dry_run and resume is not None:
+        raise UsageError("--dry-run is of a load that begins; leave --resume out, or it")
     column_types = spark.pairs("--type", types)
     options = spark.pairs("--read-option", read_options)
-    from txbox_spark import bulk_load as load
-    from txbox_spark import read_events, source_of
+    from txbox_spark import bulk_load as load_events
+    from txbox_spark import plan_load, read_events, source_of
     from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
     from txbox_spark.merging.merge_sizer import LOCK_SECONDS
     from txbox_spark.options import CHUNK_ROWS, WRITERS
@@ -208,6 +217,8 @@ def bulk_load(
             "a function does it, give --force"
         )
     spark.check_before_spark(db, paths, format, master, ledger=True, resume=resume, upsert=upsert)
+    load: Callable[..., BulkLoadReport | LoadPlan]  # their other arguments are the same
+    load = plan_load if dry_run else partial(load_events, resume=resume)
     run = spark.CurrentRun()
     try:
         with (
@@ -238,7 +249,6 @@ def bulk_load(
                 chunk_rows=chunk_rows or CHUNK_ROWS,
                 lock_seconds=lock_seconds or LOCK_SECONDS,
                 source=source_of(session, paths, options=options),
-                resume=resume,
                 on_progress=show,
                 stalled_seconds=stalled_seconds or STALLED_SECONDS,
                 effects_seconds=effects_seconds or EFFECTS_SECONDS,
@@ -256,8 +266,8 @@ def bulk_load(
     if as_json:
         print_json(report.as_dict())
     else:
-        _print(report, keep, of_csv=format == "csv" or any(".csv" in path.lower() for path in paths))
-    if report.rejected and not allow_rejected:
+        _print(report, keep, call, of_csv=format == "csv" or any(".csv" in path.lower() for path in paths))
+    if report.rejected and not (dry_run or allow_rejected):
         raise typer.Exit(REJECTED_STATUS)
 
 
@@ -315,7 +325,9 @@ def _described(cause: "RejectedCause", *, of_csv: bool) -> str:
     return f"{cause.rows:,} rows: {cause.cause}{value}{hint}, such as {cause.example}"
 
 
-def _print(report: "BulkLoadReport", keep: str, *, of_csv: bool) -> None:
+def _print(report: "BulkLoadReport | LoadPlan", keep: str, call: str | None, *, of_csv: bool) -> None:
+    from txbox_spark import LoadPlan
+
     rows = [
         ("read", report.read, f"rows of {report.source}"),
         ("rejected", report.rejected, "rows that cannot be loaded"),
@@ -331,11 +343,16 @@ def _print(report: "BulkLoadReport", keep: str, *, of_csv: bool) -> None:
             if report.expired
             else []
         ),
-        ("applied", report.applied, "events that were first"),
+        ("to apply", report.to_apply, "events that are first")
+        if isinstance(report, LoadPlan)
+        else ("applied", report.applied, "events that were first"),
     ]
     print_counts(rows)
     for cause in report.rejected_causes:
         typer.echo(f"rejected: {printable(_described(cause, of_csv=of_csv))}")
+    if isinstance(report, LoadPlan):
+        _print_statements(report, call)
+        return
     if report.differing:
         which = "one was taken (--keep says which)" if keep == "any" else f"the {keep.replace(':', ' by ')} was taken"
         ids = ", ".join(printable(one) for one in report.differing_sample)
@@ -348,3 +365,13 @@ def _print(report: "BulkLoadReport", keep: str, *, of_csv: bool) -> None:
         f"run {report.run_id}{attempts}: {report.chunks} chunks, writer {report.writer} ({report.writer_reason})"
         + (f"; {seconds}" if seconds else "")
     )
+
+
+def _print_statements(plan: "LoadPlan", call: str | None) -> None:
+    for one in plan.statements:
+        statement = printable(one.statement, keep="\n")
+        typer.echo(f"\n{statement}\n")
+        for line in ("not explained: EXPLAIN does not take it, or one before it",) if one.plan is None else one.plan:
+            typer.echo(f"  {printable(line)}")
+    typer.echo("" if plan.statements else f"the effect is {call}, which is not run")
+    typer.echo(f"dry run, nothing is changed: {plan.chunks} chunks, writer {plan.writer} ({plan.writer_reason})")

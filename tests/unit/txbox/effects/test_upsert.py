@@ -38,8 +38,7 @@ EVENTS = {
 def test_the_newest_event_of_a_key_wins() -> None:
     assert Upsert("purchase", only_if_newer="updated_at").statement(PURCHASE, EVENTS) == (
         'INSERT INTO "shop"."purchase" AS target ("order_id", "cents", "currency", "updated_at")\n'
-        'SELECT DISTINCT ON ("order_id") "order_id" AS "order_id", "cents" AS "cents", "currency" AS "currency", '
-        '"updated_at" AS "updated_at"\n'
+        'SELECT DISTINCT ON ("order_id") "order_id", "cents", "currency", "updated_at"\n'
         'FROM fresh_event ORDER BY "order_id", "updated_at" DESC NULLS LAST, fresh_event.message_id DESC\n'
         'ON CONFLICT ("order_id") DO UPDATE SET "cents" = excluded."cents", "currency" = excluded."currency", '
         '"updated_at" = excluded."updated_at"\n'
@@ -75,7 +74,9 @@ def test_a_row_that_is_nothing_but_its_key_stays() -> None:
 )
 def test_values_are_cast_where_an_insert_does_not_or_where_they_are_compared(name: str, type_: str, value: str) -> None:
     statement = Upsert("purchase", only_if_newer="updated_at").statement(PURCHASE, {**EVENTS, name: type_})
-    assert f'{value} AS "{name}"' in statement
+    said = value if value == f'"{name}"' else f'{value} AS "{name}"'
+    selected = statement.splitlines()[1].removeprefix('SELECT DISTINCT ON ("order_id") ')
+    assert said in selected.split(", ")
 
 
 def test_an_array_is_cast_to_what_the_table_has() -> None:
@@ -89,7 +90,7 @@ def test_the_message_id_is_written_where_the_table_has_a_column_for_it() -> None
     )
     assert Upsert("t").statement(table, {"n": "bigint"}) == (
         'INSERT INTO t AS target ("message_id", "n")\n'
-        'SELECT DISTINCT ON ("message_id") "message_id"::uuid AS "message_id", "n" AS "n"\n'
+        'SELECT DISTINCT ON ("message_id") "message_id"::uuid AS "message_id", "n"\n'
         'FROM fresh_event ORDER BY "message_id", fresh_event.message_id DESC\n'
         'ON CONFLICT ("message_id") DO UPDATE SET "n" = excluded."n"'
     )
@@ -100,7 +101,7 @@ def test_the_message_id_is_written_where_the_table_has_a_column_for_it() -> None
 def test_names_are_quoted() -> None:
     odd = UpsertTarget('"a"."b"', (column('Say "50%", '),), (('Say "50%", ',),), None)
     statement = Upsert("b", key='Say "50%", ').statement(odd, {'Say "50%", ': "bigint"})
-    assert '"Say ""50%"", " AS "Say ""50%"", "' in statement
+    assert '"Say ""50%"", "\nFROM' in statement
 
 
 @pytest.mark.parametrize(
