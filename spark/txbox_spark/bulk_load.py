@@ -28,6 +28,7 @@ from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.report import OUTCOMES, BulkLoadReport, OnProgress
+from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.lazy_imports import DataFrame
 from txbox_spark.subscribers import warn_of_new_subscriber
 from txbox_spark.survey import seem_few
@@ -91,6 +92,7 @@ def load_events(
     tracing: Tracing = NO_TRACING,
 ) -> BulkLoadReport:
     """Do what ``bulk_load`` does, with options that are valid, and with this writer in place of theirs."""
+    refuse_connect(events, options.of, 'write it with format txbox: events.write.format("txbox")')
     span = tracing.internal("txbox.bulk_load", {"messaging.consumer.group.name": options.subscriber_id})
     try:
         with span.current():

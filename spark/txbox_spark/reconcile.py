@@ -30,6 +30,7 @@ from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.reading.errors import explained
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.report import OnProgress
+from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.jdbc import jdbc_options
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, sql
@@ -135,6 +136,9 @@ def reconcile(
         SchemaMissing: the inbox does not exist.
         SourceError: Spark cannot read the inbox, or write the output.
     """
+    refuse_connect(
+        events, "reconcile", 'join the archive with spark.read.format("txbox") and option("table", "inbox") by hand'
+    )
     if sample < 0:
         raise InvalidConfiguration("sample must not be negative")
     if partitions is not None and partitions < 1:

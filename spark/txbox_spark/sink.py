@@ -41,6 +41,7 @@ from txbox_spark.loading.writer import FEW, WriterChoice
 from txbox_spark.options import AUTO, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.sources import EventSource
 from txbox_spark.report import BulkLoadReport
+from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.lazy_imports import DataFrame, spark_errors
 
 OnBatch = Callable[[int, BulkLoadReport], object]
@@ -127,6 +128,7 @@ def inbox_sink(
 
     def load(batch: DataFrame, batch_id: int) -> None:
         nonlocal chosen, clean
+        refuse_connect(batch, "inbox_sink", 'write the stream with format txbox: stream.writeStream.format("txbox")')
         # Spark sets it in the thread that runs the query; the same after a restart from the same checkpoint.
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or unnamed
         if clean != query:

@@ -44,7 +44,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     info = next(name for name in names if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(info).decode())
     executable = wheel.getinfo("txbox_spark/runtime/java_home/bin/java").external_attr >> 16 & 0o111
-packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_dashboard", "txbox_local", "txbox_demo", "txbox_spark", "txbox_migrations"}
+packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_dashboard", "txbox_local", "txbox_demo", "txbox_spark", "pyspark_txbox", "txbox_migrations"}
 roots = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
 assert roots == packages, f"packages: {roots}"
 for package in packages:
@@ -163,6 +163,6 @@ step "[otel] installs" environment otel
 step "[otel] import" imports txbox.instrumentation.opentelemetry
 
 step "[spark] installs" environment spark
-step "[spark] import txbox_spark" imports txbox_spark
+step "[spark] import txbox_spark" imports "txbox_spark, pyspark_txbox"
 
 echo "the wheel is good (${SECONDS} s)"

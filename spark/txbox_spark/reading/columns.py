@@ -81,8 +81,10 @@ def refuse_names(names: Sequence[str], declared: Mapping[str, str]) -> None:
             raise InvalidConfiguration(f"column {name!r}: Postgres has its own of that name; rename it")
 
 
-def as_text(name: str, type_: DataType, value: Column) -> Column:
-    """Return a value as text that Postgres reads back as the same value; of a text, the text."""
+def as_text(name: str, type_: DataType, value: Column, postgres_type: str) -> Column:
+    """Return a value as text that Postgres reads as this type; of a text, the text."""
+    if postgres_type.lower() in ("json", "jsonb") and isinstance(type_, types.ArrayType):
+        return _as_json(value)
     return _literal(name, type_, value)
 
 
@@ -174,9 +176,7 @@ def _sent(name: str, type_: DataType, value: Column, declared: str | None) -> tu
     """Return the Postgres type, the expression to send, and whether that is text."""
     postgres_type = column_type(name, type_, declared)
     if declared is not None:
-        if declared.lower() in ("json", "jsonb") and isinstance(type_, types.ArrayType):
-            return declared, _as_json(value), True
-        return declared, _literal(name, type_, value), True
+        return declared, as_text(name, type_, value, declared), True
     match type_:
         case types.ArrayType() | types.StructType() | types.MapType() | types.VariantType() | types.BinaryType():
             return postgres_type, _literal(name, type_, value), True

@@ -20,7 +20,7 @@ def field_columns(frame: DataFrame, fields: Mapping[str, Field], path: str) -> t
     for number, (name, one) in enumerate(fields.items()):
         original, type_ = _value(frame, name, one, path)
         staged = f"c{number}"
-        value = sql.coalesce(as_text(name, type_, original), sql.lit(one.default))
+        value = sql.coalesce(as_text(name, type_, original, one.of.name), sql.lit(one.default))
         holds_nul, not_utf8 = text_checks(sql.col(staged), one.of.name, type_, original)
         sent.append(
             SentColumn(EventColumn(name, staged, one.of.name), value, holds_nul, not_utf8, _unfit(sql.col(staged), one))

@@ -221,7 +221,8 @@ def _field(source: StructType, name: str, one: Field, number: int) -> SentField:
             case _:
                 raise InvalidConfiguration(f"field {name}: there is no {member} in {type_.simpleString()} of {first}")
     column_type(name, type_, None)  # refuses what has no counterpart
-    return SentField(EventColumn(name, f"c{number}", one.of.name), path, field=one)
+    json_array = one.of.kind == "jsonb" and isinstance(type_, types.ArrayType)
+    return SentField(EventColumn(name, f"c{number}", one.of.name), path, as_json=json_array, field=one)
 
 
 def _unfit(name: str, one: Field, texts: "pyarrow.StringArray") -> "pyarrow.StringArray | None":

@@ -2,12 +2,14 @@
 -- when it ends, and tasks that Spark has run twice have left pieces that count for nothing but what they applied.
 
 -- name: begin_run
--- Begin a run, whichever of its tasks is first; otherwise record that it is being worked on.
+-- Begin a run, whichever of its tasks is first; otherwise record that it is being worked on, and its pieces so far.
 -- parameters: run_id text, subscriber_id text, source text, digest bytea
 -- returns: nothing
 INSERT INTO {{bulk_load}} AS run (run_id, subscriber_id, source, digest, writer, chunks, bounds)
 VALUES (%(run_id)s, %(subscriber_id)s, %(source)s, %(digest)s, 'copy', 1, '[]')
-ON CONFLICT (run_id) DO UPDATE SET heartbeat_at = now()
+ON CONFLICT (run_id) DO UPDATE SET heartbeat_at = now(), chunks = (
+  SELECT greatest(count(*), 1) FROM {{bulk_load_chunk}} AS piece WHERE piece.run_id = run.run_id
+)
 
 -- name: ended
 -- Why a run is not to be worked on any more. A statement of its own after the lock of the run: it sees what committed.

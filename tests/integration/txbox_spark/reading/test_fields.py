@@ -117,23 +117,36 @@ def test_a_load_publishes_what_a_worker_and_a_function_of_lambda_publish(
     assert [row[0] for row in by_road["l"]] == sorted(str(number) for number in range(30))
 
 
-def test_columns_of_other_types_are_judged_by_their_text(spark: Any, engine: Engine, schema_url: str) -> None:
+@pytest.mark.parametrize("road", ["bulk_load", "format"])
+def test_columns_of_other_types_are_judged_by_their_text(
+    spark: Any, engine: Engine, schema_url: str, road: str
+) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE kept (message_id text, cents smallint, at timestamptz, name text)")
+        connection.exec_driver_sql(
+            "CREATE TABLE kept (message_id text, cents smallint, at timestamptz, name text, tags jsonb)"
+        )
     events = spark.sql(
-        "SELECT * FROM VALUES ('a', 1L, timestamp '2026-01-01 00:00:00Z', named_struct('first', 'x')), "
-        "('b', 70000L, null, null), ('c', null, null, named_struct('first', null)) AS t (id, cents, at, who)"
+        "SELECT * FROM VALUES "
+        "('a', 1L, timestamp '2026-01-01 00:00:00Z', named_struct('first', 'x'), array('t', null)), "
+        "('b', 70000L, null, null, null), ('c', null, null, named_struct('first', null), null) "
+        "AS t (id, cents, at, who, tags)"
     )
-    effect = SqlEffect.of(
-        "INSERT INTO kept SELECT * FROM fresh_event",
-        fields="cents smallint default 7, at timestamptz, name text at /who/first",
-    )
-    report = bulk_load(events, url=schema_url, subscriber_id="billing", message_id="id", apply=effect, sent_at="at")
-    assert (report.applied, report.rejected) == (2, 1)
-    assert "field cents: not smallint" in report.rejected_sample[0]
+    statements = "INSERT INTO kept SELECT * FROM fresh_event"
+    fields = "cents smallint default 7, at timestamptz, name text at /who/first, tags jsonb"
+    if road == "format":
+        given = {"url": schema_url, "subscriber": "billing", "message_id": "id", "apply": statements, "sent_at": "at"}
+        events.coalesce(1).write.format("txbox").mode("append").options(**given, fields=fields).save()
+    else:
+        effect = SqlEffect.of(statements, fields=fields)
+        bulk_load(events, url=schema_url, subscriber_id="billing", message_id="id", apply=effect, sent_at="at")
     with engine.connect() as connection:
-        rows = connection.exec_driver_sql("SELECT message_id, cents, at IS NULL, name FROM kept ORDER BY 1").fetchall()
-    assert [tuple(row) for row in rows] == [("a", 1, False, "x"), ("c", 7, True, None)]
+        rows = connection.exec_driver_sql(
+            "SELECT message_id, cents, at IS NULL, name, tags::text FROM kept ORDER BY 1"
+        ).fetchall()
+        ledger = connection.exec_driver_sql("SELECT rows_read, rows_rejected, rejected_sample->>0 FROM bulk_load").one()
+    assert [tuple(row) for row in rows] == [("a", 1, False, "x", '["t", null]'), ("c", 7, True, None, None)]
+    assert tuple(ledger)[:2] == (3, 1)
+    assert "field cents: not smallint" in ledger[2]
 
 
 @pytest.mark.parametrize(
