@@ -53,7 +53,8 @@ def test_without_a_time_the_greatest_message_id_of_a_transaction_wins(
 ) -> None:
     books.run(PURCHASE)
     events = [(f"e-{n:02}", f"o-{n % 3}", n, None) for n in range(30)]
-    load(frame(spark, events, COLUMNS), schema_url, "copy", apply=Upsert("purchase", ignore_columns=IDS))
+    # The table has no column of the message id, which is left out.
+    load(frame(spark, events, COLUMNS), schema_url, "copy", apply=Upsert("purchase"))
     assert books.rows("SELECT order_id, cents FROM purchase ORDER BY 1") == [("o-0", 27), ("o-1", 28), ("o-2", 29)]
 
 

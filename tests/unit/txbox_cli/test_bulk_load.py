@@ -160,7 +160,8 @@ def script(tmp_path: Path) -> str:
         ([*WHAT, *URL], "name the effect: --apply FILE.sql, --call MODULE:NAME, or --upsert-into TABLE"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--call", "a:b"], "name the effect"),
         ([*WHAT, *URL, "--apply", "SCRIPT", "--upsert-into", "t"], "--upsert-into is the effect; leave --apply"),
-        ([*WHAT, *URL, "--apply", "SCRIPT", "--key", "id"], "--key, --only-if-newer and --ignore-columns go with"),
+        ([*WHAT, *URL, "--apply", "SCRIPT", "--key", "id"], "--key, --only-if and --ignore-columns go with"),
+        ([*WHAT, *URL, "--upsert-into", "t", "--only-if", "at"], "--only-if takes newer:COLUMN, not 'at'"),
         ([*WHAT, *URL, "--upsert-into", "t", "--publish-to", "own:x"], "--publish-to goes with --apply and --fields"),
         (
             [*WHAT, *URL, "--apply", "SCRIPT", "--dry-run", "--resume", "0123456789ab"],
@@ -190,7 +191,7 @@ def test_what_cannot_work_is_refused_before_spark_is_started(
 
 
 def test_an_upsert_is_the_effect(txbox: Txbox, spark: Spark) -> None:
-    options = ("--key", "id, line", "--only-if-newer", "at", "--ignore-columns", "x,y", "--type", "id=uuid")
+    options = ("--key", "id, line", "--only-if", "newer:at", "--ignore-columns", "x,y", "--type", "id=uuid")
     assert txbox("bulk-load", *WHAT, *URL, "--upsert-into", '"Shop"."Order"', *options).status == 0
     made = Upsert('"Shop"."Order"', key=["id", "line"], only_if_newer="at", ignore_columns=["x", "y"])
     assert (spark.given["apply"], spark.given["column_types"]) == (made, {"id": "uuid"})

@@ -57,10 +57,10 @@ def bulk_load(
         str | None,
         typer.Option(metavar="A,B", help="With --upsert-into: a unique key's columns; by default the primary key's."),
     ] = None,
-    only_if_newer: Annotated[
+    only_if: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN",
+            metavar="newer:COLUMN",
             help="With --upsert-into: replace a row only if the event has more in this column, such as updated_at.",
         ),
     ] = None,
@@ -156,8 +156,8 @@ def bulk_load(
     statement. It is the way to see what --upsert-into writes.
 
     --upsert-into writes the statement: columns are matched by name, and cast to the table's types. Events come in no
-    order, so of those with the same key the newest wins by --only-if-newer; without it, the one that is merged last,
-    which may be any of them.
+    order, so of those with the same key the newest wins by --only-if newer:COLUMN; without it, the one that is merged
+    last, which may be any of them.
 
     Events that were sent before the subscriber's horizon, by --sent-at or by the time in their ids (UUIDs of version
     7), may have been processed and forgotten: they are counted as expired, and not applied. With --apply-expired they
@@ -185,9 +185,9 @@ def bulk_load(
     if upsert_into is not None:
         if apply is not None or call is not None:
             raise UsageError("--upsert-into is the effect; leave --apply and --call out, or it")
-        effect = _upsert(upsert_into, key, only_if_newer, ignore_columns, mapped_fields)
-    elif key or only_if_newer or ignore_columns:
-        raise UsageError("--key, --only-if-newer and --ignore-columns go with --upsert-into TABLE")
+        effect = _upsert(upsert_into, key, only_if, ignore_columns, mapped_fields)
+    elif key or only_if or ignore_columns:
+        raise UsageError("--key, --only-if and --ignore-columns go with --upsert-into TABLE")
     else:
         effect = _effect(apply, call, mapped_fields, outbox, publish_to)
     if outbox is not None and not isinstance(effect, SqlEffect):
@@ -274,11 +274,14 @@ def bulk_load(
 Effect = str | SqlEffect | Upsert | Callable[..., object]
 
 
-def _upsert(table: str, key: str | None, newer: str | None, ignored: str | None, fields: str | None) -> Upsert:
+def _upsert(table: str, key: str | None, only_if: str | None, ignored: str | None, fields: str | None) -> Upsert:
+    what, _, newer = (only_if or "").partition(":")
+    if only_if is not None and not (what == "newer" and newer):
+        raise UsageError(f"--only-if takes newer:COLUMN, not {only_if!r}")
     return Upsert(
         table,
         key=None if key is None else _names(key),
-        only_if_newer=newer,
+        only_if_newer=newer or None,
         ignore_columns=() if ignored is None else _names(ignored),
         fields=read_fields(fields) if fields is not None and _are_fields(fields) else None,
     )
