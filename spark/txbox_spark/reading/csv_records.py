@@ -108,12 +108,14 @@ def quoting_of(given: Mapping[str, str], separator: str) -> Quoting | None:
     plain = f"[^{q}{e}]*+"
     text = f"{plain}(?:{e}{q}{plain})*+" if quote == escape else f"{plain}(?:{e}[{e}{q}]?+{plain})*+"
     end = q if quote == escape else f"{q}++"
-    blanks = rf"(?:(?!{s})[\u0000-\u0020])*+"
+    blanks = rf"(?:(?!{s})[\u0000-\u0009\u000b-\u0020])*+"
     unquoted = f"[^{s}]*+" if len(separator) == 1 else rf"(?:(?!{s})[\s\S])*+"
     leading = blanks if options.get("ignoreleadingwhitespace", "").lower() == "true" else ""
-    opens = f"(?:{leading}(?:{q}{text}{end}{blanks}|(?!{q}){unquoted}){s})*+{leading}{q}{text}\\z"
+    # Where lines end with CR LF, an LF alone ends a record before a field or behind quotes; elsewhere it is text.
+    field = rf"(?:\n|{q}{text}{end}{blanks}(?:{s}|\n)|(?!{q}){unquoted}{s})"
+    opens = rf"(?:{leading}{field})*+{leading}{q}{text}\z"
     comment = f"(?!{_literal(options['comment'])})" if options.get("comment") else ""
-    return Quoting(quote, rf"\A{comment}{opens}", rf"\A{text}(?:\z|{end}{blanks}{s}{opens})")
+    return Quoting(quote, rf"\A{comment}{opens}", rf"\A{text}(?:\z|{end}{blanks}(?:{s}|\n){opens})")
 
 
 def refuse_unclosed(lines: DataFrame, quoting: Quoting, *, whole: bool, shown: Callable[[str], str] = str) -> None:

@@ -110,7 +110,8 @@ def _refuse_unclosed(
     codec: str | None,
 ) -> None:
     def shown(text: str) -> str:
-        return text if codec is None else text.encode("latin-1").decode(codec, "replace")
+        text = text if codec is None else text.encode("latin-1").decode(codec, "replace")
+        return " ".join(text.splitlines())
 
     separator = _option(given, "sep") or _option(given, "delimiter") or ","
     # As Spark understands it: "\\t" is a tab.

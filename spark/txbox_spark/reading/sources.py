@@ -23,9 +23,10 @@ What is not noticed:
 
 - JSON: a decimal with more digits after the point than the schema has is rounded, and in one that is in quotes every
   comma is dropped: ``"12,50"`` becomes 1250.
-- CSV: if lines end with CR LF, a line break within quotes becomes a single LF. With an ``unescapedQuoteHandling`` of
-  your own, or a ``charToEscapeQuoteEscaping`` other than ``escape``, where a file ends within quotes, the last field of
-  the last record is all text from its quote on.
+- CSV: if lines end with CR LF, a line break within quotes becomes a single LF. Lines that end otherwise than the first
+  of their file may be rejected together, as one record. Blanks behind the quote that closes a field are dropped. With
+  an ``unescapedQuoteHandling`` of your own, or a ``charToEscapeQuoteEscaping`` other than ``escape``, where a file ends
+  within quotes, the last field of the last record is all text from its quote on.
 """
 
 import hashlib
