@@ -58,8 +58,8 @@ PUBLIC = {
     "txbox_workers.worker": "Worker",
     "txbox_spark": """
         ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress Reconciliation
-        RunNotFound SourceError SparkSetupError bulk_load inbox_sink read_events reconcile require_jdbc_driver
-        require_jdk source_of spark_session
+        RunNotFound SourceError SparkSetupError bulk_load inbox_sink read_events read_source reconcile
+        require_jdbc_driver require_jdk source_of spark_session
     """,
     "txbox_spark.options": "ABANDONED_SECONDS CHUNK_ROWS LoadOptions",
     "txbox_aws.sqs": """
