@@ -25,6 +25,7 @@ from txbox_spark.report import BulkLoadReport, JobProgress
 from txbox_spark.runtime.java import SparkSetupError, require_jdk
 from txbox_spark.runtime.session import JDBC_DRIVER, require_jdbc_driver, spark_session
 from txbox_spark.sink import BatchFailed, inbox_sink
+from txbox_spark.tables import read_source
 
 __all__ = [
     "JDBC_DRIVER",
@@ -47,6 +48,7 @@ __all__ = [
     "inbox_sink",
     "plan_load",
     "read_events",
+    "read_source",
     "reconcile",
     "require_jdbc_driver",
     "require_jdk",

@@ -59,7 +59,8 @@ PUBLIC = {
     "txbox_spark": """
         ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress LoadPlan
         Reconciliation RejectedCause RunNotFound SourceError SparkSetupError StatementPlan TooManyRejected Upsert
-        bulk_load inbox_sink plan_load read_events reconcile require_jdbc_driver require_jdk source_of spark_session
+        bulk_load inbox_sink plan_load read_events read_source reconcile require_jdbc_driver require_jdk source_of
+        spark_session
     """,
     "txbox_spark.source": "FORMAT TxboxSource",
     "pyspark_txbox": "DefaultSource",

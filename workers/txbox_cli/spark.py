@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,18 +16,28 @@ from txbox.effects import Upsert
 from txbox.postgres.transactions import check_table
 from txbox.schema import tables
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import Database
+from txbox_cli.options import Database, ReadBy
 from txbox_cli.output import plain_console, progress_bars, span
 from txbox_cli.settings import is_submitted, uses_hadoop
 from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt
 
 if TYPE_CHECKING:
-    from txbox_spark import JobProgress
+    from txbox_spark import EventSource, JobProgress
 
 PathsArgument = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
-        metavar="PATH...", help="Files or folders: Parquet, JSON lines or CSV; s3a://bucket/folder where Spark can."
+        metavar="PATH...",
+        show_default=False,
+        help="Files or folders: Parquet, JSON lines or CSV; s3a://bucket/folder where Spark can.",
+    ),
+]
+SourceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE",
+        help="In place of paths: table:CATALOG.NAME, delta:PATH, iceberg:NAME, or jdbc:URL with --read-option "
+        "dbtable=NAME or query=SELECT…; jars by --conf spark.jars.packages=….",
     ),
 ]
 SubscriberOption = Annotated[
@@ -93,10 +104,70 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What events are read from: paths of files, or a source that is none."""
+
+    paths: Sequence[str]
+    source: str | None
+    format: str | None
+    encoding: str | None
+    options: Mapping[str, str]
+
+    def read(self, session: Any, **files: Any) -> "tuple[Any, EventSource | None]":
+        """Return the events as a DataFrame, and the source, if it is not files.
+
+        Args:
+            session: of Spark.
+            files: more for ``read_events``, if it is files: anything else has its own columns.
+
+        Raises:
+            SourceError: they cannot be read.
+        """
+        from txbox_spark import read_events, read_source
+
+        if self.source is not None:
+            return read_source(session, self.source, options=self.options)
+        events = read_events(
+            session, self.paths, format=self.format, encoding=self.encoding, options=self.options, **files
+        )
+        return events, None
+
+
+def chosen_events(
+    paths: PathsArgument = None,
+    source: SourceOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option's name
+    encoding: EncodingOption = None,
+    read_options: ReadOption = None,
+) -> Events:
+    """Return what the options say that events are read from.
+
+    Raises:
+        UsageError: it is not paths, and no source, or options are of the other.
+    """
+    options = pairs("--read-option", read_options)
+    if bool(paths) == (source is not None):
+        raise UsageError("name what to read: the paths of files, or a --source such as table:archive.purchases")
+    if source is not None:
+        from txbox_spark import SourceError
+        from txbox_spark.tables import check_source
+
+        if format is not None or encoding is not None:
+            raise UsageError("--format and --encoding are of files, and a --source has neither")
+        try:
+            check_source(source, options)
+        except SourceError as error:
+            raise UsageError(f"--source: {error}") from error
+    return Events(list(paths or ()), source, format, encoding, options)
+
+
+EventsOptions = Annotated[Events, ReadBy(chosen_events)]
+
+
 def check_before_spark(
     db: Database,
-    paths: Sequence[str],
-    format_: str | None,
+    events: Events,
     master: str | None,
     *,
     ledger: bool,
@@ -114,10 +185,10 @@ def check_before_spark(
     from txbox_spark.runtime.session import require_pyspark
 
     require_pyspark()
-    if format_ is not None and format_ not in FORMATS:
-        raise UsageError(f"--format {format_} is unknown; use one of {', '.join(FORMATS)}")
+    if events.format is not None and events.format not in FORMATS:
+        raise UsageError(f"--format {events.format} is unknown; use one of {', '.join(FORMATS)}")
     if _reads_this_machine(master):
-        for path in paths:
+        for path in events.paths:
             if not any(sign in path for sign in ("://", *"*?[{")) and not Path(path).exists():
                 raise SourceError(f"there is nothing at {path}")
     with db.engine() as engine:
@@ -153,7 +224,7 @@ def java_options(paths: Sequence[str], master: str | None) -> str:
     from txbox_spark.survey import FEW_BYTES
 
     files = [Path(path) for path in paths]
-    if not (_reads_this_machine(master) and all(file.is_file() for file in files)):
+    if not (files and _reads_this_machine(master) and all(file.is_file() for file in files)):
         return ""
     return _WITHOUT_C2 if sum(file.stat().st_size for file in files) <= FEW_BYTES else ""
 

@@ -1,5 +1,6 @@
 """Why events cannot be read from where they should be, in one line."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,4 +36,9 @@ def _why(text: str) -> str:
     if conflict:
         schemas = " ".join(rest.partition("SQLSTATE")[0].split())
         return f"{schemas} Give a schema with types that hold what every file has, or read the files apart"
+    if "[FAILED_JDBC" in text and (cause := _CAUSE.search(text)) is not None:  # Spark says only that it failed
+        return cause[1]
     return describe_spark_error(text)
+
+
+_CAUSE = re.compile(r"^Caused by: [\w.$]+: (.+)$", re.MULTILINE)

@@ -1,19 +1,16 @@
 """The runs of bulk loads, as an operator sees them, finishes them and forgets them, in a real ledger."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from sqlalchemy import Engine
 
 from support.program import Ended
 from support.spark.bulk_loads import APPLY_ALLOWED, Books, purchases
 from txbox.loads import BulkLoads
-from txbox_cli import spark as cli_spark
 
 Txbox = Callable[..., Ended]
 
@@ -183,17 +180,6 @@ def test_runs_that_were_finished_long_ago(txbox: Txbox, engine: Engine, runs: di
 def test_a_ledger_that_is_not_there(txbox: Txbox) -> None:
     for command in (("list",), ("show", "a"), ("forget", "a"), ("forget", "--finished-before", "1d")):
         txbox("loads", *command, "--prefix", "no_").failed_in_one_line(1, "no_bulk_load does not exist")
-
-
-@pytest.fixture
-def same_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session of all tests, in place of one that the command starts and stops."""
-
-    @contextmanager
-    def session(*_: object, **__: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(cli_spark, "session", session)
 
 
 @pytest.mark.usefixtures("same_spark")

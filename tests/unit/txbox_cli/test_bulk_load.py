@@ -60,6 +60,7 @@ DIRTY = replace(
     differing=1_200,
     differing_sample=("p-3", "p-9\x1b"),
 )
+TABLE = ("--source", "table:archive.purchases")
 
 PACE = MergePace(rows_per_second=12_345.6, chunks_per_minute=90, seconds_left=185)
 
@@ -180,6 +181,18 @@ def script(tmp_path: Path) -> str:
         ([*WHAT, *URL, "--apply", "SCRIPT", "--parallelism", "0"], "greater than or equal to 1"),
         (["events.jsonl", "--message-id", "event_id", *URL, "--apply", "SCRIPT"], "--subscriber"),
         (["events.jsonl", "--subscriber", "billing", *URL, "--apply", "SCRIPT"], "--message-id"),
+        ([*WHAT[1:], *URL, "--apply", "SCRIPT"], "name what to read: the paths of files, or a --source"),
+        ([*WHAT, *TABLE, *URL, "--apply", "SCRIPT"], "name what to read: the paths of files, or a --source"),
+        ([*WHAT[1:], *TABLE, *URL, "--apply", "SCRIPT", "--format", "csv"], "--format and --encoding are of files"),
+        ([*WHAT[1:], "--source", "t", *URL, "--apply", "SCRIPT"], "--source: a source is table:NAME"),
+        (
+            [*WHAT[1:], "--source", "jdbc:x://u:hunter2@db", *URL, "--apply", "SCRIPT"],
+            "--source: jdbc:x://u:***@db needs the option dbtable=NAME",
+        ),
+        (
+            [*WHAT[1:], *TABLE, *URL, "--apply", "SCRIPT", "--fields", "a struct<b: int>"],
+            "--fields of a --source are those of --apply",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_spark_is_started(
@@ -519,3 +532,9 @@ def test_a_reconciliation_that_is_not_complete_has_exit_status_1(txbox: Txbox, s
     assert ended.out.endswith("known to be processed: 2 events were not processed, 0 rows cannot be compared\n")
     assert (spark.given["output"], spark.given["sample"], spark.given["partitions"]) == ("there", 2, 4)
     assert spark.stopped == 1
+
+
+def test_a_table_has_its_own_columns(txbox: Txbox, spark: Spark) -> None:
+    asked = txbox("reconcile", *TABLE, *WHAT[1:], *URL, "--fields", "event_id string")
+    asked.failed_in_one_line(2, "--fields is of files; a --source has its own columns")
+    assert not spark.started

@@ -1,4 +1,4 @@
-"""``txbox bulk-load``: events from files through the same inbox that the live workers use."""
+"""``txbox bulk-load``: events from files or tables through the same inbox that the live workers use."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ MEANT_AS_NULL = ("NA", "N/A", "n/a", "NULL", "null", "None", "NaN", "nan", "-", 
 
 def bulk_load(
     *,
-    paths: spark.PathsArgument,
+    events: spark.EventsOptions,
     subscriber: spark.SubscriberOption,
     message_id: spark.MessageIdOption,
     apply: Annotated[
@@ -70,14 +70,11 @@ def bulk_load(
     ] = None,
     publish_to: PublishToOption = None,
     db: DatabaseOptions,
-    format: spark.FormatOption = None,  # noqa: A002 - the option's name
     fields: spark.FieldsOption = None,
     types: Annotated[
         list[str] | None,
         typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type in Postgres: payload=jsonb. Repeatable."),
     ] = None,
-    encoding: spark.EncodingOption = None,
-    read_options: spark.ReadOption = None,
     writer: Annotated[
         str,
         typer.Option(help="copy: tasks COPY and merge; jdbc: over a staging table; auto: copy where executors can."),
@@ -143,7 +140,7 @@ def bulk_load(
     conf: spark.ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply every event of some files once, by Spark, whatever live workers have applied or are applying.
+    """Apply every event of files or tables once, by Spark, whatever live workers have applied or are applying.
 
     Events are cut into chunks by message id. A transaction merges one chunk or more: ids that are first go into the
     inbox, and the effect is applied to their events, in the relation fresh_event. So the command may be killed,
@@ -198,9 +195,8 @@ def bulk_load(
     if dry_run and resume is not None:
         raise UsageError("--dry-run is of a load that begins; leave --resume out, or it")
     column_types = spark.pairs("--type", types)
-    options = spark.pairs("--read-option", read_options)
     from txbox_spark import bulk_load as load_events
-    from txbox_spark import plan_load, read_events, source_of
+    from txbox_spark import plan_load, source_of
     from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
     from txbox_spark.merging.merge_sizer import LOCK_SECONDS
     from txbox_spark.options import CHUNK_ROWS, WRITERS
@@ -216,27 +212,27 @@ def bulk_load(
             f"{apply} does not name fresh_event, so the events would be recorded without effect; if that is meant, or "
             "a function does it, give --force"
         )
-    spark.check_before_spark(db, paths, format, master, ledger=True, resume=resume, upsert=upsert)
+    if events.source is not None and fields is not None and mapped is None:
+        raise UsageError(
+            "--fields of a --source are those of --apply, in types that a worker has, without --type and --force"
+        )
+    spark.check_before_spark(db, events, master, ledger=True, resume=resume, upsert=upsert)
     load: Callable[..., BulkLoadReport | LoadPlan]  # their other arguments are the same
     load = plan_load if dry_run else partial(load_events, resume=resume)
     run = spark.CurrentRun()
     try:
         with (
             terminated_as_interrupt(),
-            spark.session("txbox bulk-load", master, jdbc_jar, conf, spark.java_options(paths, master)) as session,
+            spark.session(
+                "txbox bulk-load", master, jdbc_jar, conf, spark.java_options(events.paths, master)
+            ) as session,
             spark.progress_display(run, silent=as_json and is_submitted()) as show,
         ):
+            frame, source = events.read(
+                session, schema=fields if mapped is None else None, fields=mapped, message_id=message_id
+            )
             report = load(
-                read_events(
-                    session,
-                    paths,
-                    format=format,
-                    schema=fields if mapped is None else None,
-                    fields=mapped,
-                    message_id=message_id,
-                    encoding=encoding,
-                    options=options,
-                ),
+                frame,
                 url=db.url,
                 subscriber_id=subscriber,
                 message_id=message_id,
@@ -248,7 +244,7 @@ def bulk_load(
                 parallelism=parallelism,
                 chunk_rows=chunk_rows or CHUNK_ROWS,
                 lock_seconds=lock_seconds or LOCK_SECONDS,
-                source=source_of(session, paths, options=options),
+                source=source or source_of(session, events.paths, options=events.options),
                 on_progress=show,
                 stalled_seconds=stalled_seconds or STALLED_SECONDS,
                 effects_seconds=effects_seconds or EFFECTS_SECONDS,
@@ -266,7 +262,9 @@ def bulk_load(
     if as_json:
         print_json(report.as_dict())
     else:
-        _print(report, keep, call, of_csv=format == "csv" or any(".csv" in path.lower() for path in paths))
+        _print(
+            report, keep, call, of_csv=events.format == "csv" or any(".csv" in path.lower() for path in events.paths)
+        )
     if report.rejected and not (dry_run or allow_rejected):
         raise typer.Exit(REJECTED_STATUS)
 

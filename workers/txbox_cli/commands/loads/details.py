@@ -73,7 +73,9 @@ def show(run: RunArgument, db: DatabaseOptions, as_json: JsonOption = False) -> 
 def _finish(load: BulkLoad, db: Database) -> str:
     """Return the command that finishes a run, as far as the ledger knows it."""
     options = f" {db.options}" if db.options else ""
+    is_table = load.source.startswith(("table:", "delta:", "iceberg:", "jdbc:"))
+    what = f"--source {shlex.quote(load.source.partition(' ')[0])}" if is_table else "PATH..."
     return (
-        f"txbox loads resume {load.run_id} PATH... --subscriber {shlex.quote(load.subscriber_id)} --message-id COLUMN "
+        f"txbox loads resume {load.run_id} {what} --subscriber {shlex.quote(load.subscriber_id)} --message-id COLUMN "
         f"--apply FILE.sql{options}"
     )
