@@ -17,9 +17,9 @@ from txbox_spark.runtime.retries import retry_outages
 def with_upsert_as_statement(options: ValidLoadOptions, engine: Engine, events: DataFrame) -> ValidLoadOptions:
     """Return the options of a load with its ``Upsert``, if that is its effect, as a statement over ``fresh_event``.
 
-    Texts and arrays arrive as what the table's columns are, so that a value which Postgres does not take is named
-    with its message; others arrive as what they are, and the statement casts them as an INSERT does. The column of the
-    message id is left out if the table has none of its name.
+    The column that is the message id is written if the table has it. Texts and arrays arrive as what the table's
+    columns are, so that a value which Postgres does not take is named with its message; others arrive as what they are,
+    and the statement casts them as an INSERT does.
 
     Raises:
         InvalidConfiguration: the table does not fit the events.
@@ -30,12 +30,12 @@ def with_upsert_as_statement(options: ValidLoadOptions, engine: Engine, events: 
         return options
     with short_transaction(engine) as connection:
         target = upsert.check(connection)
-    in_table = {one.name for one in target.columns}
-    if upsert.typed_fields is None and options.message_id in events.columns and options.message_id not in in_table:
-        upsert = replace(upsert, ignore_columns=(*upsert.ignore_columns, options.message_id))
     if (fields := upsert.typed_fields) is not None:
         statement = upsert.statement(target, {name: one.of.name for name, one in fields.items()})
         return replace(options, apply=SqlEffect.of(statement, fields=fields))
+    message_id = options.message_id
+    if message_id in events.columns and all(one.name != message_id for one in target.columns):
+        upsert = replace(upsert, ignore_columns=(*upsert.ignore_columns, message_id))  # it is not about the row
     given = dict(options.column_types or {})
     wanted = {one.name: one.type for one in target.columns if one.name not in given}
     declared, types = types_as_wanted(events.drop(CORRUPT_RECORD, MESSAGE_ID), wanted)

@@ -47,7 +47,8 @@ class Upsert:
         key: the columns of the primary key, or of another unique key. None: the primary key.
         only_if_newer: a column, such as the time of the last change: a row is replaced only if the event's value is
             greater, or the row has none.
-        ignore_columns: columns of the events that are not written. Others that the table lacks are an error.
+        ignore_columns: columns of the events that are not written. Others that the table lacks are an error, except
+            for the one that is the message id.
         fields: in place of the events' columns: fields as of a ``SqlEffect``, by which events are judged as a worker
             judges them.
         typed_fields: the same, as they are read.

@@ -11,12 +11,11 @@ from sqlalchemy import Engine
 
 from support.spark.bulk_loads import SUBSCRIBER, Books, counts, frame, load
 from txbox import InvalidConfiguration, RightsMissing
-from txbox_spark import ApplyFailed, BulkLoadFailed, Upsert, read_events
+from txbox_spark import ApplyFailed, BulkLoadFailed, Upsert, inbox_sink, read_events
 
 PURCHASE = """CREATE TABLE purchase (
   order_id text PRIMARY KEY, cents bigint NOT NULL, updated_at timestamptz, note text DEFAULT 'none')"""
 COLUMNS = "event_id string, order_id string, cents long, updated_at timestamp"
-IDS = ("event_id",)
 
 
 def at(minute: int) -> datetime:
@@ -33,7 +32,7 @@ def test_the_newest_of_each_key_is_there_however_often_it_is_loaded(
     for _, *row in sorted(events, key=lambda one: one[3]):
         if row[0] != "o-1" or row[2] > at(30):
             newest[row[0]] = tuple(row)
-    upsert = Upsert("purchase", key="order_id", only_if_newer="updated_at", ignore_columns=IDS)
+    upsert = Upsert("purchase", key="order_id", only_if_newer="updated_at")
     for applied in (350, 0):
         report = load(frame(spark, events, COLUMNS), schema_url, writer, apply=upsert)
         assert counts(report)["applied"] == applied
@@ -53,9 +52,30 @@ def test_without_a_time_the_greatest_message_id_of_a_transaction_wins(
 ) -> None:
     books.run(PURCHASE)
     events = [(f"e-{n:02}", f"o-{n % 3}", n, None) for n in range(30)]
-    # The table has no column of the message id, which is left out.
     load(frame(spark, events, COLUMNS), schema_url, "copy", apply=Upsert("purchase"))
     assert books.rows("SELECT order_id, cents FROM purchase ORDER BY 1") == [("o-0", 27), ("o-1", 28), ("o-2", 29)]
+
+
+def test_a_stream_upserts_too_and_a_column_that_is_ignored_is_not_written(
+    spark: SparkSession, books: Books, schema_url: str
+) -> None:
+    books.run(PURCHASE, "ALTER TABLE purchase ADD event_id text")
+    upsert = Upsert("purchase", only_if_newer="updated_at", ignore_columns=["cents_2"])
+    sink = inbox_sink(url=schema_url, subscriber_id=SUBSCRIBER, message_id="event_id", apply=upsert)
+    columns = f"{COLUMNS}, cents_2 long"
+    for number, (event, minute) in enumerate([("e-1", 5), ("e-2", 9), ("e-3", 7)]):
+        sink(frame(spark, [(event, "o", number, at(minute), 0)], columns), number)
+    assert books.rows("SELECT order_id, cents, event_id FROM purchase") == [("o", 1, "e-2")]
+
+
+def test_a_killed_load_is_resumed(spark: SparkSession, books: Books, schema_url: str) -> None:
+    books.run(PURCHASE, "ALTER TABLE purchase ADD CHECK (cents <> 150)")
+    events = frame(spark, [(f"e-{n:03}", f"o-{n}", n, at(0)) for n in range(200)], COLUMNS)
+    with pytest.raises(BulkLoadFailed, match="violates check constraint") as raised:
+        load(events, schema_url, "copy", apply=Upsert("purchase"))
+    books.run("ALTER TABLE purchase DROP CONSTRAINT purchase_cents_check")
+    report = load(events, schema_url, "copy", apply=Upsert("purchase"), resume=raised.value.run_id)
+    assert (report.applied, books.rows("SELECT count(*), sum(cents) FROM purchase")) == (200, [(200, 19_900)])
 
 
 @pytest.mark.parametrize("writer", ["copy", "jdbc"])
