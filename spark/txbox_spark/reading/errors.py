@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from txbox import TxboxError
-from txbox_spark.reading.charsets import EncodingError
+from txbox_spark.reading.files.charsets import EncodingError
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.lazy_imports import spark_errors
 

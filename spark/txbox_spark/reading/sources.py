@@ -39,8 +39,8 @@ from txbox.effects import Field
 from txbox_spark.reading.columns import quoted
 from txbox_spark.reading.errors import InvalidFields, SourceError, explained
 from txbox_spark.reading.fields import schema_of
-from txbox_spark.reading.file_listing import described, files_in, listing, nothing_in, refuse_overlooked
-from txbox_spark.reading.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
+from txbox_spark.reading.files.file_listing import described, files_in, listing, nothing_in, refuse_overlooked
+from txbox_spark.reading.files.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, sql, types
 
 FORMATS = ("parquet", "json", "csv")

@@ -157,7 +157,7 @@ class TooManyRejected(TxboxError):
         self.rows = rows
         causes = ", ".join(f"{one.rows:,} for {one.cause}" for one in rows.causes[:3])
         super().__init__(
-            f"{rejected:,} rows are rejected, more than the {most:,} that max_rejected allows"
+            f"{rejected:,} rows are rejected, more than the {most:,} that may be"
             + (f"; among them {causes}" if causes else "")
         )
 

@@ -82,7 +82,7 @@ class TableReader(DataSourceReader):
             connection.exec_driver_sql(self._sql.prepare_read)
             driver: Any = connection.connection.driver_connection
             with driver.cursor("txbox_read") as cursor:
-                cursor.execute(getattr(self._sql, self._options.table), values)
+                cursor.execute(getattr(self._sql, f"read_{self._options.table}"), values)
                 while rows := cursor.fetchmany(self._table.rows):
                     columns = zip(*rows, strict=True)
                     arrays = [pyarrow.array(one, kind) for one, kind in zip(columns, arrow.types, strict=True)]

@@ -12,12 +12,12 @@ class SourceStatements(SqlFile, file="source_tables.sql"):
     prepare_read: str
     size: str
     inbox_bounds: str
-    inbox: str
+    read_inbox: str
     outbox_sent_bounds: str
-    outbox_sent: str
+    read_outbox_sent: str
     letters_bounds: str
-    letters: str
-    loads: str
+    read_letters: str
+    read_loads: str
 
 
 @dataclass(frozen=True, slots=True)

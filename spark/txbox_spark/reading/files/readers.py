@@ -4,10 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from txbox_spark.reading.charsets import Charset, EncodingError, charset_named
 from txbox_spark.reading.columns import CORRUPT_RECORD, quoted
-from txbox_spark.reading.csv_records import CSV_LINE, as_text, checked_records, decimals_of, quoting_of, refuse_unclosed
-from txbox_spark.reading.encodings import (
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.files.charsets import Charset, EncodingError, charset_named
+from txbox_spark.reading.files.csv_records import (
+    CSV_LINE,
+    as_text,
+    checked_records,
+    decimals_of,
+    quoting_of,
+    refuse_unclosed,
+)
+from txbox_spark.reading.files.encodings import (
     LINE,
     OF_DOCUMENTS,
     all_json,
@@ -22,9 +30,8 @@ from txbox_spark.reading.encodings import (
     with_true_names,
     without_replaced,
 )
-from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.file_listing import CHOOSING_FILES, described, listing
-from txbox_spark.reading.json_values import has_more, refuse_more
+from txbox_spark.reading.files.file_listing import CHOOSING_FILES, described, listing
+from txbox_spark.reading.files.json_values import has_more, refuse_more
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import DataFrame, DataType, SparkSession, StructType, sql, types
 

@@ -18,8 +18,8 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from txbox_spark.reading.charsets import EVERY_CHARSET, REMEDY, REPLACED, Charset, EncodingError
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
+from txbox_spark.reading.files.charsets import EVERY_CHARSET, REMEDY, REPLACED, Charset, EncodingError
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, StructType, sql, types
 

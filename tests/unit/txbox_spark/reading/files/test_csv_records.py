@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from txbox_spark.reading.csv_records import Quoting, quoting_of
+from txbox_spark.reading.files.csv_records import Quoting, quoting_of
 
 STRICT = {"unescapedQuoteHandling": "RAISE_ERROR", "escape": '"'}
 
