@@ -19,13 +19,13 @@ from txbox_spark.merging.effect_runner import ApplyFailed
 from txbox_spark.merging.statement_checker import StatementPlan
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.sources import EventSource, read_events, source_of
+from txbox_spark.reading.tables import read_source
 from txbox_spark.reconcile import Reconciliation, reconcile
 from txbox_spark.rejects.remarks import RejectedCause, TooManyRejected
 from txbox_spark.report import BulkLoadReport, JobProgress
 from txbox_spark.runtime.java import SparkSetupError, require_jdk
 from txbox_spark.runtime.session import JDBC_DRIVER, require_jdbc_driver, spark_session
 from txbox_spark.sink import BatchFailed, inbox_sink
-from txbox_spark.tables import read_source
 
 __all__ = [
     "JDBC_DRIVER",

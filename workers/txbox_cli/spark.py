@@ -151,7 +151,7 @@ def chosen_events(
         raise UsageError("name what to read: the paths of files, or a --source such as table:archive.purchases")
     if source is not None:
         from txbox_spark import SourceError
-        from txbox_spark.tables import check_source
+        from txbox_spark.reading.tables import check_source
 
         if format is not None or encoding is not None:
             raise UsageError("--format and --encoding are of files, and a --source has neither")

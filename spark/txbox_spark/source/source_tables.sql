@@ -53,7 +53,7 @@ WHERE (%(subscriber_id)s::text IS NULL OR subscriber_id = %(subscriber_id)s)
 
 -- name: outbox_sent_bounds
 -- Ids that cut what was sent evenly.
--- parameters: subscriber_id text (not used), percent real, parts bigint
+-- parameters: percent real, parts bigint
 -- returns: the key, as text[]
 WITH ranked AS (
   SELECT message_id, row_number() OVER (ORDER BY message_id) - 1 AS place, count(*) OVER () AS rows
@@ -65,7 +65,7 @@ ORDER BY key
 
 -- name: read_outbox_sent
 -- What was sent, where a relay keeps it.
--- parameters: subscriber_id text (not used), first text[], beyond text[]
+-- parameters: first text[], beyond text[]
 -- returns: the columns of SOURCE_TABLES in their order
 SELECT message_id, position, destination, key, headers::text, body, published_at, sent_at
 FROM {{outbox_sent}}

@@ -3,7 +3,7 @@
 import pytest
 
 from txbox_spark import SourceError
-from txbox_spark.tables import check_source, without_secrets
+from txbox_spark.reading.tables import check_source, without_secrets
 
 OF_A_TABLE = {"dbtable": "purchase"}
 
