@@ -13,10 +13,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from txbox import InvalidConfiguration
+from txbox_spark.source.explanations import explained
 from txbox_spark.source.source_options import FORMAT, read_options, write_options
 from txbox_spark.source.source_reader import TableReader
 from txbox_spark.source.source_tables import SOURCE_TABLES
 from txbox_spark.source.source_writer import InboxStreamWriter, InboxWriter
+
+NOT_READ, NOT_WRITTEN = "nothing can be read", "nothing can be written"
 
 
 class TxboxSource(DataSource):
@@ -29,23 +32,27 @@ class TxboxSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of the table that is read."""
-        return SOURCE_TABLES[read_options(self.options, tuple(SOURCE_TABLES)).table].columns
+        with explained(NOT_READ):
+            return SOURCE_TABLES[read_options(self.options, tuple(SOURCE_TABLES)).table].columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads a table."""
-        return TableReader(read_options(self.options, tuple(SOURCE_TABLES)), schema)
+        with explained(NOT_READ):
+            return TableReader(read_options(self.options, tuple(SOURCE_TABLES)), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> InboxWriter:
         """Return what writes a DataFrame."""
         _refuse_overwrite(overwrite, "mode('append')")
-        writer = InboxWriter(write_options(self.options), schema)
-        writer.warn_of_new_subscriber()
-        return writer
+        with explained(NOT_WRITTEN):
+            writer = InboxWriter(write_options(self.options), schema)
+            writer.warn_of_new_subscriber()
+            return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> InboxStreamWriter:  # noqa: N802 - Spark's name
         """Return what writes a batch of a stream."""
         _refuse_overwrite(overwrite, "outputMode('append')")
-        return InboxStreamWriter(write_options(self.options), schema)
+        with explained(NOT_WRITTEN):
+            return InboxStreamWriter(write_options(self.options), schema)
 
 
 def _refuse_overwrite(overwrite: bool, mode: str) -> None:

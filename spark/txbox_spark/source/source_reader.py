@@ -4,18 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from txbox import InvalidConfiguration, TxboxError
+from txbox import InvalidConfiguration
 from txbox.postgres.engines import open_engine
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox_spark.reconcile import MAX_PARTITIONS, PARTITION_BYTES, SAMPLED_BYTES
-from txbox_spark.runtime.explanations import describe_postgres_error
 from txbox_spark.runtime.lazy_imports import StructType
+from txbox_spark.source.explanations import explained
 from txbox_spark.source.source_options import ReadOptions
 from txbox_spark.source.source_tables import SOURCE_TABLES, SourceStatements, SourceTable
 
@@ -23,10 +21,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 Key = tuple[str, ...]
-
-
-class ReadFailed(TxboxError):
-    """A table cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Cut the table into stretches, evenly by a sample."""
-        with _explained(self._options.table), short_transaction(self._engine()) as connection:
+        with explained(f"table {self._options.table} cannot be read"), short_transaction(self._engine()) as connection:
             check_table(connection, getattr(self._sql.tables, self._table.name))
             if not self._table.in_parts:
                 return [Stretch(None, None)]
@@ -78,7 +72,7 @@ class TableReader(DataSourceReader):
         values: dict[str, Any] = {"subscriber_id": self._options.subscriber_id}
         for name, key in (("first", partition.first), ("beyond", partition.beyond)):
             values[name] = None if key is None else list(key)
-        with _explained(self._options.table), short_transaction(self._engine()) as connection:
+        with explained(f"table {self._options.table} cannot be read"), short_transaction(self._engine()) as connection:
             connection.exec_driver_sql(self._sql.prepare_read)
             driver: Any = connection.connection.driver_connection
             with driver.cursor("txbox_read") as cursor:
@@ -94,18 +88,3 @@ class TableReader(DataSourceReader):
 
     def _engine(self) -> Engine:
         return open_engine(self._url, poolclass=NullPool)
-
-
-class _explained:  # noqa: N801 - used as a function
-    """Raise what Postgres raises as one line, without the statement."""
-
-    def __init__(self, table: str) -> None:
-        self._table = table
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        orig = getattr(error, "orig", error) if isinstance(error, SQLAlchemyError) else error
-        if isinstance(orig, psycopg.Error):
-            raise ReadFailed(f"table {self._table} cannot be read: {describe_postgres_error(orig)}") from None

@@ -18,6 +18,7 @@ from txbox_spark.merging.chunk_merger import MergePlan
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.lazy_imports import StructType
 from txbox_spark.source.arrow_events import ArrowEvents
+from txbox_spark.source.explanations import explained
 from txbox_spark.source.piece_merger import PieceMerger
 from txbox_spark.source.run_ledger import FRAME, STREAM, RunLedger
 from txbox_spark.source.source_options import WriteOptions
@@ -75,7 +76,8 @@ class InboxWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark gives it
         """Record that the write has failed."""
-        self._ledger().abort(ABORTED)
+        with explained("the failure cannot be recorded"):
+            self._ledger().abort(ABORTED)
 
     def warn_of_new_subscriber(self) -> None:
         """Log a warning if the inbox has no id of the subscriber."""
@@ -89,7 +91,8 @@ class InboxWriter(DataSourceArrowWriter):
         return RunLedger(open_engine(self._task.url, poolclass=NullPool), plan, self._task.source)
 
     def _finish(self, ledger: RunLedger, messages: Sequence[WriterCommitMessage | None], what: str) -> None:
-        report = ledger.finish([number for one in _merged(messages) for number in one.numbers])
+        with explained("every piece is merged, but the end of the write cannot be recorded"):
+            report = ledger.finish([number for one in _merged(messages) for number in one.numbers])
         _log.log(logging.WARNING if report.rejected else logging.INFO, "%s", _line(report, what))
 
 
@@ -104,12 +107,14 @@ class InboxStreamWriter(InboxWriter, DataSourceStreamWriter):
         for run_id in {one.run_id for one in _merged(messages)}:
             ledger = self._ledger(run_id)
             self._finish(ledger, messages, f"batch {batchId} of a stream")
-            ledger.forget_batches()
+            with explained("earlier batches cannot be forgotten"):
+                ledger.forget_batches()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's
         """Record that a batch has failed; a task whose piece failed has said why."""
         for run_id in {one.run_id for one in _merged(messages)}:
-            self._ledger(run_id).abort(f"batch {batchId} of a stream: {ABORTED}")
+            with explained("the failure cannot be recorded"):
+                self._ledger(run_id).abort(f"batch {batchId} of a stream: {ABORTED}")
 
 
 def _merged(messages: Sequence[WriterCommitMessage | None]) -> list[MergedPieces]:

@@ -1,7 +1,7 @@
 """A DataFrame through format txbox, with real Spark and Postgres: each event is applied once, and counts add up."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -115,6 +115,26 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     with pytest.raises(PySparkException, match=said.replace("(", r"\(").replace("?", r"\?")):
         write(frame(spark, purchases(3), 1), schema_url, **changed)
     assert loads(books) == []
+
+
+def test_a_url_that_cannot_be_read_is_not_shown(spark: SparkSession) -> None:
+    with pytest.raises(PySparkException, match="this is not a database URL") as raised:
+        write(frame(spark, purchases(3), 1), "postgresql://localhost:hidden/database")
+    assert "hidden" not in str(raised.value)
+    with pytest.raises(PySparkException, match="nothing can be written: ") as raised:
+        write(frame(spark, purchases(3), 1), "postgresql://me:hidden@127.0.0.1:1/database?connect_timeout=1")
+    assert "hidden" not in str(raised.value)
+
+
+def test_a_source_that_fails_is_in_the_ledger(spark: SparkSession, schema_url: str, books: Books) -> None:
+    def fail(rows: Iterable[Any]) -> Iterable[Any]:
+        raise RuntimeError("the source is gone")
+
+    with pytest.raises(PySparkException, match="the source is gone"):
+        write(frame(spark, purchases(3), 1).mapInArrow(fail, COLUMNS), schema_url)
+    (run,) = loads(books)
+    assert not run["finished"]
+    assert "write again: what has been applied is not applied again" in run["error"]
 
 
 def test_overwrite_is_refused(spark: SparkSession, schema_url: str) -> None:
