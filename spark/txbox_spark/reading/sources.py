@@ -71,7 +71,8 @@ def read_events(
     encoding: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text.
+    """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text; CSV with
+    quotes once more, to see whether they are closed.
 
     Args:
         spark: the session.
