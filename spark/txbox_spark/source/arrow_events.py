@@ -123,6 +123,8 @@ class ArrowEvents:
     ) -> "pyarrow.StringArray":
         """Return the rejected rows, each a ``RejectedRow`` as JSON without what is null in it; null: loadable."""
         bad = [number for number, one in enumerate(reasons.texts.to_pylist()) if one]
+        if not bad:
+            return reasons.texts
         parts = []
         for name, array in arrays.items():
             words = as_json(array.take(pyarrow.array(bad)), self.source[name].dataType).to_pylist()
