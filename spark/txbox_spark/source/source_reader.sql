@@ -21,7 +21,7 @@ SELECT greatest(
   (SELECT coalesce(sum(pg_relation_size(relid)), 0)::bigint FROM pg_partition_tree(%(name)s::regclass))
 )
 
--- name: inbox_bounds
+-- name: cut_inbox
 -- Ids that cut the inbox, or a subscriber's part of it, evenly: quantiles of a sample of its blocks.
 -- parameters: subscriber_id text (null: all), percent real, parts bigint
 -- returns: the key, as text[]
@@ -35,7 +35,7 @@ SELECT ARRAY[subscriber_id, message_id] FROM ranked
 WHERE place > 0 AND place * %(parts)s::bigint / rows <> (place - 1) * %(parts)s::bigint / rows
 ORDER BY subscriber_id, message_id
 
--- name: inbox
+-- name: read_inbox
 -- What each subscriber, or one, has processed, or has parked.
 -- parameters: subscriber_id text (null: all), first text[], beyond text[]
 -- returns: the columns of SOURCE_TABLES in their order
@@ -51,9 +51,9 @@ WHERE (%(subscriber_id)s::text IS NULL OR subscriber_id = %(subscriber_id)s)
     OR (subscriber_id, message_id) < ((%(beyond)s::text[])[1], (%(beyond)s::text[])[2])
   )
 
--- name: outbox_sent_bounds
+-- name: cut_outbox_sent
 -- Ids that cut what was sent evenly.
--- parameters: subscriber_id text (not used), percent real, parts bigint
+-- parameters: percent real, parts bigint
 -- returns: the key, as text[]
 WITH ranked AS (
   SELECT message_id, row_number() OVER (ORDER BY message_id) - 1 AS place, count(*) OVER () AS rows
@@ -63,16 +63,16 @@ SELECT DISTINCT ARRAY[message_id] COLLATE "C" AS key FROM ranked
 WHERE place > 0 AND place * %(parts)s::bigint / rows <> (place - 1) * %(parts)s::bigint / rows
 ORDER BY key
 
--- name: outbox_sent
+-- name: read_outbox_sent
 -- What was sent, where a relay keeps it.
--- parameters: subscriber_id text (not used), first text[], beyond text[]
+-- parameters: first text[], beyond text[]
 -- returns: the columns of SOURCE_TABLES in their order
 SELECT message_id, position, destination, key, headers::text, body, published_at, sent_at
 FROM {{outbox_sent}}
 WHERE (%(first)s::text[] IS NULL OR message_id >= (%(first)s::text[])[1])
   AND (%(beyond)s::text[] IS NULL OR message_id < (%(beyond)s::text[])[1])
 
--- name: letters_bounds
+-- name: cut_letters
 -- Numbers that cut the dead letters evenly.
 -- parameters: subscriber_id text (null: all), percent real, parts bigint
 -- returns: the key, as text[]
@@ -85,7 +85,7 @@ SELECT ARRAY[dead_letter_id::text] FROM ranked
 WHERE place > 0 AND place * %(parts)s::bigint / rows <> (place - 1) * %(parts)s::bigint / rows
 ORDER BY dead_letter_id
 
--- name: letters
+-- name: read_letters
 -- The dead letters, those too that were redriven or given up.
 -- parameters: subscriber_id text (null: all), first text[], beyond text[]
 -- returns: the columns of SOURCE_TABLES in their order
@@ -96,7 +96,7 @@ WHERE (%(subscriber_id)s::text IS NULL OR subscriber_id = %(subscriber_id)s)
   AND (%(first)s::text[] IS NULL OR dead_letter_id >= (%(first)s::text[])[1]::bigint)
   AND (%(beyond)s::text[] IS NULL OR dead_letter_id < (%(beyond)s::text[])[1]::bigint)
 
--- name: loads
+-- name: read_loads
 -- Bulk loads and writes, with the sums of their chunks; the duplicates of one that is finished are known.
 -- parameters: subscriber_id text (null: all)
 -- returns: the columns of SOURCE_TABLES in their order
