@@ -15,8 +15,7 @@ from pyspark.sql.types import StructType
 from txbox import InvalidConfiguration
 from txbox_spark.source.explanations import explained
 from txbox_spark.source.source_options import FORMAT, read_options, write_options
-from txbox_spark.source.source_reader import TableReader
-from txbox_spark.source.source_tables import SOURCE_TABLES
+from txbox_spark.source.source_reader import SOURCE_TABLES, TableReader
 from txbox_spark.source.source_writer import InboxStreamWriter, InboxWriter
 
 NOT_READ, NOT_WRITTEN = "nothing can be read", "nothing can be written"

@@ -1,8 +1,8 @@
-"""The reader of format txbox: stretches of one table, each read by a task in batches of a bounded size."""
+"""The tables that format txbox reads, and its reader: each stretch by a task, in batches of a bounded size."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from sqlalchemy import Engine
@@ -10,15 +10,86 @@ from sqlalchemy.pool import NullPool
 
 from txbox import InvalidConfiguration
 from txbox.postgres.engines import open_engine
+from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox_spark.reconcile import MAX_PARTITIONS, PARTITION_BYTES, SAMPLED_BYTES
-from txbox_spark.runtime.lazy_imports import StructType
+from txbox_spark.runtime.lazy_imports import StructType, pyarrow
 from txbox_spark.source.explanations import explained
 from txbox_spark.source.source_options import ReadOptions
-from txbox_spark.source.source_tables import SOURCE_TABLES, SourceStatements, SourceTable
 
-if TYPE_CHECKING:
-    import pyarrow
+
+class SourceStatements(SqlFile, file="source_reader.sql"):
+    """The statements of source_reader.sql, for the tables of one schema, under one prefix."""
+
+    prepare_read: str
+    size: str
+    cut_inbox: str
+    read_inbox: str
+    cut_outbox_sent: str
+    read_outbox_sent: str
+    cut_letters: str
+    read_letters: str
+    read_loads: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """A table that can be read."""
+
+    name: str  # in Postgres, without prefix
+    columns: str  # in Spark's words
+    rows: int  # how many a task holds at a time: fewer where there are bodies
+    has_subscriber: bool = True
+    in_parts: bool = True  # several tasks may read it
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its columns."""
+        return [column.split()[0] for column in self.columns.split(", ")]
+
+    def arrow_schema(self) -> "pyarrow.Schema":
+        """Return its columns for Arrow."""
+        kinds = {
+            "string": pyarrow.string(),
+            "bigint": pyarrow.int64(),
+            "int": pyarrow.int32(),
+            "binary": pyarrow.binary(),
+            "timestamp": pyarrow.timestamp("us", "UTC"),
+        }
+        return pyarrow.schema([(name, kinds[kind]) for name, kind in map(str.split, self.columns.split(", "))])
+
+
+SOURCE_TABLES = {
+    "inbox": SourceTable(
+        "processed_message",
+        "subscriber_id string, message_id string, processed_at timestamp, fingerprint binary, dead_letter_id bigint",
+        10_000,
+    ),
+    "outbox_sent": SourceTable(
+        "outbox_sent",
+        "message_id string, position bigint, destination string, key string, headers string, body binary, "
+        "published_at timestamp, sent_at timestamp",
+        500,
+        has_subscriber=False,
+    ),
+    "letters": SourceTable(
+        "dead_letter",
+        "dead_letter_id bigint, subscriber_id string, message_id string, reason string, error string, attempts int, "
+        "source string, headers string, body binary, parked_at timestamp, redriven_at timestamp, redriven_by string, "
+        "discarded_at timestamp, discarded_by string, note string",
+        500,
+    ),
+    "loads": SourceTable(
+        "bulk_load",
+        "run_id string, subscriber_id string, source string, writer string, attempts int, chunks int, merged bigint, "
+        "read bigint, rejected bigint, duplicate_in_source bigint, already_processed bigint, parked bigint, "
+        "expired bigint, applied bigint, error string, started_at timestamp, heartbeat_at timestamp, "
+        "finished_at timestamp",
+        1_000,
+        in_parts=False,
+    ),
+}
+"""By what ``option("table", …)`` says."""
 
 Key = tuple[str, ...]
 
@@ -59,14 +130,12 @@ class TableReader(DataSourceReader):
                 "percent": min(100.0, 100.0 * SAMPLED_BYTES / bytes_),
                 "parts": parts,
             }
-            statement = getattr(self._sql, f"{self._options.table}_bounds")
+            statement = getattr(self._sql, f"cut_{self._options.table}")
             bounds = [tuple(key) for key in connection.exec_driver_sql(statement, values).scalars()]
         return [Stretch(first, beyond) for first, beyond in zip([None, *bounds], [*bounds, None], strict=True)]
 
     def read(self, partition: InputPartition) -> "Iterator[pyarrow.RecordBatch]":
         """Give the rows of a stretch, in batches."""
-        import pyarrow
-
         assert isinstance(partition, Stretch)  # noqa: S101 - it is one of ours
         arrow = self._table.arrow_schema()
         values: dict[str, Any] = {"subscriber_id": self._options.subscriber_id}

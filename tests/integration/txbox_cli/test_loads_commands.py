@@ -55,7 +55,7 @@ def merge(engine: Engine, run_id: str, chunk: int, **counts: int) -> None:
     change(
         engine,
         f"INSERT INTO bulk_load_chunk (run_id, chunk, {', '.join(names)}, rejected_sample) "
-        f"VALUES ('{run_id}', {chunk}, {values}, '[\"no id: \\u001b\"]')",
+        f"VALUES ('{run_id}', {chunk}, {values}, '{{\"causes\": [], \"sample\": [\"no id: \\u001b\"], \"differing\": 0, \"differing_sample\": []}}')",
     )
 
 

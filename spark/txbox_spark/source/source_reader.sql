@@ -21,7 +21,7 @@ SELECT greatest(
   (SELECT coalesce(sum(pg_relation_size(relid)), 0)::bigint FROM pg_partition_tree(%(name)s::regclass))
 )
 
--- name: inbox_bounds
+-- name: cut_inbox
 -- Ids that cut the inbox, or a subscriber's part of it, evenly: quantiles of a sample of its blocks.
 -- parameters: subscriber_id text (null: all), percent real, parts bigint
 -- returns: the key, as text[]
@@ -51,7 +51,7 @@ WHERE (%(subscriber_id)s::text IS NULL OR subscriber_id = %(subscriber_id)s)
     OR (subscriber_id, message_id) < ((%(beyond)s::text[])[1], (%(beyond)s::text[])[2])
   )
 
--- name: outbox_sent_bounds
+-- name: cut_outbox_sent
 -- Ids that cut what was sent evenly.
 -- parameters: percent real, parts bigint
 -- returns: the key, as text[]
@@ -72,7 +72,7 @@ FROM {{outbox_sent}}
 WHERE (%(first)s::text[] IS NULL OR message_id >= (%(first)s::text[])[1])
   AND (%(beyond)s::text[] IS NULL OR message_id < (%(beyond)s::text[])[1])
 
--- name: letters_bounds
+-- name: cut_letters
 -- Numbers that cut the dead letters evenly.
 -- parameters: subscriber_id text (null: all), percent real, parts bigint
 -- returns: the key, as text[]
