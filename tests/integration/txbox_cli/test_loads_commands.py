@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from support.program import Ended
 from support.spark.bulk_loads import APPLY_ALLOWED, Books, purchases
 from txbox.loads import BulkLoads
+from txbox_spark.rejects.remarks import Remarks
 
 Txbox = Callable[..., Ended]
 
@@ -49,13 +50,16 @@ def begin(engine: Engine, run_id: str, *, subscriber: str = "billing", **columns
     return run_id
 
 
+REMARKS = json.dumps(Remarks(sample=("no id: \x1b",)).as_json())
+
+
 def merge(engine: Engine, run_id: str, chunk: int, **counts: int) -> None:
     names = ("rows_read", "rows_rejected", "already_processed", "parked", "applied", "expired")
     values = ", ".join(str(counts.get(name, 0)) for name in names)
     change(
         engine,
         f"INSERT INTO bulk_load_chunk (run_id, chunk, {', '.join(names)}, rejected_sample) "
-        f"VALUES ('{run_id}', {chunk}, {values}, '{{\"causes\": [], \"sample\": [\"no id: \\u001b\"], \"differing\": 0, \"differing_sample\": []}}')",
+        f"VALUES ('{run_id}', {chunk}, {values}, '{REMARKS}')",
     )
 
 
@@ -205,7 +209,7 @@ def test_a_run_that_has_failed_is_shown_and_finished(txbox: Txbox, engine: Engin
 
     books.run("DELETE FROM forbidden")
     ended = txbox("loads", "resume", run_id[:6], *what, *how, "--json")
-    assert (ended.status, json.loads(ended.out)["attempts"]) == (0, 2), ended.err
+    assert (ended.status, json.loads(ended.out)["attempts"]) == (3, 2), ended.err  # one row is rejected
     books.require_applied(events)
     shown = json.loads(txbox("loads", "show", run_id, "--json").out)
     assert (shown["state"], shown["finish"], shown["staging_table"]) == ("finished", None, None)

@@ -70,7 +70,7 @@ def test_tables_that_are_not_there(txbox: Txbox, command: list[str], events: str
     [
         (["--upsert-into", "nowhere"], "--upsert-into: there is no table nowhere"),
         (["--upsert-into", "purchase", "--key", "cents"], "no unique key on (cents)"),
-        (["--upsert-into", "purchase", "--only-if-newer", "at"], "has no column at to tell what is newer"),
+        (["--upsert-into", "purchase", "--only-if", "newer:at"], "has no column at to tell what is newer"),
         (["--upsert-into", "purchase", "--fields", "order_id text, c text"], "has no column c, and the events have"),
     ],
 )
