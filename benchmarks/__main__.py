@@ -17,6 +17,7 @@ SUBJECTS = (
     "ledger",
     "deadlocks",
     "bulk_load",
+    "spark_write",
     "audit",
     "retention",
     "dashboard",

@@ -159,7 +159,7 @@ class Loading:
         )
         return dict(report.seconds)
 
-    def _measured(self, key: str, load: Any) -> Sample:
+    def _measured(self, key: str, load: Any, *, is_merged: bool = True) -> Sample:
         after = {AGAIN: (COPY, FEW), FEW: (COPY, AGAIN)}.get(key)
         if after is None or self._last not in after:
             self.events.reset(self.run.database)
@@ -171,7 +171,8 @@ class Loading:
         began = time.perf_counter()
         load()
         seconds = time.perf_counter() - began
-        self.events.check(self.run.database, key)
+        if is_merged:
+            self.events.check(self.run.database, key)
         return Sample(self.events.rows / seconds)
 
     def _psql(self, before: str, file: str, after: str) -> None:

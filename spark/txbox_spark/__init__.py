@@ -10,13 +10,18 @@
     )
 """
 
+from txbox.effects import Upsert
 from txbox_spark.bulk_load import bulk_load
+from txbox_spark.load_plan import LoadPlan, plan_load
 from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import RunNotFound
 from txbox_spark.merging.effect_runner import ApplyFailed
+from txbox_spark.merging.statement_checker import StatementPlan
 from txbox_spark.reading.errors import SourceError
 from txbox_spark.reading.sources import EventSource, read_events, source_of
+from txbox_spark.reading.tables import read_source
 from txbox_spark.reconcile import Reconciliation, reconcile
+from txbox_spark.rejects.remarks import RejectedCause, TooManyRejected
 from txbox_spark.report import BulkLoadReport, JobProgress
 from txbox_spark.runtime.java import SparkSetupError, require_jdk
 from txbox_spark.runtime.session import JDBC_DRIVER, require_jdbc_driver, spark_session
@@ -30,13 +35,20 @@ __all__ = [
     "BulkLoadReport",
     "EventSource",
     "JobProgress",
+    "LoadPlan",
     "Reconciliation",
+    "RejectedCause",
     "RunNotFound",
     "SourceError",
     "SparkSetupError",
+    "StatementPlan",
+    "TooManyRejected",
+    "Upsert",
     "bulk_load",
     "inbox_sink",
+    "plan_load",
     "read_events",
+    "read_source",
     "reconcile",
     "require_jdbc_driver",
     "require_jdk",

@@ -11,22 +11,28 @@ because chunks that are done are not even read.
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Unpack
 
+from txbox.effects import Upsert
+from txbox.instrumentation import BulkLoaded, Hook, emit
 from txbox.postgres.engines import open_engine
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.tracing import NO_TRACING, Tracing, error_type
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.loader import load
 from txbox_spark.loading.progress_reporter import ProgressReporter
-from txbox_spark.options import LoadOptions, ValidLoadOptions
+from txbox_spark.options import TABLE, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.event_rows import prepare
 from txbox_spark.reading.sources import EventSource
-from txbox_spark.report import BulkLoadReport, OnProgress
+from txbox_spark.rejects.rejects_table import RejectsTable
+from txbox_spark.report import OUTCOMES, BulkLoadReport, OnProgress
 from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.lazy_imports import DataFrame
 from txbox_spark.subscribers import warn_of_new_subscriber
 from txbox_spark.survey import seem_few
+from txbox_spark.upserts import with_upsert_as_statement
 
 
 def bulk_load(
@@ -36,6 +42,7 @@ def bulk_load(
     resume: str | None = None,
     on_progress: OnProgress | None = None,
     tracing: Tracing = NO_TRACING,
+    hooks: Iterable[Hook] = (),
     **options: Unpack[LoadOptions],
 ) -> BulkLoadReport:
     """Apply every event of a DataFrame once, whatever has been applied before or is being applied by live workers.
@@ -48,6 +55,7 @@ def bulk_load(
         resume: a run to be finished, in place of beginning one.
         on_progress: called with the progress, from a thread of its own.
         tracing: makes a span for the load, each of its stages, and each chunk.
+        hooks: get ``txbox.instrumentation.BulkLoaded`` when the load has ended well.
         options: those of ``txbox_spark.options.LoadOptions``; ``url``, ``subscriber_id``, ``message_id`` and ``apply``
             are required.
 
@@ -60,9 +68,18 @@ def bulk_load(
         RunNotFound: there is no run to resume of that name.
         SchemaMissing: txbox's tables do not exist.
         SparkSetupError: writer jdbc, and Spark has no JDBC driver.
+        ApplyFailed, RightsMissing: the ``Upsert`` does not fit its table, or this user may not write to it.
     """
     valid = ValidLoadOptions.given_to("bulk_load", options)
-    return load_events(events, valid, valid.writer, source, resume, on_progress, tracing)
+    report = load_events(events, valid, valid.writer, source, resume, on_progress, tracing)
+    emit_loaded(hooks, report, "bulk load")
+    return report
+
+
+def emit_loaded(hooks: Iterable[Hook], report: BulkLoadReport, source: str) -> None:
+    """Tell hooks what a load came to."""
+    counts = {name: getattr(report, name) for name in OUTCOMES}
+    emit(tuple(hooks), BulkLoaded(report.subscriber_id, source, counts, sum(report.seconds.values())))
 
 
 def load_events(
@@ -104,15 +121,35 @@ def _load_events(
     on_progress: OnProgress | None,
     tracing: Tracing,
 ) -> BulkLoadReport:
+    upserts = isinstance(options.apply, Upsert)
+    with opened_context(events, options, source, on_progress, tracing) as context:
+        if upserts:
+            context.explain()
+        if (to := options.rejected_to) is not None and to.startswith(TABLE):
+            context.rejects = RejectsTable.named(context.engine, to.removeprefix(TABLE))
+        context.staging.sweep(options.abandoned_seconds)
+        return load(context, writer, resume)
+
+
+@contextmanager
+def opened_context(
+    events: DataFrame,
+    options: ValidLoadOptions,
+    source: EventSource | None,
+    on_progress: OnProgress | None,
+    tracing: Tracing = NO_TRACING,
+) -> Iterator[LoadContext]:
+    """Open what a load works with, and check that it can begin."""
     spark = events.sparkSession
     chunks_at_once = options.parallelism or max(1, spark.sparkContext.defaultParallelism)
     engine = guard(open_engine(options.database, pool_size=chunks_at_once + _CONNECTIONS_BESIDE_CHUNKS))
     try:
+        options = with_upsert_as_statement(options, engine, events)
         context = LoadContext(
             spark=spark,
             engine=engine,
             options=options,
-            events=prepare(events, options.message_id, options.column_types, options.fields),
+            events=prepare(events, options.message_id, options.column_types, options.fields, options.keep),
             source="a DataFrame" if source is None else source.description,
             digest=_digest(events, source, options.message_id),
             parallelism=chunks_at_once,
@@ -122,8 +159,7 @@ def _load_events(
         )
         context.ledger.check()
         warn_of_new_subscriber(engine, options.schema, options.prefix, options.subscriber_id)
-        context.staging.sweep(options.abandoned_seconds)
-        return load(context, writer, resume)
+        yield context
     finally:
         engine.dispose()
 

@@ -3,23 +3,31 @@
 The first class types the keyword arguments; the second one holds their defaults, and refuses what cannot work.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Required, Self, TypedDict
 
 from sqlalchemy import URL
 
 from txbox import Inbox, InvalidConfiguration, SqlEffect
-from txbox.effects import Field
+from txbox.effects import Field, Upsert
 from txbox.postgres.urls import database_url
 from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.merging.effect_runner import Apply
 from txbox_spark.merging.merge_sizer import LOCK_SECONDS
 from txbox_spark.reading.columns import EventColumn
+from txbox_spark.reading.row_order import ANY, is_known
 
 __all__ = ["ABANDONED_SECONDS", "CHUNK_ROWS", "LoadOptions"]
 
 WRITERS = AUTO, COPY, JDBC = "auto", "copy", "jdbc"
+
+TABLE = "table:"
+"""What a ``rejected_to`` that is a table begins with."""
+
+_MOST_REJECTED = re.compile(r"[0-9]+|(?:100(?:\.0+)?|[0-9]{1,2}(?:\.[0-9]+)?)%")
 
 CHUNK_ROWS = 1_000_000
 """Rows that a transaction merges, about, at most."""
@@ -40,10 +48,11 @@ class LoadOptions(TypedDict, total=False):
         message_id: the column that holds the message id, or an expression of Spark SQL that makes it; it must be what
             the live workers record.
         apply: the effect: a ``txbox.SqlEffect``, whose fields are then the columns, by name or place, judged as workers
-            judge them (with an outbox, it publishes in each chunk's transaction); or SQL statements over the relation
-            ``fresh_event``, which has the events' columns, and ``message_id`` as text; or a picklable callable that is
-            given the transaction's SQLAlchemy connection, in which that relation is. It runs in the transaction of each
-            chunk that has events that are first, and may run again after a deadlock, when what it did is rolled back.
+            judge them (with an outbox, it publishes in each chunk's transaction); or a ``txbox_spark.Upsert`` into a
+            table; or SQL statements over the relation ``fresh_event``, which has the events' columns, and
+            ``message_id`` as text; or a picklable callable that is given the transaction's SQLAlchemy connection, in
+            which that relation is. It runs in the transaction of each chunk that has events that are first, and may run
+            again after a deadlock, when what it did is rolled back.
         schema: the Postgres schema that holds txbox's tables; None, the default, leaves it to the search path.
         prefix: what those tables' names start with; nothing by default.
         column_types: Postgres types of columns, where Spark's own type does not say enough, such as
@@ -66,12 +75,19 @@ class LoadOptions(TypedDict, total=False):
             that are UUIDs of version 7 count in any case.
         apply_expired: apply such events, too. Those that were processed before the horizon are applied once more, so
             say it only of events that were not.
+        rejected_to: where all rejected rows are kept, each with its cause: a folder, which gets lines of JSON, or
+            ``table:NAME``, a table in Postgres, which is created unless it is there. None, the default: they are
+            counted by their causes, and some are shown.
+        max_rejected: how many rows may be rejected, as a number or as ``"2.5%"`` of all; more of them end the load.
+            What the rows alone tell is counted before the first event is applied. None, the default: any number.
+        keep: which of several rows with one id is taken: "latest:COLUMN", "earliest:COLUMN", by a number, a date or a
+            time, nulls last; or "any", the default. How many ids have rows that differ is in the report.
     """
 
     url: Required[str | URL]
     subscriber_id: Required[str]
     message_id: Required[str]
-    apply: Required[Apply]
+    apply: Required[Apply | Upsert]
     schema: str | None
     prefix: str
     column_types: Mapping[str, str] | None
@@ -85,6 +101,9 @@ class LoadOptions(TypedDict, total=False):
     force: bool
     sent_at: str | None
     apply_expired: bool
+    rejected_to: str | None
+    max_rejected: int | str | None
+    keep: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +118,7 @@ class ValidLoadOptions:
     url: str | URL = field(repr=False)
     subscriber_id: str
     message_id: str
-    apply: Apply
+    apply: Apply | Upsert
     schema: str | None = None
     prefix: str = ""
     column_types: Mapping[str, str] | None = None
@@ -113,6 +132,9 @@ class ValidLoadOptions:
     force: bool = False
     sent_at: str | None = None
     apply_expired: bool = False
+    rejected_to: str | None = None
+    max_rejected: int | str | None = None
+    keep: str = ANY
     database: URL = field(init=False)  # the URL with its driver
 
     @classmethod
@@ -138,13 +160,24 @@ class ValidLoadOptions:
         self._require(self.writer in WRITERS, f"writer must be one of {', '.join(WRITERS)}, not {self.writer!r}")
         self._require(parallelism is None or parallelism >= 1, f"parallelism must be at least 1, not {parallelism!r}")
         self._require(self.chunk_rows >= 1, f"chunk_rows must be at least 1, not {self.chunk_rows!r}")
+        self._require(
+            self.max_rejected is None or _MOST_REJECTED.fullmatch(str(self.max_rejected)) is not None,
+            f"max_rejected must be a number of rows, or such as '2.5%', not {self.max_rejected!r}",
+        )
+        self._require(
+            self.rejected_to is None or self.rejected_to.removeprefix(TABLE).strip() != "",
+            f"rejected_to must be a folder, or {TABLE}NAME, not {self.rejected_to!r}",
+        )
+        self._require(is_known(self.keep), f"keep must be any, latest:COLUMN or earliest:COLUMN, not {self.keep!r}")
         for name in ("lock_seconds", "stalled_seconds", "effects_seconds"):
             seconds = getattr(self, name)
             self._require(0 < seconds <= 24 * 3600, f"{name} must be more than 0 and at most a day, not {seconds!r}")
         self._require(
-            not isinstance(apply, SqlEffect) or not self.column_types,
-            "column_types are for statements without fields; the fields of a SqlEffect have types",
+            self.fields is None or not self.column_types,
+            "column_types are for statements without fields; fields, of a SqlEffect or an Upsert, have types",
         )
+        if isinstance(apply, Upsert):
+            return
         if isinstance(apply, SqlEffect) or callable(apply):
             self._require_picklable(apply)
             return
@@ -158,13 +191,24 @@ class ValidLoadOptions:
 
     @property
     def statements(self) -> Apply:
-        """What is applied: of an effect its script alone, unless that publishes."""
+        """What is applied: of an effect its script alone, unless that publishes. An upsert is a statement by then."""
+        if isinstance(self.apply, Upsert):
+            raise AssertionError("with_upsert_as_statement makes a statement of it before")
         return self.apply.script if isinstance(self.apply, SqlEffect) and not self.apply.publishes else self.apply
 
     @property
     def fields(self) -> Mapping[str, Field] | None:
         """The fields of the effect; None: the columns of the events."""
+        if isinstance(self.apply, Upsert):
+            return self.apply.typed_fields
         return self.apply.fields if isinstance(self.apply, SqlEffect) else None
+
+    def most_rejected(self, rows: int) -> int | None:
+        """Return how many of so many rows may be rejected; None: any number."""
+        if self.max_rejected is None:
+            return None
+        number, percent, _ = str(self.max_rejected).partition("%")
+        return int(rows * Decimal(number) / 100) if percent else int(number)
 
     def check_sent_at(self, columns: Sequence[EventColumn]) -> None:
         """Raise ``InvalidConfiguration`` if ``sent_at`` is none of the columns of ``fresh_event`` that are a time."""

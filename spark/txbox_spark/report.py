@@ -4,6 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from txbox_spark.rejects.remarks import RejectedCause
+
+OUTCOMES = ("rejected", "duplicate_in_source", "already_processed", "parked", "expired", "applied")
+"""What may become of a row: names of counts that add up to the rows that were read."""
+
 
 @dataclass(frozen=True, slots=True)
 class BulkLoadReport:
@@ -22,7 +27,7 @@ class BulkLoadReport:
         chunks: how many transactions the events were applied in.
         read: rows of the source.
         rejected: rows that cannot be loaded.
-        rejected_sample: some of those, each with the reason.
+        rejected_sample: some of those, each with the cause.
         duplicate_in_source: rows whose id another row of the source has.
         already_processed: events that were processed before.
         applied: events that were first, and whose effect is committed.
@@ -30,6 +35,10 @@ class BulkLoadReport:
         parked: events that wait as dead letters, and are processed when they are redriven.
         expired: events that were sent before the subscriber's horizon: whether they were processed is forgotten, and
             they were not applied.
+        rejected_causes: why rows were rejected, the cause with the most rows first.
+        rejected_to: where all rejected rows are; None if that was not asked for.
+        differing: ids that have several rows which are not the same; of each, ``keep`` says which one was taken.
+        differing_sample: some of those ids.
     """
 
     run_id: str
@@ -48,10 +57,29 @@ class BulkLoadReport:
     seconds: Mapping[str, float] = field(default_factory=dict)
     parked: int = 0
     expired: int = 0
+    rejected_causes: tuple[RejectedCause, ...] = ()
+    rejected_to: str | None = None
+    differing: int = 0
+    differing_sample: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MergePace:
+    """How fast a merge has been lately, without what earlier attempts have merged.
+
+    Attributes:
+        rows_per_second: rows that were read and merged.
+        chunks_per_minute: chunks that were merged.
+        seconds_left: an estimate of how long it goes on.
+    """
+
+    rows_per_second: float
+    chunks_per_minute: float
+    seconds_left: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +88,13 @@ class JobProgress:
 
     Attributes:
         run_id: of the ledger; None before there is a run.
-        stage: "survey", "staging" or "merge".
+        stage: "survey", "staging" or "merge"; of a dry run, "survey" or "ids".
         done: tasks or chunks that are done.
         total: of how many; 0 until Spark has planned it.
         applied: events applied so far, by all attempts.
+        rows: rows of the chunks that are merged so far, by all attempts.
+        total_rows: of how many.
+        pace: of the merge; None as long as it is not known.
     """
 
     run_id: str | None
@@ -71,6 +102,9 @@ class JobProgress:
     done: int
     total: int
     applied: int = 0
+    rows: int = 0
+    total_rows: int = 0
+    pace: MergePace | None = None
 
 
 OnProgress = Callable[[JobProgress], object]

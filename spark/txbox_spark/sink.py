@@ -25,15 +25,16 @@ a short one of its own, with the text that Spark expects, and keeps py4j from lo
 import logging
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Unpack
 
 from sqlalchemy import NullPool
 
 from txbox import TxboxError
+from txbox.instrumentation import Hook
 from txbox.postgres.engines import open_engine
-from txbox_spark.bulk_load import load_events
+from txbox_spark.bulk_load import emit_loaded, load_events
 from txbox_spark.loading.context import BulkLoadFailed
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_spark.loading.writer import FEW, WriterChoice
@@ -75,7 +76,9 @@ class BatchInterrupted(TxboxError):
         )
 
 
-def inbox_sink(*, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions]) -> Callable[[DataFrame, int], None]:
+def inbox_sink(
+    *, on_batch: OnBatch | None = None, hooks: Iterable[Hook] = (), **options: Unpack[LoadOptions]
+) -> Callable[[DataFrame, int], None]:
     """Make the function that ``DataStreamWriter.foreachBatch`` calls: every event of the stream is applied once.
 
     Rejected rows are counted, logged as a warning with a sample, and in the report; they do not stop the query.
@@ -95,6 +98,7 @@ def inbox_sink(*, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions
     Args:
         on_batch: called with each batch's number and report, but for batches without rows. After a restart it may be
             called with the same number again. What it raises ends the query.
+        hooks: get ``txbox.instrumentation.BulkLoaded`` after each batch, but for those without rows.
         options: those of ``txbox_spark.options.LoadOptions``; ``url``, ``subscriber_id``, ``message_id`` and ``apply``
             are required.
 
@@ -107,6 +111,7 @@ def inbox_sink(*, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions
     valid = ValidLoadOptions.given_to("inbox_sink", options)
     logging.getLogger("py4j.clientserver").addFilter(_is_not_interruption)
     ledger = LoadLedger(open_engine(valid.database, poolclass=NullPool), valid.schema, valid.prefix)
+    hooks = tuple(hooks)
     unnamed = str(uuid.uuid4())
     chosen = WriterChoice(valid.writer, "asked for")
     clean: str | None = None
@@ -146,6 +151,8 @@ def inbox_sink(*, on_batch: OnBatch | None = None, **options: Unpack[LoadOptions
         if report.rejected:
             sample = "; ".join(report.rejected_sample)
             _log.warning("%s: %d of %d rows rejected: %s", report.source, report.rejected, report.read, sample)
+        if report.read:
+            emit_loaded(hooks, report, f"stream {query}")
         if report.read and on_batch is not None:
             reason = report.writer_reason if chosen.writer == AUTO else chosen.reason
             on_batch(batch_id, replace(report, writer_reason=reason))

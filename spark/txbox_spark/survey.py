@@ -7,6 +7,14 @@ from typing import Any
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED, PreparedEvents
+from txbox_spark.rejects.remarks import (
+    NO_REMARKS,
+    SHOWN_CAUSES,
+    SHOWN_CHARACTERS,
+    RejectedCause,
+    RejectedRow,
+    Remarks,
+)
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 SAMPLE_IDS = 20_000
@@ -27,7 +35,7 @@ class Survey:
     sample: tuple[str, ...]  # ids, evenly drawn from all distinct ones, sorted as Postgres sorts them
     content: bytes  # a digest of the rows' ids, whatever their order
     rejected: int | None = None  # how many rows cannot be loaded; None if they were not counted
-    rejected_sample: tuple[str, ...] = ()  # some of those
+    remarks: Remarks = NO_REMARKS  # some of those
 
 
 def seem_few(events: DataFrame) -> bool:
@@ -84,8 +92,29 @@ def survey(events: PreparedEvents, *, count_rejected: bool) -> Survey:
         # counted.
         found = rows.agg(*metrics).collect()[0].asDict()
     sample = tuple(sorted({row[0] for row in drawn}))
-    shown = tuple(sorted({one for one in (found.get("a"), found.get("z")) if one is not None}))
+    rejected = {one for one in (found.get("a"), found.get("z")) if one is not None}
+    shown = Remarks(sample=tuple(sorted(RejectedRow.from_json(one).shown for one in rejected)))
     return Survey(int(found["rows"]), sample, _digest(found), found.get("rejected"), shown)
+
+
+def rejected_causes(events: PreparedEvents) -> tuple[RejectedCause, ...]:
+    """Count rejected rows by their causes, in a pass of its own."""
+    rejected = events.identified.where(sql.col(REJECTED).isNotNull()).select(REJECTED)
+    row = sql.from_json(REJECTED, "cause string, column string, value string, event string").alias("row")
+    value = sql.coalesce("row.value", sql.lit(""))
+    found = (
+        rejected.select(row)
+        .groupBy("row.cause", "row.column")
+        .agg(
+            sql.count(sql.lit(1)).alias("rows"),
+            sql.when(sql.min(value) == sql.max(value), sql.max("row.value")).alias("value"),
+            sql.min(sql.left("row.event", sql.lit(SHOWN_CHARACTERS))).alias("example"),
+        )
+        .orderBy(sql.desc("rows"), "cause")
+        .limit(SHOWN_CAUSES)
+        .collect()
+    )
+    return tuple(RejectedCause(**one.asDict()) for one in found)
 
 
 def _is_valid() -> Column:

@@ -21,6 +21,7 @@ from txbox import Outcome, Reason, instrumentation
 from txbox.instrumentation import (
     Audited,
     BrokerRestored,
+    BulkLoaded,
     Committed,
     Contended,
     DatabaseRestored,
@@ -61,6 +62,7 @@ EVERY_MEASUREMENT = (
     PublisherOverdue("billing", "queue", 1, 60.0),
     Relayed("billing", "queue", 1, 1, 1, 0.1),
     Maintained("txbox:maintenance", "inbox", 1, 0.1),
+    BulkLoaded("billing", "bulk load", {"applied": 1}, 0.1),
     RunwayRead("txbox:maintenance", "processed_message", 1.0, 1.0, [(1, 1)]),
     HorizonRead("billing", "processed_message", 1.0, None),
     Audited("billing", "queue", {"sent": 1}, True, 0.1),

@@ -33,7 +33,7 @@ PUBLIC = {
         DeadLetter DeadLetters Failures HeldKey LetterCount LetterFilter LetterOperation LetterOperations
         LetterOutcome LetterResult OperationKind Reason
     """,
-    "txbox.effects": "Field SqlEffect",
+    "txbox.effects": "Field SqlEffect Upsert",
     "txbox.entities": "HighestEventIds MAX_KEPT RecentMessageIds update_if_newer update_once",
     "txbox_aws.dynamodb": "DynamoDBLedger create_lease_table dynamodb_client",
     "txbox_aws.publishers": "AwsPublisher EventBridgePublisher SnsPublisher SqsPublisher aws_publishers",
@@ -43,7 +43,7 @@ PUBLIC = {
     "txbox.maintenance": "Maintainer MaintenanceReport PlannedTask Retention",
     "txbox.audit": "AuditReport Finding FindingKind Stretch audit audit_inbox",
     "txbox.instrumentation": """
-        Audited BrokerLost BrokerRestored Committed Contended DatabaseLost DatabaseRestored Drained Event
+        Audited BrokerLost BrokerRestored BulkLoaded Committed Contended DatabaseLost DatabaseRestored Drained Event
         HeartbeatFailed Hook HorizonRead Maintained Paused PublisherOverdue Received Relayed Resumed Retried
         RunwayRead Settled Stopped emit
     """,
@@ -57,9 +57,10 @@ PUBLIC = {
     "txbox_workers.options": "MAX_ATTEMPTS ProcessingOptions WorkerOptions",
     "txbox_workers.worker": "Worker",
     "txbox_spark": """
-        ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress Reconciliation
-        RunNotFound SourceError SparkSetupError bulk_load inbox_sink read_events reconcile require_jdbc_driver
-        require_jdk source_of spark_session
+        ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress LoadPlan
+        Reconciliation RejectedCause RunNotFound SourceError SparkSetupError StatementPlan TooManyRejected Upsert
+        bulk_load inbox_sink plan_load read_events read_source reconcile require_jdbc_driver require_jdk source_of
+        spark_session
     """,
     "txbox_spark.source": "FORMAT TxboxSource",
     "pyspark_txbox": "DefaultSource",

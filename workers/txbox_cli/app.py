@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 import txbox
 from txbox.instrumentation.json_logs import JsonFormatter
 from txbox.postgres.urls import DATABASE_URL_VARIABLE
-from txbox_cli.commands import audit, bulk_load, db, dead_letters, demo, dev, outbox, reconcile, relay, status
+from txbox_cli.commands import audit, bulk_load, db, dead_letters, demo, dev, loads, outbox, reconcile, relay, status
 from txbox_cli.commands.operate import dashboard, exporter, maintain, pause
 from txbox_cli.commands.worker import worker
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
@@ -70,6 +70,7 @@ app.command("audit", short_help="Prove that all that was sent is processed.")(au
 app.command("reconcile", short_help="Compare an archive of events with the inbox.")(reconcile.reconcile)
 app.add_typer(db.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters", short_help="Look at parked messages, send them again.")
+app.add_typer(loads.app, name="loads", short_help="Look at bulk loads, finish and forget them.")
 app.add_typer(outbox.app, name="outbox", short_help="Look up what was sent, and send it again.")
 
 

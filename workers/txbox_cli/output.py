@@ -75,6 +75,17 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
+def span(seconds: float) -> str:
+    """Return a span of time in its two largest units."""
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s" if seconds < 1 else f"{seconds:.0f} s"
+    if seconds < _HOUR:
+        return f"{seconds // _MINUTE:.0f} min {seconds % _MINUTE:.0f} s"
+    if seconds < _DAY:
+        return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:.0f} min"
+    return f"{seconds // _DAY:.0f} d {seconds % _DAY // _HOUR:.0f} h"
+
+
 def print_json(value: Mapping[str, Any] | list[Any], *, one_line: bool = False) -> None:
     """Print a value as JSON; times in ISO 8601, bytes as text as far as they are."""
     typer.echo(json.dumps(value, indent=None if one_line else 2, default=_as_json))
@@ -96,3 +107,6 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400

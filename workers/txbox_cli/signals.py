@@ -14,6 +14,9 @@ END_SECONDS = 8.0
 _asked: list[int] = []
 """The signals that asked this process to end. A list: a handler may take no lock, as it may interrupt who holds it."""
 
+_at_once: list[Callable[[], object]] = []
+"""What a handler calls, before it raises; none of it takes a lock."""
+
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
@@ -25,10 +28,16 @@ def terminated_as_interrupt() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         _asked.clear()
+        _at_once.clear()
 
 
-def interrupted_plainly() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt, and do nothing else, whatever a library has made of it."""
+def interrupted_plainly(at_once: Callable[[], object]) -> None:
+    """Have Ctrl-C raise KeyboardInterrupt, whatever a library has made of it.
+
+    Args:
+        at_once: is called before, whichever signal asks to end. It may take no lock.
+    """
+    _at_once[:] = [at_once]
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _interrupt)
 
@@ -94,4 +103,6 @@ def hangup_terminates() -> Iterator[None]:
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     _asked.append(number)
+    for act in _at_once:
+        act()
     raise KeyboardInterrupt

@@ -1,29 +1,43 @@
 """What the commands on Spark share: their options, a session, and the display of its progress."""
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress, TextColumn
 
+from txbox import InvalidConfiguration
+from txbox.effects import Upsert
 from txbox.postgres.transactions import check_table
 from txbox.schema import tables
 from txbox_cli.errors import CommandFailed, UsageError
-from txbox_cli.options import Database
-from txbox_cli.output import plain_console, progress_bars
+from txbox_cli.options import Database, ReadBy
+from txbox_cli.output import plain_console, progress_bars, span
 from txbox_cli.settings import is_submitted, uses_hadoop
 from txbox_cli.signals import ended_in_time, interrupted_plainly, seen_as_interrupt
 
 if TYPE_CHECKING:
-    from txbox_spark import JobProgress
+    from txbox_spark import EventSource, JobProgress
 
 PathsArgument = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
-        metavar="PATH...", help="Files or folders: Parquet, JSON lines or CSV; s3a://bucket/folder where Spark can."
+        metavar="PATH...",
+        show_default=False,
+        help="Files or folders: Parquet, JSON lines or CSV; s3a://bucket/folder where Spark can.",
+    ),
+]
+SourceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE",
+        help="In place of paths: table:CATALOG.NAME, delta:PATH, iceberg:NAME, or jdbc:URL with --read-option "
+        "dbtable=NAME or query=SELECT…; jars by --conf spark.jars.packages=….",
     ),
 ]
 SubscriberOption = Annotated[
@@ -72,6 +86,9 @@ ConfOption = Annotated[
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _WITHOUT_C2 = "-XX:TieredStopAtLevel=1"
 
+_BESIDE_REMARK = 34
+"""Characters of a bar, at least, with its stage, its count and its time."""
+
 SECONDS_PER_LINE = 10.0
 """How often a line about a stage is printed where stderr is no terminal."""
 
@@ -87,19 +104,80 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What events are read from: paths of files, or a source that is none."""
+
+    paths: Sequence[str]
+    source: str | None
+    format: str | None
+    encoding: str | None
+    options: Mapping[str, str]
+
+    def read(self, session: Any, **files: Any) -> "tuple[Any, EventSource | None]":
+        """Return the events as a DataFrame, and the source, if it is not files.
+
+        Args:
+            session: of Spark.
+            files: more for ``read_events``, if it is files: anything else has its own columns.
+
+        Raises:
+            SourceError: they cannot be read.
+        """
+        from txbox_spark import read_events, read_source
+
+        if self.source is not None:
+            return read_source(session, self.source, options=self.options)
+        events = read_events(
+            session, self.paths, format=self.format, encoding=self.encoding, options=self.options, **files
+        )
+        return events, None
+
+
+def chosen_events(
+    paths: PathsArgument = None,
+    source: SourceOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option's name
+    encoding: EncodingOption = None,
+    read_options: ReadOption = None,
+) -> Events:
+    """Return what the options say that events are read from.
+
+    Raises:
+        UsageError: it is not paths, and no source, or options are of the other.
+    """
+    options = pairs("--read-option", read_options)
+    if bool(paths) == (source is not None):
+        raise UsageError("name what to read: the paths of files, or a --source such as table:archive.purchases")
+    if source is not None:
+        from txbox_spark import SourceError
+        from txbox_spark.reading.tables import check_source
+
+        if format is not None or encoding is not None:
+            raise UsageError("--format and --encoding are of files, and a --source has neither")
+        try:
+            check_source(source, options)
+        except SourceError as error:
+            raise UsageError(f"--source: {error}") from error
+    return Events(list(paths or ()), source, format, encoding, options)
+
+
+EventsOptions = Annotated[Events, ReadBy(chosen_events)]
+
+
 def check_before_spark(
     db: Database,
-    paths: Sequence[str],
-    format_: str | None,
+    events: Events,
     master: str | None,
     *,
     ledger: bool,
     resume: str | None = None,
+    upsert: Upsert | None = None,
 ) -> None:
     """Check what can be checked before Spark starts, which takes long.
 
     The database must have the inbox, or with ``ledger`` the tables of bulk loads; paths on this machine, and the run to
-    ``resume``, must exist.
+    ``resume``, must exist; the table of an ``upsert`` must fit it.
     """
     from txbox_spark import SourceError
     from txbox_spark.loading.ledger import LoadLedger, RunNotFound
@@ -107,10 +185,10 @@ def check_before_spark(
     from txbox_spark.runtime.session import require_pyspark
 
     require_pyspark()
-    if format_ is not None and format_ not in FORMATS:
-        raise UsageError(f"--format {format_} is unknown; use one of {', '.join(FORMATS)}")
+    if events.format is not None and events.format not in FORMATS:
+        raise UsageError(f"--format {events.format} is unknown; use one of {', '.join(FORMATS)}")
     if _reads_this_machine(master):
-        for path in paths:
+        for path in events.paths:
             if not any(sign in path for sign in ("://", *"*?[{")) and not Path(path).exists():
                 raise SourceError(f"there is nothing at {path}")
     with db.engine() as engine:
@@ -121,6 +199,12 @@ def check_before_spark(
                     LoadLedger(engine, db.schema, db.prefix).read(resume)
                 except RunNotFound as error:
                     raise UsageError(f"--resume: {error}") from error
+            if upsert is not None:
+                with engine.connect() as connection:
+                    try:
+                        upsert.check(connection)
+                    except InvalidConfiguration as error:
+                        raise UsageError(f"--upsert-into: {error}") from error
         else:
             with engine.connect() as connection:
                 check_table(connection, tables(db.schema, db.prefix).processed_message)
@@ -140,7 +224,7 @@ def java_options(paths: Sequence[str], master: str | None) -> str:
     from txbox_spark.survey import FEW_BYTES
 
     files = [Path(path) for path in paths]
-    if not (_reads_this_machine(master) and all(file.is_file() for file in files)):
+    if not (files and _reads_this_machine(master) and all(file.is_file() for file in files)):
         return ""
     return _WITHOUT_C2 if sum(file.stat().st_size for file in files) <= FEW_BYTES else ""
 
@@ -164,21 +248,20 @@ def session(
     from txbox_spark import BulkLoadFailed, spark_session
     from txbox_spark.reading.errors import InvalidFields
     from txbox_spark.runtime.jvm import cause_of_death, kill_jvm
-    from txbox_spark.runtime.session import quiet_pyspark
+    from txbox_spark.runtime.session import mute_jvm, quiet_pyspark
 
     console = plain_console(stderr=True)
     if console.is_terminal:
         console.print("starting Spark …", style="dim")
     quiet_pyspark()  # before the start: py4j logs a traceback for a Ctrl-C in the middle of it
-    interrupted_plainly()
+    interrupted_plainly(mute_jvm)
     settings = pairs("--conf", conf)
     if java:
         settings[_JAVA_OPTIONS] = f"{java} {settings.get(_JAVA_OPTIONS, '')}".strip()
-    with seen_as_interrupt():
-        spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=settings)
-    # Once more: Spark has set a handler that cancels jobs over the connection that it interrupts.
-    interrupted_plainly()
     with seen_as_interrupt(), ended_in_time(kill_jvm):
+        spark = spark_session(name, master=master, jdbc_jar=jdbc_jar, settings=settings)
+        # Once more: Spark has set a handler that cancels jobs over the connection that it interrupts.
+        interrupted_plainly(mute_jvm)
         try:
             yield spark
         except InvalidFields as error:
@@ -255,11 +338,20 @@ class _Bars:
             if before:
                 self._progress.update(self._tasks[before], completed=total, total=total)
             self._tasks[job.stage] = self._progress.add_task(job.stage, total=None, remark="")
-        self._progress.update(
-            self._tasks[job.stage], completed=job.done, total=job.total or None, remark=_remark(job).strip(", ")
-        )
+        remark = _remark(job, self._progress.console.width - _BESIDE_REMARK).strip()
+        self._progress.update(self._tasks[job.stage], completed=job.done, total=job.total or None, remark=remark)
         self._last = (job.stage, job.total)
 
 
-def _remark(job: "JobProgress") -> str:
-    return f" chunks, {job.applied:,} events applied" if job.stage == "merge" else " tasks"
+def _remark(job: "JobProgress", characters: float = math.inf) -> str:
+    """Say what is counted, and how fast it goes on: as much of it as there is room for."""
+    if job.stage != "merge":
+        return " tasks"
+    parts = [" chunks", f"{job.applied:,} events applied"]
+    if (pace := job.pace) is not None and job.done < job.total:
+        parts.append(f"{span(max(1, pace.seconds_left))} left")
+        parts.append(f"{pace.rows_per_second:,.0f} rows a second")
+        parts.append(f"{pace.chunks_per_minute:,.0f} chunks a minute")
+    while len(parts) > 2 and len(", ".join(parts)) > characters:
+        parts.pop()
+    return ", ".join(parts)

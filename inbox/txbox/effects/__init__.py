@@ -2,5 +2,6 @@
 
 from txbox.effects.fields import Field
 from txbox.effects.sql_effect import SqlEffect
+from txbox.effects.upsert import Upsert
 
-__all__ = ["Field", "SqlEffect"]
+__all__ = ["Field", "SqlEffect", "Upsert"]

@@ -10,7 +10,8 @@ The life of a batch::
                   the database has it         the broker has the outcome
 
 A relay emits ``Relayed``, a maintainer ``Maintained``; both emit those of outages and of their end, and a relay also
-those of pauses. An audit emits ``Audited``. What reads the runway emits ``RunwayRead`` and ``HorizonRead``.
+those of pauses. An audit emits ``Audited``, a bulk load ``BulkLoaded``. What reads the runway emits ``RunwayRead`` and
+``HorizonRead``.
 """
 
 import threading
@@ -25,6 +26,7 @@ __all__ = [
     "Audited",
     "BrokerLost",
     "BrokerRestored",
+    "BulkLoaded",
     "Committed",
     "Contended",
     "DatabaseLost",
@@ -173,6 +175,20 @@ class Maintained(Event):
     """A maintainer has removed so many rows, ``removed``, in ``seconds``; ``source`` is the task, such as ``inbox``."""
 
     removed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BulkLoaded(Event):
+    """A bulk load, or a batch of a stream, has ended well.
+
+    Attributes:
+        source: "bulk load", or the stream without the number of the batch.
+        counts: rows by what became of them, named as in ``BulkLoadReport``; they add up to those that were read.
+        seconds: how long its last attempt took.
+    """
+
+    counts: Mapping[str, int]
     seconds: float
 
 

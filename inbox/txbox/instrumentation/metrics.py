@@ -8,6 +8,7 @@ from txbox.instrumentation.events import (
     Audited,
     BrokerLost,
     BrokerRestored,
+    BulkLoaded,
     Committed,
     DatabaseLost,
     DatabaseRestored,
@@ -129,6 +130,14 @@ _MAINTAINED = Metric(
     "Rows that a maintainer has removed, by task",
     "task",
 )
+_BULK_LOADED = Metric(
+    "txbox_bulk_load_rows",
+    "txbox.bulk_load.rows",
+    Kind.COUNTER,
+    "{row}",
+    "Rows that bulk loads and streams have read, by what became of them: applied, rejected and others",
+    "outcome",
+)
 _MAINTENANCE_AGE = Metric(
     "txbox_maintenance_age_seconds",
     "txbox.maintenance.age",
@@ -181,6 +190,7 @@ METRICS = (
     _RELAY_LAG_SECONDS,
     _PUBLISHER_OVERDUE,
     _MAINTAINED,
+    _BULK_LOADED,
     _MAINTENANCE_AGE,
     _ROTATION_DUE,
     _HORIZON_AGE,
@@ -218,6 +228,11 @@ def figures(event: Event) -> Iterator[tuple[Metric, float, str]]:
             yield _DATABASE_UP, 1, ""
         case Maintained():
             yield _MAINTAINED, event.removed, event.source
+            yield _DATABASE_UP, 1, ""
+        case BulkLoaded():
+            for outcome, count in event.counts.items():
+                if count:
+                    yield _BULK_LOADED, count, outcome
             yield _DATABASE_UP, 1, ""
         case RunwayRead():
             if event.seconds_ago is not None:

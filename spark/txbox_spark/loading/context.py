@@ -8,19 +8,24 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 
-from txbox import TxboxError
+from txbox import SqlEffect, TxboxError
+from txbox.effects.sql_script import read_script
+from txbox.postgres.transactions import short_transaction
 from txbox.tracing import NO_SPAN, NO_TRACING, Span, Tracing, error_type
 from txbox_spark.loading.ledger import LoadLedger, Run
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.loading.staging_table import StagingTables
 from txbox_spark.merging.chunk_merger import MergePlan
-from txbox_spark.options import ValidLoadOptions
+from txbox_spark.merging.statement_checker import StatementPlan, explain_statements
+from txbox_spark.options import JDBC, ValidLoadOptions
 from txbox_spark.reading.event_rows import PreparedEvents
+from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.jdbc import is_about_data
 from txbox_spark.runtime.jobs import job_group, small_plans
 from txbox_spark.runtime.jvm import MORE_MEMORY, cause_of_death
 from txbox_spark.runtime.lazy_imports import SparkSession, spark_errors
+from txbox_spark.runtime.retries import retry_outages
 from txbox_spark.survey import FEW_ROWS
 
 
@@ -62,6 +67,7 @@ class LoadContext:
     seconds: dict[str, float] = field(default_factory=dict)  # how long each stage took
     merged: int = 0  # chunks that were merged when the ledger was last read
     seem_few: bool = False  # the events, by Spark's estimate: if they are, this process merges them
+    rejects: RejectsTable | None = None  # see ``rejects_table``
     sample: tuple[str, ...] = ()  # ids of a run that begins, until its first attempt; of a resumed one, none
 
     def __post_init__(self) -> None:
@@ -90,7 +96,39 @@ class LoadContext:
             max(1, one.chunk_rows * run.chunks // max(run.rows, 1)),
             one.sent_at,
             one.apply_expired,
+            self.rejects_table(run),
+            self._most_rejected(run),
+            one.keep,
         )
+
+    def rejects_table(self, run: Run) -> RejectsTable | None:
+        """Return the table that all rejected rows of a run are kept in, if they are."""
+        if self.rejects is None and self.options.rejected_to is not None:
+            self.rejects = self.staging.create_rejects(run.run_id)
+        return self.rejects
+
+    def _most_rejected(self, run: Run) -> int | None:
+        """Return how many rows the chunks of a run may reject."""
+        most = self.options.most_rejected(run.rows)
+        # With writer jdbc, what the rows alone tell is counted by the survey, and by no chunk.
+        return None if most is None else most - ((run.rejected or 0) if run.writer == JDBC else 0)
+
+    @retry_outages
+    def explain(self) -> tuple[StatementPlan, ...]:
+        """Have Postgres say how it would run the effect's statements, or why it cannot; of a callable there are none.
+
+        Raises:
+            ApplyFailed: Postgres refuses a statement.
+            InvalidConfiguration: they cannot be read.
+        """
+        apply = self.options.apply
+        script = apply.script if isinstance(apply, SqlEffect) else apply
+        if not isinstance(script, str):
+            return ()
+        with short_transaction(self.engine) as connection:
+            plans = explain_statements(connection, self.events.columns, read_script(script))
+            connection.rollback()
+        return plans
 
     def merged_chunks(self, run: Run) -> tuple[int, ...]:
         """Return the chunks that are merged."""

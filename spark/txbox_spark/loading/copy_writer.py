@@ -55,6 +55,8 @@ from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
 from txbox_spark.merging.merge_sizer import MergeSizer
 from txbox_spark.reading.columns import MESSAGE_ID
+from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
+from txbox_spark.rejects.remarks import Remarks
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
 from txbox_spark.runtime.retries import retry_outages
 
@@ -87,7 +89,7 @@ class CopyWriter:
             return self._write_few(run, task)
         sample, context.sample = context.sample, ()  # at the first attempt only
         repeated: tuple[int, ...] = ()
-        if sample:
+        if sample and context.options.rejected_to is None:  # ids alone keep no rejected rows
             repeated = likely_repeated(context.engine, task.plan.sql, context.options.subscriber_id, sample, run.bounds)
         # Ids alone lock nothing that others wait for: as many as a transaction may have, and each task has some.
         most = min(task.plan.most_chunks, math.ceil(len(repeated) / context.parallelism))
@@ -100,21 +102,24 @@ class CopyWriter:
                 ids_alone = replace(task, groups=groups, ids_alone=True, few=few_each)
                 tried, failed = _run_tasks(context.tracing, ids, ids_alone)
                 if not failed and tried:
-                    few = partition_by_chunk(self._only(tried), run.bounds, (), tasks, groups)
+                    few = partition_by_chunk(self._only(tried), run.bounds, (), tasks, groups, task.plan.keep)
                     _, failed = _run_tasks(context.tracing, few, replace(task, groups=groups, tried=tried))
                 if failed:
                     return failed
             merged = context.merged_chunks(run)
             if len(merged) == run.chunks:
                 return []
-            rest = partition_by_chunk(context.events.staged, run.bounds, merged, tasks)
+            rest = partition_by_chunk(context.events.staged, run.bounds, merged, tasks, keep=task.plan.keep)
             return _run_tasks(context.tracing, rest, task)[1]
 
     def _write_few(self, run: Run, task: "CopyTask") -> list[FailedChunk]:
         """Do here what a task does: to start Python on the executors takes longer than to merge few events."""
         context = self._context
         with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
-            events = context.events.staged.toArrow().sort_by(MESSAGE_ID)  # rejected rows, which have none, last
+            keep = task.plan.keep
+            order = [] if keep == ANY else [(ROW_ORDER, "descending" if is_latest(keep) else "ascending")]
+            # Nulls are last: rejected rows have no id.
+            events = context.events.staged.toArrow().sort_by([(MESSAGE_ID, "ascending"), *order])
             return _outcomes(context.tracing, task.tried_chunks(iter(events.to_batches())))[1]
 
     def _only(self, tried: Mapping[int, TriedIds]) -> DataFrame:
@@ -125,7 +130,11 @@ class CopyWriter:
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
         """Return the rows of a run whose chunks are all merged: each chunk has counted its own."""
-        return RowCounts(run.rows, totals.read, totals.rejected, self._context.ledger.rejected_sample(run.run_id))
+        return RowCounts(run.rows, totals.read, totals.rejected)
+
+    def remarks(self, run: Run) -> Remarks:
+        """Return the remarks of such a run: each chunk has kept its own."""
+        return self._context.ledger.remarks(run.run_id)
 
     def clean_up(self, run: Run) -> None:
         """Leave the database as it is: this writer makes no tables."""
@@ -245,7 +254,7 @@ class CopyTask:
                     return None
                 columns = () if self.ids_alone else self.plan.columns
                 connection.exec_driver_sql(create_fresh(columns))
-                counts, last = self._copy(connection, stream.rows()), chunk
+                counts, last = self._copy(connection, chunk, stream.rows()), chunk
                 if self.groups is not None:
                     last += self.groups.count(chunk) - 1
                     if not all(claim_chunk(connection, self.plan, other) for other in range(chunk + 1, last + 1)):
@@ -254,7 +263,7 @@ class CopyTask:
                 while self._takes_another(connection, chunk, last, stream, sizer):
                     last += 1
                     stream.next_chunk()
-                    counts += self._copy(connection, stream.rows())
+                    counts += self._copy(connection, last, stream.rows())
                 connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
                 ids = chunk_range(self.bounds, chunk, last)
                 if self.ids_alone:
@@ -280,6 +289,6 @@ class CopyTask:
         fits = self.groups is None and last - first + 1 < sizer.chunks and stream.chunk_ahead() == last + 1
         return fits and claim_chunk(connection, self.plan, last + 1)
 
-    def _copy(self, connection: Connection, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
+    def _copy(self, connection: Connection, chunk: int, batches: "Iterator[pyarrow.RecordBatch]") -> ChunkCounts:
         """Stream a chunk's distinct events into ``fresh_event``."""
-        return copy_events(connection, () if self.ids_alone else self.plan.columns, batches)
+        return copy_events(connection, self.plan, chunk, () if self.ids_alone else self.plan.columns, batches)

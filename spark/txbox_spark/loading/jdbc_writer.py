@@ -10,9 +10,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import psycopg
@@ -31,15 +32,19 @@ from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.loading.staging_table import MAX_PARTITIONS
 from txbox_spark.loading.writer import RowCounts, StagingLost
-from txbox_spark.merging.chunk_merger import ChunkCounts, begin_chunk, claim_chunk, merge_chunk
+from txbox_spark.merging.chunk_merger import ChunkCounts, MergePlan, begin_chunk, claim_chunk, merge_chunk
 from txbox_spark.merging.chunk_ranges import chunk_range
 from txbox_spark.merging.failed_chunk import FailedChunk
+from txbox_spark.merging.fresh_event import create_fresh, differing_ids, distinct_staged
 from txbox_spark.merging.merge_sizer import MergeSizer
-from txbox_spark.merging.refused_event import EventRefused, search_refused_event
-from txbox_spark.reading.columns import MESSAGE_ID, dates_as_text
+from txbox_spark.merging.refusals.values import copy_what_fits
+from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, dates_as_text
 from txbox_spark.reading.event_rows import REJECTED
+from txbox_spark.reading.row_order import ROW_ORDER
+from txbox_spark.rejects.remarks import RejectedRow, Remarks
 from txbox_spark.runtime.jdbc import is_about_data, jdbc_options
-from txbox_spark.runtime.lazy_imports import spark_errors, sql
+from txbox_spark.runtime.lazy_imports import pyarrow, spark_errors, sql
+from txbox_spark.survey import rejected_causes
 
 BATCH_ROWS = 10_000
 """Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
@@ -64,54 +69,83 @@ class JdbcWriter:
         """Merge every chunk that is not merged yet; return those that failed.
 
         Raises:
-            BulkLoadFailed: Postgres does not take a value of an event.
             StagingLost: the staging table is not there, or not complete.
         """
         context, table = self._context, run.staging_table
-        if table is not None and not context.staging.has_columns(table, context.events.columns):
+        columns = context.events.staged_columns
+        texts = _as_texts(columns)
+        as_texts = table is not None and context.staging.has_columns(table, texts)
+        if table is not None and not (as_texts or context.staging.has_columns(table, columns)):
             _log.info("bulk load %s: other columns were staged; staging the events again", run.run_id)
             run = context.ledger.set_staging_table(run.run_id, None)
         if run.staging_table is None:
-            try:
-                with context.stage("staging", run):
-                    table = _stage(context, run)
-            except EventRefused as error:
-                raise context.failure(run, str(error)) from None  # the cause quotes the value
+            with context.stage("staging", run):
+                table = _stage(context, run, columns)
+                if as_texts := table is None:
+                    _log.warning(
+                        "bulk load %s: Postgres does not take a value; staging the events as text, to find them all",
+                        run.run_id,
+                    )
+                    run = context.ledger.begin_attempt(run.run_id)
+                    table = _stage(context, run, texts)
             run = context.ledger.set_staging_table(run.run_id, table)
         chunks = sorted(set(range(run.chunks)) - set(context.merged_chunks(run)))
         with context.stage("merge", run), context.reporter.merge_stage(context.ledger, run):
-            return _merge_chunks(context, run, chunks)
+            return _merge_chunks(context, run, chunks, as_texts=as_texts)
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
         """Return the rows of a run whose chunks are all merged."""
         # A task that was run again has staged its rows again; they count as read twice, and are applied once.
         loadable = run.rows - (run.rejected or 0)
-        distinct = totals.already_processed + totals.applied + totals.expired
+        distinct = totals.already_processed + totals.applied + totals.expired + totals.rejected
         found = max(distinct, min(loadable, totals.read))
-        return RowCounts(loadable, found, run.rejected or 0, run.rejected_sample)
+        return RowCounts(loadable, found, (run.rejected or 0) + totals.rejected)
+
+    def remarks(self, run: Run) -> Remarks:
+        """Return the remarks of such a run: rejected rows that no chunk has met are read once more."""
+        context = self._context
+        remarks = context.ledger.remarks(run.run_id)
+        if not run.rejected:
+            return remarks
+        rejected = context.events.identified.where(sql.col(REJECTED).isNotNull()).select(REJECTED)
+        with context.stage("rejected rows", run):
+            if (table := context.rejects_table(run)) is not None:
+                table.copy_once(
+                    context.engine,
+                    run.run_id,
+                    lambda: (RejectedRow.from_json(text) for (text,) in rejected.toLocalIterator()),
+                )
+            causes = rejected_causes(context.events)
+        return Remarks(causes, run.remarks.sample) + remarks
 
     def clean_up(self, run: Run) -> None:
         """Drop the run's staging tables."""
         self._context.staging.drop(run.run_id)
 
 
-def _stage(context: LoadContext, run: Run) -> str:
-    """Write the events to a new staging table, and return its name.
+def _as_texts(columns: Sequence[EventColumn]) -> tuple[EventColumn, ...]:
+    kept = (MESSAGE_ID, ROW_ORDER)
+    return tuple(one if one.staged_as in kept else replace(one, postgres_type="text") for one in columns)
+
+
+def _stage(context: LoadContext, run: Run, columns: Sequence[EventColumn]) -> str | None:
+    """Write the events to a new staging table, and return its name; None: Postgres does not take a value.
 
     Raises:
         InvalidConfiguration: the name would be too long.
-        EventRefused: Postgres does not take a value of an event.
         StagingLost: another process has dropped the table.
     """
     engine, events, staging = context.engine, context.events, context.staging
-    name = staging.create(run, events.columns)
+    name = staging.create(run, columns)
+    frame = dates_as_text(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
+    texts = [one.staged_as for one in columns if one.postgres_type == "text"]
+    frame = frame.withColumns({name: sql.col(name).cast("string") for name in texts if name in frame.columns})
     with short_transaction(engine) as connection:
         # Behind a pooler nothing may be prepared; our connections detect it, the JDBC driver does not.
         prepare = getattr(connection.connection.driver_connection, "prepare_threshold", None) is not None
     try:
         (
-            dates_as_text(events.staged.where(sql.col(MESSAGE_ID).isNotNull()).drop(REJECTED))
-            .write.format("jdbc")
+            frame.write.format("jdbc")
             .options(**jdbc_options(context.options.database, prepare=prepare))
             # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
             .option("stringtype", "unspecified")
@@ -125,16 +159,15 @@ def _stage(context: LoadContext, run: Run) -> str:
             .save()
         )
     except spark_errors() as error:
-        if is_about_data(error):
-            with suppress(SQLAlchemyError, psycopg.Error, *spark_errors()):
-                search_refused_event(engine, events)
-        raise
+        if not is_about_data(error):
+            raise
+        return None
     if not staging.is_partitioned(name):
         raise StagingLost(f"the staging table {name} was dropped while it was filled")
     return name
 
 
-def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int]) -> list[FailedChunk]:
+def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int], *, as_texts: bool) -> list[FailedChunk]:
     """Merge chunks of a complete staging table, several at once; return those that failed.
 
     After an error that would come again, or an interruption of the caller, no other chunk begins. The interruption also
@@ -170,7 +203,7 @@ def _merge_chunks(context: LoadContext, run: Run, chunks: Iterable[int]) -> list
             span = context.tracing.internal("txbox.bulk_load chunk", {"txbox.chunk": chunk})
         try:
             with span.current():
-                _merge_chunk(sessions, context, run, chunk, active, sizer, take)
+                _merge_chunk(sessions, context, run, chunk, active, sizer, take, as_texts=as_texts)
         except StagingLost as error:
             span.end(error_type(error))
             stopping.set()
@@ -213,6 +246,8 @@ def _merge_chunk(
     active: set[Any],
     sizer: MergeSizer,
     take: Callable[[int], int | None],
+    *,
+    as_texts: bool,
 ) -> None:
     """Merge a chunk of the staging table, and as many of those after it as the sizer says, in one transaction."""
     plan, staging = context.plan(run), context.staging
@@ -238,8 +273,32 @@ def _merge_chunk(
         for table in tables:
             connection.exec_driver_sql(f"ANALYZE {table} ({MESSAGE_ID})")
         ids = chunk_range(run.bounds, chunk, last)
-        merged = merge_chunk(connection, plan, chunk, ids, ChunkCounts(read, 0, distinct), staged=staged)
+        counts = ChunkCounts(read, 0, distinct)
+        if read > distinct:
+            differing, sample = connection.exec_driver_sql(differing_ids(plan.columns, staged)).one()
+            counts = replace(counts, remarks=Remarks(differing=differing, differing_sample=tuple(sample or ())))
+        if as_texts:
+            counts = _copy_texts(connection, plan, chunk, staged, counts)
+        merged = merge_chunk(connection, plan, chunk, ids, counts, staged=None if as_texts else staged)
     sizer.merged(1 + last - chunk, time.monotonic() - merged.locked_at)
+
+
+def _copy_texts(connection: Connection, plan: MergePlan, chunk: int, staged: str, counts: ChunkCounts) -> ChunkCounts:
+    """Copy a chunk's staged texts into ``fresh_event``, as their columns' types, without rows that do not fit."""
+    connection.exec_driver_sql(create_fresh(plan.columns))
+    names = [MESSAGE_ID, *(one.staged_as for one in plan.columns if one.staged_as != MESSAGE_ID)]
+    query = distinct_staged(names, staged, plan.keep)
+    driver_connection: Any = connection.connection.driver_connection
+    schema = pyarrow.schema([(name, pyarrow.string()) for name in names])
+    with driver_connection.cursor(name="txbox_texts") as reader, driver_connection.cursor() as cursor:
+        reader.execute(query)
+        while rows := reader.fetchmany(BATCH_ROWS):
+            batch = pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array(one, pyarrow.string()) for one in zip(*rows, strict=True)], schema=schema
+            )
+            rejected = copy_what_fits(cursor, plan.columns, [batch])
+            counts = counts.without(len(rejected), plan.keep_rejected(cursor, chunk, rejected))
+    return counts
 
 
 @contextmanager

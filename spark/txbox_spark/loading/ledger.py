@@ -30,7 +30,7 @@ from txbox import TxboxError
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.status import BlockedLoad, find_blocked_loads
-from txbox_spark.merging.chunk_stream import SHOWN_REJECTED
+from txbox_spark.rejects.remarks import NO_REMARKS, Remarks
 from txbox_spark.runtime.periodic import every
 from txbox_spark.runtime.retries import retry_outages
 from txbox_spark.survey import Survey
@@ -65,7 +65,7 @@ class Run:
     staging_table: str | None = None  # the complete staging table, if there is one
     rows: int = 0  # how many rows the source has
     rejected: int | None = None  # how many of them were rejected; None as long as only the chunks know
-    rejected_sample: tuple[str, ...] = ()  # some of those
+    remarks: Remarks = NO_REMARKS  # some of those
     finished: bool = False  # whether every chunk is merged
 
     @property
@@ -102,7 +102,7 @@ class LedgerStatements(SqlFile, file="ledger.sql"):
     forget_abandoned: str
     merged_chunks: str
     totals: str
-    rejected_sample: str
+    remarks: str
 
 
 class LoadLedger:
@@ -141,7 +141,7 @@ class LoadLedger:
             bounds=json.dumps(bounds),
             rows_read=found.rows,
             rows_rejected=found.rejected,
-            rejected_sample=json.dumps(found.rejected_sample),
+            rejected_sample=json.dumps(found.remarks.as_json()),
         )
         return self.read(run_id)
 
@@ -152,7 +152,7 @@ class LoadLedger:
         if not found:
             raise RunNotFound(f"there is no bulk load {run_id!r} in this database")
         run = Run(*found[0])
-        return replace(run, bounds=tuple(run.bounds), rejected_sample=tuple(run.rejected_sample))
+        return replace(run, bounds=tuple(run.bounds), remarks=Remarks.from_json(run.remarks))
 
     @retry_outages
     def begin_attempt(self, run_id: str) -> Run:
@@ -177,10 +177,10 @@ class LoadLedger:
         return found.scalar_one_or_none()
 
     @retry_outages
-    def finish(self, run_id: str, *, rejected: int, sample: Sequence[str]) -> None:
+    def finish(self, run_id: str, *, rejected: int, remarks: Remarks) -> None:
         """Record that every chunk is merged."""
-        shown = json.dumps(list(sample))
-        self._execute(self._sql.finish_run, rows_rejected=rejected, rejected_sample=shown, run_id=run_id)
+        kept = json.dumps(remarks.as_json())
+        self._execute(self._sql.finish_run, rows_rejected=rejected, rejected_sample=kept, run_id=run_id)
 
     @retry_outages
     def forget(self, run_id: str) -> None:
@@ -218,10 +218,10 @@ class LoadLedger:
         return Totals(*self._execute(self._sql.totals, run_id=run_id)[0])
 
     @retry_outages
-    def rejected_sample(self, run_id: str) -> tuple[str, ...]:
-        """Return some of the rejected rows that the chunks have met."""
-        found = self._execute(self._sql.rejected_sample, run_id=run_id, limit=SHOWN_REJECTED)
-        return tuple(event for (event,) in found)
+    def remarks(self, run_id: str) -> Remarks:
+        """Return what the chunks have remarked of their rows."""
+        found = self._execute(self._sql.remarks, run_id=run_id)
+        return sum((Remarks.from_json(one) for (one,) in found), NO_REMARKS)
 
     def blocked(self, run_id: str) -> tuple[BlockedLoad, ...]:
         """Return the chunks of a run that wait for a lock, each with those it waits for."""

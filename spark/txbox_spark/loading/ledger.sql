@@ -18,7 +18,7 @@ VALUES (
 -- parameters: run_id text
 -- returns: the attributes of Run in their order; no row if there is no such run
 SELECT run_id, subscriber_id, source, digest, content, writer, bounds, attempts, staging_table,
-  coalesce(rows_read, 0), rows_rejected, coalesce(rejected_sample, '[]'), finished_at IS NOT NULL
+  coalesce(rows_read, 0), rows_rejected, rejected_sample, finished_at IS NOT NULL
 FROM {{bulk_load}} WHERE run_id = %(run_id)s
 
 -- name: begin_attempt
@@ -103,10 +103,9 @@ SELECT count(*), coalesce(sum(rows_read), 0)::bigint, coalesce(sum(rows_rejected
   coalesce(sum(expired), 0)::bigint
 FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s
 
--- name: rejected_sample
--- Rejected rows that the chunks of a run have met.
--- parameters: run_id text, limit int
--- returns: event
-SELECT sample.event
-FROM {{bulk_load_chunk}} AS chunk, jsonb_array_elements_text(chunk.rejected_sample) AS sample (event)
-WHERE chunk.run_id = %(run_id)s AND chunk.rejected_sample IS NOT NULL ORDER BY chunk.chunk LIMIT %(limit)s
+-- name: remarks
+-- What is shown of the rejected rows that each chunk of a run has met.
+-- parameters: run_id text
+-- returns: rejected_sample (of Remarks)
+SELECT rejected_sample FROM {{bulk_load_chunk}}
+WHERE run_id = %(run_id)s AND rejected_sample IS NOT NULL ORDER BY chunk

@@ -26,7 +26,10 @@ from txbox_spark.loading.run_resumer import resume_run
 from txbox_spark.loading.writer import FEW, StagingLost, Writer, WriterChoice, choose_writer
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk
-from txbox_spark.options import AUTO, COPY, JDBC
+from txbox_spark.options import AUTO, COPY, JDBC, TABLE
+from txbox_spark.rejects.rejects_folder import write_rejects
+from txbox_spark.rejects.rejects_table import RejectsTable
+from txbox_spark.rejects.remarks import TooManyRejected, refuse_too_many
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.session import require_jdbc_driver
 from txbox_spark.survey import Survey, survey, survey_few
@@ -47,12 +50,7 @@ LOAD_BACKOFF = Backoff(first_seconds=2.0, longest_seconds=30.0)
 def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoadReport:
     """Load the events, or those that are left of the run ``resume``; ``writer_name`` is "copy", "jdbc" or ``AUTO``."""
     if resume is None:
-        choice = WriterChoice(writer_name, "asked for")
-        few = _survey_few(context) if writer_name != JDBC else None
-        if writer_name == AUTO:
-            choice = FEW if few is not None else choose_writer(context.spark, context.options.database)
-        if choice.writer == JDBC:
-            require_jdbc_driver(context.spark)
+        choice, few = choose(context, writer_name)
         writer = _writer(context, choice.writer)
         run = _begin_run(context, choice.writer, writer, few)
     else:
@@ -65,6 +63,30 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
     if not run.finished:
         run = _finish_run(context, writer, run)
     return _report(context, run, choice)
+
+
+def choose(context: LoadContext, writer_name: str) -> tuple[WriterChoice, Survey | None]:
+    """Return the writer of a load that begins, and what a survey has found if the events are few.
+
+    Raises:
+        SparkSetupError: it is writer jdbc, and Spark lacks its driver.
+    """
+    choice = WriterChoice(writer_name, "asked for")
+    few = _survey_few(context) if writer_name != JDBC and context.options.max_rejected is None else None
+    if writer_name == AUTO:
+        choice = FEW if few is not None else choose_writer(context.spark, context.options.database)
+    if choice.writer == JDBC:
+        require_jdbc_driver(context.spark)
+    return choice, few
+
+
+def bounds_of(context: LoadContext, writer_name: str, found: Survey) -> tuple[str, ...]:
+    """Return the bounds between the chunks of a load that begins."""
+    chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
+    # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
+    even = math.ceil(chunks / context.parallelism) * context.parallelism
+    writer = CopyWriter if writer_name == COPY else JdbcWriter
+    return chunk_bounds(found.sample, min(even, max(chunks, found.rows // MIN_CHUNK_ROWS), writer.max_chunks))
 
 
 def _writer(context: LoadContext, name: str) -> Writer:
@@ -83,18 +105,16 @@ def _begin_run(context: LoadContext, writer_name: str, writer: Writer, found: Su
     """Survey the source, unless it has been surveyed, cut it into chunks, and begin a run."""
     if found is None:
         with context.stage("survey", None):
-            found = survey(context.events, count_rejected=writer.survey_counts_rejected)
-    chunks = max(1, math.ceil(found.rows / min(context.options.chunk_rows, ROWS_OF_A_CHUNK)))
-    # Every task that Spark runs at once gets as many chunks as the others, unless they would be tiny.
-    even = math.ceil(chunks / context.parallelism) * context.parallelism
-    chunks = min(even, max(chunks, found.rows // MIN_CHUNK_ROWS), writer.max_chunks)
+            counted = writer.survey_counts_rejected or context.options.max_rejected is not None
+            found = survey(context.events, count_rejected=counted)
+            refuse_too_many(found.rejected or 0, context.options.most_rejected(found.rows), found.remarks)
     context.sample = found.sample
     return context.ledger.begin(
         subscriber_id=context.options.subscriber_id,
         source=context.source,
         digest=context.digest,
         writer=writer_name,
-        bounds=chunk_bounds(found.sample, chunks),
+        bounds=bounds_of(context, writer_name, found),
         found=found,
     )
 
@@ -154,9 +174,29 @@ def _complete(context: LoadContext, writer: Writer, run: Run) -> Run:
             "begin a new run (what has been applied is not applied again)",
             resumable=False,
         )
-    context.ledger.finish(run.run_id, rejected=rows.rejected, sample=rows.rejected_sample)
+    remarks = writer.remarks(run)
+    try:
+        refuse_too_many(rows.rejected, context.options.most_rejected(run.rows), remarks)
+    except TooManyRejected as error:
+        raise context.failure(run, str(error)) from None
+    if rows.rejected and (table := context.rejects_table(run)) is not None:
+        _write_rejects(context, run, table, rows.rejected)
+    context.ledger.finish(run.run_id, rejected=rows.rejected, remarks=remarks)
     writer.clean_up(run)
+    if context.rejects is not None:
+        context.staging.drop(run.run_id)
     return context.ledger.read(run.run_id)
+
+
+def _write_rejects(context: LoadContext, run: Run, table: RejectsTable, rejected: int) -> None:
+    """Write the rejected rows of a run to the folder that they are to be in, unless a table keeps them."""
+    folder = str(context.options.rejected_to)
+    if folder.startswith(TABLE):
+        return
+    with context.stage("rejected rows", run):
+        written = write_rejects(context.spark, context.engine, table, run.run_id, folder)
+    if written < rejected:  # an earlier attempt was not asked to keep them, or its table was swept
+        _log.warning("bulk load %s: %d of %d rejected rows were not kept", run.run_id, rejected - written, rejected)
 
 
 def _report(context: LoadContext, run: Run, choice: WriterChoice) -> BulkLoadReport:
@@ -172,13 +212,17 @@ def _report(context: LoadContext, run: Run, choice: WriterChoice) -> BulkLoadRep
         chunks=run.chunks,
         read=run.rows,
         rejected=rejected,
-        rejected_sample=run.rejected_sample,
+        rejected_sample=run.remarks.sample,
         duplicate_in_source=run.rows - rejected - totals.already_processed - totals.applied - totals.expired,
         already_processed=totals.already_processed - totals.parked,
         applied=totals.applied,
         seconds=dict(context.seconds),
         parked=totals.parked,
         expired=totals.expired,
+        rejected_causes=run.remarks.causes,
+        differing=run.remarks.differing,
+        differing_sample=run.remarks.differing_sample,
+        rejected_to=context.options.rejected_to,
     )
 
 

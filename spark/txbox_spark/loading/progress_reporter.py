@@ -1,18 +1,60 @@
 """Reports how far a load is, from a thread of its own: by Spark's tasks, or by the chunks in the ledger."""
 
 import logging
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError
 
 from txbox_spark.loading.ledger import LoadLedger, Run
-from txbox_spark.report import JobProgress, OnProgress
+from txbox_spark.report import JobProgress, MergePace, OnProgress
 from txbox_spark.runtime.lazy_imports import SparkSession
 from txbox_spark.runtime.periodic import every
 
 POLL_SECONDS = 0.5
 """How often ``on_progress`` is called."""
+
+PACE_SECONDS = 60.0
+"""How far back the pace looks, at least."""
+
+FIRST_SECONDS = 2.0
+"""How long a merge must have lasted before its pace means something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What was merged at a moment: ``at`` in seconds of a clock that only goes on, and chunks and rows until then."""
+
+    at: float
+    chunks: int
+    rows: int
+
+
+def merge_pace(seen: Sequence[Merged], now: float, total_rows: int) -> MergePace | None:
+    """Return how fast a merge is; None if that is not known yet.
+
+    It looks back to what was merged ``PACE_SECONDS`` ago, or before that if nothing was merged since: so a merge whose
+    chunks take minutes has a pace, and the pace of one that stands still goes down.
+
+    Args:
+        seen: first what was merged when the attempt began, then each change.
+        now: by the same clock.
+        total_rows: that there are to merge.
+    """
+    last = seen[-1]
+    before = [one for one in seen if one.rows < last.rows]
+    if not before or now - seen[0].at < FIRST_SECONDS:
+        return None
+    old = next((one for one in reversed(before) if one.at <= now - PACE_SECONDS), before[0])
+    seconds = now - old.at
+    rows_per_second = (last.rows - old.rows) / seconds
+    return MergePace(
+        rows_per_second,
+        (last.chunks - old.chunks) * 60 / seconds,
+        max(0, total_rows - last.rows) / rows_per_second,
+    )
 
 
 class ProgressReporter:
@@ -45,10 +87,23 @@ class ProgressReporter:
     def merge_stage(self, ledger: LoadLedger, run: Run) -> Iterator[None]:
         """Report the merge by the chunks in the ledger."""
 
-        def poll() -> JobProgress:
-            totals = ledger.totals(run.run_id)
-            return JobProgress(run.run_id, "merge", totals.chunks, run.chunks, totals.applied)
+        if self._on_progress is None:
+            yield
+            return
+        # A chunk counts the rows that it has rejected, or the survey has counted them: then no chunk has them.
+        total_rows = run.rows - (run.rejected or 0)
+        seen: list[Merged] = []
 
+        def poll() -> JobProgress:
+            totals, now = ledger.totals(run.run_id), time.monotonic()
+            if not seen or totals.chunks > seen[-1].chunks:
+                seen.append(Merged(now, totals.chunks, totals.read))
+            pace = merge_pace(seen, now, total_rows)
+            return JobProgress(
+                run.run_id, "merge", totals.chunks, run.chunks, totals.applied, totals.read, total_rows, pace
+            )
+
+        poll()  # what was merged before this attempt says nothing of its pace
         with self._reporting(poll):
             yield
 

@@ -26,6 +26,7 @@ from txbox.postgres.transactions import short_transaction
 from txbox_spark.loading.ledger import Run
 from txbox_spark.merging.fresh_event import quote_text, staged_columns
 from txbox_spark.reading.columns import MAX_NAME_BYTES, EventColumn
+from txbox_spark.rejects.rejects_table import RejectsTable
 from txbox_spark.runtime.retries import retry_outages
 
 MAX_PARTITIONS = 1_000
@@ -66,6 +67,18 @@ class StagingTables:
                 for statement in creating[first : first + TABLES_PER_TRANSACTION]:
                     connection.exec_driver_sql(statement)
         return name
+
+    @retry_outages
+    def create_rejects(self, run_id: str) -> RejectsTable:
+        """Create, unless it is there, the table that keeps a run's rejected rows until the run ends.
+
+        It is named as one of attempt 0, so that it goes with the others; it is not unlogged, for its rows are committed
+        with chunks that are not merged again.
+        """
+        table = RejectsTable(self.full_name(self._catalogue.name(run_id, 0)))
+        with short_transaction(self._engine) as connection:
+            table.create(connection)
+        return table
 
     def full_name(self, table: str) -> str:
         """Return a table's name with its schema, quoted as Postgres and psycopg's placeholders need it."""

@@ -9,6 +9,7 @@ from txbox import TxboxError
 from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import COPY, JDBC
+from txbox_spark.rejects.remarks import Remarks
 from txbox_spark.runtime.lazy_imports import SparkSession
 
 CONNECT_SECONDS = 5
@@ -26,7 +27,6 @@ class RowCounts:
     expected: int  # rows that the survey has counted, as far as chunks can count them again
     found: int  # the same rows, as the chunks have counted them
     rejected: int  # rows that cannot be loaded
-    rejected_sample: tuple[str, ...]  # some of those
 
 
 class Writer(Protocol):
@@ -45,6 +45,9 @@ class Writer(Protocol):
 
     def row_counts(self, run: Run, totals: Totals) -> RowCounts:
         """Return the rows of a run whose chunks are all merged."""
+
+    def remarks(self, run: Run) -> Remarks:
+        """Return what is remarked of the rows of such a run."""
 
     def clean_up(self, run: Run) -> None:
         """Remove what a finished run has left in the database."""

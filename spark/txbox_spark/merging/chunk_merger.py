@@ -7,6 +7,7 @@
                                             │        ├─ the caller's statements over fresh_event
                                             │        └─ counts into the ledger ── COMMIT
                               23505, 40001, 40P01, 55P03: back to the savepoint
+                                                     classes 22 and 23, of the effect: back, and ``refusals``
 
 To find the processed ids first, by a join, and to insert the rest sorted and without ON CONFLICT took a third of the
 time of INSERT … ON CONFLICT … RETURNING. If a live worker records one of the ids in between, that is 23505, a unique
@@ -35,9 +36,9 @@ How long a chunk can keep others waiting, if its executor or its server process
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -47,11 +48,16 @@ from txbox.backoff import Backoff
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
+from txbox.postgres.transactions import driver_cursor
 from txbox.status.blocked_loads import run_lock
 from txbox_spark.merging.effect_runner import Apply, ApplyFailed, apply_effects
-from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, insert_fresh
+from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, drop_refused, insert_fresh
 from txbox_spark.merging.merge_sizer import LOCK_SECONDS
+from txbox_spark.merging.refusals.effects import find_refused, is_about_events
 from txbox_spark.reading.columns import EventColumn
+from txbox_spark.reading.row_order import ANY
+from txbox_spark.rejects.rejects_table import RejectsTable
+from txbox_spark.rejects.remarks import NO_REMARKS, RejectedRow, Remarks, refuse_too_many
 
 MERGE_ATTEMPTS = 10
 """How often a chunk is merged that meets a deadlock or a serialization failure."""
@@ -95,6 +101,7 @@ class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event"
     restore_settings: str
     any_parked: str
     parked_events: str
+    rejected_so_far: str
 
 
 class ChunkHeld(TxboxError):
@@ -122,11 +129,20 @@ class MergePlan:
     most_chunks: int = 1  # how many chunks one transaction merges at most
     sent_at: str | None = None  # the column that has when an event was sent; None: none has
     apply_expired: bool = False  # also apply events that were sent before the subscriber's horizon
+    rejects: RejectsTable | None = None  # where all rejected rows are kept; None: they are counted, and some are shown
+    most_rejected: int | None = None  # how many rows of all chunks may be rejected; None: any number
+    keep: str = ANY  # which of several rows with one id is taken, as ``LoadOptions`` has it
 
     @property
     def sql(self) -> MergeStatements:
         """The statements."""
         return MergeStatements.load(self.schema, self.prefix)
+
+    def keep_rejected(self, cursor: Any, chunk: int, rows: Sequence[RejectedRow]) -> Remarks:
+        """Keep rejected rows of a chunk where they are to be kept, and return the remarks of them."""
+        if rows and self.rejects is not None:
+            self.rejects.copy(cursor, self.run_id, chunk, rows)
+        return Remarks.of(rows)
 
     @property
     def stalled(self) -> str:
@@ -140,15 +156,23 @@ class ChunkCounts:
 
     read: int  # rows of the source
     rejected: int  # rows that cannot be loaded
-    distinct: int  # different message ids
-    rejected_sample: tuple[str, ...] = ()  # some of the rejected rows
+    distinct: int  # different message ids of the others
+    refused: int = 0  # of the rejected rows, those that Postgres does not take
+    remarks: Remarks = NO_REMARKS  # of the rows
 
     def __add__(self, other: "ChunkCounts") -> "ChunkCounts":
         """Return the counts of both."""
-        sample = (*self.rejected_sample, *other.rejected_sample)
         return ChunkCounts(
-            self.read + other.read, self.rejected + other.rejected, self.distinct + other.distinct, sample
+            self.read + other.read,
+            self.rejected + other.rejected,
+            self.distinct + other.distinct,
+            self.refused + other.refused,
+            self.remarks + other.remarks,
         )
+
+    def without(self, refused: int, remarks: Remarks) -> "ChunkCounts":
+        """Return the counts where so many of the events are refused."""
+        return self + ChunkCounts(0, refused, -refused, refused, remarks)
 
 
 class Merged(NamedTuple):
@@ -175,7 +199,7 @@ class TriedIds:
         """Return what ``as_json`` was made of."""
         found = json.loads(text)
         counts = found["counts"]
-        counts = ChunkCounts(**{**counts, "rejected_sample": tuple(counts["rejected_sample"])})
+        counts = ChunkCounts(**{**counts, "remarks": Remarks.from_json(counts["remarks"])})
         return cls(counts, found["parked"], tuple(found["unprocessed"]))
 
 
@@ -239,17 +263,19 @@ def merge_chunk(
         sqlalchemy.exc.DBAPIError, TxboxError: a statement, or the effect, has failed; roll back.
     """
     if tried is None:
-        parked = _count_parked(connection, plan, staged or FRESH_EVENT)
-    elif counts.distinct == len(tried.unprocessed):
+        parked = count_parked(connection, plan, staged or FRESH_EVENT)
+    elif counts.distinct + counts.refused == len(tried.unprocessed):
         parked = tried.parked
     else:
         raise TxboxError("the source has changed since its ids were read: begin a new run")
     raced = False
+    searching = False  # the effect fails for some of the events: it is tried, to find them
+    refused: dict[str, RejectedRow] = {}
     failures = 0
     while True:
         savepoint = connection.begin_nested()
         try:
-            applied, expired, locked_at = _merge(connection, plan, ids, counts.distinct, staged, raced=raced)
+            ended = _merge(connection, plan, ids, counts.distinct, staged, refused, raced=raced, searching=searching)
         except _Raced:
             savepoint.rollback()
             raced = True
@@ -262,14 +288,23 @@ def merge_chunk(
             failures += 1
             again = is_retryable(error) or sqlstate(error) == LOCK_NOT_AVAILABLE
             lost = isinstance(error, DBAPIError) and error.connection_invalidated
-            if lost or not again or failures == MERGE_ATTEMPTS:
+            by_events = is_about_events(error) and not searching
+            if lost or not (again or by_events) or failures == MERGE_ATTEMPTS:
                 raise
             savepoint.rollback()
+            if by_events:
+                searching = True
+                continue
             _log.info("bulk load %s, chunk %d: %s; merging again", plan.run_id, chunk, sqlstate(error))
             pause(MERGE_BACKOFF.seconds(failures))
         else:
-            savepoint.commit()
-            break
+            if not searching:
+                savepoint.commit()
+                break
+            savepoint.rollback()
+            searching = False
+            refused |= {str(one.message_id): one for one in ended.refused}
+    applied, expired = ended.applied, ended.expired
     if expired.events:
         _log.warning(
             "bulk load %s, chunk %d: %d events were sent before the horizon of %s, so it cannot be told whether they "
@@ -280,9 +315,13 @@ def merge_chunk(
             plan.subscriber_id,
             ", ".join(expired.sample),
         )
-    whole = counts if tried is None else tried.counts
-    _settle(connection, plan, chunk, whole, applied, parked, expired.events)
-    return Merged(applied, locked_at)
+    if tried is not None:
+        counts = tried.counts.without(counts.refused, counts.remarks)
+    if ended.refused:
+        with driver_cursor(connection) as cursor:
+            counts = counts.without(len(ended.refused), plan.keep_rejected(cursor, chunk, ended.refused))
+    _settle(connection, plan, chunk, counts, applied, parked, expired.events)
+    return Merged(applied, ended.locked_at)
 
 
 def settle_processed_chunk(
@@ -293,7 +332,7 @@ def settle_processed_chunk(
     The other arguments are those of ``merge_chunk``; ``fresh_event`` has the distinct ids alone.
     """
     values = {**_range_values(plan, ids), "limit": limit}
-    parked = _count_parked(connection, plan, FRESH_EVENT)
+    parked = count_parked(connection, plan, FRESH_EVENT)
     connection.exec_driver_sql(plan.sql.avoid_hashes)
     unprocessed = tuple(connection.exec_driver_sql(plan.sql.unprocessed, values).scalars())
     tried = TriedIds(counts, parked, unprocessed)
@@ -302,7 +341,7 @@ def settle_processed_chunk(
     return tried
 
 
-def _count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
+def count_parked(connection: Connection, plan: MergePlan, events: str) -> int:
     """Count a chunk's events that wait as dead letters."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if connection.exec_driver_sql(plan.sql.any_parked, subscriber).fetchone() is None:
@@ -321,7 +360,7 @@ def _settle(
     parked: int,
     expired: int = 0,
 ) -> None:
-    sample = json.dumps(counts.rejected_sample) if counts.rejected_sample else None
+    sample = json.dumps(counts.remarks.as_json()) if counts.remarks else None
     settled = {
         "rows_read": counts.read,
         "rows_rejected": counts.rejected,
@@ -334,6 +373,10 @@ def _settle(
         "chunk": chunk,
     }
     connection.exec_driver_sql(plan.sql.settle_chunk, settled)
+    if counts.rejected and plan.most_rejected is not None:
+        run = {"run_id": plan.run_id}
+        rejected = connection.exec_driver_sql(plan.sql.rejected_so_far, run).scalar_one()
+        refuse_too_many(rejected, plan.most_rejected, counts.remarks)
 
 
 def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str | None]:
@@ -341,24 +384,33 @@ def _range_values(plan: MergePlan, ids: tuple[str, str | None]) -> dict[str, str
     return {"subscriber_id": plan.subscriber_id, "first_id": first, "end_id": end}
 
 
-class _Expired(NamedTuple):
+class Expired(NamedTuple):
     """Events that are too old to judge, and some of their ids."""
 
     events: int
     sample: tuple[str, ...]
 
 
-def _drop_expired(connection: Connection, plan: MergePlan) -> _Expired:
+def drop_expired_events(connection: Connection, plan: MergePlan) -> Expired:
     """Leave no event in ``fresh_event`` that is too old to judge."""
     subscriber = {"subscriber_id": plan.subscriber_id}
     if plan.apply_expired or connection.exec_driver_sql(plan.sql.any_horizon, subscriber).fetchone() is None:
         return NONE_EXPIRED
     statement = drop_expired(plan.sent_at, plan.sql.behind_horizon)
     count, sample = connection.exec_driver_sql(statement, subscriber).one()
-    return _Expired(count, tuple(sample or ()))
+    return Expired(count, tuple(sample or ()))
 
 
-NONE_EXPIRED = _Expired(0, ())
+NONE_EXPIRED = Expired(0, ())
+
+
+class _Ended(NamedTuple):
+    """What a merge, or a search for refused events, came to."""
+
+    applied: int  # events that were first
+    expired: Expired
+    refused: Sequence[RejectedRow]  # events that were left out, or are to be
+    locked_at: float  # when it began to lock rows
 
 
 class _Raced(Exception):
@@ -371,18 +423,25 @@ def _merge(
     ids: tuple[str, str | None],
     distinct: int,
     staged: str | None,
+    refused: Mapping[str, RejectedRow],
     *,
     raced: bool,
-) -> tuple[int, _Expired, float]:
-    """Return how many events were first, those that are too old to judge, and when it began to lock rows."""
+    searching: bool,
+) -> _Ended:
+    """Record and apply what is first and not ``refused``; or, if ``searching``, find what else is to be refused."""
     sql = plan.sql
     if staged is None:
         fresh = distinct - connection.exec_driver_sql(sql.drop_processed, _range_values(plan, ids)).rowcount
     else:
         connection.exec_driver_sql(create_fresh(plan.columns))
-        insert = insert_fresh(plan.columns, staged, sql.processed_in_range)
+        insert = insert_fresh(plan.columns, staged, sql.processed_in_range, plan.keep)
         fresh = connection.exec_driver_sql(insert, _range_values(plan, ids)).rowcount
-    expired = _drop_expired(connection, plan) if fresh else NONE_EXPIRED
+    left_out: list[RejectedRow] = []
+    if fresh and refused:
+        dropped = connection.exec_driver_sql(drop_refused(), {"message_ids": list(refused)}).scalars()
+        left_out = [refused[message_id] for message_id in sorted(dropped)]
+        fresh -= len(left_out)
+    expired = drop_expired_events(connection, plan) if fresh else NONE_EXPIRED
     fresh -= expired.events
     locked_at = time.monotonic()
     if fresh and raced:
@@ -404,9 +463,16 @@ def _merge(
                 "another relation named fresh_event comes before the events, for the search path names pg_temp late; "
                 "rename it, or take pg_temp out of the search path"
             )
-        apply_effects(connection, plan.apply)
-        connection.exec_driver_sql(sql.restore_settings, {"role": role, "path": path})
-    return fresh, expired, locked_at
+
+        def apply(connection: Connection) -> None:
+            apply_effects(connection, plan.apply)
+            connection.exec_driver_sql(sql.restore_settings, {"role": role, "path": path})
+
+        if searching:
+            left_out = find_refused(connection, plan.columns, apply)
+        else:
+            apply(connection)
+    return _Ended(fresh, expired, left_out, locked_at)
 
 
 def _lock_effects(connection: Connection, plan: MergePlan) -> tuple[str, str, bool]:

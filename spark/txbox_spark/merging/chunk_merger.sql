@@ -42,6 +42,12 @@ SET rows_read = %(rows_read)s, rows_rejected = %(rows_rejected)s, already_proces
   merged_at = clock_timestamp()
 WHERE run_id = %(run_id)s AND chunk = %(chunk)s
 
+-- name: rejected_so_far
+-- How many rows of a run's chunks were rejected.
+-- parameters: run_id text
+-- returns: a count
+SELECT coalesce(sum(rows_rejected), 0)::bigint FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s
+
 -- name: find_processed
 -- Which of these ids are in the inbox.
 -- parameters: subscriber_id text, message_ids text[]

@@ -11,6 +11,7 @@ sampling: E. Cohen and H. Kaplan, "Summarizing Data using Bottom-k Sketches", PO
 from collections.abc import Collection, Sequence
 
 from txbox_spark.reading.columns import MESSAGE_ID
+from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 
@@ -58,6 +59,7 @@ def partition_by_chunk(
     left_out: Collection[int],
     tasks: int,
     groups: Sequence[int] | None = None,
+    keep: str = ANY,
 ) -> DataFrame:
     """Partition events so that each task gets whole chunks that follow each other, sorted by id, rejected rows last.
 
@@ -72,7 +74,11 @@ def partition_by_chunk(
     keys = partition_keys(partitions)
     begins = [numbers[len(numbers) * number // partitions] for number in range(1, partitions)]
     partitioned = events.repartition(partitions, chunk_number([bounds[begin - 1] for begin in begins], keys))
-    return partitioned.sortWithinPartitions(sql.col(MESSAGE_ID).asc_nulls_last())
+    order = [sql.col(MESSAGE_ID).asc_nulls_last()]
+    if keep != ANY:  # of several rows with one id, the first is taken
+        column = sql.col(ROW_ORDER)
+        order.append(column.desc_nulls_last() if is_latest(keep) else column.asc_nulls_last())
+    return partitioned.sortWithinPartitions(*order)
 
 
 def partition_keys(partitions: int) -> tuple[int, ...]:

@@ -3,12 +3,14 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from txbox_spark.merging.csv_lines import csv_texts
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
+from txbox_spark.rejects.remarks import SHOWN_ROWS, RejectedRow, Remarks
 from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
-SHOWN_REJECTED = 10
-"""How many rejected rows are shown."""
+MANY_REJECTED = 10_000
+"""So many rejected rows are held, and then given away."""
 
 
 class ChunkStream:
@@ -73,20 +75,41 @@ class ChunkStream:
 class DistinctEvents:
     """The loadable events of one chunk, one of each id; and the count of everything else, so far."""
 
-    def __init__(self, batches: "Iterator[pyarrow.RecordBatch]") -> None:
+    def __init__(self, batches: "Iterator[pyarrow.RecordBatch]", content: Sequence[str] = ()) -> None:
+        """Take one row of each id, the first; ``content`` names the columns in which the others may differ from it."""
         self.read = 0  # rows
         self.rejected = 0  # rows that cannot be loaded
         self.kept = 0  # events
-        self.rejected_sample: list[str] = []  # some of the rejected rows
+        self._rejected: list[str] = []  # rejected rows as JSON that were not taken yet
         self._batches = batches
+        self._content = list(content)
         self._last = ""
+        self._last_row: pyarrow.RecordBatch | None = None
+        self._differing: list[str] = []
+        self._differs = ""  # the last id with rows that differ
+        self._all_differing = 0
+
+    @property
+    def differing(self) -> Remarks:
+        """The ids that were met with rows that differ."""
+        return Remarks(differing=self._all_differing, differing_sample=tuple(self._differing))
 
     def events(self) -> "Iterator[pyarrow.RecordBatch]":
-        """Give the events, as they lie in the batches."""
+        """Give the events, as they lie in the batches; none, where there are many rejected rows to be taken."""
         for batch in self._batches:
             events = self._distinct(self._loadable(batch))
-            if events.num_rows:
+            if events.num_rows or self.has_many_rejected:
                 yield events
+
+    @property
+    def has_many_rejected(self) -> bool:
+        """Whether it is time to take the rejected rows."""
+        return len(self._rejected) >= MANY_REJECTED
+
+    def take_rejected(self) -> list[RejectedRow]:
+        """Return the rejected rows that were met since the last time."""
+        rows, self._rejected = self._rejected, []
+        return [RejectedRow.from_json(one) for one in rows]
 
     def _loadable(self, batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
         self.read += batch.num_rows
@@ -94,8 +117,7 @@ class DistinctEvents:
         if not ids.null_count:
             return batch
         self.rejected += ids.null_count
-        reasons = batch.column(REJECTED).drop_null().slice(0, SHOWN_REJECTED - len(self.rejected_sample))
-        self.rejected_sample.extend(reasons.to_pylist())
+        self._rejected += batch.column(REJECTED).drop_null().to_pylist()
         return batch.filter(ids.is_valid())
 
     def _distinct(self, batch: "pyarrow.RecordBatch") -> "pyarrow.RecordBatch":
@@ -109,7 +131,28 @@ class DistinctEvents:
         if compute.any(compute.less(following, before)).as_py() or first.encode() < self._last.encode():
             raise AssertionError("the events are not sorted by id, so that duplicates could be missed")
         mask = pyarrow.concat_arrays([pyarrow.array([first != self._last]), compute.greater(following, before)])
-        self._last = ids[len(ids) - 1].as_py()
         kept: int = mask.true_count
+        if self._content:
+            if kept < batch.num_rows:
+                self._compare(batch, mask)
+            self._last_row = batch.slice(batch.num_rows - 1)
+        self._last = ids[len(ids) - 1].as_py()
         self.kept += kept
         return batch if kept == batch.num_rows else batch.filter(mask)
+
+    def _compare(self, batch: "pyarrow.RecordBatch", first: "pyarrow.BooleanArray") -> None:
+        """Note the ids of rows that differ from the row before them, which has the same id."""
+        repeated = compute.indices_nonzero(compute.invert(first))
+        if not first[0].as_py() and self._last_row is not None:
+            batch = pyarrow.concat_batches([self._last_row, batch])
+            repeated = compute.add(repeated, 1)
+        ids = batch.column(MESSAGE_ID).take(repeated)
+        content = batch.select(self._content)
+        rows = csv_texts(content.take(repeated))
+        before = csv_texts(content.take(compute.subtract(repeated, 1)))
+        for message_id in ids.filter(compute.not_equal(rows, before)).to_pylist():
+            if message_id != self._differs:
+                self._differs = message_id
+                self._all_differing += 1
+                if len(self._differing) < SHOWN_ROWS:
+                    self._differing.append(message_id)

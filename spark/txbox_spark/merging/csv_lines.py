@@ -12,11 +12,15 @@ from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
 def csv_lines(batch: "pyarrow.RecordBatch") -> memoryview:
     """Return the rows of a batch as lines of CSV, in UTF-8."""
+    return _text(csv_texts(batch))
+
+
+def csv_texts(batch: "pyarrow.RecordBatch") -> "pyarrow.StringArray":
+    """Return each row of a batch as a line of CSV."""
     pieces: list[pyarrow.Array | str] = []
     for column in batch.columns:
         pieces += [",", _field(column)]
-    lines = compute.binary_join_element_wise(*pieces[1:], "\n", "")
-    return _text(lines)
+    return compute.binary_join_element_wise(*pieces[1:], "\n", "")
 
 
 def _field(column: "pyarrow.Array") -> "pyarrow.StringArray":

@@ -24,7 +24,15 @@ FEATURE_NOT_SUPPORTED = "0A000"
 
 
 class ApplyFailed(TxboxError):
-    """The caller's statements, or callable, failed; nothing of the chunk is committed. Its cause may be transient."""
+    """The caller's statements, or callable, failed; nothing of the chunk is committed. Its cause may be transient.
+
+    Attributes:
+        why: the cause, in one line.
+    """
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f"applying the events failed: {why}")
 
 
 def apply_effects(connection: Connection, apply: Apply) -> None:
@@ -38,15 +46,16 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
     try:
         if isinstance(apply, str):
             connection.exec_driver_sql(in_one_statement(apply).replace("%", "%%"))
-            return
-        if isinstance(apply, SqlEffect):
+        elif isinstance(apply, SqlEffect):
             apply.apply_table(connection)
-            return
-        add_guard(connection)
-        with protect(connection):
-            apply(connection)
-        refuse_aborted(connection)
-        remove_guard(connection)
+        else:
+            add_guard(connection)
+            with protect(connection):
+                apply(connection)
+            refuse_aborted(connection)
+            remove_guard(connection)
+        # COMMIT would check them, when it is too late to leave an event out.
+        connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
     except TransactionEnded:
         # To SQLAlchemy the transaction has ended; it would not roll the connection back.
         connection.invalidate()
@@ -63,7 +72,7 @@ def apply_effects(connection: Connection, apply: Apply) -> None:
             raise
         orig = error.orig if isinstance(error, DBAPIError) else error
         why = _describe(orig, apply) if isinstance(orig, psycopg.Error) else f"{type(error).__name__}: {error}"
-        raise ApplyFailed(f"applying the events failed: {why}") from error
+        raise ApplyFailed(why) from error
 
 
 def _describe(error: psycopg.Error, apply: Apply) -> str:

@@ -6,12 +6,17 @@ from psycopg import sql as psycopg_sql
 
 from txbox.postgres.sql import quote, unescaped
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
+from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
 
 SHOWN_EXPIRED = 5
 """Ids of expired events that are named in the log, for each chunk."""
 
 FRESH_EVENT = "pg_temp.fresh_event"
 """The events of a chunk that are first: what the caller's statements apply, by its name alone."""
+
+
+HELD_EVENT = "pg_temp.txbox_held"
+"""The same, while the effect is tried with parts of them."""
 
 
 def create_fresh(columns: Sequence[EventColumn]) -> str:
@@ -30,18 +35,65 @@ def copy_fresh(columns: Sequence[EventColumn]) -> str:
     return f"COPY {FRESH_EVENT} ({unescaped(names)}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')"
 
 
-def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range: str) -> str:
+def insert_fresh(columns: Sequence[EventColumn], staged: str, processed_in_range: str, keep: str) -> str:
     """Fill ``fresh_event`` with the staged events whose ids are not in the inbox, one of each id, sorted.
 
-    ``staged`` is the table, or query, that has them, quoted; ``processed_in_range`` is from chunk_merger.sql.
+    ``staged`` is the table, or query, that has them, quoted; ``processed_in_range`` is from chunk_merger.sql; ``keep``
+    says which of several rows with one id is taken.
     """
     sent = _sent(columns)
     names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in sent)])
     values = ", ".join([MESSAGE_ID, *(one.staged_as for one in sent)])
     return (
         f"INSERT INTO {FRESH_EVENT} ({names}) SELECT DISTINCT ON (message_id) {values} FROM {staged} AS event "  # noqa: S608
-        f"WHERE NOT EXISTS (SELECT FROM {processed_in_range}) ORDER BY message_id"
+        f"WHERE NOT EXISTS (SELECT FROM {processed_in_range}) ORDER BY {_first_of_each(keep)}"
     )
+
+
+def distinct_staged(names: Sequence[str], staged: str, keep: str) -> str:
+    """Return the query of staged events, one of each id, sorted, for psycopg's own cursor."""
+    return unescaped(
+        f"SELECT DISTINCT ON (message_id) {', '.join(names)} FROM {staged} AS event ORDER BY {_first_of_each(keep)}"  # noqa: S608
+    )
+
+
+def differing_ids(columns: Sequence[EventColumn], staged: str) -> str:
+    """Count the ids whose staged rows differ, and return some of them; a task that is run again stages equal ones."""
+    content = f"ROW({', '.join(one.staged_as for one in _sent(columns))})::text"
+    return (
+        "SELECT count(*), (array_agg(message_id ORDER BY message_id))[1:10] FROM ("  # noqa: S608 - quoted
+        f"SELECT message_id FROM {staged} AS event GROUP BY message_id "
+        f"HAVING count(*) > 1 AND min({content}) <> max({content})) AS differing"
+    )
+
+
+def _first_of_each(keep: str) -> str:
+    """Return an order in which, of several rows with one id, the one that is to be taken comes first."""
+    if keep == ANY:
+        return MESSAGE_ID
+    return f"{MESSAGE_ID}, {ROW_ORDER} {'DESC' if is_latest(keep) else 'ASC'} NULLS LAST"
+
+
+def hold_fresh() -> str:
+    """Keep what is in ``fresh_event`` in a table of its own."""
+    return (
+        f"CREATE TEMPORARY TABLE {HELD_EVENT} ON COMMIT DROP AS TABLE {FRESH_EVENT}; "
+        f"CREATE UNIQUE INDEX txbox_held_ids ON {HELD_EVENT} ({MESSAGE_ID}); ANALYZE {HELD_EVENT} ({MESSAGE_ID})"
+    )
+
+
+def fill_from_held(columns: Sequence[EventColumn]) -> str:
+    """Put the events from one id to another one back into ``fresh_event``, sorted."""
+    names = ", ".join([MESSAGE_ID, *(quote(one.name) for one in _sent(columns))])
+    return (
+        f"INSERT INTO {FRESH_EVENT} ({names}) SELECT {names} FROM {HELD_EVENT} "  # noqa: S608 - quoted
+        f"WHERE {MESSAGE_ID} >= %(first_id)s AND {MESSAGE_ID} <= %(last_id)s ORDER BY {MESSAGE_ID}"
+    )
+
+
+def drop_refused() -> str:
+    """Leave no event in ``fresh_event`` that was refused, and return the ids of those that were there."""
+    return f"DELETE FROM {FRESH_EVENT} WHERE {MESSAGE_ID} = ANY(%(message_ids)s) RETURNING {MESSAGE_ID}"  # noqa: S608
 
 
 def drop_expired(sent_at: str | None, behind_horizon: str) -> str:

@@ -93,6 +93,22 @@ def text_checks(text: Column, postgres_type: str, type_: DataType, value: Column
     return _holds_nul(text, postgres_type), _not_utf8(type_, value)
 
 
+def types_as_wanted(frame: DataFrame, wanted: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return which columns can be declared to arrive as the Postgres types that ``wanted`` names, and all their types.
+
+    Texts and arrays can, which Postgres reads as whatever they are declared to be. Others arrive as what they are.
+    """
+    own = {field.name: _postgres_type(field.name, field.dataType) for field in frame.schema.fields}
+    declared = {
+        name: wanted[name]
+        for name, type_ in own.items()
+        if (type_ == "text" or type_.endswith("[]"))
+        and wanted.get(name, type_) != type_
+        and _TYPE_NAME.fullmatch(wanted[name])
+    }
+    return declared, {**own, **declared}
+
+
 def refuse_duplicate_columns(frame: DataFrame) -> None:
     """Raise ``InvalidConfiguration`` if two columns have one name; Spark ignores case unless a setting forbids it."""
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"

@@ -1,10 +1,11 @@
 """Why events cannot be read from where they should be, in one line."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from txbox import TxboxError
-from txbox_spark.reading.charsets import EncodingError
+from txbox_spark.reading.files.charsets import EncodingError
 from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.lazy_imports import spark_errors
 
@@ -35,4 +36,9 @@ def _why(text: str) -> str:
     if conflict:
         schemas = " ".join(rest.partition("SQLSTATE")[0].split())
         return f"{schemas} Give a schema with types that hold what every file has, or read the files apart"
+    if "[FAILED_JDBC" in text and (cause := _CAUSE.search(text)) is not None:  # Spark says only that it failed
+        return cause[1]
     return describe_spark_error(text)
+
+
+_CAUSE = re.compile(r"^Caused by: [\w.$]+: (.+)$", re.MULTILINE)

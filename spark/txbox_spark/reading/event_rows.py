@@ -17,14 +17,14 @@ from txbox_spark.reading.columns import (
     refuse_duplicate_columns,
 )
 from txbox_spark.reading.fields import field_columns
+from txbox_spark.reading.row_order import ANY, ORDER_COLUMN, ROW_ORDER, row_order
+from txbox_spark.rejects.remarks import VALUE_CHARACTERS
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql, types
 
 __all__ = ["MESSAGE_ID", "REJECTED", "PreparedEvents", "prepare"]
 
 REJECTED = "rejected"
-"""The column that says why a row cannot be loaded."""
-REJECTED_CHARACTERS = 300
-"""How much of a rejected row is shown."""
+"""The column that says why a row cannot be loaded: a ``RejectedRow`` as JSON, null if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,18 @@ class PreparedEvents:
     """The rows of a source, ready to be loaded."""
 
     identified: DataFrame
-    """Its rows as ``message_id`` (text; null if the row is rejected), ``rejected`` (the reason and the row; null unless
-    it is) and ``event`` (a struct of the source's columns).
+    """Its rows as ``message_id`` (text; null if the row is rejected), ``rejected`` (null unless it is) and ``event`` (a
+    struct of the source's columns).
     """
     staged: DataFrame  # its rows as ``message_id``, ``rejected`` and the columns as they are sent
     ids: DataFrame  # the ids alone, bad ones included
     columns: tuple[EventColumn, ...]  # the columns of ``fresh_event`` beside ``message_id``
+    ordered: bool = False  # whether its rows as they are sent have ``ROW_ORDER``, too
+
+    @property
+    def staged_columns(self) -> tuple[EventColumn, ...]:
+        """The columns of a staging table beside ``message_id``."""
+        return (*self.columns, ORDER_COLUMN) if self.ordered else self.columns
 
     @property
     def checked_ids(self) -> DataFrame:
@@ -50,6 +56,7 @@ def prepare(
     message_id: str,
     column_types: Mapping[str, str] | None = None,
     fields: Mapping[str, Field] | None = None,
+    keep: str = ANY,
 ) -> PreparedEvents:
     """Find each row's message id, and the rows that cannot be loaded; the arguments are those of ``bulk_load``.
 
@@ -89,24 +96,34 @@ def prepare(
     sent = nested.select("*", *[one.value.alias(one.column.staged_as) for one in beside])
     checked = sent.select("*", _reason(beside).alias(_REASON))
     reason = sql.col(_REASON)
-    # The ledger keeps it as JSON of Postgres, which cannot hold a NUL character either, nor what is not UTF-8.
-    shown = sql.replace(
-        sql.make_valid_utf8(sql.coalesce(sql.col(_MALFORMED), sql.to_json(sql.col(_EVENT)))),
-        sql.lit("\0"),
-        sql.lit(r"\u0000"),
+    rejected = sql.when(
+        reason.isNotNull(),
+        sql.to_json(
+            sql.struct(
+                reason.getField("cause").alias("cause"),
+                reason.getField("column").alias("column"),
+                _kept(reason.getField("value")).alias("value"),
+                _kept(sql.col(MESSAGE_ID)).alias("message_id"),
+                sql.col(_FILE).alias("file"),
+                _kept(sql.coalesce(sql.col(_MALFORMED), sql.to_json(sql.col(_EVENT)))).alias("event"),
+            )
+        ),
     )
-    rejected = sql.when(reason.isNotNull(), sql.concat_ws(": ", reason, sql.left(shown, sql.lit(REJECTED_CHARACTERS))))
     valid_id = sql.when(reason.isNull(), sql.col(MESSAGE_ID))
     columns = tuple(
         EventColumn(one.column.name, MESSAGE_ID, "text") if one.column.name == plain else one.column
         for one in sent_columns
     )
-    staged = [one.column.staged_as for one in beside]
+    staged: list[Column | str] = [one.column.staged_as for one in beside]
+    order = row_order(source, keep, fields, f"{_EVENT}.")
+    if order is not None:
+        staged.append(order.alias(ROW_ORDER))
     return PreparedEvents(
         identified=checked.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), sql.col(_EVENT)),
         staged=checked.select(valid_id.alias(MESSAGE_ID), rejected.alias(REJECTED), *staged),
         ids=source.select(identity.cast("string").alias(MESSAGE_ID)),
         columns=columns,
+        ordered=order is not None,
     )
 
 
@@ -169,32 +186,48 @@ def _file(frame: DataFrame) -> Column:
     return sql.col("_metadata.file_path").cast("string") if there else sql.lit(None).cast("string")
 
 
-def _reason(columns: Sequence[SentColumn]) -> Column:
-    """Return Spark's expression for why a row cannot be loaded; null if it can."""
+def _kept(text: Column) -> Column:
+    """Return a text as Postgres can keep it: without a NUL character, and without what is not UTF-8."""
+    return sql.replace(sql.make_valid_utf8(text), sql.lit("\0"), sql.lit(r"\u0000"))
 
-    def not_utf8(where: str) -> Column:
+
+def _reason(columns: Sequence[SentColumn]) -> Column:
+    """Return Spark's expression for why a row cannot be loaded, with the column and its value; null if it can."""
+
+    def because(cause: Column | str, column: str | None = None, value: Column | None = None) -> Column:
+        return sql.struct(
+            (sql.lit(cause) if isinstance(cause, str) else cause).alias("cause"),
+            sql.lit(column).cast("string").alias("column"),
+            (sql.lit(None).cast("string") if value is None else sql.left(value, sql.lit(VALUE_CHARACTERS))).alias(
+                "value"
+            ),
+        )
+
+    def not_utf8(where: str, column: str | None = None) -> Column:
         file = sql.coalesce(sql.concat(sql.lit(" of "), sql.col(_FILE)), sql.lit(""))
-        return sql.concat(sql.lit(f"not UTF-8 in {where}"), file)
+        return because(sql.concat(sql.lit(f"not UTF-8 in {where}"), file), column)
 
     identity = sql.col(MESSAGE_ID)
     reason = (
-        sql.when(sql.col(_MALFORMED).isNotNull(), "malformed record")
-        .when(identity.isNull(), "no message id")
-        .when(identity == "", "empty message id")
+        sql.when(sql.col(_MALFORMED).isNotNull(), because("malformed record"))
+        .when(identity.isNull(), because("no message id"))
+        .when(identity == "", because("empty message id"))
         .when(~sql.is_valid_utf8(identity), not_utf8("the message id"))
         .when(
-            sql.octet_length(identity) > MAX_MESSAGE_ID_BYTES, f"message id of more than {MAX_MESSAGE_ID_BYTES} bytes"
+            sql.octet_length(identity) > MAX_MESSAGE_ID_BYTES,
+            because(f"message id of more than {MAX_MESSAGE_ID_BYTES} bytes"),
         )
-        .when(sql.contains(identity, sql.lit("\0")), "NUL character in the message id")
+        .when(sql.contains(identity, sql.lit("\0")), because("NUL character in the message id"))
     )
     for one in columns:
+        name = one.column.name
         if one.not_utf8 is not None:
-            reason = reason.when(one.not_utf8, not_utf8(f"column {one.column.name}"))
+            reason = reason.when(one.not_utf8, not_utf8(f"column {name}", name))
         if one.holds_nul is not None:
-            reason = reason.when(one.holds_nul, "NUL character, which Postgres cannot keep")
+            reason = reason.when(one.holds_nul, because("NUL character, which Postgres cannot keep", name))
         if one.unfit is not None:
-            why = sql.concat(sql.lit(f"field {one.column.name}: "), one.unfit)
-            reason = reason.when(one.unfit.isNotNull(), why)
+            why = sql.concat(sql.lit(f"field {name}: "), one.unfit)
+            reason = reason.when(one.unfit.isNotNull(), because(why, name, sql.col(one.column.staged_as)))
     return reason
 
 

@@ -6,7 +6,7 @@ from txbox import InvalidConfiguration
 from txbox.effects import Field
 from txbox.effects.field_types import BAD_ESCAPES, FieldType
 from txbox_spark.reading.columns import EventColumn, SentColumn, as_text, quoted, text_checks
-from txbox_spark.reading.json_values import is_one_value
+from txbox_spark.reading.files.json_values import is_one_value
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, DataType, sql, types
 
 

@@ -6,7 +6,8 @@ Spark's readers are lenient by default. Where that would lose or alter an event,
   columns that a query asks for, so the result always asks for all of them.
 - A CSV file whose header is not what the columns are, in their order, fails the query; a quoted ``""`` is an empty
   text, an empty field is null; a quote within quotes is doubled (RFC 4180), as Postgres and spreadsheets write it, and
-  one that is not fails the query. A field in quotes may hold line breaks.
+  one that is not fails the query. A field in quotes may hold line breaks. A file that ends within quotes, as one that
+  was cut off may, is an error: see ``csv_records``.
 - A decimal in CSV is digits, perhaps with a sign, a point and an exponent. What is written otherwise, such as 12,50,
   or does not fit its type to the last digit, makes the record malformed. With the option ``locale``, it is Spark that
   reads decimals, and rounds them.
@@ -22,8 +23,10 @@ What is not noticed:
 
 - JSON: a decimal with more digits after the point than the schema has is rounded, and in one that is in quotes every
   comma is dropped: ``"12,50"`` becomes 1250.
-- CSV: where a file ends within quotes, as one that was cut off may, the last field of the last record is all text
-  from its quote on. If lines end with CR LF, a line break within quotes becomes a single LF.
+- CSV: if lines end with CR LF, a line break within quotes becomes a single LF. Lines that end otherwise than the first
+  of their file may be rejected together, as one record. Blanks behind the quote that closes a field are dropped. With
+  an ``unescapedQuoteHandling`` of your own, or a ``charToEscapeQuoteEscaping`` other than ``escape``, where a file ends
+  within quotes, the last field of the last record is all text from its quote on.
 """
 
 import hashlib
@@ -36,8 +39,8 @@ from txbox.effects import Field
 from txbox_spark.reading.columns import quoted
 from txbox_spark.reading.errors import InvalidFields, SourceError, explained
 from txbox_spark.reading.fields import schema_of
-from txbox_spark.reading.file_listing import described, files_in, listing, nothing_in, refuse_overlooked
-from txbox_spark.reading.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
+from txbox_spark.reading.files.file_listing import described, files_in, listing, nothing_in, refuse_overlooked
+from txbox_spark.reading.files.readers import CORRUPT_OPTION, CORRUPT_RECORD, read
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, StructType, sql, types
 
 FORMATS = ("parquet", "json", "csv")
@@ -68,7 +71,8 @@ def read_events(
     encoding: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text.
+    """Read events from files. Those of JSON and CSV are read once here, to see whether their bytes are text; CSV with
+    quotes once more, to see whether they are closed.
 
     Args:
         spark: the session.

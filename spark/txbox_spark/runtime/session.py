@@ -115,6 +115,14 @@ def quiet_pyspark() -> None:
     logging.getLogger().addFilter(lambda record: record.msg != "KeyboardInterrupt while sending command.")
 
 
+def mute_jvm() -> None:
+    """Write no more of what the JVM and its tasks say: after a request to end, they complain of what was interrupted.
+
+    It takes no lock, so a handler of signals may call it.
+    """
+    _HeldStderr.muted = True
+
+
 def _driver_settings(jdbc_jar: Path | None, maven_repository: Path) -> dict[str, str]:
     """Return the settings by which Spark finds the driver.
 
@@ -158,6 +166,7 @@ def _start(settings: Mapping[str, str]) -> None:
     from pyspark.java_gateway import launch_gateway
 
     conf = SparkConf().setAll(list(settings.items()))
+    _HeldStderr.muted = False
     stderr = _HeldStderr()
     launched: Future[Any] | None = None
     try:
@@ -226,6 +235,8 @@ def _not_started(why: str, text: str) -> SparkSetupError:
 class _HeldStderr:
     """What the JVM writes to stderr: held back at first, written to our stderr from ``release`` on."""
 
+    muted = False  # of all of them: a process has one JVM
+
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
         self._held = bytearray()
@@ -255,7 +266,7 @@ class _HeldStderr:
             if self._holding:
                 self._held += chunk
             else:
-                if _OUT_OF_MEMORY_LINE in chunk:  # Python raises it as an error
+                if self.muted or _OUT_OF_MEMORY_LINE in chunk:  # Python raises it as an error
                     continue
                 # Without a stderr the JVM must still not be kept waiting.
                 with contextlib.suppress(OSError):

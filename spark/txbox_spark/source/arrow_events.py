@@ -9,7 +9,8 @@ from txbox import InvalidConfiguration
 from txbox.effects import Field
 from txbox.message import MAX_MESSAGE_ID_BYTES
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, column_type, refuse_names
-from txbox_spark.reading.event_rows import REJECTED, REJECTED_CHARACTERS
+from txbox_spark.reading.event_rows import REJECTED
+from txbox_spark.rejects.remarks import VALUE_CHARACTERS
 from txbox_spark.runtime.lazy_imports import DataType, StructType, compute, pyarrow, types
 from txbox_spark.source.arrow_text import as_json, literal
 
@@ -81,18 +82,15 @@ class ArrowEvents:
         reasons.add("NUL character in the message id", compute.match_substring(identity, "\0"))
         values = []
         for one in self.sent:
-            reasons.add(f"not UTF-8 in column {one.path[0]}", not_utf8[one.path[0]])
+            reasons.add(f"not UTF-8 in column {one.path[0]}", not_utf8[one.path[0]], one.path[0])
             value = self._value(one, readable)
             if not one.as_it_is:
-                reasons.add("NUL character, which Postgres cannot keep", _holds_nul(value, one.column.postgres_type))
+                holds_nul = _holds_nul(value, one.column.postgres_type)
+                reasons.add("NUL character, which Postgres cannot keep", holds_nul, one.column.name)
             if one.field is not None:
-                reasons.add_all(_unfit(one.column.name, one.field, value))
+                reasons.add_all(_unfit(one.column.name, one.field, value), one.column.name)
             values.append(value)
-        rejected = reasons.texts
-        if rejected.null_count < rows.num_rows:
-            shown = self._shown(rows.num_rows, readable, rejected.is_valid())
-            text = compute.utf8_slice_codeunits(shown, 0, REJECTED_CHARACTERS)
-            rejected = compute.binary_join_element_wise(rejected, text, ": ")
+        rejected = self._rejected(reasons, readable, identity, values)
         names = [MESSAGE_ID, REJECTED, *(one.column.staged_as for one in self.sent)]
         valid = compute.if_else(rejected.is_null(), identity, pyarrow.scalar(None, pyarrow.string()))
         return pyarrow.RecordBatch.from_arrays([valid, rejected, *values], names=names)
@@ -116,35 +114,60 @@ class ArrowEvents:
         text = as_json(value, type_) if one.as_json else literal(value, type_)
         return text if one.field is None or one.field.default is None else text.fill_null(one.field.default)
 
-    def _shown(
-        self, rows: int, arrays: "Mapping[str, pyarrow.Array]", rejected: "pyarrow.BooleanArray"
+    def _rejected(
+        self,
+        reasons: "_Reasons",
+        arrays: "Mapping[str, pyarrow.Array]",
+        identity: "pyarrow.StringArray",
+        values: "Sequence[pyarrow.Array]",
     ) -> "pyarrow.StringArray":
-        """Return the rejected rows as JSON, without what is null in them."""
-        bad = [number for number, one in enumerate(rejected.to_pylist()) if one]
+        """Return the rejected rows, each a ``RejectedRow`` as JSON without what is null in it; null: loadable."""
+        bad = [number for number, one in enumerate(reasons.texts.to_pylist()) if one]
+        if not bad:
+            return reasons.texts
         parts = []
         for name, array in arrays.items():
             words = as_json(array.take(pyarrow.array(bad)), self.source[name].dataType).to_pylist()
             parts.append([None if word is None else f"{json.dumps(name, ensure_ascii=False)}:{word}" for word in words])
-        shown: list[str | None] = [None] * rows
+        found: list[str | None] = [None] * len(reasons.texts)
+        texts = {one.column.name: value for one, value in zip(self.sent, values, strict=True) if one.field is not None}
         for number, row in zip(bad, zip(*parts, strict=True), strict=True):
-            shown[number] = "{" + ",".join(filter(None, row)) + "}"
-        return pyarrow.array(shown, pyarrow.string())
+            cause, column = reasons.texts[number].as_py(), reasons.columns[number].as_py()
+            value = texts[column][number].as_py() if cause.startswith("field ") else None
+            made = {
+                "cause": cause,
+                "column": column,
+                "value": _kept(None if value is None else value[:VALUE_CHARACTERS]),
+                "message_id": _kept(identity[number].as_py()),
+                "event": "{" + ",".join(filter(None, row)) + "}",
+            }
+            text = json.dumps({name: one for name, one in made.items() if one is not None}, ensure_ascii=False)
+            found[number] = text
+        return pyarrow.array(found, pyarrow.string())
+
+
+def _kept(text: str | None) -> str | None:
+    """Return a text as Postgres can keep it."""
+    return None if text is None else text.replace("\0", r"\u0000")
 
 
 class _Reasons:
-    """Why rows cannot be loaded: for each the first reason."""
+    """Why rows cannot be loaded: for each the first reason, and the column that it is about."""
 
     def __init__(self, rows: int) -> None:
         self.texts = pyarrow.nulls(rows, pyarrow.string())
+        self.columns = pyarrow.nulls(rows, pyarrow.string())
 
-    def add(self, reason: str, rows: "pyarrow.BooleanArray | None") -> None:
+    def add(self, reason: str, rows: "pyarrow.BooleanArray | None", column: str | None = None) -> None:
         """Give a reason for rows; None: there are none."""
         if rows is not None and compute.any(rows).as_py():
-            self.add_all(compute.if_else(rows, pyarrow.scalar(reason), pyarrow.scalar(None, pyarrow.string())))
+            self.add_all(compute.if_else(rows, pyarrow.scalar(reason), pyarrow.scalar(None, pyarrow.string())), column)
 
-    def add_all(self, reasons: "pyarrow.StringArray | None") -> None:
+    def add_all(self, reasons: "pyarrow.StringArray | None", column: str | None) -> None:
         """Give each row its reason; null: none."""
         if reasons is not None:
+            new = compute.and_(self.texts.is_null(), reasons.is_valid())
+            self.columns = compute.if_else(new, pyarrow.scalar(column, pyarrow.string()), self.columns)
             self.texts = compute.coalesce(self.texts, reasons)
 
 

@@ -42,7 +42,8 @@ from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
 from txbox_spark.merging.merge_sizer import MergeSizer
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.event_rows import REJECTED
-from txbox_spark.runtime.lazy_imports import compute, pyarrow
+from txbox_spark.rejects.remarks import RejectedRow
+from txbox_spark.runtime.lazy_imports import pyarrow
 from txbox_spark.source.arrow_events import ArrowEvents
 from txbox_spark.source.run_ledger import RunLedger, WriteFailed
 
@@ -135,7 +136,7 @@ class PieceMerger:
             if not claimed:
                 return  # by this attempt: it has committed, and the answer was lost
             connection.exec_driver_sql(create_fresh(self.plan.columns))
-            counts = copy_events(connection, self.plan.columns, iter(piece.to_batches()))
+            counts = copy_events(connection, self.plan, number, self.plan.columns, iter(piece.to_batches()))
             connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
             merged = merge_chunk(connection, self.plan, number, _id_range(piece), counts)
         held_seconds = time.monotonic() - merged.locked_at
@@ -152,7 +153,7 @@ def _id_range(piece: "pyarrow.Table") -> tuple[str, str | None]:
 def _refuse_rejected(piece: "pyarrow.Table") -> None:
     rejected = piece.column(REJECTED).drop_null()
     if len(rejected):
-        reason = compute.min(rejected).as_py().partition(": {")[0]
+        reason = RejectedRow.from_json(rejected[0].as_py()).cause
         raise TxboxError(
             f"{len(rejected)} rows cannot be loaded ({reason}): mend them, or leave them out and count them with "
             "on_rejected=count"

@@ -11,6 +11,7 @@ pieces that count, to which they were already processed. So a run adds up, whate
 """
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -20,10 +21,10 @@ from txbox import TxboxError
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
 from txbox.status.blocked_loads import run_lock
-from txbox_spark.loading.ledger import LoadLedger
+from txbox_spark.loading.ledger import LedgerStatements, LoadLedger
 from txbox_spark.merging.chunk_merger import MergePlan
-from txbox_spark.merging.chunk_stream import SHOWN_REJECTED
 from txbox_spark.options import ABANDONED_SECONDS
+from txbox_spark.rejects.remarks import NO_REMARKS, Remarks
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.retries import retry_outages
 
@@ -111,7 +112,10 @@ class RunLedger:
             chunks=totals.chunks,
             read=totals.read,
             rejected=totals.rejected,
-            rejected_sample=run.rejected_sample,
+            rejected_sample=run.remarks.sample,
+            rejected_causes=run.remarks.causes,
+            differing=run.remarks.differing,
+            differing_sample=run.remarks.differing_sample,
             duplicate_in_source=loadable - totals.already_processed - totals.applied - totals.expired,
             already_processed=totals.already_processed - totals.parked,
             applied=totals.applied,
@@ -139,7 +143,10 @@ class RunLedger:
                 return  # the answer to an earlier COMMIT was lost
             lost = connection.exec_driver_sql(self._sql.drop_lost_pieces, {**run, "pieces": list(pieces)}).scalar_one()
             connection.exec_driver_sql(self._sql.settle_pieces, {**run, "lost": lost})
-            connection.exec_driver_sql(self._sql.finish_run, {**run, "shown": SHOWN_REJECTED})
+            remarks = LedgerStatements.load(self.plan.schema, self.plan.prefix).remarks
+            found = connection.exec_driver_sql(remarks, run).scalars()
+            shown = sum(map(Remarks.from_json, found), NO_REMARKS)
+            connection.exec_driver_sql(self._sql.finish_run, {**run, "rejected_sample": json.dumps(shown.as_json())})
 
     @retry_outages
     def _execute(self, statement: str, values: Mapping[str, object]) -> None:

@@ -60,23 +60,15 @@ WHERE piece.run_id = %(run_id)s AND piece.chunk = ranked.chunk
 
 -- name: finish_run
 -- Record that every piece of a run is merged, with what the pieces come to.
--- parameters: run_id text, shown int (rejected rows)
+-- parameters: run_id text, rejected_sample jsonb (of Remarks)
 -- returns: nothing
 UPDATE {{bulk_load}} AS run
 SET finished_at = now(), heartbeat_at = now(), error = NULL, chunks = greatest(sums.pieces, 1),
-  rows_read = sums.rows_read, rows_rejected = sums.rows_rejected, rejected_sample = shown.rejected_sample
+  rows_read = sums.rows_read, rows_rejected = sums.rows_rejected, rejected_sample = %(rejected_sample)s::jsonb
 FROM (
   SELECT count(*) AS pieces, coalesce(sum(rows_read), 0) AS rows_read, coalesce(sum(rows_rejected), 0) AS rows_rejected
   FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s
-) AS sums, (
-  SELECT coalesce(jsonb_agg(one.event), '[]') AS rejected_sample
-  FROM (
-    SELECT sample.event
-    FROM {{bulk_load_chunk}} AS piece, jsonb_array_elements_text(piece.rejected_sample) AS sample (event)
-    WHERE piece.run_id = %(run_id)s AND piece.rejected_sample IS NOT NULL
-    ORDER BY piece.chunk LIMIT %(shown)s
-  ) AS one
-) AS shown
+) AS sums
 WHERE run.run_id = %(run_id)s
 
 -- name: forget_batches

@@ -60,6 +60,7 @@ class InboxWriter(DataSourceArrowWriter):
             lock_seconds=load.lock_seconds,
             sent_at=load.sent_at,
             apply_expired=load.apply_expired,
+            most_rejected=0 if options.fails_on_rejected else None,
         )
         url = load.database.render_as_string(hide_password=False)
         self._task = PieceMerger(url, plan, events, source, options.fails_on_rejected)

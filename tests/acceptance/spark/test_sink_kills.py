@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +28,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def events(numbers: range) -> list[Event]:
     return [{"event_id": f"e{number:05}", "account": number % 7, "amount": number % 11 - 5} for number in numbers]
 
+
+RESTARTS = 24
 
 FILES: list[list[Event]] = [
     [*events(range(400)), *events(range(100))],
@@ -132,3 +136,35 @@ def test_killed_in_a_batch(engine: Engine, start: Start, writer: str, checkpoint
     )
     assert bool(rows(engine, staging)) == (writer == "jdbc" and not kept)
     assert rows(engine, "SELECT run_id FROM bulk_load") == ([] if kept else [(left_behind,)])
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("writer", ["copy", "jdbc"])
+def test_a_stream_that_is_restarted_again_and_again(engine: Engine, start: Start, landing: Path, writer: str) -> None:
+    """It is killed at random moments, between batches and within; each third time its checkpoint is lost."""
+    expected = [event for file in FILES for event in file]
+    for number in range(RESTARTS):
+        more = events(range(1000 + 60 * number, 1100 + 60 * number))  # the last 40 come again in the next file
+        expected += more
+        path = landing / f"{number + len(FILES)}.json"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in more), encoding="utf-8")
+    settings = {"writer": writer, "chunk_rows": 20, "parallelism": 2}
+    moments = random.Random(24)
+    for restart in range(RESTARTS):
+        before = len(rows(engine, "SELECT FROM effect"))
+        victim = start(checkpoint=f"checkpoint-{restart // 3}", **settings)
+        wait_until(
+            lambda: len(rows(engine, "SELECT FROM effect")) > before or victim.poll() is not None,  # noqa: B023
+            "the next effect",
+            timeout=120,
+        )
+        if victim.poll() is not None:  # it was done
+            assert victim.returncode == 0
+            break
+        time.sleep(moments.uniform(0, 1.5))
+        kill(victim)
+    last = start(checkpoint="checkpoint-last", **settings)
+    last.communicate(timeout=600)
+    assert last.returncode == 0
+    assert_applied_once(engine, expected)

@@ -1,10 +1,18 @@
+from __future__ import annotations
+
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support.program import Ended
+from txbox_cli import spark as cli_spark
 from txbox_cli.app import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
@@ -21,3 +29,14 @@ def txbox(
         return Ended(status, *capsys.readouterr())
 
     return txbox
+
+
+@pytest.fixture
+def same_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of all tests, in place of one that each command starts and stops."""
+
+    @contextmanager
+    def session(*_: object, **__: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(cli_spark, "session", session)

@@ -63,3 +63,20 @@ def test_tables_that_are_not_there(txbox: Txbox, command: list[str], events: str
         connection.exec_driver_sql("DROP TABLE bulk_load")
     if command[0] == "bulk-load":
         txbox(*command, events).failed_in_one_line(1, "bulk_load does not exist")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--upsert-into", "nowhere"], "--upsert-into: there is no table nowhere"),
+        (["--upsert-into", "purchase", "--key", "cents"], "no unique key on (cents)"),
+        (["--upsert-into", "purchase", "--only-if-newer", "at"], "has no column at to tell what is newer"),
+        (["--upsert-into", "purchase", "--fields", "order_id text, c text"], "has no column c, and the events have"),
+    ],
+)
+def test_a_table_that_an_upsert_does_not_fit(
+    txbox: Txbox, events: str, engine: Engine, options: list[str], said: str
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE purchase (order_id text PRIMARY KEY, cents bigint)")
+    txbox("bulk-load", *ROLES, events, *options).failed_in_one_line(2, said)

@@ -50,4 +50,4 @@ def test_its_errors_are_the_programs(tmp_path: Path) -> None:
     ended = submit(str(tmp_path / "none.jsonl"), *arguments, url="postgresql://127.0.0.1/none")
     assert ended.status == 2
     # spark-submit writes both streams of the program to its own standard output.
-    assert ended.out == "txbox: name the effect: --apply FILE.sql, or --call MODULE:NAME\n"
+    assert ended.out == "txbox: name the effect: --apply FILE.sql, --call MODULE:NAME, or --upsert-into TABLE\n"

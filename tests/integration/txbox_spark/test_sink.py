@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,8 @@ from sqlalchemy import Engine
 from support.spark.bulk_loads import COPY_FIRST
 from support.waiting import wait_until
 from txbox import Inbox, SchemaMissing
+from txbox.instrumentation import BulkLoaded
+from txbox.instrumentation import Event as TxboxEvent
 from txbox_spark import BulkLoadReport, SparkSetupError, require_jdbc_driver
 from txbox_spark.loading.writer import FEW
 from txbox_spark.sink import BatchFailed, inbox_sink
@@ -204,12 +207,18 @@ def test_a_live_worker_records_some_of_the_events_before_and_meanwhile(
     assert totals(stream.reports)["applied"] == 400 - before - counted[0]
 
 
-def test_rejected_rows_are_counted_logged_and_told(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+def test_rejected_rows_are_counted_logged_kept_and_told(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    loaded: list[TxboxEvent] = []
     bad = [{"event_id": None, "account": 1, "amount": 77}, {"event_id": "", "account": 1, "amount": 78}]
     stream.drop([*events(range(5)), *bad])
     with caplog.at_level(logging.WARNING, "txbox"):
-        stream.run(stream.sink())
+        stream.run(stream.sink(rejected_to="table:kept", hooks=[loaded.append]))
     stream.assert_applied_once(events(range(5)))
+    assert sorted(stream.rows("SELECT cause FROM kept")) == [("empty message id",), ("no message id",)]
+    (event,) = loaded
+    assert isinstance(event, BulkLoaded)
+    assert re.fullmatch("stream [0-9a-f-]{36}", event.source)
+    assert {name: count for name, count in event.counts.items() if count} == {"applied": 5, "rejected": 2}
     assert totals(stream.reports) == {
         "read": 7, "rejected": 2, "duplicate_in_source": 0, "already_processed": 0, "applied": 5,
     }  # fmt: skip

@@ -26,6 +26,7 @@ STORY: list[events.Event] = [
     events.HorizonRead("billing", "processed_message", 60.0, 30.0),
     events.Paused(*WHO, "anna", "repairs"),
     events.Drained(*WHO),
+    events.BulkLoaded(WHO[0], "bulk load", {"applied": 7, "rejected": 2, "parked": 0}, 0.5),
     events.Audited(*WHO, {"sent": 3, "missing": 1}, False, 0.5),
     events.Stopped(*WHO, True),
 ]

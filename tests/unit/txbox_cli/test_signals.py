@@ -26,7 +26,7 @@ def break_by(number: signal.Signals) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_what_breaks_because_of_an_interrupt_is_one(number: signal.Signals) -> None:
     with terminated_as_interrupt():
-        interrupted_plainly()
+        interrupted_plainly(lambda: None)
         with pytest.raises(KeyboardInterrupt) as raised, seen_as_interrupt():
             break_by(number)
     assert isinstance(raised.value.__cause__, ConnectionError)
@@ -58,3 +58,15 @@ def test_the_end_of_the_terminal_terminates_unless_it_is_ignored() -> None:
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, before)
+
+
+def test_what_is_to_be_quiet_is_told_before_anything_breaks() -> None:
+    told: list[str] = []
+    with terminated_as_interrupt():
+        interrupted_plainly(lambda: told.append("now"))
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert told == ["now"]
+    with terminated_as_interrupt(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    assert told == ["now"], "another command of the process"

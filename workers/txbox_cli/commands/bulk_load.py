@@ -1,12 +1,14 @@
-"""``txbox bulk-load``: events from files through the same inbox that the live workers use."""
+"""``txbox bulk-load``: events from files or tables through the same inbox that the live workers use."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from txbox import InvalidConfiguration, Outbox, SqlEffect
+from txbox.effects import Upsert
 from txbox.effects.fields import read_fields
 from txbox_cli import spark
 from txbox_cli.errors import Interrupted, UsageError
@@ -17,12 +19,18 @@ from txbox_cli.settings import is_submitted
 from txbox_cli.signals import terminated_as_interrupt
 
 if TYPE_CHECKING:
-    from txbox_spark import BulkLoadReport
+    from txbox_spark import BulkLoadReport, LoadPlan, RejectedCause
+
+REJECTED_STATUS = 3
+"""The exit status if rows were rejected, and every other event is applied."""
+
+MEANT_AS_NULL = ("NA", "N/A", "n/a", "NULL", "null", "None", "NaN", "nan", "-", "\\N", "?")
+"""Texts that files of CSV have where they have no value."""
 
 
 def bulk_load(
     *,
-    paths: spark.PathsArgument,
+    events: spark.EventsOptions,
     subscriber: spark.SubscriberOption,
     message_id: spark.MessageIdOption,
     apply: Annotated[
@@ -37,16 +45,36 @@ def bulk_load(
             help="The effect, in place of --apply: a function that is given a connection.",
         ),
     ] = None,
+    upsert_into: Annotated[
+        str | None,
+        typer.Option(
+            "--upsert-into",
+            metavar="TABLE",
+            help="The effect, in place of --apply: events are rows of this table, or replace those of the same key.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="With --upsert-into: a unique key's columns; by default the primary key's."),
+    ] = None,
+    only_if: Annotated[
+        str | None,
+        typer.Option(
+            metavar="newer:COLUMN",
+            help="With --upsert-into: replace a row only if the event has more in this column, such as updated_at.",
+        ),
+    ] = None,
+    ignore_columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="With --upsert-into: columns of the events that are not written."),
+    ] = None,
     publish_to: PublishToOption = None,
     db: DatabaseOptions,
-    format: spark.FormatOption = None,  # noqa: A002 - the option's name
     fields: spark.FieldsOption = None,
     types: Annotated[
         list[str] | None,
         typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type in Postgres: payload=jsonb. Repeatable."),
     ] = None,
-    encoding: spark.EncodingOption = None,
-    read_options: spark.ReadOption = None,
     writer: Annotated[
         str,
         typer.Option(help="copy: tasks COPY and merge; jdbc: over a staging table; auto: copy where executors can."),
@@ -80,15 +108,39 @@ def bulk_load(
     apply_expired: Annotated[
         bool, typer.Option("--apply-expired", help="Apply also what is too old to tell whether it was processed.")
     ] = False,
+    rejected_to: Annotated[
+        str | None,
+        typer.Option(
+            "--rejected-to",
+            metavar="FOLDER|table:NAME",
+            help="Keep all rejected rows, each with its cause: as lines of JSON, or in a table of Postgres.",
+        ),
+    ] = None,
+    max_rejected: Annotated[
+        str | None,
+        typer.Option("--max-rejected", metavar="N|P%", help="Fail if more rows are rejected: 100, or 2.5%."),
+    ] = None,
+    allow_rejected: Annotated[
+        bool, typer.Option("--allow-rejected", help="Exit with 0 if rows were rejected and the others are applied.")
+    ] = False,
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="any|latest:COLUMN|earliest:COLUMN", help="Which of several rows with one message id is taken."
+        ),
+    ] = "any",
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Finish this run in place of beginning one.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Judge and count the events, and explain the effect; change nothing.")
+    ] = False,
     master: spark.MasterOption = None,
     jdbc_jar: spark.JarOption = None,
     conf: spark.ConfOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply every event of some files once, by Spark, whatever live workers have applied or are applying.
+    """Apply every event of files or tables once, by Spark, whatever live workers have applied or are applying.
 
     Events are cut into chunks by message id. A transaction merges one chunk or more: ids that are first go into the
     inbox, and the effect is applied to their events, in the relation fresh_event. So the command may be killed,
@@ -97,12 +149,22 @@ def bulk_load(
     With --fields as for `txbox worker`, the columns are those fields, judged as a worker judges them: 'customer_id text
     at /customer/id, cents bigint'. Types of Spark, such as structs, are columns as Spark reads them.
 
+    --dry-run says what the load would come to: the counts, which are exact, the chunks, and how Postgres would run each
+    statement. It is the way to see what --upsert-into writes.
+
+    --upsert-into writes the statement: columns are matched by name, and cast to the table's types. Events come in no
+    order, so of those with the same key the newest wins by --only-if newer:COLUMN; without it, the one that is merged
+    last, which may be any of them.
+
     Events that were sent before the subscriber's horizon, by --sent-at or by the time in their ids (UUIDs of version
     7), may have been processed and forgotten: they are counted as expired, and not applied. With --apply-expired they
     are: say it only of events that were never processed.
 
-    Exit status 0 if every event is applied; rows that cannot be loaded are counted and shown, and do not change it. 130
-    if it was interrupted.
+    A row that cannot be loaded is rejected: one without an id, a line that cannot be read, a value that Postgres does
+    not take, an event that breaks a constraint of the effect's target. The others are applied.
+
+    Exit status 0 if every event is applied, 3 if rows were rejected and the others are applied (with --allow-rejected:
+    0), 1 if the load failed, 130 if it was interrupted.
 
     For example:
 
@@ -115,16 +177,26 @@ def bulk_load(
     INSERT INTO purchase (id, cents) SELECT id, cents FROM fresh_event;
     """
     outbox = None if publish_to is None else Outbox(schema=db.schema, prefix=db.prefix)
-    effect = _effect(apply, call, None if types or force else fields, outbox, publish_to)
+    mapped_fields = None if types or force else fields
+    effect: Effect
+    if upsert_into is not None:
+        if apply is not None or call is not None:
+            raise UsageError("--upsert-into is the effect; leave --apply and --call out, or it")
+        effect = _upsert(upsert_into, key, only_if, ignore_columns, mapped_fields)
+    elif key or only_if or ignore_columns:
+        raise UsageError("--key, --only-if and --ignore-columns go with --upsert-into TABLE")
+    else:
+        effect = _effect(apply, call, mapped_fields, outbox, publish_to)
     if outbox is not None and not isinstance(effect, SqlEffect):
         raise UsageError(
             "--publish-to goes with --apply and --fields, such as --fields 'customer_id text, cents bigint', and "
             "without --type and --force; a function of yours publishes by itself"
         )
+    if dry_run and resume is not None:
+        raise UsageError("--dry-run is of a load that begins; leave --resume out, or it")
     column_types = spark.pairs("--type", types)
-    options = spark.pairs("--read-option", read_options)
-    from txbox_spark import bulk_load as load
-    from txbox_spark import read_events, source_of
+    from txbox_spark import bulk_load as load_events
+    from txbox_spark import plan_load, source_of
     from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
     from txbox_spark.merging.merge_sizer import LOCK_SECONDS
     from txbox_spark.options import CHUNK_ROWS, WRITERS
@@ -132,30 +204,35 @@ def bulk_load(
     if writer not in WRITERS:
         raise UsageError(f"--writer must be one of {', '.join(WRITERS)}, not {writer!r}")
     mapped = effect.fields if isinstance(effect, SqlEffect) else None
+    upsert = effect if isinstance(effect, Upsert) else None
+    if upsert is not None:
+        mapped = upsert.typed_fields
     if isinstance(effect, str) and not force and "fresh_event" not in effect.lower():
         raise UsageError(
             f"{apply} does not name fresh_event, so the events would be recorded without effect; if that is meant, or "
             "a function does it, give --force"
         )
-    spark.check_before_spark(db, paths, format, master, ledger=True, resume=resume)
+    if events.source is not None and fields is not None and mapped is None:
+        raise UsageError(
+            "--fields of a --source are those of --apply, in types that a worker has, without --type and --force"
+        )
+    spark.check_before_spark(db, events, master, ledger=True, resume=resume, upsert=upsert)
+    load: Callable[..., BulkLoadReport | LoadPlan]  # their other arguments are the same
+    load = plan_load if dry_run else partial(load_events, resume=resume)
     run = spark.CurrentRun()
     try:
         with (
             terminated_as_interrupt(),
-            spark.session("txbox bulk-load", master, jdbc_jar, conf, spark.java_options(paths, master)) as session,
+            spark.session(
+                "txbox bulk-load", master, jdbc_jar, conf, spark.java_options(events.paths, master)
+            ) as session,
             spark.progress_display(run, silent=as_json and is_submitted()) as show,
         ):
+            frame, source = events.read(
+                session, schema=fields if mapped is None else None, fields=mapped, message_id=message_id
+            )
             report = load(
-                read_events(
-                    session,
-                    paths,
-                    format=format,
-                    schema=fields if mapped is None else None,
-                    fields=mapped,
-                    message_id=message_id,
-                    encoding=encoding,
-                    options=options,
-                ),
+                frame,
                 url=db.url,
                 subscriber_id=subscriber,
                 message_id=message_id,
@@ -167,14 +244,16 @@ def bulk_load(
                 parallelism=parallelism,
                 chunk_rows=chunk_rows or CHUNK_ROWS,
                 lock_seconds=lock_seconds or LOCK_SECONDS,
-                source=source_of(session, paths, options=options),
-                resume=resume,
+                source=source or source_of(session, events.paths, options=events.options),
                 on_progress=show,
                 stalled_seconds=stalled_seconds or STALLED_SECONDS,
                 effects_seconds=effects_seconds or EFFECTS_SECONDS,
                 force=force,
                 sent_at=sent_at,
                 apply_expired=apply_expired,
+                rejected_to=rejected_to,
+                max_rejected=max_rejected,
+                keep=keep,
             )
     except KeyboardInterrupt:
         if run.run_id is None:
@@ -183,14 +262,38 @@ def bulk_load(
     if as_json:
         print_json(report.as_dict())
     else:
-        _print(report)
+        _print(
+            report, keep, call, of_csv=events.format == "csv" or any(".csv" in path.lower() for path in events.paths)
+        )
+    if report.rejected and not (dry_run or allow_rejected):
+        raise typer.Exit(REJECTED_STATUS)
+
+
+Effect = str | SqlEffect | Upsert | Callable[..., object]
+
+
+def _upsert(table: str, key: str | None, only_if: str | None, ignored: str | None, fields: str | None) -> Upsert:
+    what, _, newer = (only_if or "").partition(":")
+    if only_if is not None and not (what == "newer" and newer):
+        raise UsageError(f"--only-if takes newer:COLUMN, not {only_if!r}")
+    return Upsert(
+        table,
+        key=None if key is None else _names(key),
+        only_if_newer=newer or None,
+        ignore_columns=() if ignored is None else _names(ignored),
+        fields=read_fields(fields) if fields is not None and _are_fields(fields) else None,
+    )
+
+
+def _names(given: str) -> list[str]:
+    return [name.strip() for name in given.split(",")]
 
 
 def _effect(
     apply: Path | None, call: str | None, fields: str | None, outbox: Outbox | None, destination: str | None
-) -> "str | SqlEffect | Callable[..., object]":
+) -> Effect:
     if (apply is None) == (call is None):
-        raise UsageError("name the effect: --apply FILE.sql, or --call MODULE:NAME")
+        raise UsageError("name the effect: --apply FILE.sql, --call MODULE:NAME, or --upsert-into TABLE")
     if apply is not None:
         statements = apply.read_text()
         if not statements.strip():
@@ -214,7 +317,18 @@ def _are_fields(fields: str) -> bool:
     return True
 
 
-def _print(report: "BulkLoadReport") -> None:
+def _described(cause: "RejectedCause", *, of_csv: bool) -> str:
+    """Describe the rows that were rejected for one cause: the row, or how many, and one of them."""
+    if cause.rows == 1:
+        return f"{cause.cause}: {cause.example}"
+    value = "" if cause.value is None else f": {cause.value!r}"
+    hint = f"; --read-option nullValue={cause.value}?" if of_csv and cause.value in MEANT_AS_NULL else ""
+    return f"{cause.rows:,} rows: {cause.cause}{value}{hint}, such as {cause.example}"
+
+
+def _print(report: "BulkLoadReport | LoadPlan", keep: str, call: str | None, *, of_csv: bool) -> None:
+    from txbox_spark import LoadPlan
+
     rows = [
         ("read", report.read, f"rows of {report.source}"),
         ("rejected", report.rejected, "rows that cannot be loaded"),
@@ -230,14 +344,35 @@ def _print(report: "BulkLoadReport") -> None:
             if report.expired
             else []
         ),
-        ("applied", report.applied, "events that were first"),
+        ("to apply", report.to_apply, "events that are first")
+        if isinstance(report, LoadPlan)
+        else ("applied", report.applied, "events that were first"),
     ]
     print_counts(rows)
-    for row in report.rejected_sample:
-        typer.echo(f"rejected: {printable(row)}")
+    for cause in report.rejected_causes:
+        typer.echo(f"rejected: {printable(_described(cause, of_csv=of_csv))}")
+    if isinstance(report, LoadPlan):
+        _print_statements(report, call)
+        return
+    if report.differing:
+        which = "one was taken (--keep says which)" if keep == "any" else f"the {keep.replace(':', ' by ')} was taken"
+        ids = ", ".join(printable(one) for one in report.differing_sample)
+        typer.echo(f"{report.differing:,} ids have rows that differ, and {which}: {ids}")
+    if report.rejected and report.rejected_to is not None:
+        typer.echo(f"all rejected rows are in {report.rejected_to}")
     seconds = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in report.seconds.items())
     attempts = "" if report.attempts == 1 else f", attempt {report.attempts}"
     typer.echo(
         f"run {report.run_id}{attempts}: {report.chunks} chunks, writer {report.writer} ({report.writer_reason})"
         + (f"; {seconds}" if seconds else "")
     )
+
+
+def _print_statements(plan: "LoadPlan", call: str | None) -> None:
+    for one in plan.statements:
+        statement = printable(one.statement, keep="\n")
+        typer.echo(f"\n{statement}\n")
+        for line in ("not explained: EXPLAIN does not take it, or one before it",) if one.plan is None else one.plan:
+            typer.echo(f"  {printable(line)}")
+    typer.echo("" if plan.statements else f"the effect is {call}, which is not run")
+    typer.echo(f"dry run, nothing is changed: {plan.chunks} chunks, writer {plan.writer} ({plan.writer_reason})")

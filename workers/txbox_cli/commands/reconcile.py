@@ -6,6 +6,7 @@ import typer
 
 from txbox.audit.report import COUNTS
 from txbox_cli import spark
+from txbox_cli.errors import UsageError
 from txbox_cli.options import DatabaseOptions, JsonOption
 from txbox_cli.output import print_counts, print_json, printable
 from txbox_cli.settings import is_submitted
@@ -16,14 +17,11 @@ if TYPE_CHECKING:
 
 
 def reconcile(
-    paths: spark.PathsArgument,
+    events: spark.EventsOptions,
     subscriber: spark.SubscriberOption,
     message_id: spark.MessageIdOption,
     db: DatabaseOptions,
-    format: spark.FormatOption = None,  # noqa: A002 - the option's name
     fields: spark.FieldsOption = None,
-    encoding: spark.EncodingOption = None,
-    read_options: spark.ReadOption = None,
     output: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="Write all of them there, as Parquet; a folder that is not there."),
@@ -42,18 +40,18 @@ def reconcile(
     Exit status 0 only if every row of the archive is known to be processed: 1 if an event was not, or if a row cannot
     be loaded.
     """
-    options = spark.pairs("--read-option", read_options)
-    from txbox_spark import read_events
+    if events.source is not None and fields is not None:
+        raise UsageError("--fields is of files; a --source has its own columns")
     from txbox_spark import reconcile as compare
 
-    spark.check_before_spark(db, paths, format, master, ledger=False)
+    spark.check_before_spark(db, events, master, ledger=False)
     with (
         terminated_as_interrupt(),
         spark.session("txbox reconcile", master, jdbc_jar, conf) as session,
         spark.progress_display(spark.CurrentRun(), silent=as_json and is_submitted()) as show,
     ):
         found = compare(
-            read_events(session, paths, format=format, schema=fields, encoding=encoding, options=options),
+            events.read(session, schema=fields)[0],
             url=db.url,
             subscriber_id=subscriber,
             message_id=message_id,

@@ -16,7 +16,7 @@ from txbox.postgres.sqlstates import CONFLICTS
 from txbox.status import HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus, read_status
 from txbox_cli.errors import mask
 from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue_url
-from txbox_cli.output import counted, print_json, print_table, printable
+from txbox_cli.output import counted, print_json, print_table, printable, span
 from txbox_cli.watch import watch
 
 ERROR_CHARACTERS = 60
@@ -217,14 +217,14 @@ def _print_runway(runway: Runway) -> None:
     parts = [f"the inbox has {_size(runway.inbox_bytes)}"]
     if runway.rotation_due_seconds is not None:
         due = runway.rotation_due_seconds
-        late = f"the next generation is due since {_span(-due)}"
-        parts.append(late if due < 0 else f"the next generation is due in {_span(due)}")
+        late = f"the next generation is due since {span(-due)}"
+        parts.append(late if due < 0 else f"the next generation is due in {span(due)}")
     if runway.seconds_ago is None:
         parts.append("no round was ever finished; run `txbox maintain`")
     elif runway.overdue:
-        parts.append(f"it has not run for {_span(runway.seconds_ago)}; run `txbox maintain`, unless it is scheduled")
+        parts.append(f"it has not run for {span(runway.seconds_ago)}; run `txbox maintain`, unless it is scheduled")
     else:
-        parts.append(f"it ran {_span(runway.seconds_ago)} ago, by {runway.maintainer}")
+        parts.append(f"it ran {span(runway.seconds_ago)} ago, by {runway.maintainer}")
     typer.echo(printable(f"maintenance: {'; '.join(parts)}"))
     if runway.waits_for:
         pids = ", ".join(map(str, runway.waits_for))
@@ -260,7 +260,7 @@ def _print_leases(leases: LeaseStatus, *, heading: str = "ledger") -> None:
 
 def _ledger(line: LedgerStatus) -> tuple[str, ...]:
     counts = (f"{count:,}" for count in (line.completed, line.in_flight, line.run_out, line.failed))
-    return (line.subscriber_id, *counts, "" if line.longest_seconds is None else _span(line.longest_seconds))
+    return (line.subscriber_id, *counts, "" if line.longest_seconds is None else span(line.longest_seconds))
 
 
 def _print_outbox(outbox: OutboxStatus, *, every: bool) -> None:
@@ -291,7 +291,7 @@ def _destination(line: DestinationStatus) -> tuple[str, ...]:
     return (
         line.destination,
         *counts,
-        "" if line.oldest_seconds is None else _span(line.oldest_seconds),
+        "" if line.oldest_seconds is None else span(line.oldest_seconds),
         f"{line.dead_letters:,}",
         f"{error[:ERROR_CHARACTERS]} (refused {counted(line.most_attempts, 'time')})" if error else "",
     )
@@ -305,14 +305,14 @@ def _unreachable(line: DestinationStatus, relays: int) -> str:
 def _gone(kind: str, gone: Sequence[RelayStatus | WorkerStatus]) -> str:
     """Say of workers or relays that are gone what matters: that they are, and whether it was just now."""
     last = min(gone, key=lambda one: one.seen_seconds_ago)
-    ago = f"{_span(last.seen_seconds_ago)} ago"
+    ago = f"{span(last.seen_seconds_ago)} ago"
     if len(gone) == 1:
         return printable(f"gone: the {kind} {last.host} {last.pid}, seen {ago}")
     return f"gone: {len(gone)} {kind}s, the last of them seen {ago}; --all shows them"
 
 
 def _seen(line: RelayStatus | WorkerStatus) -> str:
-    return f"{_span(line.seen_seconds_ago)} ago" + (": is it gone?" if line.stale else "")
+    return f"{span(line.seen_seconds_ago)} ago" + (": is it gone?" if line.stale else "")
 
 
 def _mask_errors(outbox: dict[str, Any]) -> None:
@@ -359,7 +359,7 @@ def _blocks(holder: SnapshotHolder) -> str:
     who = holder.kind if holder.pid is None else f"{holder.kind} {holder.pid}"
     details = [holder.name and repr(holder.name), holder.owner and f"of {holder.owner}", holder.state]
     text = ", ".join(detail for detail in details if detail)
-    since = "" if holder.seconds is None else f" for {_span(holder.seconds)}"
+    since = "" if holder.seconds is None else f" for {span(holder.seconds)}"
     remedy = _REMEDIES[holder.kind].format(pid=holder.pid)
     return (
         f"blocks: {who}{f' ({text})' if text else ''} has kept Postgres from cleaning up{since}, behind "
@@ -367,20 +367,8 @@ def _blocks(holder: SnapshotHolder) -> str:
     )
 
 
-def _span(seconds: float) -> str:
-    """Return a span of time in its two largest units."""
-    if seconds < _MINUTE:
-        return f"{seconds:.1f} s" if seconds < 1 else f"{seconds:.0f} s"
-    if seconds < _HOUR:
-        return f"{seconds // _MINUTE:.0f} min {seconds % _MINUTE:.0f} s"
-    if seconds < _DAY:
-        return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:.0f} min"
-    return f"{seconds // _DAY:.0f} d {seconds % _DAY // _HOUR:.0f} h"
-
-
 _MANY_ROWS = 10_000
 _STEP = 1_024
-_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 _REMEDIES = {
     "session": "to end it: SELECT pg_terminate_backend({pid})",

@@ -24,6 +24,7 @@ from txbox_spark.merging.chunk_merger import MERGE_ATTEMPTS, ChunkCounts, MergeP
 from txbox_spark.merging.effect_runner import Apply, ApplyFailed
 from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.reading.columns import EventColumn
+from txbox_spark.rejects.remarks import RejectedRow, Remarks
 
 RUN = "0123456789ab"
 COLUMNS = (EventColumn("account_id", "c0", "integer"), EventColumn("amount", "c1", "bigint"))
@@ -34,6 +35,7 @@ APPLY = """
 """
 EVENTS = tuple((f"e{number}", number, 10 + number) for number in range(9))
 WHOLE = ("", None)
+BAD = Remarks.of([RejectedRow("a bad one")])
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def merge(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Callable[.
         with short_transaction(guarded) as connection:
             if not begin_chunk(connection, plan, 0):
                 return None
-            counts = ChunkCounts(2 * len(EVENTS), 0, len(EVENTS), ("a bad one",))
+            counts = ChunkCounts(2 * len(EVENTS), 0, len(EVENTS), 0, BAD)
             staged = "incoming" if request.param == "staged" else None
             if staged is None:
                 connection.exec_driver_sql(create_fresh(COLUMNS))
@@ -112,7 +114,7 @@ def require_merged(books: Books, *, but: tuple[str, ...] = ()) -> None:
     assert books.inbox() == [one for one, *_ in EVENTS]
     assert books.rows(
         "SELECT rows_read, rows_rejected, already_processed, applied, rejected_sample FROM bulk_load_chunk"
-    ) == [(2 * len(EVENTS), 0, len(but), len(mine), ["a bad one"])]
+    ) == [(2 * len(EVENTS), 0, len(but), len(mine), json.loads(json.dumps(BAD.as_json())))]
 
 
 def test_alone(books: Books, merge: Callable[..., "Future[int | None]"]) -> None:
@@ -310,9 +312,56 @@ def test_what_passes_is_tried_again(books: Books, merge: Callable[..., "Future[i
     assert books.rows("SELECT last_value FROM tries") == [(4,)]
 
 
-def test_a_unique_key_of_the_callers_is_no_race(books: Books, merge: Callable[..., "Future[int | None]"]) -> None:
-    books.run("CREATE UNIQUE INDEX ON effect (account_id)", "INSERT INTO effect VALUES ('x', 3)")
-    with pytest.raises(ApplyFailed, match="effect_account_id_idx"):
+@pytest.mark.parametrize(
+    ("constraint", "said"),
+    [
+        ("CREATE UNIQUE INDEX taken ON effect (account_id)", 'unique constraint "taken"'),
+        ("ALTER TABLE effect ADD CONSTRAINT taken UNIQUE (account_id) DEFERRABLE INITIALLY DEFERRED", "taken"),
+    ],
+)
+def test_events_that_break_a_constraint_are_rejected(
+    books: Books, merge: Callable[..., "Future[int | None]"], constraint: str, said: str
+) -> None:
+    """The unique key is of the caller's table: it is no race for the inbox."""
+    broken = ("e3", "e7", "e8")
+    taken = [account for one, account, _ in EVENTS if one in broken]
+    books.run(constraint, *(f"INSERT INTO effect VALUES ('other', {account})" for account in taken))
+    assert merge().result(20) == len(EVENTS) - len(broken)
+    assert books.inbox() == [one for one, *_ in EVENTS if one not in broken]
+    assert books.balances() == {account: amount for one, account, amount in EVENTS if one not in broken}
+    ((read, rejected, processed, shown),) = books.rows(
+        "SELECT rows_read, rows_rejected, already_processed, rejected_sample FROM bulk_load_chunk"
+    )
+    assert (read, rejected, processed) == (2 * len(EVENTS), len(broken), 0)
+    (_, cause) = sorted(Remarks.from_json(shown).causes, key=lambda one: one.rows)
+    assert cause.cause.startswith("refused by the effect: duplicate key value violates")
+    assert said in cause.cause
+    assert cause.rows == len(broken)
+    assert json.loads(cause.example)["account_id"] == 3
+
+
+def test_an_event_that_a_worker_applies_meanwhile_is_not_rejected(
+    engine: Engine, books: Books, merge: Callable[..., "Future[int | None]"]
+) -> None:
+    """Its row is in the way of the chunk's, whose effect fails for another event, too."""
+    books.run("CREATE UNIQUE INDEX ON effect (account_id)", "INSERT INTO effect VALUES ('other', 5)")
+    with live(engine) as worker:
+        record(worker, "e3")
+        worker.exec_driver_sql("INSERT INTO effect VALUES ('e3', 3, 13)")
+        merging = merge()
+        wait_until(waiting(books, "INSERT INTO processed_message"), "the chunk waits for the worker")
+        worker.commit()
+        assert merging.result(20) == len(EVENTS) - 2
+    assert books.rows("SELECT rows_rejected, already_processed, applied FROM bulk_load_chunk") == [(1, 1, 7)]
+    assert books.inbox() == [one for one, *_ in EVENTS if one != "e5"]
+
+
+def test_statements_that_fail_for_every_event(
+    books: Books, merge: Callable[..., "Future[int | None]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txbox_spark.merging.refusals.effects.ALL_REFUSED", 4)
+    books.run("ALTER TABLE effect ADD COLUMN forgotten text NOT NULL")
+    with pytest.raises(ApplyFailed, match="forgotten"):
         merge().result(20)
     assert (books.inbox(), books.chunks(RUN)) == ([], [])
 

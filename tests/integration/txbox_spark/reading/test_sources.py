@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.readers import CORRUPT_RECORD
+from txbox_spark.reading.files.readers import CORRUPT_RECORD
 from txbox_spark.reading.sources import read_events, source_of
 
 SCHEMA = "event_id string, amount decimal(12,2), units int"

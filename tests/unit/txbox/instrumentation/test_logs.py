@@ -71,6 +71,11 @@ LINES: list[tuple[events.Event, int, str]] = [
         "inbox: removed 500 rows in 2.0 s, 250 per second",
     ),
     (
+        events.BulkLoaded("billing", "bulk load", {"applied": 1_000, "rejected": 0, "already_processed": 7}, 2.0),
+        logging.INFO,
+        "billing from bulk load: 1,000 applied, 7 already processed, in 2.0 s",
+    ),
+    (
         events.Audited(*WHO, {"sent": 1_000, "missing": 0}, True, 1.5),
         logging.INFO,
         "audit of billing from queue: balanced; 1,000 sent",

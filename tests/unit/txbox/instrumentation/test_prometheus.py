@@ -38,6 +38,7 @@ def test_a_story_is_counted(registry: CollectorRegistry) -> None:
     assert value("txbox_commit_seconds_bucket", le="0.1") == 0
     assert value("txbox_heartbeat_failures_total") == 1
     assert value("txbox_maintained_rows_total", subscriber="txbox:maintenance", task="inbox") == 5
+    assert value("txbox_bulk_load_rows_total", outcome="applied") == 7
     assert value("txbox_horizon_age_seconds") == 60
     assert value("txbox_oldest_id_age_seconds") == 30
     assert value("txbox_paused") == 1

@@ -1,5 +1,6 @@
 """A task's stream of batches, cut into chunks, and one event of each id out of every chunk."""
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import groupby, pairwise
@@ -21,7 +22,7 @@ def batches(*several: list[str | None]) -> Iterator[pyarrow.RecordBatch]:
     for rows in several:
         made = []
         for message_id in rows:
-            rejected = None if message_id is not None else f"no id: {number}"
+            rejected = None if message_id is not None else json.dumps({"cause": f"no id: {number}"})
             made.append({"message_id": message_id, "rejected": rejected, "number": number})
             number += 1
         yield pyarrow.RecordBatch.from_pylist(made, schema=SCHEMA)
@@ -119,7 +120,25 @@ def test_one_event_of_each_id(ids: list[str | None], cuts: list[int]) -> None:
     assert found == expected
     nulls = [f"no id: {number}" for one, number in numbered if one is None]
     assert (distinct.read, distinct.rejected, distinct.kept) == (len(numbered), len(nulls), len(expected))
-    assert distinct.rejected_sample == nulls[:10]
+    assert [row.cause for row in distinct.take_rejected()] == nulls
+    assert not distinct.take_rejected()
+
+
+@given(
+    some.lists(some.tuples(some.sampled_from("abc"), some.sampled_from([None, 1, 2])), max_size=12),
+    some.lists(some.integers(0, 12), max_size=4),
+)
+def test_ids_whose_rows_differ(rows: list[tuple[str, int | None]], cuts: list[int]) -> None:
+    rows = sorted(rows, key=lambda row: row[0])
+    borders = [0, *sorted(cuts), len(rows)]
+    made = [{"message_id": one, "rejected": None, "number": number} for one, number in rows]
+    distinct = DistinctEvents(
+        (pyarrow.RecordBatch.from_pylist(made[first:end], schema=SCHEMA) for first, end in pairwise(borders)),
+        ["number"],
+    )
+    list(distinct.events())
+    expected = tuple(one for one in "abc" if len({number for other, number in rows if other == one}) > 1)
+    assert (distinct.differing.differing, distinct.differing.differing_sample) == (len(expected), expected)
 
 
 @pytest.mark.parametrize("several", [[["b", "a"]], [["b"], ["a"]], [["é"], ["z"]]])

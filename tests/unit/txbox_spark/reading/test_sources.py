@@ -12,8 +12,8 @@ from pyspark.sql.types import (
 )
 
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.file_listing import refuse_overlooked
-from txbox_spark.reading.readers import _has_floats, _without_floats
+from txbox_spark.reading.files.file_listing import refuse_overlooked
+from txbox_spark.reading.files.readers import _has_floats, _without_floats
 from txbox_spark.reading.sources import _format
 
 

@@ -1,12 +1,14 @@
 """What is said when Spark cannot run, and which settings it is given."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from support.waiting import wait_until
 from txbox_spark import SparkSetupError
-from txbox_spark.runtime.session import JDBC_DRIVER, _driver_settings, _reason, _settings
+from txbox_spark.runtime.session import JDBC_DRIVER, _driver_settings, _HeldStderr, _reason, _settings, mute_jvm
 
 
 def test_the_driver_comes_from_maven_without_what_only_its_compiler_needs(tmp_path: Path) -> None:
@@ -78,3 +80,19 @@ def test_options_of_ones_own_for_the_jvm_come_after_ours() -> None:
 )
 def test_the_line_that_says_why_is_found(said: str, reason: str) -> None:
     assert re.search(reason, _reason(said))
+
+
+def test_a_jvm_says_nothing_after_it_was_muted(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_HeldStderr, "muted", False)
+    held = _HeldStderr()
+    jvm = os.dup(held.writing)
+    held.release()
+    os.write(jvm, b"ERROR Executor: that matters\n")
+    said = wait_until(lambda: capfd.readouterr().err, "it is written on")
+    mute_jvm()
+    os.write(jvm, b"ERROR TaskSchedulerImpl: Exception in statusUpdate\n")
+    os.close(jvm)
+    held._reader.join(10)
+    assert (said, capfd.readouterr().err) == ("ERROR Executor: that matters\n", "")

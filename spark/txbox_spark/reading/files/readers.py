@@ -2,12 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
-from txbox_spark.reading.charsets import Charset, EncodingError, charset_named
 from txbox_spark.reading.columns import CORRUPT_RECORD, quoted
-from txbox_spark.reading.csv_records import as_text, checked_records, decimals_of
-from txbox_spark.reading.encodings import (
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.files.charsets import Charset, EncodingError, charset_named
+from txbox_spark.reading.files.csv_records import (
+    CSV_LINE,
+    as_text,
+    checked_records,
+    decimals_of,
+    quoting_of,
+    refuse_unclosed,
+)
+from txbox_spark.reading.files.encodings import (
     LINE,
     OF_DOCUMENTS,
     all_json,
@@ -22,9 +30,8 @@ from txbox_spark.reading.encodings import (
     with_true_names,
     without_replaced,
 )
-from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.file_listing import CHOOSING_FILES, described, listing
-from txbox_spark.reading.json_values import has_more, refuse_more
+from txbox_spark.reading.files.file_listing import CHOOSING_FILES, described, listing
+from txbox_spark.reading.files.json_values import has_more, refuse_more
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import DataFrame, DataType, SparkSession, StructType, sql, types
 
@@ -71,11 +78,16 @@ def _read_csv(
     load = partial(_load, spark, "csv", paths)
     lines = _lines(spark, paths, given)
     folders = [name for name in lines.columns if name != LINE]
-    as_bytes = not (charset.is_wide or (charset.is_utf8 and all_text(lines)))
-    if as_bytes:
-        given = read_as_bytes(charset, given)
-    elif charset.is_wide:
+    if charset.is_wide:
+        as_bytes, has_quote = False, True
         given = {**given, "encoding": charset.name}
+    else:
+        text, has_quote = all_text(lines, (_option(given, "quote") or '"').encode(charset.codec, "ignore"))
+        as_bytes = not (charset.is_utf8 and text)
+        if as_bytes:
+            given = read_as_bytes(charset, given)
+    if has_quote:
+        _refuse_unclosed(spark, load, given, charset.codec if as_bytes else None)
     if columns is None:
         columns = with_true_names(load(given, None).schema, charset, folders, as_bytes=as_bytes)
     columns = _with_corrupt_record(columns)
@@ -96,6 +108,26 @@ def _read_csv(
         if charset.is_wide:
             frame = without_replaced(frame, charset, folders)
     return checked_records(_read_whole(frame), decimals)
+
+
+def _refuse_unclosed(
+    spark: SparkSession,
+    load: Callable[[Mapping[str, str], StructType], DataFrame],
+    given: Mapping[str, str],
+    codec: str | None,
+) -> None:
+    def shown(text: str) -> str:
+        text = text if codec is None else text.encode("latin-1").decode(codec, "replace")
+        return " ".join(text.splitlines())
+
+    separator = _option(given, "sep") or _option(given, "delimiter") or ","
+    # As Spark understands it: "\\t" is a tab.
+    separator = str(cast("Any", spark._jvm).org.apache.spark.sql.catalyst.csv.CSVExprUtils.toDelimiterStr(separator))  # noqa: SLF001
+    quoting = quoting_of(given, separator)
+    if quoting is not None:
+        kept = {name: value for name, value in given.items() if name.lower() in _CHOOSING_CSV_LINES}
+        lines = load({**kept, **_CSV_LINES}, types.StructType([types.StructField(CSV_LINE, types.StringType())]))
+        refuse_unclosed(lines, quoting, whole=_is_on(given, "multiLine"), shown=shown)
 
 
 def _read_json(
@@ -192,13 +224,12 @@ def _lines(spark: SparkSession, paths: Sequence[str], given: Mapping[str, str], 
 
 def _option(given: Mapping[str, str], *names: str) -> str | None:
     """Return an option of Spark's reader by one of its names, in small letters; it may be written in capitals."""
-    return next((value for name, value in given.items() if name.lower() in names), None)
+    # The last one counts: theirs, however it is written, after ours.
+    return next((value for name, value in reversed(list(given.items())) if name.lower() in names), None)
 
 
 def _is_on(given: Mapping[str, str], name: str) -> bool:
-    # The last one counts: theirs, however it is written, after ours.
-    values = [value for given_name, value in given.items() if given_name.lower() == name.lower()]
-    return bool(values) and values[-1].lower() == "true"
+    return (_option(given, name.lower()) or "").lower() == "true"
 
 
 def _read_whole(frame: DataFrame) -> DataFrame:
@@ -233,3 +264,6 @@ _FOLDERS_AS_TEXT = {"spark.sql.sources.partitionColumnTypeInference.enabled": "f
 """Spark would make 7 of store=007 in a folder's name, and has only a setting for it."""
 _ENCODING_OPTIONS = ("encoding", "charset")
 _CHOOSING_LINES = (*CHOOSING_FILES, "recursivefilelookup", "basepath", "linesep", "ignorecorruptfiles")
+_CHOOSING_CSV_LINES = (*_CHOOSING_LINES, "encoding", "multiline", "inputbuffersize")
+# So a line is one field: these characters stand for nothing in Unicode.
+_CSV_LINES = {"sep": "\ufdd0", "quote": "\ufdd1", "escape": "\ufdd1", "nullValue": "\ufdd2"}

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sql
 
 from support.spark.bulk_loads import COPY_FIRST, Books, counts, load
 from txbox_spark import SourceError, read_events
-from txbox_spark.reading.readers import CORRUPT_RECORD
+from txbox_spark.reading.files.readers import CORRUPT_RECORD
 
 KEEP = "INSERT INTO effect (event_id) SELECT event_id || '|' || name FROM fresh_event"
 FIELDS = "event_id string, name string"

@@ -1,6 +1,8 @@
 """CSV files in every state, read by a real Spark."""
 
+import bz2
 import gzip
+import random
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from txbox_spark.reading.errors import SourceError
-from txbox_spark.reading.readers import CORRUPT_RECORD
+from txbox_spark.reading.files.readers import CORRUPT_RECORD
 from txbox_spark.reading.sources import read_events
 
 SCHEMA = "event_id string, amount decimal(12,2), units int"
@@ -70,8 +72,11 @@ class TestCsv:
             ]
 
     def test_lines_are_read_one_by_one_on_request(self, spark: SparkSession, write: Callable[..., str]) -> None:
-        path = write("events.csv", 'event_id,note\na,"b\nc,d\n')
-        assert rows(read_events(spark, [path], options={"MULTILINE": "false"})) == [("a", "b", None), ("c", "d", None)]
+        path = write("events.csv", 'event_id,note\na,"b, 5"" or so"\nc,5" or so\n')
+        assert rows(read_events(spark, [path], options={"MULTILINE": "false"})) == [
+            ("a", 'b, 5" or so', None),
+            ("c", '5" or so', None),
+        ]
 
     def test_a_quote_that_is_closed_by_another_fields_fails_the_query(
         self, spark: SparkSession, write: Callable[..., str]
@@ -83,16 +88,6 @@ class TestCsv:
         options = {"unescapedQuoteHandling": "STOP_AT_DELIMITER"}
         found = rows(read_events(spark, [path], schema=schema, options=options))
         assert [row[0] for row in found] == ["a", "d"]
-
-    def test_a_quote_that_is_never_closed_takes_in_the_rest(
-        self, spark: SparkSession, write: Callable[..., str]
-    ) -> None:
-        path = write("events.csv", 'event_id,note,units\na,b,1\nc,"open,2\nd,e,3\n')
-        found = rows(read_events(spark, [path], schema="event_id string, note string, units int"))
-        assert [row[-1] for row in found] == [None, 'c,"open,2\nd,e,3']
-        # In the last column it cannot be seen; the module says so.
-        path = write("events.csv", 'event_id,note\na,b\nc,"open\n')
-        assert rows(read_events(spark, [path])) == [("a", "b", None), ("c", "open\n", None)]
 
     def test_lines_that_end_with_cr_lf(self, spark: SparkSession, write: Callable[..., str]) -> None:
         path = write("events.csv", 'event_id,note\r\na,b\r\nc,"d\r\ne"\r\nf\r\n')
@@ -183,3 +178,132 @@ class TestCsv:
     def test_the_column_of_malformed_lines_has_one_name(self, spark: SparkSession, path: str) -> None:
         with pytest.raises(SourceError, match="columnNameOfCorruptRecord cannot be set"):
             read_events(spark, [path], options={"columnnameofcorruptrecord": "bad"})
+
+
+class TestUnclosedQuotes:
+    """A file that ends within quotes is refused, and no other."""
+
+    GOOD = (
+        ("", []),
+        ("id,note", []),
+        ('id,"no\nte"\na,b', [("a", "b")]),
+        ('id,note\na,"b"', [("a", "b")]),
+        ('id,note\na,"b"\n\n\n', [("a", "b")]),
+        ('id,note\na,""\n"",b\n', [("a", ""), ("", "b")]),
+        ('id,note\na,5" pipe\nb"c",d"\n', [("a", '5" pipe'), ('b"c"', 'd"')]),
+        ('id,note\na, "b\nc,d\n', [("a", ' "b'), ("c", "d")]),
+        ('id,note\na,"b" \t\nc,d\n', [("a", "b"), ("c", "d")]),
+        ('id,note\na,"""b"""\nc,""""\n', [("a", '"b"'), ("c", '"')]),
+        ('id,note\na,"\nb\n"\nc,"\nd,""e""\n\n"', [("a", "\nb\n"), ("c", '\nd,"e"\n\n')]),
+        ('id,note\n"\n","\n"\n"a","5"""', [("\n", "\n"), ("a", '5"')]),
+        ('id,note\r\na,"b\r\nc"\r\nd,"e"\r\n', [("a", "b\nc"), ("d", "e")]),
+        ('id,note\r\na,"b"\nc,"d"\r\n\n"e","f"\n', [("a", "b"), ("c", "d"), ("e", "f")]),
+        ('id,note\ra,"b"\rc,"d"\r', [("a", "b"), ("c", "d")]),
+        ('\ufeff"id",note\na,"b"\n', [("a", "b")]),
+        ("id,note\na," + '""' * 9 + '"' + 100_000 * '""' + '"', [("a", 100_009 * '"')]),
+    )
+    UNCLOSED = (
+        ('"id,note\na,b\n', '"id,note'),
+        ('id,"note\na,b\n', 'id,"note'),
+        ('id,note\na,b\nc,"', 'c,"'),
+        ('id,note\na,b\nc,"\n', 'c,"'),
+        ('id,note\na,"open\nb,c\nd,e', 'a,"open'),
+        ('id,note\na,"b"\nc,"d""', 'c,"d""'),
+        ('id,note\na,5" pipe\nb,"5"" pipe\n', 'b,"5"" pipe'),
+        ('id,note\na,"\nb\n"\nc,"\nd', 'c,"'),
+        ('id,note\n"\n"\n"\n', '"'),
+        ('id,note\r\na,"b\r\nc,d\r\n', 'a,"b'),
+        ('id,note\r\na,"b"\nc,"d\ne,f\r\n', 'a,"b" c,"d e,f'),
+        ('id,note\ra,"b\rc,d\r', 'a,"b'),
+        ('\ufeff"id",note\na,"b\n', 'a,"b'),
+        ('id,note\na,"x" , y\nb,"é\n', 'b,"é'),
+        ("id,note\na," + 100_000 * '""' + '"b\n', 'a,""'),
+    )
+
+    def test_files_whose_quotes_are_closed_are_read(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        for number, (text, _) in enumerate(self.GOOD):
+            write(f"kind=good/{number}.csv", text)
+        folder = str(Path(write("kind=good/_", "")).parent)
+        options = {"enforceSchema": "true"}  # of a header in other words
+        frame = read_events(spark, [folder], schema="id string, note string", options=options)
+        found = rows(frame.select("_metadata.file_name", "id", "note", CORRUPT_RECORD))
+        for number, (_, expected) in enumerate(self.GOOD):
+            assert [row[1:] for row in found if row[0] == f"{number}.csv"] == [(*row, None) for row in expected]
+
+    @pytest.mark.parametrize(("text", "begin"), UNCLOSED)
+    def test_files_that_end_within_quotes_are_refused(
+        self, spark: SparkSession, write: Callable[..., str], text: str, begin: str
+    ) -> None:
+        good, bad = write("files/good.csv", 'id,note\na,"b"\n'), write("files/value=x/bad.csv", text)
+        with pytest.raises(SourceError, match=r"value=x/bad.csv ends within quotes.*Such files: 1") as caught:
+            read_events(spark, [good, bad], schema="id string, note string")
+        assert f"begins with {begin}" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("options", "good", "bad"),
+        [
+            ({"SEP": "\\t"}, 'a\t"b\n"\t\n', 'a\t"b\n'),
+            ({"delimiter": ";"}, 'a,"b;c\n', 'a;"b\n'),
+            ({"sep": "||"}, 'a|"b||"c"\n', 'a||"b\n'),
+            ({"quote": "'"}, "a\"b,'c\n'\n", "a,'c\n"),
+            ({"escape": "\\"}, 'a,"b\\""\nc,"d\\\\"\n', 'a,"b\\"\n'),
+            ({"escape": ""}, 'a,"b\\"\n', 'a,"b\n'),
+            ({"comment": "#"}, '#"\na,b\n', '#"\na,"#\n#\n'),
+            ({"ignoreLeadingWhiteSpace": "true"}, 'a, "b\n"\n', 'a, "b\n'),
+            ({"ignoreTrailingWhiteSpace": "true"}, 'a,"b" \n', 'a,"b \n'),
+            ({"lineSep": ";"}, 'a,b;c,"d;"', 'a,b;c,"d;'),
+            ({"multiLine": "false"}, 'a,"b"\n', 'a,"b\nc"\n'),
+            ({"encoding": "latin1"}, 'a,"b\n"\n', 'a,"b\n'),
+            ({"encoding": "utf-16"}, 'a,"\u0a0a\n"\n', 'a,"\u0a0a\n'),
+            ({"encoding": "utf-16", "quote": "\u201c"}, 'a,"b\n', "a,\u201cb\n"),
+        ],
+    )
+    def test_as_the_options_say(
+        self, spark: SparkSession, write: Callable[..., str], options: dict[str, str], good: str, bad: str
+    ) -> None:
+        encoding = options.get("encoding", "utf-8")
+
+        def read(name: str, text: str, **more: str) -> Any:
+            given = {"header": "false", **options, **more}
+            path = write(name, text.encode(encoding))
+            return read_events(spark, [path], schema="id string, note string", options=given)
+
+        assert rows(read("good.csv", good))
+        with pytest.raises(SourceError, match=r"bad.csv (ends within quotes|has a quote that is not closed on its l)"):
+            read("bad.csv", bad)
+        assert rows(read("bad.csv", bad, quote=""))
+
+    def test_compressed_files(self, spark: SparkSession, write: Callable[..., str]) -> None:
+        for name, content in (("cut.csv.gz", gzip.compress), ("cut.csv.bz2", bz2.compress)):
+            path = Path(write(name, ""))
+            path.write_bytes(content(b'id,note\na,b\nc,"d\n'))
+            with pytest.raises(SourceError, match=f"{name} ends within quotes"):
+                read_events(spark, [str(path)])
+
+    def test_it_is_as_spark_reads(self, spark: SparkSession, tmp_path: Path) -> None:
+        """Whether a record behind a file, or behind it and a quote, is one by itself tells how the file ends."""
+        random_texts = random.Random(7)
+        texts = ["".join(random_texts.choices('a ,""\n', k=random_texts.randint(1, 12))) for _ in range(400)]
+        ends = {}
+        for probe in ("\nprobe,x\n", '\n"\nprobe,x\n'):
+            folder = tmp_path / f"probe{len(probe)}"
+            folder.mkdir()
+            for number, text in enumerate(texts):
+                (folder / f"{number}.csv").write_text(text + probe)
+            options = {"multiLine": "true", "escape": '"', "unescapedQuoteHandling": "RAISE_ERROR"}
+            read = spark.read.options(**options, ignoreCorruptFiles="true").schema("a string, b string")
+            found = read.csv(str(folder)).where("a = 'probe'").select("_metadata.file_name")
+            ends[probe] = {int(row[0].removesuffix(".csv")) for row in found.collect()}
+        outside, within = ends.values()
+        assert len(outside - within) > 100
+        assert len(within - outside) > 100
+        folder = tmp_path / "read"
+        folder.mkdir()
+        for number in outside ^ within:
+            (folder / f"{number}.csv").write_text(texts[number])
+        options = {"header": "false"}
+        with pytest.raises(SourceError, match=f"Such files: {len(within - outside)}$"):
+            read_events(spark, [str(folder)], schema="a string, b string", options=options)
+        for number in within - outside:
+            (folder / f"{number}.csv").unlink()
+        read_events(spark, [str(folder)], schema="a string, b string", options=options).collect()

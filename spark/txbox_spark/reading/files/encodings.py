@@ -18,8 +18,8 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from txbox_spark.reading.charsets import EVERY_CHARSET, REMEDY, REPLACED, Charset, EncodingError
 from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
+from txbox_spark.reading.files.charsets import EVERY_CHARSET, REMEDY, REPLACED, Charset, EncodingError
 from txbox_spark.runtime.jobs import changed_settings
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, SparkSession, StructType, sql, types
 
@@ -30,9 +30,11 @@ OF_DOCUMENTS = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASC
 """The encodings, as Java calls them, in which Spark reads a document of JSON."""
 
 
-def all_text(lines: DataFrame) -> bool:
-    """Return whether every line is UTF-8; one pass, to the first that is not."""
-    return _none(lines, ~sql.is_valid_utf8(LINE))
+def all_text(lines: DataFrame, quote: bytes) -> tuple[bool, bool]:
+    """Return whether every line is UTF-8, and whether one has a quote; one pass."""
+    has_quote = sql.contains(sql.col(LINE).cast("binary"), sql.lit(quote))
+    text, quotes = lines.agg(sql.bool_and(sql.is_valid_utf8(LINE)), sql.bool_or(has_quote)).collect()[0]
+    return text is not False, quotes is True
 
 
 def all_json(lines: DataFrame, wrong: Column) -> bool:

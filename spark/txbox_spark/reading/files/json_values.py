@@ -7,8 +7,8 @@ such a message. Nothing of such files is loaded.
 
 from collections.abc import Callable, Mapping
 
-from txbox_spark.reading.encodings import LINE
 from txbox_spark.reading.errors import SourceError
+from txbox_spark.reading.files.encodings import LINE
 from txbox_spark.runtime.lazy_imports import Column, DataFrame, sql
 
 _MARK = "\ufeff"

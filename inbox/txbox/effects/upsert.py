@@ -1,0 +1,202 @@
+"""Upserts: events that become rows of a table, or replace those with the same key, without a line of SQL.
+
+::
+
+    INSERT INTO purchase AS target (order_id, cents, updated_at)
+    SELECT DISTINCT ON (order_id) order_id, cents, updated_at FROM fresh_event
+    ORDER BY order_id, updated_at DESC NULLS LAST, fresh_event.message_id DESC
+    ON CONFLICT (order_id) DO UPDATE SET cents = excluded.cents, updated_at = excluded.updated_at
+    WHERE target.updated_at IS NULL OR excluded.updated_at > target.updated_at
+
+ON CONFLICT refuses to change a row twice, hence DISTINCT ON. Rows are locked in the order of their keys, as workers
+should lock them. A cast is to the type without its length: a cast to ``varchar(3)`` would cut a text off, and the
+INSERT itself refuses it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+
+from sqlalchemy import Connection
+
+from txbox.effects.fields import Field, read_fields
+from txbox.effects.fresh_event import FRESH_EVENT
+from txbox.effects.upsert_target import TargetColumn, UpsertTarget, read_target
+from txbox.errors import InvalidConfiguration
+from txbox.postgres.sql import quote, unescaped
+
+MESSAGE_ID = "message_id"
+"""The column of ``fresh_event`` that is always there; it is written if the table has a column of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """An effect of a bulk load: each event is a row of a table, and replaces the one with the same key.
+
+    ::
+
+        bulk_load(events, …, apply=Upsert("purchase", key=["order_id"], only_if_newer="updated_at"))
+
+    The columns are those that the events and the table have in common, by name; values are cast to the columns' types.
+
+    Events come in no order. So with ``only_if_newer``, the newest one of a key wins, whatever comes when: of the same
+    time, the one that is merged first, and within one transaction the one with the greatest message id. Without it, the
+    one that is merged last wins, and within one transaction the one with the greatest message id.
+
+    Attributes:
+        table: the table, named as in SQL: ``purchase``, ``shop.purchase``, ``"Shop"."Purchase"``.
+        key: the columns of the primary key, or of another unique key. None: the primary key.
+        only_if_newer: a column, such as the time of the last change: a row is replaced only if the event's value is
+            greater, or the row has none.
+        ignore_columns: columns of the events that are not written. Others that the table lacks are an error, except
+            for the one that is the message id.
+        fields: in place of the events' columns: fields as of a ``SqlEffect``, by which events are judged as a worker
+            judges them.
+        typed_fields: the same, as they are read.
+
+    Raises:
+        InvalidConfiguration: when made, if something cannot work.
+    """
+
+    table: str
+    _: KW_ONLY
+    key: Sequence[str] | None = None
+    only_if_newer: str | None = None
+    ignore_columns: Sequence[str] = ()
+    fields: Mapping[str, Field | str] | str | None = None
+    typed_fields: Mapping[str, Field] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.table, str) or not self.table.strip():
+            raise InvalidConfiguration(f"an upsert needs the name of a table, not {self.table!r}")
+        for name in ("key", "ignore_columns"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        if self.key is not None and not 0 < len(self.key) == len(set(self.key)):
+            raise InvalidConfiguration(f"the key of an upsert is one column or more, each once, not {self.key!r}")
+        object.__setattr__(self, "typed_fields", None if self.fields is None else read_fields(self.fields))
+
+    def check(self, connection: Connection) -> UpsertTarget:
+        """Read the table, and check what can be checked before the events' columns are known; with fields, they are.
+
+        Raises:
+            InvalidConfiguration: the table, its keys or its columns do not fit.
+            RightsMissing: this user may not write to the table.
+        """
+        target = read_target(connection, self.table)
+        self.key_in(target)
+        names = {one.name for one in target.columns}
+        if self.only_if_newer is not None and self.only_if_newer not in names:
+            raise InvalidConfiguration(f"{target.name} has no column {self.only_if_newer} to tell what is newer")
+        if self.typed_fields is not None:
+            self.columns_in(target, self.typed_fields)
+        return target
+
+    def key_in(self, target: UpsertTarget) -> tuple[str, ...]:
+        """Return the columns of the key, or raise ``InvalidConfiguration`` if the table has no such key."""
+        if self.key is None:
+            if target.primary_key is not None:
+                return target.primary_key
+            what = "no primary key that ON CONFLICT can take; name another unique key"
+        else:
+            if any(set(self.key) == set(one) for one in target.keys):
+                return tuple(self.key)
+            what = f"no unique key on ({', '.join(self.key)}) that ON CONFLICT can take"
+        there = ", ".join(f"({', '.join(one)})" for one in target.keys) or "none"
+        raise InvalidConfiguration(
+            f"{target.name} has {what}; it has {there} (what is deferrable, partial or over expressions does not do)"
+        )
+
+    def columns_in(self, target: UpsertTarget, names: Collection[str]) -> tuple[TargetColumn, ...]:
+        """Return the columns that events with these columns write, in the table's order.
+
+        Raises:
+            InvalidConfiguration: one is not in the table, or not to be written, or one that is needed is missing.
+        """
+        if unknown := [name for name in self.ignore_columns if name not in names and name != MESSAGE_ID]:
+            raise InvalidConfiguration(f"the events have no column {_listed(unknown)}, which is to be ignored")
+        given = [name for name in names if name not in self.ignore_columns and name != MESSAGE_ID]
+        in_table = {one.name: one for one in target.columns}
+        if lacking := [name for name in given if name not in in_table]:
+            raise InvalidConfiguration(
+                f"{target.name} has no column {_listed(lacking)}, and the events have; rename it in one of the two, or "
+                "ignore it (ignore_columns, on the command line --ignore-columns)"
+            )
+        if generated := [name for name in given if in_table[name].is_generated]:
+            raise InvalidConfiguration(
+                f"{target.name} generates column {_listed(generated)} by itself, and the events have it too; ignore it "
+                "(ignore_columns, on the command line --ignore-columns)"
+            )
+        id_is_written = MESSAGE_ID not in self.ignore_columns
+        written = tuple(
+            one
+            for one in target.columns
+            if one.name in given or (one.name == MESSAGE_ID and id_is_written and not one.is_generated)
+        )
+        there = {one.name for one in written}
+        if missing := [name for name in self.key_in(target) if name not in there]:
+            raise InvalidConfiguration(f"the events have no column {_listed(missing)}, and the key has")
+        if self.only_if_newer is not None and self.only_if_newer not in there:
+            raise InvalidConfiguration(f"the events have no column {self.only_if_newer} to tell what is newer")
+        if required := [one.name for one in target.columns if one.is_required and one.name not in there]:
+            raise InvalidConfiguration(
+                f"the events have no column {_listed(required)}, which {target.name} needs: it is NOT NULL without a "
+                "default"
+            )
+        return written
+
+    def statement(self, target: UpsertTarget, types: Mapping[str, str]) -> str:
+        """Return the statement for events whose columns in ``fresh_event`` are of these types, by name.
+
+        Raises:
+            InvalidConfiguration: the columns do not fit.
+        """
+        key = self.key_in(target)
+        columns = self.columns_in(target, types)
+        compared = {*key, self.only_if_newer}
+        values = [_value(one, types.get(one.name, "text"), compared=one.name in compared) for one in columns]
+        keys = ", ".join(map(_quoted, key))
+        order = [keys, f"{FRESH_EVENT}.{MESSAGE_ID} DESC"]
+        if self.only_if_newer is not None:
+            order.insert(1, f"{_quoted(self.only_if_newer)} DESC NULLS LAST")
+        lines = [
+            f"INSERT INTO {target.name} AS target ({', '.join(_quoted(one.name) for one in columns)})",
+            f"SELECT DISTINCT ON ({keys}) {', '.join(values)}",
+            f"FROM {FRESH_EVENT} ORDER BY {', '.join(order)}",
+            f"ON CONFLICT ({keys}) {self._on_conflict([_quoted(one.name) for one in columns if one.name not in key])}",
+        ]
+        return "\n".join(lines)
+
+    def _on_conflict(self, others: Sequence[str]) -> str:
+        if not others:
+            return "DO NOTHING"
+        update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in others)}"
+        if self.only_if_newer is None:
+            return update
+        newer = _quoted(self.only_if_newer)
+        return f"{update}\nWHERE target.{newer} IS NULL OR excluded.{newer} > target.{newer}"
+
+
+def _value(column: TargetColumn, type_: str, *, compared: bool) -> str:
+    """Return an event's value as the column takes it, under its name.
+
+    An INSERT casts between types that it takes for alike, and texts to none. What is compared with other events must be
+    of the column's type before: two texts may be one uuid.
+    """
+    name = _quoted(column.name)
+    if type_ == column.type or (column.is_text and (column.is_domain or not compared)):
+        return name
+    if compared or type_ == "text" or type_.endswith("[]"):
+        return f"{name}::{column.type_without_length} AS {name}"
+    return name
+
+
+def _quoted(name: str) -> str:
+    return unescaped(quote(name))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+_SHOWN = 10

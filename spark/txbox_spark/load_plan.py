@@ -1,0 +1,194 @@
+"""What a bulk load would do, found out without doing it: counts, chunks, and how Postgres would run the effect.
+
+::
+
+    statements, explained ── survey ── ids, one of each, sorted ──┬─ a batch ─▶ known? parked? expired? ── ROLLBACK
+                                                                  └─ the next one …
+
+Each batch of ids is in a temporary table of a transaction that is rolled back, so nothing is written that stays.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Unpack
+
+from txbox.postgres.server import SERVER
+from txbox.postgres.transactions import driver_cursor, short_transaction
+from txbox_spark.bulk_load import opened_context
+from txbox_spark.loading.context import LoadContext
+from txbox_spark.loading.loader import bounds_of, choose
+from txbox_spark.merging.chunk_merger import MergePlan, count_parked, drop_expired_events
+from txbox_spark.merging.csv_lines import csv_lines
+from txbox_spark.merging.fresh_event import FRESH_EVENT, copy_fresh, create_fresh
+from txbox_spark.merging.statement_checker import StatementPlan
+from txbox_spark.options import LoadOptions, ValidLoadOptions
+from txbox_spark.reading.columns import MESSAGE_ID, EventColumn, dates_as_text
+from txbox_spark.reading.sources import EventSource
+from txbox_spark.rejects.remarks import RejectedCause
+from txbox_spark.report import OnProgress
+from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
+from txbox_spark.runtime.retries import retry_outages
+from txbox_spark.survey import rejected_causes, survey
+
+BATCH_IDS = 100_000
+"""How many ids one transaction looks up."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What a bulk load would come to, if it began now; each row of the source is counted once.
+
+    ``read`` is the sum of ``rejected``, ``duplicate_in_source``, ``already_processed``, ``parked``, ``expired`` and
+    ``to_apply``. All are exact; workers may process some of the events until the load.
+
+    Attributes:
+        subscriber_id: the subscriber that the events would be applied for.
+        source: what would be loaded.
+        writer: "copy" or "jdbc".
+        writer_reason: why that one.
+        chunks: how many chunks there would be.
+        read: rows of the source.
+        rejected: rows that cannot be loaded.
+        rejected_causes: why, the cause with the most rows first.
+        duplicate_in_source: rows whose id another row of the source has.
+        already_processed: events that were processed before.
+        parked: events that wait as dead letters.
+        expired: events that were sent before the subscriber's horizon.
+        to_apply: events that are first.
+        statements: those of the effect, each with its plan, over no event; of a callable, none.
+    """
+
+    subscriber_id: str
+    source: str
+    writer: str
+    writer_reason: str
+    chunks: int
+    read: int
+    rejected: int
+    rejected_causes: tuple[RejectedCause, ...]
+    duplicate_in_source: int
+    already_processed: int
+    parked: int
+    expired: int
+    to_apply: int
+    statements: tuple[StatementPlan, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return asdict(self)
+
+
+def plan_load(
+    events: DataFrame,
+    *,
+    source: EventSource | None = None,
+    on_progress: OnProgress | None = None,
+    **options: Unpack[LoadOptions],
+) -> LoadPlan:
+    """Find out what ``bulk_load`` with the same arguments would do; nothing is changed.
+
+    Statements are explained, and not run: what they do to the values of the events is not known. All ids go through
+    this process.
+
+    Args:
+        events: the events, one a row.
+        source: what the events were read from, if that was files.
+        on_progress: called with the progress, from a thread of its own.
+        options: those of ``txbox_spark.options.LoadOptions``, as for ``bulk_load``.
+
+    Raises:
+        InvalidConfiguration: an argument cannot work.
+        ApplyFailed: Postgres refuses a statement of the effect.
+        SchemaMissing: txbox's tables do not exist.
+        RightsMissing: an ``Upsert``, and this user may not write to its table.
+        SparkSetupError: writer jdbc, and Spark has no JDBC driver.
+    """
+    valid = ValidLoadOptions.given_to("plan_load", options)
+    with opened_context(events, valid, source, on_progress) as context:
+        statements = context.explain()
+        choice, _ = choose(context, valid.writer)
+        with context.stage("survey", None):
+            found = survey(context.events, count_rejected=True)
+            rejected = found.rejected or 0
+            causes = rejected_causes(context.events) if rejected else ()
+        ids = _Ids()
+        with context.stage("ids", None):
+            for batch in _batches(context):
+                ids += _look_up(context, batch)
+        return LoadPlan(
+            subscriber_id=valid.subscriber_id,
+            source=context.source,
+            writer=choice.writer,
+            writer_reason=choice.reason,
+            chunks=len(bounds_of(context, choice.writer, found)) + 1,
+            read=found.rows,
+            rejected=rejected,
+            rejected_causes=causes,
+            duplicate_in_source=found.rows - rejected - ids.distinct,
+            already_processed=ids.processed - ids.parked,
+            parked=ids.parked,
+            expired=ids.expired,
+            to_apply=ids.distinct - ids.processed - ids.expired,
+            statements=statements,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    """Counts of ids."""
+
+    distinct: int = 0
+    processed: int = 0  # with those that are parked
+    parked: int = 0
+    expired: int = 0
+
+    def __add__(self, other: "_Ids") -> "_Ids":
+        return _Ids(
+            self.distinct + other.distinct,
+            self.processed + other.processed,
+            self.parked + other.parked,
+            self.expired + other.expired,
+        )
+
+
+def _batches(context: LoadContext) -> "Iterator[pyarrow.RecordBatch]":
+    """Return the distinct ids in their order, with the time of ``sent_at`` beside them if there is one, as texts."""
+    sent = _sent_at(context)
+    events = dates_as_text(context.events.staged.where(sql.col(MESSAGE_ID).isNotNull()))
+    # Of several events of one id, it is not known which one is loaded; the latest time has the fewest expire.
+    times = [sql.max(one.staged_as).cast("string").alias(one.staged_as) for one in sent]
+    rows = (
+        events.groupBy(MESSAGE_ID).agg(*times) if times else events.select(MESSAGE_ID).distinct()
+    ).orderBy(MESSAGE_ID).toLocalIterator()  # fmt: skip
+    schema = pyarrow.schema([(name, pyarrow.string()) for name in (MESSAGE_ID, *(one.staged_as for one in sent))])
+    while some := list(islice(rows, BATCH_IDS)):
+        yield pyarrow.RecordBatch.from_pylist([row.asDict() for row in some], schema=schema)
+
+
+@retry_outages
+def _look_up(context: LoadContext, batch: "pyarrow.RecordBatch") -> _Ids:
+    """Count what has become of ids, which are sorted, in a transaction that leaves nothing."""
+    one = context.options
+    columns = _sent_at(context)
+    plan = MergePlan(
+        "", one.subscriber_id, columns, "", one.schema, one.prefix, sent_at=one.sent_at, apply_expired=one.apply_expired
+    )
+    with short_transaction(context.engine) as connection:
+        connection.exec_driver_sql(SERVER.no_time_limit)
+        connection.exec_driver_sql(create_fresh(columns))
+        with driver_cursor(connection) as cursor, cursor.copy(copy_fresh(columns)) as copy:
+            copy.write(csv_lines(batch))
+        connection.exec_driver_sql(f"ANALYZE {FRESH_EVENT} ({MESSAGE_ID})")
+        parked = count_parked(connection, plan, FRESH_EVENT)
+        found = batch.column(MESSAGE_ID)
+        # Postgres keeps no NUL character, so \x01 behind the last id makes the next one.
+        ids = {"subscriber_id": one.subscriber_id, "first_id": found[0].as_py(), "end_id": f"{found[-1].as_py()}\x01"}
+        processed = connection.exec_driver_sql(plan.sql.drop_processed, ids).rowcount
+        expired = drop_expired_events(connection, plan)
+        connection.rollback()
+    return _Ids(batch.num_rows, processed, parked, expired.events)
+
+
+def _sent_at(context: LoadContext) -> tuple[EventColumn, ...]:
+    return tuple(one for one in context.events.columns if one.name == context.options.sent_at)

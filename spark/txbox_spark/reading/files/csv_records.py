@@ -1,0 +1,176 @@
+"""Records of CSV that Spark accepts although it changes a value in them, or takes others for a part of them.
+
+Spark's reader drops commas from decimals, and rounds what does not fit. So decimals are read as text, and made here.
+
+A quote that is never closed makes the rest of the file the text of its field, without a word. So the lines are looked
+at by themselves: with what comes before it, a line begins outside of quotes or within, and for both it is known whether
+it ends within. Of a file, the last line counts that ends alike either way, and the lines after it that turn one into
+the other. A file that ends within quotes is refused: it was cut off, or a quote is missing anywhere.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from txbox_spark.reading.columns import AS_IT_WAS, CORRUPT_RECORD, quoted
+from txbox_spark.reading.errors import SourceError
+from txbox_spark.runtime.lazy_imports import Column, DataFrame, StructType, sql, types
+
+
+def decimals_of(columns: StructType) -> dict[str, "types.DecimalType"]:
+    """Return the columns that are decimals."""
+    return {field.name: field.dataType for field in columns.fields if isinstance(field.dataType, types.DecimalType)}
+
+
+def as_text(columns: StructType, names: Collection[str]) -> StructType:
+    """Return the columns, some of them as text."""
+    text = types.StringType()
+    fields = [types.StructField(field.name, text) if field.name in names else field for field in columns.fields]
+    return types.StructType(fields)
+
+
+def checked_records(frame: DataFrame, decimals: Mapping[str, "types.DecimalType"]) -> DataFrame:
+    """Make decimals of texts, and mark records of CSV as malformed in which Spark would change a value.
+
+    A record is malformed too if a text does not fit its decimal, and if the last field ends with CR: Spark finds out
+    from the first line of a file how lines end, and if the others end with CR LF, the CR would be part of the event.
+    ``decimals`` are columns that were read as text, and what they are to be.
+    """
+    in_file = [sql.col(quoted(name)) for name in frame.columns[: frame.columns.index(CORRUPT_RECORD)]]
+    if not in_file:
+        return frame
+    wrong = sql.endswith(in_file[-1].cast("string"), sql.lit("\r"))
+    values = {}
+    for name, type_ in decimals.items():
+        fits = _fits(sql.col(quoted(name)), type_)
+        values[name] = sql.when(fits, sql.col(quoted(name)).try_cast(type_))
+        wrong = wrong | (sql.col(quoted(name)).isNotNull() & ~fits)
+    # The line itself is not to be had, so this is what it may have been.
+    line = sql.when(wrong, sql.to_csv(sql.struct(*in_file), AS_IT_WAS))
+    values[CORRUPT_RECORD] = sql.coalesce(sql.col(CORRUPT_RECORD), line)
+    return frame.select([values.get(name, sql.col(quoted(name))).alias(name) for name in frame.columns])
+
+
+def _fits(text: Column, type_: "types.DecimalType") -> Column:
+    """Return Spark's expression for whether a text is a decimal that the type holds to its last digit.
+
+    Spark's casts round. So the digits are counted: without an exponent by one pattern, which is fast; with one, by the
+    digits between the zeros at both ends, and the power of ten of the last of them.
+    """
+    room = type_.precision - type_.scale
+    plain = rf"^[+-]?(?=\.?[0-9])0*[0-9]{{0,{room}}}(?:\.[0-9]{{0,{type_.scale}}}0*)?\z"
+    whole, fraction, exponent = (sql.regexp_extract(text, _WITH_EXPONENT, group) for group in (1, 2, 3))
+    from_first = sql.regexp_replace(sql.concat(whole, fraction), "^0+", "")
+    digits = sql.regexp_replace(from_first, "0+$", "")
+    last = exponent.try_cast("int") - sql.length(fraction) + sql.length(from_first) - sql.length(digits)
+    holds = ((digits == "") | (last >= -type_.scale)) & (last + sql.greatest(sql.length(digits), sql.lit(1)) <= room)
+    return (
+        sql.when(sql.rlike(text, sql.lit(plain)), sql.lit(True))
+        .when(sql.rlike(text, sql.lit(_WITH_EXPONENT)), holds)
+        .otherwise(sql.lit(False))
+    )
+
+
+# With an exponent of any length, Spark would calculate for ever.
+_WITH_EXPONENT = r"^[+-]?(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?[eE]([+-]?[0-9]{1,4})\z"
+
+
+CSV_LINE = "_line"
+
+
+class Quoting(NamedTuple):
+    """How fields of CSV are quoted.
+
+    Attributes:
+        quote: the character.
+        opens: a pattern of lines that end within quotes, if they begin outside.
+        stays: a pattern of lines that end within quotes, if they begin within.
+    """
+
+    quote: str
+    opens: str
+    stays: str
+
+
+def quoting_of(given: Mapping[str, str], separator: str) -> Quoting | None:
+    """Return how Spark finds quoted fields with these options of its reader; None if quotes have another meaning.
+
+    The patterns are what Spark's parser (univocity) does, for lines that it does not refuse by itself. A quote opens a
+    field only at its beginning; blanks may follow the one that closes it. ``separator`` is that of fields.
+    """
+    options = {name.lower(): value for name, value in given.items()}
+    quote, escape = options.get("quote", '"'), options.get("escape", "\\") or "\0"
+    escapes_escape = options.get("chartoescapequoteescaping") or escape
+    strict = options.get("unescapedquotehandling", "").upper() == "RAISE_ERROR"
+    if not strict or len(quote) != 1 or len(escape) != 1 or escapes_escape != escape:
+        return None
+    q, e, s = _literal(quote), _literal(escape), _literal(separator)
+    # All repetitions are possessive: each line is gone through once, and no stack is needed however long it is.
+    plain = f"[^{q}{e}]*+"
+    text = f"{plain}(?:{e}{q}{plain})*+" if quote == escape else f"{plain}(?:{e}[{e}{q}]?+{plain})*+"
+    end = q if quote == escape else f"{q}++"
+    blanks = rf"(?:(?!{s})[\u0000-\u0009\u000b-\u0020])*+"
+    unquoted = f"[^{s}]*+" if len(separator) == 1 else rf"(?:(?!{s})[\s\S])*+"
+    leading = blanks if options.get("ignoreleadingwhitespace", "").lower() == "true" else ""
+    # Where lines end with CR LF, an LF alone ends a record before a field or behind quotes; elsewhere it is text.
+    field = rf"(?:\n|{q}{text}{end}{blanks}(?:{s}|\n)|(?!{q}){unquoted}{s})"
+    opens = rf"(?:{leading}{field})*+{leading}{q}{text}\z"
+    comment = f"(?!{_literal(options['comment'])})" if options.get("comment") else ""
+    return Quoting(quote, rf"\A{comment}{opens}", rf"\A{text}(?:\z|{end}{blanks}(?:{s}|\n){opens})")
+
+
+def refuse_unclosed(lines: DataFrame, quoting: Quoting, *, whole: bool, shown: Callable[[str], str] = str) -> None:
+    """Raise ``SourceError`` if a file ends within quotes.
+
+    Args:
+        lines: the column ``CSV_LINE``: as Spark's reader of CSV sees them; those of a file follow each other.
+        quoting: how fields are quoted.
+        whole: a quoted field may hold line breaks; otherwise each line stands for itself.
+        shown: makes what an error shows of a line that was read as bytes.
+    """
+    text, file = sql.col(CSV_LINE), sql.col("_metadata.file_path").alias(_FILE)
+    with_quotes = lines.where(sql.contains(text, sql.lit(quoting.quote)))
+    opens, stays = (sql.rlike(text, sql.lit(pattern)) for pattern in (quoting.opens, quoting.stays))
+    if not whole:
+        open_lines = with_quotes.where(opens)
+        first = open_lines.select(file, sql.left(text, sql.lit(_SHOWN))).head()
+        if first is not None:
+            raise SourceError(
+                f"{first[0]} has a quote that is not closed on its line, and with multiLine=false each line is read by "
+                f"itself; leave multiLine out, or {_PLAIN_QUOTES}. Such lines in all files: {open_lines.count():,}; "
+                f"one begins with {shown(first[1])}"
+            )
+        return
+    ends = sql.when(opens, sql.when(stays, _WITHIN).otherwise(_TURNED)).otherwise(sql.when(~stays, _OUTSIDE))
+    # An array, because Spark would compute a column anew for a condition on it.
+    known = sql.explode(sql.filter(sql.array(ends), lambda end: end.isNotNull())).alias(_ENDS)
+    numbered = with_quotes.select(file, sql.left(text, sql.lit(_SHOWN)).alias(CSV_LINE), known).withColumn(
+        _NUMBER, sql.monotonically_increasing_id()
+    )
+    # Numbers follow each other in a file: after the last line that ends alike either way, all turn one into the other.
+    is_fixed = sql.col(_ENDS) != _TURNED
+    last_fixed = sql.max(sql.when(is_fixed, 2 * sql.col(_NUMBER) + sql.col(_ENDS)))
+    first_number, last = sql.min(_NUMBER), sql.max(_NUMBER)
+    turned = sql.coalesce(last - sql.shiftright(last_fixed, 1), last - first_number + 1)
+    within = (sql.coalesce(last_fixed, sql.lit(0)) + turned) % 2 == 1
+    found = numbered.groupBy(_FILE).agg(within.alias("within"), last.alias(_NUMBER)).where("within")
+    unclosed = sorted((row[_FILE], row[_NUMBER]) for row in found.collect())
+    if unclosed:
+        name, number = unclosed[0]
+        [[begin]] = numbered.where((sql.col(_FILE) == name) & (sql.col(_NUMBER) == number)).select(CSV_LINE).collect()
+        raise SourceError(
+            f"{name} ends within quotes, so that Spark would read the rest of it as one field: a quote is not closed, "
+            f"it seems on the line that begins with {shown(begin)}; close it, send the file again if it was cut off, "
+            f"or {_PLAIN_QUOTES}. Such files: {len(unclosed):,}"
+        )
+
+
+def _literal(text: str) -> str:
+    return "".join(f"\\u{ord(character):04x}" for character in text)
+
+
+_FILE, _ENDS, _NUMBER = "file", "ends", "number"
+_OUTSIDE, _WITHIN, _TURNED = 0, 1, 2
+"""How a line ends, whichever way it begins; or other than it begins."""
+_SHOWN = 100
+"""Characters of a line that an error shows."""
+_PLAIN_QUOTES = "give the option quote= (empty) if quotes are plain text"

@@ -1,0 +1,113 @@
+"""Events from what Spark reads besides files: tables of its catalogs, Delta, Iceberg, and databases over JDBC.
+
+::
+
+    table:NAME      a table or a view of a catalog: table:archive.purchases
+    delta:PATH      a table of Delta Lake, by its folder
+    iceberg:NAME    a table of Iceberg, by its name in a catalog, or by its folder
+    jdbc:URL        a database, with the option dbtable or query
+
+What Spark needs for them, jars and catalogs, its session has to have. A run of such a source has no files to be known
+by: it is resumed with a source of the same name and columns, if the message ids are the same.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+
+from txbox_spark.reading.errors import SourceError, explained
+from txbox_spark.reading.sources import EventSource
+from txbox_spark.runtime.jdbc import JDBC_DRIVER_CLASS
+from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession
+from txbox_spark.runtime.session import require_jdbc_driver
+
+KINDS = ("table", "delta", "iceberg", "jdbc")
+"""What a source may begin with."""
+
+FETCHED_ROWS = "10000"
+"""Rows that a JDBC driver holds at once; that of Postgres would hold all of them."""
+
+POSTGRES = "jdbc:postgresql:"
+
+
+def check_source(source: str, options: Mapping[str, str]) -> str:
+    """Return the kind of a source, or raise ``SourceError`` if it is none: what can be known without Spark."""
+    kind, colon, place = source.partition(":")
+    if not colon or kind not in KINDS or not place:
+        kinds = "table:NAME, delta:PATH, iceberg:NAME or jdbc:URL"
+        raise SourceError(f"a source is {kinds}, not {without_secrets(source)!r}; files are given by their paths")
+    if kind == "jdbc" and len(_chosen(options)) != 1:
+        raise SourceError(
+            f"{without_secrets(source)} needs the option dbtable=NAME, or query=SELECT …, and not both of them"
+        )
+    return kind
+
+
+def read_source(
+    spark: SparkSession, source: str, *, options: Mapping[str, str] | None = None
+) -> tuple[DataFrame, EventSource]:
+    """Read events from a table or a database.
+
+    A bulk load reads them twice, so they must not change meanwhile: name a snapshot (``versionAsOf`` of Delta,
+    ``snapshot-id`` of Iceberg), or have the query leave out what may still be written.
+
+    Args:
+        spark: the session, with the jars and the catalogs that the source needs.
+        source: such as ``table:archive.purchases``.
+        options: of Spark's reader. With ``jdbc:`` they name what is read, and how: dbtable or query, user, password,
+            driver, partitionColumn with lowerBound, upperBound and numPartitions.
+
+    Returns:
+        The events, and what ``bulk_load`` takes as their ``source``; that has no secrets.
+
+    Raises:
+        SourceError: it cannot be read.
+        SparkSetupError: it is a Postgres, and Spark has no JDBC driver for it.
+    """
+    given = dict(options or {})
+    kind = check_source(source, given)
+    name = without_secrets(source)
+    if kind == "jdbc":
+        ((option, what),) = _chosen(given).items()
+        name = f"{name} ({option}={what})"
+        given = {"fetchsize": FETCHED_ROWS, **given, "url": source}
+        if source.startswith(POSTGRES):
+            require_jdbc_driver(spark)
+            given.setdefault("driver", JDBC_DRIVER_CLASS)
+    place = source.partition(":")[2]
+    reader = spark.read.options(**given)
+    try:
+        with explained(f"cannot read {name}"):
+            if kind == "table":
+                frame = reader.table(place)
+            else:
+                frame = reader.format(kind).load() if kind == "jdbc" else reader.format(kind).load(place)
+            columns = frame.schema.json()
+    except SourceError as error:
+        # A driver quotes the URL that it cannot read, and Java's stack is the cause.
+        why = without_secrets(str(error))
+        raise SourceError(why + (_REMEDIES[kind] if _MISSING.search(why) else "")) from None
+    return frame, EventSource(name, hashlib.sha256(json.dumps([name, columns]).encode()).digest())
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without the passwords of the URLs in it."""
+    return _IN_PARAMETER.sub(r"\1***", _AFTER_USER.sub(r"\1***\2", text))
+
+
+def _chosen(options: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in options.items() if name.lower() in ("dbtable", "query")}
+
+
+_REMEDIES = {
+    "table": "; name the catalog and its jars: settings spark.sql.catalog.… and spark.jars.packages",
+    "delta": "; Spark needs its jars: setting spark.jars.packages=io.delta:delta-spark_2.13:VERSION",
+    "iceberg": "; Spark needs its jars: setting spark.jars.packages=org.apache.iceberg:iceberg-spark-runtime-…:VERSION",
+    "jdbc": "; the driver is a jar: setting spark.jars.packages, and option driver=CLASS",
+}
+_MISSING = re.compile("NOT_FOUND|No suitable driver|ClassNotFound")
+"""What Spark says without a catalog, a jar or a driver."""
+_AFTER_USER = re.compile(r"((?://|thin:)[^\s/:@]*[:/])[^\s?]+(@)")
+"""user:password@host; Oracle has user/password@."""
+_IN_PARAMETER = re.compile(r"(\b\w*(?:password|passphrase|pwd|secret|token|accesskey)\w*=)[^\s&;,'\"]+", re.IGNORECASE)

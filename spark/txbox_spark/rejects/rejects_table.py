@@ -1,0 +1,87 @@
+"""The table that keeps every rejected row of a load: each chunk's are committed with the chunk.
+
+It has the caller's name, and is created unless it is there; then it needs these columns::
+
+    run_id, chunk, message_id, cause, column_name, value, file, event
+
+Rows that no chunk has met, of writer jdbc, have the chunk null, and are written once, at the end of their run.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from txbox import InvalidConfiguration
+from txbox.postgres.sql import quote, unescaped
+from txbox.postgres.sqlstates import is_outage
+from txbox.postgres.transactions import driver_cursor, short_transaction
+from txbox.status.blocked_loads import run_lock
+from txbox_spark.rejects.remarks import RejectedRow
+from txbox_spark.runtime.retries import retry_outages
+
+COLUMNS = "run_id, chunk, message_id, cause, column_name, value, file, event"
+
+
+@dataclass(frozen=True, slots=True)
+class RejectsTable:
+    """A table of rejected rows. It is sent to the executors."""
+
+    name: str  # with its schema, quoted as Postgres and psycopg's placeholders need it
+
+    @classmethod
+    def named(cls, engine: Engine, name: str) -> "RejectsTable":
+        """Return the table of a name as SQL has it, such as ``audit.rejected``, and create it unless it is there.
+
+        Raises:
+            InvalidConfiguration: it cannot be created, or lacks a column.
+        """
+        try:
+            with short_transaction(engine) as connection:
+                parts = connection.exec_driver_sql("SELECT parse_ident(%s)", (name,)).scalar_one()
+                table = cls(".".join(quote(part) for part in parts))
+                table.create(connection)
+                connection.exec_driver_sql(f"SELECT {COLUMNS} FROM {table.name} LIMIT 0")  # noqa: S608 - quoted
+        except DBAPIError as error:
+            if is_outage(error):
+                raise
+            why = " ".join(str(error.orig).split())
+            raise InvalidConfiguration(f"rejected rows cannot be kept in the table {name}: {why}") from error
+        return table
+
+    @property
+    def rows_of_run(self) -> str:
+        """The query of a run's rows, for psycopg's own cursor; parameters: run_id."""
+        return (
+            "SELECT message_id, cause, column_name, value, file, event "  # noqa: S608 - quoted
+            f"FROM {self.name} WHERE run_id = %(run_id)s"
+        )
+
+    def create(self, connection: Connection) -> None:
+        """Create the table unless it is there."""
+        there = connection.exec_driver_sql("SELECT to_regclass(%s)", (unescaped(self.name),)).scalar_one()
+        if there is not None:  # IF NOT EXISTS needs the right to create, even then
+            return
+        connection.exec_driver_sql(
+            f"CREATE TABLE IF NOT EXISTS {self.name} (run_id text NOT NULL, chunk integer, message_id text, "
+            "cause text NOT NULL, column_name text, value text, file text, event text NOT NULL, "
+            "rejected_at timestamptz NOT NULL DEFAULT now())"
+        )
+
+    def copy(self, cursor: Any, run_id: str, chunk: int | None, rows: Iterable[RejectedRow]) -> None:
+        """Add rejected rows, in the transaction of a cursor of psycopg."""
+        with cursor.copy(f"COPY {unescaped(self.name)} ({COLUMNS}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row((run_id, chunk, row.message_id, row.cause, row.column, row.value, row.file, row.event))
+
+    @retry_outages
+    def copy_once(self, engine: Engine, run_id: str, rows: Callable[[], Iterable[RejectedRow]]) -> None:
+        """Add the rejected rows of a run that no chunk has met, unless they are there."""
+        with short_transaction(engine) as connection:
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (run_lock(run_id),))
+            there = f"SELECT FROM {self.name} WHERE run_id = %s AND chunk IS NULL LIMIT 1"
+            if connection.exec_driver_sql(there, (run_id,)).first() is None:
+                with driver_cursor(connection) as cursor:
+                    self.copy(cursor, run_id, None, rows())
