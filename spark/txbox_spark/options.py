@@ -14,8 +14,8 @@ from sqlalchemy import URL
 from txbox import Inbox, InvalidConfiguration, SqlEffect
 from txbox.effects import Field, Upsert
 from txbox.postgres.urls import database_url
-from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
-from txbox_spark.merging.effect_runner import Apply
+from txbox_spark.merging.effects.effect_runner import Apply
+from txbox_spark.merging.merge_plan import EFFECTS_SECONDS, STALLED_SECONDS
 from txbox_spark.merging.merge_sizer import LOCK_SECONDS
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.reading.row_order import ANY, is_known

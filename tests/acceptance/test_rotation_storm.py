@@ -31,8 +31,9 @@ from txbox.maintenance.rotation import (
     wait_for_older_transactions,
 )
 from txbox.postgres.sqlstates import is_outage, is_retryable
-from txbox_spark.merging.chunk_merger import ChunkCounts, MergePlan, begin_chunk, merge_chunk
+from txbox_spark.merging.chunk_merger import begin_chunk, merge_chunk
 from txbox_spark.merging.fresh_event import create_fresh
+from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
 
 ROTATIONS = int(os.environ.get("TXBOX_STORM_ROTATIONS", "25"))
 RECORDINGS = int(os.environ.get("TXBOX_STORM_RECORDINGS", "20000"))

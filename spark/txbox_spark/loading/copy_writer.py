@@ -38,21 +38,13 @@ from txbox.tracing import Tracing
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import LoadLedger, Run, Totals
 from txbox_spark.loading.writer import RowCounts
-from txbox_spark.merging.chunk_merger import (
-    ChunkCounts,
-    MergePlan,
-    MergeStatements,
-    TriedIds,
-    begin_chunk,
-    claim_chunk,
-    merge_chunk,
-    settle_processed_chunk,
-)
+from txbox_spark.merging.chunk_merger import begin_chunk, claim_chunk, merge_chunk, settle_processed_chunk
 from txbox_spark.merging.chunk_ranges import chunk_groups, chunk_range, partition_by_chunk
 from txbox_spark.merging.chunk_stream import ChunkStream
 from txbox_spark.merging.event_copier import copy_events
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
+from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan, MergeStatements, TriedIds
 from txbox_spark.merging.merge_sizer import MergeSizer
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest

@@ -37,8 +37,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -46,18 +45,14 @@ from sqlalchemy.exc import DBAPIError
 from txbox import TxboxError
 from txbox.backoff import Backoff
 from txbox.postgres.server import SERVER
-from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNIQUE_VIOLATION, is_retryable, sqlstate
 from txbox.postgres.transactions import driver_cursor
 from txbox.status.blocked_loads import run_lock
-from txbox_spark.merging.effect_runner import Apply, ApplyFailed, apply_effects
+from txbox_spark.merging.effects.effect_runner import ApplyFailed, apply_effects
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh, drop_expired, drop_refused, insert_fresh
-from txbox_spark.merging.merge_sizer import LOCK_SECONDS
+from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan, TriedIds
 from txbox_spark.merging.refusals.effects import find_refused, is_about_events
-from txbox_spark.reading.columns import EventColumn
-from txbox_spark.reading.row_order import ANY
-from txbox_spark.rejects.rejects_table import RejectsTable
-from txbox_spark.rejects.remarks import NO_REMARKS, RejectedRow, Remarks, refuse_too_many
+from txbox_spark.rejects.remarks import RejectedRow, refuse_too_many
 
 MERGE_ATTEMPTS = 10
 """How often a chunk is merged that meets a deadlock or a serialization failure."""
@@ -68,40 +63,8 @@ MERGE_BACKOFF = Backoff(first_seconds=0.1, longest_seconds=2.0)
 SORT_MEMORY = "128MB"
 """The work_mem of a chunk's transaction: enough to sort a million events of a usual width without the disk."""
 
-STALLED_SECONDS = 120.0
-"""How long a chunk's transaction may do nothing, and how long it waits for a locked row."""
-
-EFFECTS_SECONDS = 3600.0
-"""How long a chunk waits for one and the same other chunk to apply its events."""
-
 HOLDER_POLL_SECONDS = 10.0
 """How often it checks whether that is still the same one."""
-
-
-class MergeStatements(SqlFile, file="chunk_merger.sql", constants={"fresh_event": FRESH_EVENT}):
-    """The statements of chunk_merger.sql, for the tables of one schema, under one prefix."""
-
-    prepare_session: str
-    claim_chunk: str
-    settle_chunk: str
-    find_processed: str
-    processed_in_range: str
-    drop_processed: str
-    unprocessed: str
-    avoid_hashes: str
-    any_horizon: str
-    behind_horizon: str
-    record: str
-    create_recorded: str
-    record_raced: str
-    drop_unrecorded: str
-    analyze_fresh: str
-    lock_effects: str
-    effects_holder: str
-    restore_settings: str
-    any_parked: str
-    parked_events: str
-    rejected_so_far: str
 
 
 class ChunkHeld(TxboxError):
@@ -112,95 +75,11 @@ class EffectsHeld(TxboxError):
     """Another chunk of the subscriber applies its events for longer than ``effects_seconds``."""
 
 
-@dataclass(frozen=True, slots=True)
-class MergePlan:
-    """What all chunks of a run have in common. It is sent to the executors."""
-
-    run_id: str  # of the ledger
-    subscriber_id: str  # the subscriber that the events are applied for
-    columns: tuple[EventColumn, ...]  # of ``fresh_event``
-    apply: Apply  # the effect
-    schema: str | None  # of the tables; None leaves it to the search path
-    prefix: str  # of their names
-    stalled_seconds: float = STALLED_SECONDS
-    """How long a chunk's transaction may do nothing, and how long it waits for a lock."""
-    effects_seconds: float = EFFECTS_SECONDS  # how long it waits for one and the same other chunk to apply its events
-    lock_seconds: float = LOCK_SECONDS  # how long a transaction may hold its locks, about
-    most_chunks: int = 1  # how many chunks one transaction merges at most
-    sent_at: str | None = None  # the column that has when an event was sent; None: none has
-    apply_expired: bool = False  # also apply events that were sent before the subscriber's horizon
-    rejects: RejectsTable | None = None  # where all rejected rows are kept; None: they are counted, and some are shown
-    most_rejected: int | None = None  # how many rows of all chunks may be rejected; None: any number
-    keep: str = ANY  # which of several rows with one id is taken, as ``LoadOptions`` has it
-
-    @property
-    def sql(self) -> MergeStatements:
-        """The statements."""
-        return MergeStatements.load(self.schema, self.prefix)
-
-    def keep_rejected(self, cursor: Any, chunk: int, rows: Sequence[RejectedRow]) -> Remarks:
-        """Keep rejected rows of a chunk where they are to be kept, and return the remarks of them."""
-        if rows and self.rejects is not None:
-            self.rejects.copy(cursor, self.run_id, chunk, rows)
-        return Remarks.of(rows)
-
-    @property
-    def stalled(self) -> str:
-        """``stalled_seconds``, for Postgres."""
-        return f"{max(1, round(self.stalled_seconds * 1000))}ms"
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkCounts:
-    """The rows of a chunk."""
-
-    read: int  # rows of the source
-    rejected: int  # rows that cannot be loaded
-    distinct: int  # different message ids of the others
-    refused: int = 0  # of the rejected rows, those that Postgres does not take
-    remarks: Remarks = NO_REMARKS  # of the rows
-
-    def __add__(self, other: "ChunkCounts") -> "ChunkCounts":
-        """Return the counts of both."""
-        return ChunkCounts(
-            self.read + other.read,
-            self.rejected + other.rejected,
-            self.distinct + other.distinct,
-            self.refused + other.refused,
-            self.remarks + other.remarks,
-        )
-
-    def without(self, refused: int, remarks: Remarks) -> "ChunkCounts":
-        """Return the counts where so many of the events are refused."""
-        return self + ChunkCounts(0, refused, -refused, refused, remarks)
-
-
 class Merged(NamedTuple):
     """What a merge came to."""
 
     applied: int  # events that were first
     locked_at: float  # when it began to lock what others may wait for, by ``time.monotonic``
-
-
-@dataclass(frozen=True, slots=True)
-class TriedIds:
-    """What the ids of a chunk have told, before its events are read."""
-
-    counts: ChunkCounts
-    parked: int  # events that wait as dead letters
-    unprocessed: tuple[str, ...]  # the ids that are not in the inbox, or as many of them as were asked for
-
-    def as_json(self) -> str:
-        """Return it as text, for its way from an executor to the driver."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "TriedIds":
-        """Return what ``as_json`` was made of."""
-        found = json.loads(text)
-        counts = found["counts"]
-        counts = ChunkCounts(**{**counts, "remarks": Remarks.from_json(counts["remarks"])})
-        return cls(counts, found["parked"], tuple(found["unprocessed"]))
 
 
 def begin_chunk(connection: Connection, plan: MergePlan, chunk: int) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection
 
-from txbox_spark.merging.chunk_merger import ChunkCounts, MergePlan
 from txbox_spark.merging.chunk_stream import DistinctEvents
 from txbox_spark.merging.csv_lines import csv_lines
 from txbox_spark.merging.fresh_event import copy_fresh
+from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
 from txbox_spark.merging.refusals.values import RELEASE, ROLL_BACK, SAVEPOINT, copy_what_fits
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
 from txbox_spark.rejects.remarks import NO_REMARKS, RejectedRow

@@ -22,7 +22,7 @@ from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import short_transaction
 from txbox.status.blocked_loads import run_lock
 from txbox_spark.loading.ledger import LedgerStatements, LoadLedger
-from txbox_spark.merging.chunk_merger import MergePlan
+from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.options import ABANDONED_SECONDS
 from txbox_spark.rejects.remarks import NO_REMARKS, Remarks
 from txbox_spark.report import BulkLoadReport

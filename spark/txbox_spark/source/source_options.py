@@ -12,7 +12,7 @@ from sqlalchemy import URL
 
 from txbox import Inbox, InvalidConfiguration, SqlEffect
 from txbox.postgres.urls import database_url
-from txbox_spark.merging.effect_runner import Apply
+from txbox_spark.merging.effects.effect_runner import Apply
 from txbox_spark.options import ValidLoadOptions
 
 Number = TypeVar("Number", int, float)

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from sqlalchemy.pool import NullPool
 
 from txbox.postgres.engines import open_engine
-from txbox_spark.merging.chunk_merger import MergePlan
+from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.runtime.lazy_imports import StructType
 from txbox_spark.source.arrow_events import ArrowEvents

@@ -197,7 +197,7 @@ def bulk_load(
     column_types = spark.pairs("--type", types)
     from txbox_spark import bulk_load as load_events
     from txbox_spark import plan_load, source_of
-    from txbox_spark.merging.chunk_merger import EFFECTS_SECONDS, STALLED_SECONDS
+    from txbox_spark.merging.merge_plan import EFFECTS_SECONDS, STALLED_SECONDS
     from txbox_spark.merging.merge_sizer import LOCK_SECONDS
     from txbox_spark.options import CHUNK_ROWS, WRITERS
 

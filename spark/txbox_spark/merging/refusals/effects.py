@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txbox.postgres.sqlstates import sqlstate
-from txbox_spark.merging.effect_runner import ApplyFailed
+from txbox_spark.merging.effects.effect_runner import ApplyFailed
 from txbox_spark.merging.fresh_event import FRESH_EVENT, HELD_EVENT, fill_from_held, hold_fresh
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.rejects.remarks import RejectedRow

@@ -20,9 +20,10 @@ from txbox.effects import publication
 from txbox.postgres.guards.transaction_guard import guard
 from txbox.postgres.sqlstates import sqlstate
 from txbox.postgres.transactions import short_transaction
-from txbox_spark.merging.chunk_merger import MERGE_ATTEMPTS, ChunkCounts, MergePlan, begin_chunk, merge_chunk
-from txbox_spark.merging.effect_runner import Apply, ApplyFailed
+from txbox_spark.merging.chunk_merger import MERGE_ATTEMPTS, begin_chunk, merge_chunk
+from txbox_spark.merging.effects.effect_runner import Apply, ApplyFailed
 from txbox_spark.merging.fresh_event import create_fresh
+from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.rejects.remarks import RejectedRow, Remarks
 

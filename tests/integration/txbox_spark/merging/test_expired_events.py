@@ -12,8 +12,8 @@ from support.spark.bulk_loads import COPY_FIRST, Books, frame, load
 from support.txbox.horizon import LONG_AGO, forget, id_of, move_horizon
 from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason
 from txbox.message import time_of_id
-from txbox_spark.merging.chunk_merger import MergeStatements
 from txbox_spark.merging.fresh_event import drop_expired
+from txbox_spark.merging.merge_plan import MergeStatements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,8 +9,8 @@ from sqlalchemy import Engine
 from support.spark.bulk_loads import SUBSCRIBER, Books, counts, frame, load, purchases
 from txbox import DeadLetter, DeadLetters, Reason
 from txbox_spark.loading.copy_writer import likely_repeated
-from txbox_spark.merging.chunk_merger import MergeStatements
 from txbox_spark.merging.chunk_ranges import partition_by_chunk
+from txbox_spark.merging.merge_plan import MergeStatements
 
 
 def test_chunks_of_which_every_sampled_id_is_known(engine: Engine, books: Books) -> None:

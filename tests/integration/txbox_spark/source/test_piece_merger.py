@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from support.spark.bulk_loads import APPLY, SUBSCRIBER, Books, Purchase, purchases
 from txbox import SqlEffect
 from txbox.effects import Field
-from txbox_spark.merging.chunk_merger import MergePlan
+from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.source.arrow_events import ArrowEvents
 from txbox_spark.source.piece_merger import FIRST_ROWS, PieceMerger

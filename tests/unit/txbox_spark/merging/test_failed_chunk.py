@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from txbox_spark.merging.effect_runner import ApplyFailed
+from txbox_spark.merging.effects.effect_runner import ApplyFailed
 from txbox_spark.merging.failed_chunk import FailedChunk
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from txbox.effects.sql_script import ScriptStatement
 from txbox.postgres.server import SERVER
 from txbox.postgres.sqlstates import sqlstate
-from txbox_spark.merging.effect_runner import ApplyFailed
+from txbox_spark.merging.effects.effect_runner import ApplyFailed
 from txbox_spark.merging.fresh_event import create_fresh
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.runtime.explanations import describe_postgres_error
