@@ -91,6 +91,11 @@ def fill_from_held(columns: Sequence[EventColumn]) -> str:
     )
 
 
+def keep_held() -> str:
+    """Leave only these events in the table of held ones."""
+    return f"DELETE FROM {HELD_EVENT} WHERE {MESSAGE_ID} <> ALL(%(message_ids)s)"  # noqa: S608 - names of ours
+
+
 def drop_refused() -> str:
     """Leave no event in ``fresh_event`` that was refused, and return the ids of those that were there."""
     return f"DELETE FROM {FRESH_EVENT} WHERE {MESSAGE_ID} = ANY(%(message_ids)s) RETURNING {MESSAGE_ID}"  # noqa: S608

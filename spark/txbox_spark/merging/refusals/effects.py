@@ -6,6 +6,9 @@
                                   └─ half ─┬─ applied: stays for the parts that follow
                                            └─ fails ── half ── … ── one event: refused
 
+Events that were refused are tried once more with all others applied, as long as that helps: one may need what another
+one makes, such as the row that its foreign key is of.
+
 What is applied on the way is rolled back by the caller, and the chunk is merged again without the refused events. So
 the one that is merged is the statement over all of them, as where nothing is refused.
 """
@@ -17,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.postgres.sqlstates import sqlstate
 from txbox_spark.merging.effects.effect_runner import ApplyFailed
-from txbox_spark.merging.fresh_event import FRESH_EVENT, HELD_EVENT, fill_from_held, hold_fresh
+from txbox_spark.merging.fresh_event import FRESH_EVENT, HELD_EVENT, fill_from_held, hold_fresh, keep_held
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.rejects.remarks import RejectedRow
 from txbox_spark.runtime.explanations import ABOUT_DATA
@@ -48,12 +51,24 @@ def find_refused(
     connection.exec_driver_sql(hold_fresh())
     connection.exec_driver_sql(f"TRUNCATE {FRESH_EVENT}")
     apply(connection)
-    ids: list[str] = list(
-        connection.exec_driver_sql(f"SELECT message_id FROM {HELD_EVENT} ORDER BY message_id").scalars()  # noqa: S608
-    )
+    tried = -1
+    causes: dict[str, str] = {}
+    while tried != len(causes):
+        ids = connection.exec_driver_sql(f"SELECT message_id FROM {HELD_EVENT} ORDER BY message_id")  # noqa: S608
+        found = list(ids.scalars())
+        tried = len(found)
+        causes = _try(connection, columns, apply, found)
+        connection.exec_driver_sql(keep_held(), {"message_ids": list(causes)})
+    return _rows(connection, causes)
+
+
+def _try(
+    connection: Connection, columns: Sequence[EventColumn], apply: Callable[[Connection], None], ids: list[str]
+) -> dict[str, str]:
+    """Apply events, which are sorted by id, and return why the refused ones are."""
     causes: dict[str, str] = {}
     applied = 0
-    parts = [ids]
+    parts = [ids] if ids else []
     while parts:
         part = parts.pop()
         savepoint = connection.begin_nested()
@@ -74,15 +89,14 @@ def find_refused(
         else:
             savepoint.commit()
             applied += len(part)
-    return _rows(connection, causes)
+    return causes
 
 
 def _rows(connection: Connection, causes: dict[str, str]) -> list[RejectedRow]:
-    query = (
-        f"SELECT message_id, to_jsonb(held)::text FROM {HELD_EVENT} AS held "  # noqa: S608 - a name of ours
-        "WHERE message_id = ANY(%(ids)s) ORDER BY message_id"
+    """Return the events that are left, which are the refused ones."""
+    found = connection.exec_driver_sql(
+        f"SELECT message_id, to_jsonb(held)::text FROM {HELD_EVENT} AS held ORDER BY message_id"  # noqa: S608
     )
-    found = connection.exec_driver_sql(query, {"ids": list(causes)})
     return [
         RejectedRow(f"refused by the effect: {causes[message_id]}", message_id=message_id, event=event)
         for message_id, event in found

@@ -12,12 +12,12 @@ from typing import Any
 
 import psycopg
 
-from txbox_spark.merging.csv_lines import csv_lines
+from txbox_spark.merging.csv_lines import csv_lines, csv_texts
 from txbox_spark.merging.fresh_event import copy_fresh
 from txbox_spark.reading.columns import MESSAGE_ID, EventColumn
 from txbox_spark.rejects.remarks import VALUE_CHARACTERS, RejectedRow
 from txbox_spark.runtime.explanations import describe_postgres_error
-from txbox_spark.runtime.lazy_imports import pyarrow
+from txbox_spark.runtime.lazy_imports import compute, pyarrow
 
 WINDOW_ROWS = 1_000
 """Rows of the first COPYs: what is sent again for each row that is refused."""
@@ -102,13 +102,12 @@ def _row_of(error: psycopg.Error, rows: "pyarrow.RecordBatch") -> int | None:
     """
     if (found := _PLACE.search(error.diag.context or "")) is None:
         return None
-    first = bytes(csv_lines(rows.slice(0, 1)))
-    lines = 1 + first.count(b"\r") - first.count(b"\n")
-    for number in range(rows.num_rows):
-        lines += bytes(csv_lines(rows.slice(number, 1))).count(b"\n")
-        if lines >= int(found[1]):
-            return number
-    return None
+    lines = csv_texts(rows)
+    first = lines[0].as_py()
+    ends = compute.cumulative_sum(compute.count_substring(lines, "\n"))
+    wanted = int(found[1]) - 1 - first.count("\r") + first.count("\n")
+    row: int = compute.index(compute.greater_equal(ends, wanted), True).as_py()
+    return None if row < 0 else row
 
 
 _PLACE = re.compile(r"COPY fresh_event\D+(\d+)(.*)", re.DOTALL)

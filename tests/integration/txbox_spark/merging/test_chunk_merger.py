@@ -341,6 +341,22 @@ def test_events_that_break_a_constraint_are_rejected(
     assert json.loads(cause.example)["account_id"] == 3
 
 
+def test_an_event_that_needs_another_one_is_not_rejected(
+    books: Books, merge: Callable[..., "Future[int | None]"]
+) -> None:
+    """A row's foreign key is of another event's row, which comes later by its id; and one event is refused."""
+    books.run(
+        "CREATE TABLE node (id text PRIMARY KEY CHECK (id <> 'e4'), parent text REFERENCES node)",
+    )
+    # Of each pair the second is the parent: e0 of e1, e2 of e3, …; e8 is alone.
+    apply = """
+        INSERT INTO node SELECT message_id, CASE WHEN account_id % 2 = 0 AND account_id < 8
+          THEN 'e' || account_id + 1 END FROM fresh_event"""
+    assert merge(apply).result(20) == len(EVENTS) - 1
+    assert books.inbox() == [one for one, *_ in EVENTS if one != "e4"]
+    assert books.rows("SELECT count(*) FROM node") == [(len(EVENTS) - 1,)]
+
+
 def test_an_event_that_a_worker_applies_meanwhile_is_not_rejected(
     engine: Engine, books: Books, merge: Callable[..., "Future[int | None]"]
 ) -> None:
