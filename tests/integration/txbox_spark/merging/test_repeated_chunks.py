@@ -32,9 +32,9 @@ def test_they_are_settled_without_reading_the_events(
     assert (first.chunks, first.applied) == (4, 400)
     laid_out = []
 
-    def noted(rows: DataFrame, *others: Any) -> DataFrame:
+    def noted(rows: DataFrame, *others: Any, **named: Any) -> DataFrame:
         laid_out.append(rows.columns)
-        return partition_by_chunk(rows, *others)
+        return partition_by_chunk(rows, *others, **named)
 
     monkeypatch.setattr("txbox_spark.loading.copy_writer.partition_by_chunk", noted)
     again = load(frame(spark, [*events, *events[:50], (None, 1, 1), ("", 1, 1)]), schema_url, "copy")
@@ -84,9 +84,9 @@ def test_of_chunks_with_few_new_ids_only_the_new_events_are_sent(
         DeadLetters(engine).park(DeadLetter(SUBSCRIBER, message_id, Reason.FAILED, "no", 3, "queue", b""))
     copied = []
 
-    def noted(rows: DataFrame, *others: Any) -> DataFrame:
+    def noted(rows: DataFrame, *others: Any, **named: Any) -> DataFrame:
         copied.append(rows.count())
-        return partition_by_chunk(rows, *others)
+        return partition_by_chunk(rows, *others, **named)
 
     monkeypatch.setattr("txbox_spark.loading.copy_writer.partition_by_chunk", noted)
     report = load(frame(spark, [*events, *new, (None, 1, 1), ("", 1, 1)]), schema_url, "copy")
