@@ -9,7 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
@@ -21,6 +21,9 @@ STOP_SECONDS = 30.0
 
 STOP_CHECK_SECONDS = 0.1
 """Between looks, during a start, at whether it is told to stop."""
+
+SIGNAL_CHECK_SECONDS = 1.0
+"""How long a wait for a signal goes on before Python looks for signals by itself."""
 
 
 class StopSignals:
@@ -55,6 +58,17 @@ class StopSignals:
         while self._before:
             number, before = self._before.popitem()
             signal.signal(number, before if callable(before) or isinstance(before, int) else signal.SIG_DFL)
+
+
+def next_signal(wake: "queue.SimpleQueue[signal.Signals | None]") -> signal.Signals | None:
+    """Wait for a signal that ``StopSignals`` puts into a queue, and return it; None: another thread has put that there.
+
+    A signal that the system gives to another thread, or that comes just before this wait begins, does not end the wait:
+    its handler runs in this thread, after it.
+    """
+    while True:
+        with suppress(queue.Empty):
+            return wake.get(timeout=SIGNAL_CHECK_SECONDS)
 
 
 class Service(ABC):
@@ -142,7 +156,7 @@ class Service(ABC):
                     return False
             if started is not None:
                 started()
-            number = self._wake.get()
+            number = next_signal(self._wake)
             if number is not None:
                 _log.info("%s: finishing what was begun; send it again to exit at once", number.name)
             return self.stop(timeout)

@@ -1,5 +1,7 @@
 """Threads of a service."""
 
+import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
 
@@ -67,3 +69,30 @@ def test_a_service_with_a_thread_that_has_ended_is_not_running() -> None:
     wait_until(lambda: not service.running, "it says so")
     assert service._is_alive()
     assert service.stop(10)
+
+
+class Signalled(Service):
+    """Its thread takes the signal that is to end it, once the main thread waits for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def _prepare(self) -> Mapping[str, Callable[[], object]]:
+        return {"takes it": self._take}
+
+    def _stopped(self, finished: bool) -> None:
+        assert finished
+
+    def _take(self) -> None:
+        assert self.begun.wait(10)
+        main = threading.main_thread().ident
+        wait_until(lambda: sys._current_frames()[main].f_code.co_name == "next_signal", "the main thread waits")
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        self._stopping.wait()
+
+
+def test_a_signal_that_another_thread_takes_ends_a_run() -> None:
+    """It does not wake the main thread, in which its handler is to run; nor does one that comes just before a wait."""
+    service = Signalled()
+    assert service.run(10, started=service.begun.set)

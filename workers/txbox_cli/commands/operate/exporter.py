@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from sqlalchemy import Engine
 
-from txbox.service import StopSignals
+from txbox.service import StopSignals, next_signal
 from txbox_cli.commands.operate.metrics_server import answering, line
 from txbox_cli.options import Database, DatabaseOptions, checked_queue_urls
 from txbox_cli.signals import hangup_terminates
@@ -71,7 +71,7 @@ def exporter(
     ):
         shown = f"[{host}]" if ":" in host else host
         typer.echo(f"http://{shown}:{bound}/metrics reads {db.url.database}; Ctrl-C stops")
-        wake.get()
+        next_signal(wake)
 
 
 @contextmanager
