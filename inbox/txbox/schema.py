@@ -94,6 +94,7 @@ class Tables:
     paused: Table
     reported_activity: Table
     operator_action: Table
+    archive: Table
     processed_earlier: Table
 
 
@@ -555,6 +556,19 @@ def _operator_action() -> list[SchemaItem]:
         Column("action", Text, nullable=False),
         Column("target", Text, nullable=False),
         _json("detail"),
+    ]
+
+
+@_table
+def _archive() -> list[SchemaItem]:
+    """The archives that this database is moved to, and how far each is: nothing is forgotten that one does not have."""
+    return [
+        _id("location"),
+        Column("archive_id", Text, nullable=False, comment="is in the folder, too: another one is not taken for it"),
+        _time("archived_upto", "what was sent or processed before it is there; null: nothing is"),
+        Column("pending", JSONB, comment="days that are written, and are being put in place"),
+        _now("begun_at"),
+        _time("archived_at", "when it got on last"),
     ]
 
 

@@ -11,6 +11,8 @@
 """
 
 from txbox.effects import Upsert
+from txbox_spark.archive.archived_events import Archive, read_archive
+from txbox_spark.archive.archiver import ArchiveReport, archive
 from txbox_spark.bulk_load import bulk_load
 from txbox_spark.load_plan import LoadPlan, plan_load
 from txbox_spark.loading.context import BulkLoadFailed
@@ -30,6 +32,8 @@ from txbox_spark.sink import BatchFailed, inbox_sink
 __all__ = [
     "JDBC_DRIVER",
     "ApplyFailed",
+    "Archive",
+    "ArchiveReport",
     "BatchFailed",
     "BulkLoadFailed",
     "BulkLoadReport",
@@ -44,9 +48,11 @@ __all__ = [
     "StatementPlan",
     "TooManyRejected",
     "Upsert",
+    "archive",
     "bulk_load",
     "inbox_sink",
     "plan_load",
+    "read_archive",
     "read_events",
     "read_source",
     "reconcile",

@@ -16,7 +16,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from psycopg.sql import Literal
 from sqlalchemy import URL, Connection, NullPool
 
 from txbox import Inbox, InvalidConfiguration
@@ -26,9 +25,11 @@ from txbox.postgres.sql import quoted, unescaped
 from txbox.postgres.transactions import check_table
 from txbox.postgres.urls import database_url
 from txbox.schema import tables
+from txbox_spark.archive.archived_events import read_archive
 from txbox_spark.loading.progress_reporter import ProgressReporter
 from txbox_spark.reading.errors import explained
 from txbox_spark.reading.event_rows import prepare
+from txbox_spark.reading.table_cuts import literal, parts_of, sampled_percent
 from txbox_spark.report import OnProgress
 from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.jdbc import jdbc_options
@@ -38,14 +39,6 @@ from txbox_spark.subscribers import warn_of_new_subscriber
 
 NEVER_PROCESSED = "never_processed"
 NOT_ARCHIVED = "not_archived"
-
-PARTITION_BYTES = 32 << 20
-"""How much of the inbox one task reads by default; about 300,000 rows."""
-
-MAX_PARTITIONS = 256
-
-SAMPLED_BYTES = 8 << 20
-"""How much of the inbox is sampled to cut it evenly; about 80,000 rows."""
 
 FETCHED_ROWS = 10_000
 """How many rows a task holds at a time; by default, the JDBC driver fetches all of them at once."""
@@ -108,12 +101,16 @@ def reconcile(
     message_id: str,
     schema: str | None = None,
     prefix: str = "",
+    forgotten: str | None = None,
     output: str | None = None,
     sample: int = 10,
     partitions: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Reconciliation:
     """Compare an archive with a subscriber's inbox, which has ids no longer than its retention.
+
+    What a maintainer has forgotten, the folder of ``txbox archive`` may have: give it as ``forgotten``. The archive
+    that is compared may be of its sent messages: ``read_archive(spark, folder).sent(["queue"])``.
 
     The inbox is read by several transactions while workers go on: an event that is processed meanwhile may count as
     never processed, and one that arrives meanwhile as not archived.
@@ -125,6 +122,7 @@ def reconcile(
         message_id: the column that holds the id, or an expression of Spark SQL that makes it.
         schema: the Postgres schema that holds the tables; None leaves it to the search path.
         prefix: what the tables' names start with.
+        forgotten: the folder of ``txbox archive``: what was processed, and is not in the inbox any more.
         output: a folder that Spark's Hadoop can reach. It gets Parquet in ``never_processed``, with rows of the archive
             as they are, one of each id, and in ``not_archived``, with ``message_id`` and ``processed_at``.
         sample: how many ids of each kind to return.
@@ -149,6 +147,8 @@ def reconcile(
     identified = prepare(events, message_id).identified
     targets = {} if output is None else _targets(spark, output)
     inbox = _inbox(spark, database, subscriber_id, schema, prefix, partitions)
+    if forgotten is not None:
+        inbox = _with_forgotten(inbox, read_archive(spark, forgotten).processed(subscriber_id))
     with (
         small_plans(spark),
         job_group(spark.sparkContext, f"txbox reconcile: the inbox of {subscriber_id}") as group,
@@ -199,7 +199,7 @@ def _compare(
 
 def id_ranges(bounds: Sequence[str]) -> list[str]:
     """Return SQL conditions that cut the inbox at the bounds, sorted ids, without gap or overlap."""
-    literals = [_literal(bound) for bound in dict.fromkeys(bounds)]
+    literals = [literal(bound) for bound in dict.fromkeys(bounds)]
     if not literals:
         return ["true"]
     between = [f"message_id >= {low} AND message_id < {high}" for low, high in pairwise(literals)]
@@ -223,12 +223,28 @@ def _inbox(
     state = unescaped(AuditStatements.load(schema, prefix).state)
     table = (
         f"(SELECT message_id, processed_at, {state} AS {_STATE} "  # noqa: S608 - quoted
-        f"FROM {inbox_name} AS entry WHERE subscriber_id = {_literal(subscriber_id)}) AS inbox"
+        f"FROM {inbox_name} AS entry WHERE subscriber_id = {literal(subscriber_id)}) AS inbox"
     )
     reader = {**options, "fetchsize": str(FETCHED_ROWS)}
     with explained("cannot read the inbox over JDBC"):
         frame = spark.read.jdbc(reader.pop("url"), table, predicates=id_ranges(bounds), properties=reader)
     return frame.selectExpr(f"message_id AS {_PROCESSED}", _PROCESSED_AT, _STATE)
+
+
+def _with_forgotten(inbox: DataFrame, archived: DataFrame) -> DataFrame:
+    """Add what an inbox has forgotten, one row for each id.
+
+    What was parked when its day was archived is in the inbox as long as it waits, and when it was redriven, it was
+    archived as processed on a later day. Otherwise it was discarded.
+    """
+    processed = sql.col("state") == "processed"
+    state = sql.when(processed, "processed").otherwise("discarded").alias(_STATE)
+    ids = sql.col("message_id").alias(_PROCESSED)
+    every = inbox.withColumn(_RANK, sql.lit(1)).unionByName(
+        archived.select(ids, _PROCESSED_AT, state).withColumn(_RANK, sql.lit(0))
+    )
+    best = sql.max(sql.struct(sql.col(_STATE) == "processed", _RANK, _PROCESSED_AT, _STATE)).alias("best")
+    return every.groupBy(_PROCESSED).agg(best).select(_PROCESSED, f"best.{_PROCESSED_AT}", f"best.{_STATE}")
 
 
 def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: int | None) -> list[str]:
@@ -237,7 +253,7 @@ def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: 
     Of a table of up to ``SAMPLED_BYTES`` they are exact.
     """
     size = int(connection.exec_driver_sql("SELECT pg_relation_size(%s::regclass)", (table,)).scalar_one())
-    parts = partitions or min(max(-(-size // PARTITION_BYTES), 1), MAX_PARTITIONS)
+    parts = partitions or parts_of(size)
     if parts == 1:
         return []
     escaped = table.replace("%", "%%")
@@ -246,8 +262,7 @@ def _bounds(connection: Connection, table: str, subscriber_id: str, partitions: 
         f"FROM {escaped} TABLESAMPLE SYSTEM (%s::real) WHERE subscriber_id = %s"
     )
     fractions = [part / parts for part in range(1, parts)]
-    percent = min(100.0, 100.0 * SAMPLED_BYTES / max(size, 1))
-    return connection.exec_driver_sql(quantiles, (fractions, percent, subscriber_id)).scalar_one() or []
+    return connection.exec_driver_sql(quantiles, (fractions, sampled_percent(size), subscriber_id)).scalar_one() or []
 
 
 def _targets(spark: SparkSession, output: str) -> dict[str, str]:
@@ -277,14 +292,11 @@ def _sum_where(condition: Column, value: Column | None = None) -> Column:
     return sql.coalesce(sql.sum(sql.when(condition, sql.lit(1) if value is None else value)), sql.lit(0))
 
 
-def _literal(value: str) -> str:
-    return Literal(value).as_string(None).strip()
-
-
 _ARCHIVED = "archived_id"
 _ROWS = "archived_rows"
 _PROCESSED = "processed_id"
 _PROCESSED_AT = "processed_at"
 _STATE = "state"
+_RANK = "rank"
 _OTHER_STATES = ("parked", "expired", "discarded")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -57,10 +57,10 @@ PUBLIC = {
     "txbox_workers.options": "MAX_ATTEMPTS ProcessingOptions WorkerOptions",
     "txbox_workers.worker": "Worker",
     "txbox_spark": """
-        ApplyFailed BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress LoadPlan
-        Reconciliation RejectedCause RunNotFound SourceError SparkSetupError StatementPlan TooManyRejected Upsert
-        bulk_load inbox_sink plan_load read_events read_source reconcile require_jdbc_driver require_jdk source_of
-        spark_session
+        ApplyFailed Archive ArchiveReport BatchFailed BulkLoadFailed BulkLoadReport EventSource JDBC_DRIVER JobProgress
+        LoadPlan Reconciliation RejectedCause RunNotFound SourceError SparkSetupError StatementPlan TooManyRejected
+        Upsert archive bulk_load inbox_sink plan_load read_archive read_events read_source reconcile require_jdbc_driver
+        require_jdk source_of spark_session
     """,
     "txbox_spark.source": "FORMAT TxboxSource",
     "pyspark_txbox": "DefaultSource",
@@ -79,9 +79,9 @@ PUBLIC = {
     "txbox_dashboard": "Sensitive dashboard",
     "txbox.operator_actions": "AUDIT OperatorAction note_action read_actions",
     "txbox.status": """
-        ActivitySeries BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus MaintenanceTask
-        Runway RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads read_activity read_runway
-        read_status
+        ActivitySeries ArchiveStatus BlockedLoad EXACT_UP_TO_ROWS GenerationStatus HandlerConflict HorizonStatus
+        MaintenanceTask Runway RunwayReporter Status SubscriberStatus WorkerStatus find_blocked_loads read_activity
+        read_runway read_status
     """,
     "txbox.status.exporter.prometheus": "DatabaseCollector",
     "txbox.leases.status": "LeaseStatus LedgerStatus read_lease_status",

@@ -10,7 +10,20 @@ from typer.core import TyperGroup
 import txbox
 from txbox.instrumentation.json_logs import JsonFormatter
 from txbox.postgres.urls import DATABASE_URL_VARIABLE
-from txbox_cli.commands import audit, bulk_load, db, dead_letters, demo, dev, loads, outbox, reconcile, relay, status
+from txbox_cli.commands import (
+    archive,
+    audit,
+    bulk_load,
+    db,
+    dead_letters,
+    demo,
+    dev,
+    loads,
+    outbox,
+    reconcile,
+    relay,
+    status,
+)
 from txbox_cli.commands.operate import dashboard, exporter, maintain, pause
 from txbox_cli.commands.worker import worker
 from txbox_cli.errors import Interrupted, UsageError, explain, mask, masked_traceback
@@ -67,6 +80,7 @@ app.command("pause", short_help="Have workers or relays leave something alone.")
 app.command("resume", short_help="End a pause.")(pause.resume)
 app.command("bulk-load", short_help="Apply events from files once, by Spark.")(bulk_load.bulk_load)
 app.command("audit", short_help="Prove that all that was sent is processed.")(audit.audit)
+app.command("archive", short_help="Move old days to Parquet, by Spark.")(archive.archive)
 app.command("reconcile", short_help="Compare an archive of events with the inbox.")(reconcile.reconcile)
 app.add_typer(db.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters", short_help="Look at parked messages, send them again.")

@@ -72,6 +72,10 @@ MasterOption = Annotated[
     str | None,
     typer.Option("--master", help="Where Spark runs, such as spark://host:7077; by default on this machine."),
 ]
+ArchiveOption = Annotated[
+    str | None,
+    typer.Option("--archive", metavar="FOLDER", help="An archive of `txbox archive`: it has what the inbox forgot."),
+]
 JarOption = Annotated[
     Path | None, typer.Option("--jdbc-jar", metavar="FILE", help="Postgres's JDBC driver, where Spark cannot fetch it.")
 ]

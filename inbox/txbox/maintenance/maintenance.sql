@@ -115,12 +115,14 @@ WHERE source_retention_seconds IS NOT NULL GROUP BY subscriber_id
 
 -- name: move_horizons
 -- Move horizons forward, never back. Each moves by a thousandth of its window at least, and by ten minutes at most: every
--- recording reads the row, so it must not have many versions.
+-- recording reads the row, so it must not have many versions. None moves beyond what every archive has.
 -- parameters: subscriber_ids text[], windows double precision[] (in seconds)
 -- returns: nothing
 INSERT INTO {{inbox_horizon}} AS moved (subscriber_id, horizon)
-SELECT given.subscriber_id, now() - make_interval(secs => given.seconds)
+SELECT given.subscriber_id, least(now() - make_interval(secs => given.seconds), archived.upto)
 FROM unnest(%(subscriber_ids)s::text[], %(windows)s::double precision[]) AS given (subscriber_id, seconds)
+CROSS JOIN (SELECT min(coalesce(lake.archived_upto, '-infinity')) AS upto FROM {{archive}} AS lake) AS archived
+WHERE isfinite(archived.upto) IS NOT FALSE
 ORDER BY given.subscriber_id
 ON CONFLICT (subscriber_id) DO UPDATE SET horizon = excluded.horizon, moved_at = now()
 WHERE excluded.horizon - moved.horizon >= least((now() - excluded.horizon) / 1000, interval '10 minutes')

@@ -18,12 +18,14 @@ SELECT (SELECT count(*) FROM removed) AS removed, (SELECT (max(tid)::text::point
 FROM young
 
 -- Never beyond the horizon that every running transaction can see, and less an hour for clocks that differ: the message
--- of a row that is deleted was sent before the horizon, and is not run again.
+-- of a row that is deleted was sent before the horizon, and is not run again. Nor beyond what every archive has.
 -- fragment: cuts
 cuts AS MATERIALIZED (
   SELECT horizon.subscriber_id, given.seconds,
-    least(horizon.horizon, to_timestamp(given.settled), now() - make_interval(secs => given.seconds))
-      - %(slack)s::interval AS before
+    least(
+      horizon.horizon, to_timestamp(given.settled), now() - make_interval(secs => given.seconds),
+      (SELECT min(coalesce(lake.archived_upto, '-infinity')) FROM {{archive}} AS lake)
+    ) - %(slack)s::interval AS before
   FROM unnest(%(subscriber_ids)s::text[], %(windows)s::double precision[], %(settled)s::double precision[])
     AS given (subscriber_id, seconds, settled)
   JOIN {{inbox_horizon}} AS horizon ON horizon.subscriber_id = given.subscriber_id

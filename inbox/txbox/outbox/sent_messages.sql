@@ -72,12 +72,19 @@ WHERE sent_at BETWEEN %(sent_from)s AND %(sent_to)s AND position BETWEEN %(first
   )
 ORDER BY position
 
+-- Only what every archive has.
+-- fragment: forgettable
+sent_at < least(
+    now() - %(keep_sent)s::interval,
+    (SELECT min(coalesce(lake.archived_upto, '-infinity')) FROM {{archive}} AS lake)
+  )
+
 -- name: purge_sent
 -- Delete some of what was sent longer ago than this.
 -- parameters: keep_sent interval, limit bigint
 -- returns: nothing; the row count says how many
 WITH old AS MATERIALIZED (
-  SELECT message_id, position FROM {{outbox_sent}} WHERE sent_at < now() - %(keep_sent)s::interval
+  SELECT message_id, position FROM {{outbox_sent}} WHERE {{forgettable}}
   ORDER BY sent_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 )
 DELETE FROM {{outbox_sent}} AS kept USING old WHERE kept.message_id = old.message_id AND kept.position = old.position
@@ -87,5 +94,5 @@ DELETE FROM {{outbox_sent}} AS kept USING old WHERE kept.message_id = old.messag
 -- parameters: keep_sent interval, limit bigint
 -- returns: messages, at most so many
 SELECT count(*) FROM (
-  SELECT FROM {{outbox_sent}} WHERE sent_at < now() - %(keep_sent)s::interval LIMIT %(limit)s
+  SELECT FROM {{outbox_sent}} WHERE {{forgettable}} LIMIT %(limit)s
 ) AS bounded

@@ -2,7 +2,7 @@
 
 from txbox.status.activity import ActivitySeries, read_activity
 from txbox.status.blocked_loads import BlockedLoad, find_blocked_loads
-from txbox.status.runway import GenerationStatus, HorizonStatus, MaintenanceTask, Runway, read_runway
+from txbox.status.runway import ArchiveStatus, GenerationStatus, HorizonStatus, MaintenanceTask, Runway, read_runway
 from txbox.status.runway_reporter import RunwayReporter
 from txbox.status.status import EXACT_UP_TO_ROWS, HandlerConflict, Status, SubscriberStatus, read_status
 from txbox.status.workers import WorkerStatus
@@ -10,6 +10,7 @@ from txbox.status.workers import WorkerStatus
 __all__ = [
     "EXACT_UP_TO_ROWS",
     "ActivitySeries",
+    "ArchiveStatus",
     "BlockedLoad",
     "GenerationStatus",
     "HandlerConflict",

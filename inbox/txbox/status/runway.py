@@ -60,6 +60,23 @@ class MaintenanceTask:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveStatus:
+    """How far an archive is; nothing is forgotten that it does not have.
+
+    Attributes:
+        location: its folder.
+        archived_upto: what was sent or processed before is in it; None: nothing is.
+        archived_at: when it got on last; None: it never did.
+        behind_seconds: since ``archived_upto``, by the database's clock; None: nothing is in it.
+    """
+
+    location: str
+    archived_upto: datetime | None
+    archived_at: datetime | None
+    behind_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Runway:
     """What is kept and forgotten.
 
@@ -76,6 +93,7 @@ class Runway:
         tasks: by name.
         waits_for: the server processes whose transactions began before the horizons moved, and still run: until they
             have ended, nothing more is forgotten.
+        archives: to which days are moved, by folder.
     """
 
     maintainer: str | None
@@ -89,6 +107,7 @@ class Runway:
     rotation_due_seconds: float | None = None
     tasks: tuple[MaintenanceTask, ...] = ()
     waits_for: tuple[int, ...] = ()
+    archives: tuple[ArchiveStatus, ...] = ()
 
 
 class RunwayStatements(SqlFile, file="runway.sql"):
@@ -100,6 +119,7 @@ class RunwayStatements(SqlFile, file="runway.sql"):
     generations: str
     oldest_kept: str
     waits_for: str
+    archives: str
 
 
 def read_runway(connection: Connection, *, schema: str | None = None, prefix: str = "") -> Runway | None:
@@ -111,15 +131,19 @@ def read_runway(connection: Connection, *, schema: str | None = None, prefix: st
         prefix: what the tables' names start with.
     """
     sql = RunwayStatements.load(schema, prefix)
-    for table in (sql.tables.maintenance, sql.tables.inbox_horizon, sql.tables.inbox_generation):
+    for table in (sql.tables.maintenance, sql.tables.inbox_horizon, sql.tables.inbox_generation, sql.tables.archive):
         check_table(connection, table)
     tasks = {row["task"]: row for row in connection.exec_driver_sql(sql.tasks).mappings()}
     horizons = tuple(
         HorizonStatus(**with_moments(row, "horizon")) for row in connection.exec_driver_sql(sql.horizons).mappings()
     )
+    archives = tuple(
+        ArchiveStatus(**with_moments(row, "archived_upto", "archived_at"))
+        for row in connection.exec_driver_sql(sql.archives).mappings()
+    )
     with bounded_wait(connection, sql.tables.processed_message):
         generations = connection.exec_driver_sql(sql.generations).mappings().all()
-        if not (tasks or horizons or generations):
+        if not (tasks or horizons or generations or archives):
             return None
         size = connection.exec_driver_sql(sql.inbox_size).one()
     if horizons and not size.partitioned:
@@ -143,6 +167,7 @@ def read_runway(connection: Connection, *, schema: str | None = None, prefix: st
             if name not in ("lease", "horizons")
         ),
         waits_for=_waits_for(connection, sql, tasks.get("horizons")),
+        archives=archives,
     )
 
 

@@ -17,6 +17,14 @@ SELECT subscriber_id, {{microseconds(horizon)}} AS horizon,
   extract(epoch FROM clock_timestamp() - horizon)::double precision AS age_seconds
 FROM {{inbox_horizon}} ORDER BY subscriber_id
 
+-- name: archives
+-- How far each archive is.
+-- parameters: none
+-- returns: location, archived_upto (null: nothing is in it), archived_at, behind_seconds
+SELECT location, {{microseconds(archived_upto)}} AS archived_upto, {{microseconds(archived_at)}} AS archived_at,
+  extract(epoch FROM clock_timestamp() - archived_upto)::double precision AS behind_seconds
+FROM {{archive}} AS lake ORDER BY location
+
 -- name: inbox_size
 -- How large the inbox is, with its index, as one table or in generations.
 -- parameters: none

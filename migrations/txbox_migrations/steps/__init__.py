@@ -18,6 +18,7 @@ from txbox_migrations.steps import (
     step_006_safeguards,
     step_007_operations,
     step_008_activity,
+    step_009_archives,
 )
 
 __all__ = ["LATEST", "STEPS", "Step"]
@@ -43,6 +44,7 @@ STEPS = (
     Step(step_006_safeguards.upgrade, step_006_safeguards.downgrade),
     Step(step_007_operations.upgrade, step_007_operations.downgrade),
     Step(step_008_activity.upgrade, step_008_activity.downgrade),
+    Step(step_009_archives.upgrade, step_009_archives.downgrade),
 )
 """``STEPS[n - 1]`` leads from version n - 1 to version n."""
 

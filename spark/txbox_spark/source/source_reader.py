@@ -12,7 +12,7 @@ from txbox import InvalidConfiguration
 from txbox.postgres.engines import open_engine
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.transactions import check_table, short_transaction
-from txbox_spark.reconcile import MAX_PARTITIONS, PARTITION_BYTES, SAMPLED_BYTES
+from txbox_spark.reading.table_cuts import parts_of, sampled_percent
 from txbox_spark.runtime.lazy_imports import StructType, pyarrow
 from txbox_spark.source.explanations import explained
 from txbox_spark.source.source_options import ReadOptions
@@ -122,12 +122,12 @@ class TableReader(DataSourceReader):
                 return [Stretch(None, None)]
             size = connection.exec_driver_sql(self._sql.size, {"name": self._sql.name_of(self._table.name)})
             bytes_ = max(int(size.scalar_one()), 1)
-            parts = self._options.partitions or min(-(-bytes_ // PARTITION_BYTES), MAX_PARTITIONS)
+            parts = self._options.partitions or parts_of(bytes_)
             if parts == 1:
                 return [Stretch(None, None)]
             values = {
                 "subscriber_id": self._options.subscriber_id,
-                "percent": min(100.0, 100.0 * SAMPLED_BYTES / bytes_),
+                "percent": sampled_percent(bytes_),
                 "parts": parts,
             }
             statement = getattr(self._sql, f"cut_{self._options.table}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from sqlalchemy import Engine
@@ -12,6 +12,7 @@ from txbox.audit import audit as compare
 from txbox.audit import audit_inbox as balance
 from txbox.audit.report import COUNTS
 from txbox.operator_actions import AUDIT, note_action
+from txbox_cli import spark
 from txbox_cli.errors import CommandFailed, UsageError
 from txbox_cli.options import (
     Database,
@@ -25,6 +26,10 @@ from txbox_cli.options import (
     this_user,
 )
 from txbox_cli.output import counted, print_counts, print_json, printable
+from txbox_cli.signals import terminated_as_interrupt
+
+if TYPE_CHECKING:
+    from txbox_spark import Reconciliation
 
 SHOWN_STRETCHES = 5
 
@@ -70,6 +75,21 @@ def audit(
         typer.Option("--record", help="Put the result on record in the inbox's database; `txbox dashboard` shows it."),
     ] = False,
     limit: Annotated[int, typer.Option("--limit", help="How many messages to name.", min=0, max=100_000)] = 100,
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            "--archive",
+            metavar="FOLDER",
+            help="Also what the outbox's database has moved there by `txbox archive`; a Spark job.",
+        ),
+    ] = None,
+    inbox_archive: Annotated[
+        str | None,
+        typer.Option("--inbox-archive", metavar="FOLDER", help="That of the inbox's database; without it, the same."),
+    ] = None,
+    master: spark.MasterOption = None,
+    jdbc_jar: spark.JarOption = None,
+    conf: spark.ConfOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Prove that every message that was sent is processed or parked, and that no other is.
@@ -82,6 +102,8 @@ def audit(
     Without --destination, or with --inbox-only: does each inbox balance by itself? Recorded = processed + parked +
     expired + discarded; and each dead letter that waits is parked in the inbox, under its number.
 
+    With --archive: every message that the archive has as sent is in the inbox, or was, as the archive says.
+
     Reads only, a little at a time, also from a replica; --record writes one row. Exit status 0: balanced. 1: it is not,
     or for a destination there was nothing to compare.
     """
@@ -91,6 +113,10 @@ def audit(
     if alone and shared:
         raise UsageError("--shared is for an audit with --destination")
     begin = None if since is None else read_moment("--since", since)
+    if archive is None and inbox_archive is not None:
+        raise UsageError("--inbox-archive goes with --archive")
+    if archive is not None and alone:
+        raise UsageError("--archive is for an audit with --destination")
     span = read_span("--in-flight", in_flight)
     outbox = database(url, schema, prefix)
     inbox = database(inbox_url or url, inbox_schema or schema, inbox_prefix if inbox_prefix is not None else prefix)
@@ -122,15 +148,73 @@ def audit(
             reports = [report]
         if record:
             _record(recorded, inbox, reports)
-    balanced = all(report.balanced for report in reports)
+    archived = None
+    if archive is not None:
+        with terminated_as_interrupt(), spark.session("txbox audit", master, jdbc_jar, conf) as session:
+            archived = _compare_archive(
+                session, archive, inbox_archive or archive, inbox, destinations or (), subscriber or "", limit
+            )
+    balanced = all(report.balanced for report in reports) and (archived is None or not _missing(archived))
     if as_json:
-        print_json([one.as_dict() for one in reports] if alone else reports[0].as_dict())
+        one = {**reports[0].as_dict(), "balanced": balanced}
+        print_json(
+            [report.as_dict() for report in reports]
+            if alone
+            else one
+            if archived is None
+            else {**one, "archive": archived.as_dict()}
+        )
         return 0 if balanced else 1
     for report in reports:
         _print(report)
+    if archived is not None:
+        _print_archived(archive or "", archived)
     if not reports:
         typer.echo("balanced: the inbox is empty")
     return 0 if balanced else 1
+
+
+def _compare_archive(
+    session: Any,
+    archive: str,
+    inbox_archive: str,
+    inbox: Database,
+    destinations: Sequence[str],
+    subscriber: str,
+    limit: int,
+) -> "Reconciliation":
+    from txbox_spark import read_archive, reconcile
+
+    return reconcile(
+        read_archive(session, archive).sent(destinations),
+        url=inbox.url,
+        subscriber_id=subscriber,
+        message_id="message_id",
+        schema=inbox.schema,
+        prefix=inbox.prefix,
+        forgotten=inbox_archive,
+        sample=limit,
+    )
+
+
+def _print_archived(archive: str, found: "Reconciliation") -> None:
+    typer.echo(printable(f"the archive {archive}"))
+    rows = [
+        ("sent", found.archived, "different ids in the archive"),
+        ("parked", found.parked, "of them, that wait as dead letters"),
+        ("expired", found.expired, "of them, that came too late and wait"),
+        ("discarded", found.discarded, "of them, that a person gave up"),
+        ("missing", _missing(found), "of them, that were never processed"),
+    ]
+    print_counts(rows)
+    for message_id in found.never_processed_sample:
+        typer.echo(f"not processed, in the archive: {printable(message_id)}")
+    if _missing(found):
+        typer.echo(f"NOT BALANCED: {counted(_missing(found), 'message')} of the archive")
+
+
+def _missing(found: "Reconciliation") -> int:
+    return found.never_processed - found.parked - found.expired - found.discarded
 
 
 def _record(engine: Engine, inbox: Database, reports: Sequence[AuditReport]) -> None:

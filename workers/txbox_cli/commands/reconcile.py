@@ -22,6 +22,7 @@ def reconcile(
     message_id: spark.MessageIdOption,
     db: DatabaseOptions,
     fields: spark.FieldsOption = None,
+    archive: spark.ArchiveOption = None,
     output: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="Write all of them there, as Parquet; a folder that is not there."),
@@ -57,6 +58,7 @@ def reconcile(
             message_id=message_id,
             schema=db.schema,
             prefix=db.prefix,
+            forgotten=archive,
             output=output,
             sample=sample,
             partitions=partitions,

@@ -13,7 +13,7 @@ from txbox.outbox.snapshot_holders import SnapshotHolder
 from txbox.outbox.status import DestinationStatus, OutboxStatus, RelayStatus
 from txbox.pauses import Pause
 from txbox.postgres.sqlstates import CONFLICTS
-from txbox.status import HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus, read_status
+from txbox.status import ArchiveStatus, HandlerConflict, Runway, Status, SubscriberStatus, WorkerStatus, read_status
 from txbox_cli.errors import mask
 from txbox_cli.options import DatabaseOptions, JsonOption, checked_queue_url
 from txbox_cli.output import counted, print_json, print_table, printable, span
@@ -232,9 +232,18 @@ def _print_runway(runway: Runway) -> None:
             "maintenance: nothing more is forgotten until the transactions have ended that began before the horizons "
             f"moved: server processes {pids}; wait, or end one by SELECT pg_terminate_backend({runway.waits_for[0]})"
         )
+    for archive in runway.archives:
+        typer.echo(printable(f"archive: {archive.location} has {_reach(archive)}; nothing is forgotten beyond"))
     for task in runway.tasks:
         if task.error is not None:
             typer.echo(printable(mask(f"maintenance: {task.task} is not done: {task.error}")))
+
+
+def _reach(archive: ArchiveStatus) -> str:
+    if archive.archived_upto is None or archive.behind_seconds is None:
+        return "nothing yet; run `txbox archive`"
+    late = "; run `txbox archive`" if archive.behind_seconds > _ARCHIVE_LATE_SECONDS else ""
+    return f"what is older than {archive.archived_upto:%Y-%m-%d}, {span(archive.behind_seconds)} ago{late}"
 
 
 def _moment(at: datetime | None) -> str:
@@ -369,6 +378,7 @@ def _blocks(holder: SnapshotHolder) -> str:
 
 _MANY_ROWS = 10_000
 _STEP = 1_024
+_ARCHIVE_LATE_SECONDS = 3 * 86_400.0
 
 _REMEDIES = {
     "session": "to end it: SELECT pg_terminate_backend({pid})",

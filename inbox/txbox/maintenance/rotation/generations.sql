@@ -77,12 +77,16 @@ END $txbox$
 
 -- name: forgettable
 -- Generations of which every id lies behind its subscriber's horizon: a message is recorded after it was sent, so it was
--- sent before its generation was closed. The subscribers are found by one step in the primary key for each.
+-- sent before its generation was closed. The subscribers are found by one step in the primary key for each. One that an
+-- archive does not have yet stays.
 -- parameters: slack_seconds double precision (by which clocks may differ), settled jsonb (horizons in seconds since 1970,
 --   by subscriber, beyond which nothing may go; null: any horizon counts)
 -- returns: generation, when it was closed in microseconds since 1970
 SELECT generation.generation, {{microseconds(generation.closed_at)}} FROM {{inbox_generation}} AS generation
 WHERE isfinite(generation.closed_at) AND NOT EXISTS (
+  SELECT FROM {{archive}} AS lake
+  WHERE coalesce(lake.archived_upto, '-infinity') <= generation.closed_at + make_interval(secs => %(slack_seconds)s)
+) AND NOT EXISTS (
   WITH RECURSIVE found AS (
     (SELECT subscriber_id FROM {{processed_message}} AS processed
       WHERE processed.generation = generation.generation ORDER BY subscriber_id LIMIT 1)

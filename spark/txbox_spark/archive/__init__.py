@@ -1,0 +1,12 @@
+"""Archives: what was sent and processed, in Parquet by day, so that Postgres may forget it.
+
+::
+
+    FOLDER/sent/day=2026-11-20/part-….parquet          messages that relays have sent, and keep
+    FOLDER/processed/day=2026-11-20/part-….parquet     ids of every subscriber's inbox
+    FOLDER/_txbox/archive.json                         which archive this is
+    FOLDER/_txbox/stretches/2026-11-18.json            which days were added at once, with their files and rows
+    FOLDER/_txbox/staged/…                             days that are being written
+
+Postgres says how far an archive is (table ``archive``); a maintainer and a relay forget nothing beyond.
+"""

@@ -1,0 +1,142 @@
+"""The folder of an archive, on any file system that Spark's Hadoop knows."""
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from txbox_spark.archive.stretch import DAY, KINDS, Stretch
+from txbox_spark.reading.errors import SourceError, explained
+from txbox_spark.runtime.lazy_imports import SparkSession
+
+OWN = "_txbox"
+"""Our own files; Spark leaves out what begins so."""
+
+
+class ArchiveFolder:
+    """The files of an archive: days are put in place as a whole, and a stretch's file says that its days are."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        """Name the folder; it need not be there. ``location`` becomes its whole address, whatever was given."""
+        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other way to a file system
+        configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+        with explained(f"cannot reach {location}"):
+            self._files: Any = self._path(location).getFileSystem(configuration)
+            self.location = str(self._files.makeQualified(self._path(location)).toString())
+
+    def path(self, *names: str) -> str:
+        """Return a path below the folder."""
+        return "/".join([self.location, *names])
+
+    def staged(self, run: str, *names: str) -> str:
+        """Return where a run writes."""
+        return self.path(OWN, "staged", run, *names)
+
+    def read_identity(self) -> str | None:
+        """Return which archive this is; None if nothing says so."""
+        found = self._read(self.path(OWN, "archive.json"))
+        return None if found is None else str(found["archive_id"])
+
+    def write_identity(self, archive_id: str) -> None:
+        """Say which archive this is."""
+        self._write(self.path(OWN, "archive.json"), json.dumps({"archive_id": archive_id}))
+
+    def stretches(self) -> list[Stretch]:
+        """Return what is in the archive, in order.
+
+        Raises:
+            SourceError: a file cannot be read, or one of them is missing between others.
+        """
+        folder = self.path(OWN, "stretches")
+        found = []
+        for name in filter(lambda name: name.endswith(".json"), self.files(folder)):
+            values = self._read(f"{folder}/{name}")
+            try:
+                found.append(Stretch.from_json(values or {}))
+            except (KeyError, TypeError, ValueError) as error:
+                raise SourceError(f"{folder}/{name} is no list of archived days: {error}") from error
+        found.sort(key=lambda one: one.first)
+        for before, after in pairwise(found):
+            if before.beyond != after.first:
+                raise SourceError(
+                    f"{self.location} lacks the days from {before.beyond.date()} to {after.first.date()}: "
+                    f"a file of {folder} is missing, or there is one too many"
+                )
+        return found
+
+    def put_in_place(self, stretch: Stretch) -> None:
+        """Move the days of a stretch to where they are read, and then say so; what is done already is left out.
+
+        Raises:
+            SourceError: the files are not those that the stretch names.
+        """
+        for kind in KINDS:
+            for day, one in stretch.days[kind].items():
+                source, target = (f"{place}/{DAY}={day}" for place in (self.staged(stretch.run, kind), self.path(kind)))
+                if self.files(target) != one.files:
+                    self._move(source, target)
+                if (found := self.files(target)) != one.files:
+                    raise SourceError(
+                        f"{target} does not have the files that were written for it: {len(found)} in place of "
+                        f"{len(one.files)}, or of other sizes. If they were changed by hand, put them back; nothing of "
+                        "that day is forgotten in Postgres"
+                    )
+        self._write(self.path(OWN, "stretches", stretch.name), stretch.as_json())
+        self.remove(self.staged(stretch.run))
+
+    def files(self, folder: str) -> Mapping[str, int]:
+        """Return the files that Spark reads in a folder, by name with their sizes; none if there is no folder."""
+        path = self._path(folder)
+        with explained(f"cannot list {folder}"):
+            if not self._files.exists(path):
+                return {}
+            found = {one.getPath().getName(): int(one.getLen()) for one in self._files.listStatus(path)}
+        return {name: size for name, size in sorted(found.items()) if not name.startswith((".", "_"))}
+
+    def runs(self) -> list[str]:
+        """Return the runs that have left something that was not put in place."""
+        return list(self.files(self.path(OWN, "staged")))
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder with all that is in it."""
+        with explained(f"cannot remove {folder}"):
+            self._files.delete(self._path(folder), True)
+
+    def _move(self, source: str, target: str) -> None:
+        """Move a folder; that it is gone, or that the other one is there, is for the caller to look at."""
+        with explained(f"cannot move {source} to {target}"):
+            if self._files.exists(self._path(source)) and not self._files.exists(self._path(target)):
+                self._files.mkdirs(self._path(target).getParent())
+                self._files.rename(self._path(source), self._path(target))
+
+    def _read(self, path: str) -> Any:
+        with explained(f"cannot read {path}"):
+            if not self._files.exists(self._path(path)):
+                return None
+            stream = self._files.open(self._path(path))
+            try:
+                text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+            finally:
+                stream.close()
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise SourceError(f"{path} is no JSON: {error}") from error
+
+    def _write(self, path: str, text: str) -> None:
+        """Write a file, unless it is there as it should be; what reads it meanwhile finds all of it, or none."""
+        if self._files.exists(self._path(path)) and self._read(path) == json.loads(text):
+            return
+        folder, _, name = path.rpartition("/")
+        unfinished = self._path(f"{folder}/.{name}.part")
+        with explained(f"cannot write {path}"):
+            stream = self._files.create(unfinished, True)
+            try:
+                stream.write(bytearray(text.encode()))
+            finally:
+                stream.close()
+            self._files.delete(self._path(path), False)
+            self._files.rename(unfinished, self._path(path))
+
+    def _path(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(path)

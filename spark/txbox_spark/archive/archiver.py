@@ -1,0 +1,306 @@
+"""Archiving: days that are over go from Postgres into a folder, each row once.
+
+::
+
+    1  begin       the archive's row, COMMIT: from now on nothing is forgotten that it does not have
+    2  settle      wait for transactions that began before the last day was over
+    3  stage       Spark writes the days into a folder of this run, and counts what it has written
+    4  propose     the row gets the list of these days, COMMIT, if no other run was first
+    5  in place    each day's folder is moved, then a file says which days there are
+    6  finish      the row says how far the archive is, COMMIT: a maintainer may forget
+
+A run that is killed before 4 has done nothing; its folder is removed later. One that is killed after 4 is finished by
+the next run, which knows from the row which days are to be moved. Readers look at days that such a file names.
+"""
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, NullPool
+
+from txbox import InvalidConfiguration
+from txbox.postgres.engines import open_engine
+from txbox.postgres.sql import unescaped
+from txbox.postgres.urls import database_url
+from txbox_spark.archive.archive_folder import ArchiveFolder
+from txbox_spark.archive.archive_ledger import ArchiveLedger, ArchiveState
+from txbox_spark.archive.stretch import BEGINNING, DAY, PROCESSED, SENT, ArchivedDay, Stretch
+from txbox_spark.loading.progress_reporter import ProgressReporter
+from txbox_spark.reading.errors import SourceError, explained
+from txbox_spark.reading.table_cuts import literal
+from txbox_spark.report import OnProgress
+from txbox_spark.runtime.connect import refuse_connect
+from txbox_spark.runtime.jdbc import jdbc_options
+from txbox_spark.runtime.jobs import job_group, small_plans
+from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, sql
+from txbox_spark.runtime.session import require_jdbc_driver
+
+SETTLE = timedelta(hours=1)
+"""A day is archived when it is over for so long; clocks of one cluster of Postgres differ by less."""
+
+WAIT_SECONDS = 60.0
+"""How long to wait for transactions that are open."""
+
+SENT_ROWS = 100_000
+"""Sent messages that one task reads, at least; whole hours."""
+
+FETCHED_SENT = 500
+FETCHED_IDS = 10_000
+"""Rows that a task holds at a time: fewer where there are bodies."""
+
+FORGOTTEN_RUN = timedelta(days=2)
+"""What a run has left that was killed goes after so long; one that is at work is younger."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReport:
+    """What a run has added to an archive.
+
+    Attributes:
+        location: the folder.
+        since: where the days begin that were added; None: at the beginning, or none were.
+        upto: up to here, everything is in the archive; None: nothing is.
+        days: how many days with rows were added.
+        sent: sent messages that were added.
+        processed: rows of inboxes that were added.
+        finished_earlier: whether days were put in place that an earlier run had written.
+    """
+
+    location: str
+    since: datetime | None
+    upto: datetime | None
+    days: int
+    sent: int
+    processed: int
+    finished_earlier: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return asdict(self)
+
+
+def archive(
+    spark: SparkSession,
+    location: str,
+    *,
+    url: str | URL,
+    schema: str | None = None,
+    prefix: str = "",
+    upto: datetime | None = None,
+    settle: timedelta = SETTLE,
+    wait_seconds: float = WAIT_SECONDS,
+    on_progress: OnProgress | None = None,
+) -> ArchiveReport:
+    """Add the days that are over to an archive: sent messages that relays keep, and the ids of all inboxes.
+
+    Each row goes into the archive once, through kills and runs at the same time. From the first run on, neither a
+    maintainer nor a relay forgets what the archive does not have.
+
+    Args:
+        spark: the session.
+        location: a folder that Spark's Hadoop can reach; the archive's own.
+        url: the database; executors must reach it over TCP.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+        upto: only days before that of this time, in UTC; None: all that are over.
+        settle: for how long a day must be over.
+        wait_seconds: how long to wait for transactions that are open, and may still write into such a day.
+        on_progress: called with the progress, from a thread of its own.
+
+    Raises:
+        InvalidConfiguration: an argument cannot work, a transaction stays open, or the folder is not this archive's.
+        SchemaMissing: a table does not exist.
+        SourceError: Spark cannot read the tables, or write the folder.
+        SparkSetupError: Spark has no JDBC driver for Postgres.
+    """
+    refuse_connect(spark, "archive", "run it where Spark is not remote: txbox archive")
+    if settle < timedelta(0):
+        raise InvalidConfiguration("settle must not be negative")
+    if upto is not None and upto.tzinfo is None:
+        raise InvalidConfiguration("upto must have a time zone")
+    require_jdbc_driver(spark)
+    database = database_url(url)
+    engine = open_engine(database, poolclass=NullPool)
+    folder = ArchiveFolder(spark, location)
+    ledger = ArchiveLedger(engine, schema, prefix, folder.location)
+    state = ledger.begin()
+    _check_folder(folder, state)
+    finished_earlier = state.pending is not None
+    if state.pending is not None:
+        _finish(folder, ledger, state.pending)
+        state = ledger.begin()
+    since = state.archived_upto
+    beyond = ledger.cutoff(settle)
+    if upto is not None:
+        day = upto.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        beyond = min(beyond, day)
+    if since is not None and beyond <= since:
+        return ArchiveReport(folder.location, None, since, 0, 0, 0, finished_earlier)
+    ledger.wait_until_settled(beyond, wait_seconds=wait_seconds)
+    _remove_forgotten(folder)
+    run = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+    first = since or BEGINNING
+    with (
+        small_plans(spark),
+        job_group(spark.sparkContext, f"txbox archive: {folder.location}") as group,
+        ProgressReporter(spark, on_progress).spark_stage("archive", None, group),
+    ):
+        rows = _Rows(spark, database, ledger, first, beyond)
+        days = {SENT: rows.write_sent(folder, run), PROCESSED: rows.write_processed(folder, run)}
+    stretch = Stretch(state.archive_id, run, first, beyond, days)
+    if not ledger.propose(stretch, since):
+        folder.remove(folder.staged(run))
+        raise InvalidConfiguration(f"another run has added these days to {folder.location} meanwhile; nothing is lost")
+    _finish(folder, ledger, stretch)
+    added = len({day for of_kind in days.values() for day in of_kind})
+    return ArchiveReport(
+        folder.location, since, beyond, added, stretch.rows(SENT), stretch.rows(PROCESSED), finished_earlier
+    )
+
+
+def release(location: str, *, url: str | URL, schema: str | None = None, prefix: str = "") -> bool:
+    """Forget an archive, so that maintainers and relays may forget what it does not have; its folder stays.
+
+    Args:
+        location: the folder, as ``txbox status`` shows it; a path of this machine is found as well.
+        url: the database.
+        schema: the Postgres schema that holds the tables; None leaves it to the search path.
+        prefix: what the tables' names start with.
+
+    Returns:
+        Whether there was one.
+    """
+    engine = open_engine(database_url(url), poolclass=NullPool)
+    names = {location, location.rstrip("/"), f"file:{Path(location).absolute()}"}
+    return sum(ArchiveLedger(engine, schema, prefix, name).release() for name in names) > 0
+
+
+def _check_folder(folder: ArchiveFolder, state: ArchiveState) -> None:
+    """Refuse a folder that is another archive's, or that does not have what Postgres says it has."""
+    identity, stretches = folder.read_identity(), folder.stretches()
+    ids = {one.archive_id for one in stretches} | ({identity} if identity is not None else set())
+    if ids - {state.archive_id}:
+        raise InvalidConfiguration(
+            f"{folder.location} is the archive of another database, or of tables that were made anew; give another "
+            "folder"
+        )
+    reached = stretches[-1].beyond if stretches else None
+    put = state.pending is not None and reached == state.pending.beyond
+    if reached != state.archived_upto and not put:
+        has, says = (
+            ("nothing" if one is None else f"days up to {one.date()}") for one in (reached, state.archived_upto)
+        )
+        raise InvalidConfiguration(
+            f"{folder.location} has {has}, and the database says {says}. If the database was restored from a backup, "
+            "begin another folder; if files of the archive were lost, bring them back"
+        )
+    if identity is None:
+        folder.write_identity(state.archive_id)
+
+
+def _finish(folder: ArchiveFolder, ledger: ArchiveLedger, stretch: Stretch) -> None:
+    folder.put_in_place(stretch)
+    if ledger.finish(stretch):
+        _log.info("%s has everything up to %s", folder.location, stretch.beyond.date())
+
+
+def _remove_forgotten(folder: ArchiveFolder) -> None:
+    """Remove what runs have left that were killed before their days were proposed."""
+    oldest = f"{datetime.now(UTC) - FORGOTTEN_RUN:%Y%m%dT%H%M%SZ}"
+    for run in folder.runs():
+        if run < oldest:
+            folder.remove(folder.staged(run))
+
+
+class _Rows:
+    """The rows of some days, from Postgres into the folder of a run."""
+
+    def __init__(
+        self, spark: SparkSession, database: URL, ledger: ArchiveLedger, first: datetime, beyond: datetime
+    ) -> None:
+        self._spark, self._database, self._ledger = spark, database, ledger
+        self._first, self._beyond = first, beyond
+
+    def write_sent(self, folder: ArchiveFolder, run: str) -> dict[str, ArchivedDay]:
+        """Write what was sent: each task reads some hours of one day."""
+        hours = self._ledger.count_sent(self._first, self._beyond)
+        expected: dict[str, int] = {}
+        for hour, rows in hours:
+            expected[f"{hour:%Y-%m-%d}"] = expected.get(f"{hour:%Y-%m-%d}", 0) + rows
+        if not hours:
+            return {}
+        frame = self._read(self._ledger.sql.rows_sent, _hour_ranges(hours, self._beyond), FETCHED_SENT)
+        return self._write(frame, folder, run, SENT, expected)
+
+    def write_processed(self, folder: ArchiveFolder, run: str) -> dict[str, ArchivedDay]:
+        """Write what was processed: each task reads a range of ids; then rows are put together by day."""
+        expected = self._ledger.count_processed(self._first, self._beyond)
+        bounds = self._ledger.inbox_bounds()
+        time = f"processed_at >= {literal(self._first)} AND processed_at < {literal(self._beyond)}"
+        ranges = [f"{one} AND {time}" for one in _key_ranges(bounds)]
+        frame = self._read(self._ledger.sql.rows_processed, ranges, FETCHED_IDS).hint("rebalance", DAY)
+        return self._write(frame, folder, run, PROCESSED, expected)
+
+    def _read(self, statement: str, ranges: Sequence[str], fetched: int) -> DataFrame:
+        options = {**jdbc_options(self._database), "fetchsize": str(fetched)}
+        table = f"({unescaped(statement)}) AS archived"
+        with explained("cannot read over JDBC what is to be archived"):
+            return self._spark.read.jdbc(options.pop("url"), table, predicates=list(ranges), properties=options)
+
+    def _write(
+        self, frame: DataFrame, folder: ArchiveFolder, run: str, kind: str, expected: Mapping[str, int]
+    ) -> dict[str, ArchivedDay]:
+        """Write rows by day, and compare what was written with what Postgres has counted."""
+        target = folder.staged(run, kind)
+        with explained(f"cannot write {target}"):
+            frame.write.partitionBy(DAY).mode("errorifexists").parquet(target)
+            names = [name.partition("=")[2] for name in folder.files(target)]
+            if not names and not expected:
+                return {}
+            day = sql.col(DAY).cast("string")
+            counted = sql.count(sql.lit(1)), sql.count_if(sql.expr(_SETTLED[kind]))
+            written = self._spark.read.parquet(target).groupBy(day).agg(*counted)
+            counts = {row[0]: (row[1], row[2]) for row in written.collect()}
+        settled = {day: one for day, (_, one) in counts.items() if one}
+        if settled != dict(expected):
+            raise SourceError(
+                f"{sum(settled.values()):,} rows of {kind} were written, and Postgres counts "
+                f"{sum(expected.values()):,}: rows were changed by hand meanwhile, or deleted. Nothing is archived; "
+                "run it again"
+            )
+        return {day: ArchivedDay(counts[day][0], folder.files(f"{target}/{DAY}={day}")) for day in sorted(names)}
+
+
+def _hour_ranges(hours: Sequence[tuple[datetime, int]], beyond: datetime) -> list[str]:
+    """Return SQL conditions that cut hours into parts of ``SENT_ROWS`` rows at least, each within one day."""
+    cuts, rows = [hours[0][0]], 0
+    for before, (hour, count) in zip([None, *hours], hours, strict=False):
+        if before is not None and (rows >= SENT_ROWS or hour.date() != cuts[-1].date()):
+            cuts.append(hour)
+            rows = 0
+        rows += count
+    return [f"sent_at >= {literal(low)} AND sent_at < {literal(high)}" for low, high in pairwise([*cuts, beyond])]
+
+
+def _key_ranges(bounds: Sequence[tuple[str, str]]) -> list[str]:
+    """Return SQL conditions that cut inboxes at keys, sorted ones, without gap or overlap."""
+    key = "(subscriber_id, message_id)"
+    keys = [f"({literal(subscriber)}, {literal(message)})" for subscriber, message in bounds]
+    return [
+        " AND ".join(
+            [*([] if low is None else [f"{key} >= {low}"]), *([] if high is None else [f"{key} < {high}"])] or ["true"]
+        )
+        for low, high in pairwise([None, *keys, None])
+    ]
+
+
+_SETTLED = {SENT: "true", PROCESSED: "state = 'processed'"}
+"""Which rows do not change any more: a parked message's row goes when it is redriven."""
+
+_log = logging.getLogger("txbox.spark")

@@ -1,0 +1,306 @@
+"""Days go from Postgres into a folder, each row once, whatever ends a run; then Postgres may forget them."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import Engine, create_engine
+
+from support.postgres.statements import run
+from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason
+from txbox.maintenance import Maintainer, Retention
+from txbox.maintenance.rotation import Generations, InboxConversion
+from txbox_spark import SourceError, archive, read_archive, reconcile
+from txbox_spark.archive.archive_folder import ArchiveFolder
+from txbox_spark.archive.archive_ledger import ArchiveLedger
+from txbox_spark.archive.archiver import release
+
+ODD_IDS = ("it's", "back\\slash", "\\'; --", "100%s", "naïve-Ωμέγα-🎉", "new\nline", " ", "_x", "ä" * 300)
+MIDNIGHT = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+RECORD = """
+INSERT INTO processed_message (subscriber_id, message_id, processed_at, fingerprint)
+VALUES (%(subscriber)s, %(id)s::text, %(at)s, sha256(convert_to(%(id)s::text, 'UTF8')))
+"""
+SEND = """
+INSERT INTO outbox_sent (message_id, position, destination, key, headers, body, published_at, sent_at)
+VALUES (%(id)s, %(position)s, %(destination)s, %(key)s, '{"a": "ä"}', %(body)s, %(at)s, %(at)s)
+"""
+LEASE = """
+INSERT INTO message_lease (subscriber_id, message_id, fence, attempts, owner, acquired_at, completed_at)
+VALUES ('shipping', %(id)s, 1, 1, 'me', %(at)s, %(at)s)
+"""
+
+
+def ago(days: int, **more: float) -> datetime:
+    """A time of the day so many days before today, at its begin and so much later."""
+    return MIDNIGHT - timedelta(days=days) + timedelta(**more)
+
+
+TIMES = [
+    ago(40), ago(9, hours=7), ago(9, hours=23, minutes=59, seconds=59, microseconds=999_999), ago(8),
+    ago(3, hours=12), ago(1), ago(1, hours=23), ago(0),
+]  # fmt: skip
+"""What is of today is not archived."""
+
+
+@pytest.fixture
+def story(engine: Engine) -> None:
+    """Rows of several days in all tables, and some of today."""
+    with engine.begin() as connection:
+        for number, at in enumerate(TIMES):
+            for index, odd in enumerate(ODD_IDS):
+                values: dict[str, Any] = {"id": f"{odd}-{number}", "at": at, "subscriber": f"billing {index % 2}"}
+                connection.exec_driver_sql(RECORD, values)
+                values |= {
+                    "position": number * 100 + index,
+                    "key": None if index % 2 else odd,
+                    "body": bytes([index, 0]),
+                }
+                connection.exec_driver_sql(SEND, {**values, "destination": f"queue {index % 3}"})
+            connection.exec_driver_sql(LEASE, {"id": f"lease-{number}", "at": at})
+
+
+SENT = "SELECT message_id, position, destination, key, headers::text, body, published_at, sent_at FROM outbox_sent"
+PROCESSED = """
+SELECT subscriber_id, message_id, processed_at, 'processed', fingerprint FROM processed_message
+UNION ALL SELECT subscriber_id, message_id, completed_at, 'processed', NULL FROM message_lease
+WHERE completed_at IS NOT NULL
+"""
+
+
+def in_postgres(engine: Engine, statement: str, before: datetime) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        rows = [tuple(row) for row in connection.exec_driver_sql(statement.replace("%", "%%"))]
+    times = [next(value for value in reversed(row) if isinstance(value, datetime)) for row in rows]
+    return sorted(
+        [(*row, str(at.astimezone(UTC).date())) for row, at in zip(rows, times, strict=True) if at < before], key=repr
+    )
+
+
+def in_archive(spark: SparkSession, folder: str, *, plainly: bool = False) -> tuple[list[Any], list[Any]]:
+    """The rows of an archive, with their days; ``plainly`` as Spark reads folders that it knows nothing of."""
+    if plainly:
+        frames = [spark.read.parquet(f"{folder}/{kind}") for kind in ("sent", "processed")]
+    else:
+        found = read_archive(spark, folder)
+        frames = [found.sent(), found.processed()]
+    lists = []
+    for frame in frames:
+        times = [name for name, kind in frame.dtypes if kind == "timestamp"]
+        rows = frame.selectExpr(
+            *(f"unix_micros({name}) AS {name}" if name in times else name for name in frame.columns)
+        )
+        lists.append(sorted((_plain(row.asDict(), times) for row in rows.collect()), key=repr))
+    return lists[0], lists[1]
+
+
+def _plain(row: dict[str, Any], times: list[str]) -> tuple[Any, ...]:
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    values = {name: epoch + timedelta(microseconds=row[name]) for name in times}
+    given = {name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.items()}
+    return tuple({**given, **values, "day": str(row["day"])}.values())
+
+
+def same(engine: Engine, spark: SparkSession, folder: str, before: datetime = MIDNIGHT) -> None:
+    """Assert that an archive has what Postgres has from before a time, and each row once."""
+    utc = create_engine(
+        engine.url.update_query_dict({"options": f"{engine.url.query.get('options', '')} -ctimezone=UTC"})
+    )
+    expected = in_postgres(utc, SENT, before), in_postgres(utc, PROCESSED, before)
+    utc.dispose()
+    assert expected[0]
+    assert expected[1]
+    assert in_archive(spark, folder) == expected
+    assert in_archive(spark, folder, plainly=True) == expected
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "an archive")
+
+
+def test_days_that_are_over_go_into_the_folder_once(
+    engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str
+) -> None:
+    first = archive(spark, folder, url=schema_url, upto=ago(8, hours=5))
+    assert (first.since, first.upto, first.days) == (None, ago(8), 2)
+    same(engine, spark, folder, before=ago(8))
+    second = archive(spark, folder, url=schema_url)
+    assert (second.since, second.upto, second.days) == (ago(8), MIDNIGHT, 3)
+    assert second.sent == 4 * len(ODD_IDS)
+    assert second.processed == 4 * (len(ODD_IDS) + 1)
+    same(engine, spark, folder)
+    third = archive(spark, folder, url=schema_url)
+    assert (third.days, third.upto) == (0, MIDNIGHT)
+    same(engine, spark, folder)
+    one = read_archive(spark, folder).sent(["queue 1"])
+    assert {row[0] for row in one.select("destination").distinct().collect()} == {"queue 1"}
+
+
+def test_an_inbox_in_generations(
+    engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txbox_spark.reading.table_cuts.PARTITION_BYTES", 2_000)
+    assert InboxConversion(engine).forward()
+    assert Generations(engine).rotate()
+    run(engine, "INSERT INTO processed_message (subscriber_id, message_id, processed_at, fingerprint) "
+        f"VALUES ('billing', 'late', '{ago(2).isoformat()}', sha256('x'))")  # fmt: skip
+    archive(spark, folder, url=schema_url)
+    same(engine, spark, folder)
+
+
+MOMENTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "before it is proposed": lambda patch: patch.setattr(ArchiveLedger, "propose", _dies),
+    "after it is proposed": lambda patch: patch.setattr(ArchiveFolder, "put_in_place", _dies),
+    "between two days": lambda patch: _dies_at_call(patch, ArchiveFolder, "_move", 3),
+    "before the file of days": lambda patch: patch.setattr(ArchiveFolder, "_write", _dies),
+    "before it is finished": lambda patch: patch.setattr(ArchiveLedger, "finish", _dies),
+}
+
+
+class Killed(BaseException):
+    pass
+
+
+def _dies(*_: object, **__: object) -> None:
+    raise Killed
+
+
+def _dies_at_call(patch: pytest.MonkeyPatch, owner: type, name: str, call: int) -> None:
+    real, calls = getattr(owner, name), [0]
+
+    def counted(*arguments: object, **named: object) -> object:
+        calls[0] += 1
+        if calls[0] == call:
+            raise Killed
+        return real(*arguments, **named)
+
+    patch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_that_ends_anywhere_is_finished_by_the_next(
+    engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str, moment: str
+) -> None:
+    archive(spark, folder, url=schema_url, upto=ago(9))
+    with pytest.MonkeyPatch.context() as patch:
+        MOMENTS[moment](patch)
+        with pytest.raises(Killed):
+            archive(spark, folder, url=schema_url, upto=ago(3))
+    with engine.connect() as connection:
+        upto = connection.exec_driver_sql("SELECT archived_upto FROM archive").scalar_one()
+    assert upto == ago(9)  # nothing more may be forgotten
+    again = archive(spark, folder, url=schema_url)
+    assert again.finished_earlier == (moment != "before it is proposed")
+    same(engine, spark, folder)
+    if again.finished_earlier:
+        assert not ArchiveFolder(spark, folder).runs()
+
+
+def test_of_two_runs_at_once_one_adds_the_days(
+    engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose = ArchiveLedger.propose
+
+    def overtaken(self: ArchiveLedger, *arguments: Any) -> bool:
+        monkeypatch.setattr(ArchiveLedger, "propose", propose)
+        archive(spark, folder, url=schema_url)
+        return self.propose(*arguments)
+
+    monkeypatch.setattr(ArchiveLedger, "propose", overtaken)
+    with pytest.raises(InvalidConfiguration, match="another run"):
+        archive(spark, folder, url=schema_url)
+    same(engine, spark, folder)
+
+
+def test_a_transaction_that_is_open_holds_its_day_back(
+    engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO processed_message (subscriber_id, message_id) VALUES ('a', 'open')")
+        # A role that may not see when another's transactions began waits for all of them.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ArchiveLedger, "cutoff", lambda *_: datetime.now(UTC) + timedelta(days=1))
+            with pytest.raises(InvalidConfiguration, match=r"still open.*: server process \d+"):
+                archive(spark, folder, url=schema_url, wait_seconds=0.1)
+        archive(spark, folder, url=schema_url, wait_seconds=0.1)  # it began today, and so its rows are of today
+    same(engine, spark, folder)
+
+
+def test_postgres_forgets_what_the_archive_has_and_nothing_else(
+    engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str
+) -> None:
+    parked = DeadLetters(engine)
+    for name in ("waits", "given up"):
+        number = parked.park(DeadLetter("billing 0", name, Reason.FAILED, "no", 3, "queue", b"{}"))
+        run(engine, f"UPDATE processed_message SET processed_at = '{ago(9).isoformat()}' WHERE message_id = '{name}'")
+    archive(spark, folder, url=schema_url, upto=ago(8))
+    parked.discard(number or 0, note="never")
+    run(engine, f"UPDATE dead_letter SET discarded_at = '{ago(8).isoformat()}' WHERE discarded_at IS NOT NULL")
+    hours = timedelta(hours=2)
+    retention = Retention(inbox={"*": hours}, leases=hours, sent=timedelta(seconds=1), letters=hours)
+    forget = Maintainer(engine, retention, force=True).run_once
+    assert not forget().failed
+    with engine.connect() as connection:
+        for statement in (SENT, PROCESSED):
+            kept = in_postgres(engine, statement, MIDNIGHT)
+            assert {row[-1] for row in kept} >= {str(ago(days).date()) for days in (8, 3, 1)}
+        sent = connection.exec_driver_sql("SELECT min(sent_at) FROM outbox_sent").scalar_one()
+        assert sent == ago(8)
+        left = connection.exec_driver_sql(
+            "SELECT array_agg(message_id) FROM processed_message WHERE processed_at < %s", (ago(9, hours=23),)
+        ).scalar_one()
+        assert left == ["waits"]
+    archive(spark, folder, url=schema_url)
+    assert not forget().failed
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM outbox_sent").scalar_one() == len(ODD_IDS)
+    found = read_archive(spark, folder)
+    assert found.upto == MIDNIGHT
+    compared = reconcile(
+        found.sent(), url=schema_url, subscriber_id="billing 0", message_id="message_id", forgotten=folder
+    )
+    theirs = [one for index, one in enumerate(ODD_IDS) if index % 2 == 0]
+    assert compared.archived == 7 * len(ODD_IDS)
+    assert compared.never_processed == 7 * (len(ODD_IDS) - len(theirs))
+    assert compared.processed == 8 * len(theirs)  # with those of today
+    run(engine, "INSERT INTO outbox_sent (message_id, position, destination, headers, body, published_at) "
+        "VALUES ('waits', 9001, 'q', '{}', '', now()), ('given up', 9002, 'q', '{}', '', now())")  # fmt: skip
+    letters = spark.createDataFrame([("waits",), ("given up",), ("lost",)], "message_id string")
+    judged = reconcile(letters, url=schema_url, subscriber_id="billing 0", message_id="message_id", forgotten=folder)
+    assert (judged.never_processed, judged.parked, judged.discarded) == (3, 1, 1)
+    assert release(folder, url=schema_url)
+    assert not release(folder, url=schema_url)
+
+
+def test_a_folder_that_is_not_this_archive_is_refused(
+    engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceError, match="no archive"):
+        read_archive(spark, folder)
+    archive(spark, folder, url=schema_url, upto=ago(9))
+    archive(spark, folder, url=schema_url)
+    stretches = Path(folder, "_txbox", "stretches")
+    for checksum in stretches.glob(".*.crc"):
+        checksum.unlink()
+    first, last = sorted(stretches.glob("*.json"))
+    text = last.read_text()
+    last.unlink()
+    with pytest.raises(InvalidConfiguration, match=f"up to {ago(9).date()}, and the database says days up to"):
+        archive(spark, folder, url=schema_url)
+    last.write_text(text)
+    first_text = first.read_text()
+    first.write_text(first_text.replace(str(ago(9).date()), str(ago(10).date())))
+    with pytest.raises(SourceError, match="lacks the days"):
+        read_archive(spark, folder)
+    first.write_text("{")
+    with pytest.raises(SourceError, match="no JSON"):
+        read_archive(spark, folder)
+    first.write_text(first_text)
+    run(engine, "UPDATE archive SET archive_id = 'other'")
+    with pytest.raises(InvalidConfiguration, match="another database"):
+        archive(spark, folder, url=schema_url)
