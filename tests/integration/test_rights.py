@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,8 @@ from txbox.outbox import Outbox
 from txbox.outbox.status import read_outbox_status
 from txbox.relay import OutboxMessage, Refused, Relay
 from txbox.watermarks import Advance, Watermarks
+from txbox_spark.archive.archive_ledger import ArchiveLedger
+from txbox_spark.archive.stretch import BEGINNING, PROCESSED, SENT, Stretch
 from txbox_spark.loading.ledger import LoadLedger
 from txbox_workers.memory_source import MemorySource
 
@@ -107,6 +109,26 @@ def test_for_a_maintainer(engine: Engine, roles: Callable[..., list[Engine]]) ->
     assert (removed["inbox"], removed["results"] + removed["leases"]) == (1, 2)
     others = {"failures", "letters", "operations", "selections", "loads", "chunks", "relays", "workers", "sent"}
     assert others <= {*removed}
+
+
+def test_for_an_archiver(engine: Engine) -> None:
+    page = OPERATING.with_name("archive.md")
+    now = datetime.now(UTC)
+    with granted(engine, ("txbox_archiver",), page) as (archiver,):
+        ledger = ArchiveLedger(archiver, None, "", "lake")
+        state = ledger.begin()
+        ledger.wait_until_settled(ledger.cutoff(timedelta(hours=1)), wait_seconds=60)
+        assert (ledger.count_sent(BEGINNING, now), ledger.count_processed(BEGINNING, now)) == ([], {})
+        with archiver.connect() as connection:
+            for statement in (ledger.sql.rows_sent, ledger.sql.rows_processed):
+                assert connection.exec_driver_sql(statement).all() == []
+        stretch = Stretch(state.archive_id, "run", BEGINNING, now, {SENT: {}, PROCESSED: {}})
+        assert ledger.propose(stretch, None)
+        assert not ledger.propose(stretch, None)
+        assert ledger.finish(stretch)
+        assert not ledger.finish(stretch)
+        assert ledger.begin().archived_upto == now
+        assert ledger.release()
 
 
 def test_for_leases_and_watermarks(roles: Callable[..., list[Engine]]) -> None:

@@ -1,0 +1,91 @@
+"""``txbox archive`` is killed again and again, at random moments; then it is finished, and audited."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import Engine
+
+from support.postgres.statements import run
+from support.program import COMMAND, txbox
+from support.spark.archives import MIDNIGHT, ODD_IDS, ago, same, tell_story
+from support.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(900)]  # each run starts a JVM
+
+KILLS = 4
+MORE = """
+INSERT INTO outbox_sent (message_id, position, destination, headers, body, published_at, sent_at)
+SELECT 'more ' || n, 10000 + n, 'queue 0', '{}', 'x', at, at FROM generate_series(1, 20000) AS n
+CROSS JOIN LATERAL (SELECT now() - interval '26 h' - n * interval '2 min' AS at) AS times;
+INSERT INTO processed_message (subscriber_id, message_id, processed_at)
+SELECT 'billing', message_id, sent_at FROM outbox_sent WHERE destination = 'queue 0'
+"""
+
+
+def kill_one(folder: Path, url: str, *, late: bool) -> None:
+    """Begin to archive, and kill all of it: while it writes, or ``late``, when days are being moved."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [*COMMAND, "archive", str(folder), "--url", url],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    reached = folder / ("sent" if late else "_txbox")  # Spark's start is the same each time, and of no interest
+    wait_until(lambda: reached.exists() or process.poll() is not None, f"{reached} is there", timeout=120)
+    time.sleep(random.uniform(0, 0.3 if late else max(1.0, (time.monotonic() - began) / 2)))
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_killed_at_random_moments(engine: Engine, spark: SparkSession, fresh_database: str, tmp_path: Path) -> None:
+    tell_story(engine)
+    run(engine, MORE)
+    folder = tmp_path / "lake 0"
+    for number in range(KILLS):
+        kill_one(folder, fresh_database, late=number % 2 == 1)
+        with engine.connect() as connection:
+            kept = connection.exec_driver_sql(
+                "SELECT archived_upto FROM archive WHERE location LIKE %s", ("%" + folder.name,)
+            )
+            upto = kept.scalar()
+        assert upto in (None, MIDNIGHT)
+        if upto is not None:  # it was at its end: another one begins
+            same(engine, spark, str(folder))
+            folder = tmp_path / f"lake {number + 1}"
+    txbox("archive", str(folder), "--url", fresh_database).said(0)
+    same(engine, spark, str(folder))
+
+
+def test_an_audit_reads_what_postgres_has_forgotten(engine: Engine, fresh_database: str, tmp_path: Path) -> None:
+    tell_story(engine)
+    run(engine, MORE)
+    lake = str(tmp_path / "lake")
+    run(engine, "DELETE FROM processed_message WHERE subscriber_id = 'billing' AND message_id = 'more 77'")
+    ended = txbox("archive", lake, "--url", fresh_database)
+    ended.said(0)
+    assert "20,0" in ended.out
+    for table, time_ in (("outbox_sent", "sent_at"), ("processed_message", "processed_at")):
+        run(
+            engine,
+            f"DELETE FROM {table} WHERE {time_} < '{MIDNIGHT.isoformat()}' AND {time_} > '{ago(500).isoformat()}'",
+        )
+    audit = ("audit", "--destination", "queue 0", "--subscriber", "billing", "--url", fresh_database)
+    audited = txbox(*audit, "--archive", lake)
+    audited.said(1)
+    assert "not processed, in the archive: more 77" in audited.out
+    assert "NOT BALANCED: 1 message of the archive" in audited.out
+    reconciled = txbox(
+        "reconcile", f"{lake}/sent/day={ago(40).date()}", "--subscriber", "billing 0", "--message-id", "message_id",
+        "--url", fresh_database, "--archive", lake, "--json",
+    )  # fmt: skip
+    assert reconciled.status == 1
+    assert f'"never_processed": {len(ODD_IDS) // 2}' in reconciled.out
