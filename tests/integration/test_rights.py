@@ -201,7 +201,8 @@ def check_loads(engine: Engine) -> None:
         (start_relay, "SELECT", "paused"),
         *((start_worker, "SELECT", table) for table in ("processed_message", "processed_earlier", "inbox_horizon")),
         *((start_worker, "SELECT", table) for table in ("message_failure", "dead_letter")),
-        *((start_maintainer, "SELECT", table) for table in ("maintenance", "processed_message")),
+        *((start_maintainer, "SELECT", table) for table in ("maintenance", "processed_message", "archive")),
+        (start_relay, "SELECT", "archive"),
         *((check_loads, "SELECT", table) for table in ("bulk_load", "bulk_load_chunk")),
     ],
 )

@@ -262,7 +262,8 @@ class Maintainer(Service):
         with short_transaction(self._engine) as connection:
             refuse_other_encodings(connection)
             _refuse_old_servers(connection)
-            for table in (self._sql.tables.maintenance, self._sql.tables.inbox_horizon, self._sql.tables.worker_report):
+            tables = self._sql.tables
+            for table in (tables.maintenance, tables.inbox_horizon, tables.worker_report, tables.archive):
                 check_table(connection, table)
             self._read_partitioned(connection)
             self._horizons.check(connection)

@@ -17,6 +17,10 @@ SELECT (SELECT count(*) FROM removed) AS removed, (SELECT (max(tid)::text::point
   (SELECT count(*) FROM locked WHERE tid > young.first) AS removed_behind
 FROM young
 
+-- Up to when every archive has everything; null where there is none.
+-- fragment: archived
+(SELECT min(coalesce(lake.archived_upto, '-infinity')) FROM {{archive}} AS lake)
+
 -- Never beyond the horizon that every running transaction can see, and less an hour for clocks that differ: the message
 -- of a row that is deleted was sent before the horizon, and is not run again. Nor beyond what every archive has.
 -- fragment: cuts
@@ -24,7 +28,7 @@ cuts AS MATERIALIZED (
   SELECT horizon.subscriber_id, given.seconds,
     least(
       horizon.horizon, to_timestamp(given.settled), now() - make_interval(secs => given.seconds),
-      (SELECT min(coalesce(lake.archived_upto, '-infinity')) FROM {{archive}} AS lake)
+      {{archived}}
     ) - %(slack)s::interval AS before
   FROM unnest(%(subscriber_ids)s::text[], %(windows)s::double precision[], %(settled)s::double precision[])
     AS given (subscriber_id, seconds, settled)
@@ -77,7 +81,7 @@ WITH {{cuts}}, seen AS MATERIALIZED (
 WITH seen AS MATERIALIZED (
   SELECT subscriber_id, processed_at, dead_letter_id FROM {{processed_message}} WHERE {{stretch}}
 ), cuts AS (
-  SELECT subscriber_id, now() - make_interval(secs => seconds) - %(slack)s::interval AS before
+  SELECT subscriber_id, least(now() - make_interval(secs => seconds), {{archived}}) - %(slack)s::interval AS before
   FROM unnest(%(subscriber_ids)s::text[], %(windows)s::double precision[]) AS given (subscriber_id, seconds)
 )
 SELECT count(*) FROM seen JOIN cuts ON cuts.subscriber_id = seen.subscriber_id
@@ -124,7 +128,8 @@ WITH seen AS MATERIALIZED (
 )
 SELECT count(*) FROM seen JOIN unnest(%(subscriber_ids)s::text[], %(windows)s::double precision[]) AS given (subscriber_id, seconds)
   ON given.subscriber_id = seen.subscriber_id
-WHERE seen.completed_at < now() - make_interval(secs => given.seconds) - %(slack)s::interval AND {{no_letter}}
+WHERE seen.completed_at < least(now() - make_interval(secs => given.seconds), {{archived}}) - %(slack)s::interval
+  AND {{no_letter}}
 
 -- name: forget_results
 -- Forget the results of leases that were completed long enough ago; the leases stay.

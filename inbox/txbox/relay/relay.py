@@ -246,6 +246,7 @@ class Relay(Service):
         check_table(connection, sql.tables.reported_activity)
         if self._keep_sent is not None:
             check_table(connection, sql.tables.outbox_sent)
+            check_table(connection, sql.tables.archive)
             needed[sql.name_of("outbox_sent")] = _ALL_RIGHTS
         self._letters.check(connection)
         pairs = [(name, right) for name, rights in needed.items() for right in rights]
