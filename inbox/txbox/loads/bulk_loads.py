@@ -1,6 +1,5 @@
 """Runs of bulk loads, from the ledger: how far they are, and what is left of them when they are forgotten."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -8,13 +7,10 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
 from txbox.maintenance.staging_tables import StagingCatalogue
-from txbox.postgres.server import SERVER
 from txbox.postgres.sql import with_moments
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import check_table, short_transaction
 
 SILENT_SECONDS = 60.0
@@ -22,9 +18,6 @@ SILENT_SECONDS = 60.0
 
 SHOWN_REJECTED = 10
 """How many rejected rows are shown of one load."""
-
-DROP_SECONDS = 10
-"""How long to wait for a lock on a staging table that is to be dropped."""
 
 
 class LoadState(StrEnum):
@@ -161,21 +154,8 @@ class BulkLoads:
             gone = connection.exec_driver_sql(self._sql.forget, values).first() is not None
             tables = self._staging.of_run(connection, run_id) if gone else []
         for table in tables:  # their run is in no ledger now: what is not dropped here, `txbox maintain` finds
-            self._drop(table)
+            self._staging.drop(self._engine, table)
         return gone
-
-    def _drop(self, table: str) -> None:
-        try:
-            with short_transaction(self._engine) as connection:
-                drops = self._staging.drops(connection, table)
-            for drop in drops:
-                with short_transaction(self._engine) as connection:
-                    connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{DROP_SECONDS}s"})
-                    connection.exec_driver_sql(drop)
-        except DBAPIError as error:
-            if is_outage(error):
-                raise
-            _log.warning("%s cannot be dropped (%s); `txbox maintain`, or a later load, drops it", table, error.orig)
 
     def _rows(
         self,
@@ -222,6 +202,3 @@ def _counts(row: dict[str, Any]) -> LoadCounts:
         applied=row["applied"],
         left=loadable - duplicates - distinct,
     )
-
-
-_log = logging.getLogger("txbox.loads")

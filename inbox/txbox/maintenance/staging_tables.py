@@ -1,16 +1,24 @@
 """Staging tables of bulk loads: found by their names, and dropped when their run is done or left."""
 
+import logging
 import re
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
+from txbox.postgres.server import SERVER
 from txbox.postgres.sql import quote, unescaped
 from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.sqlstates import is_outage
+from txbox.postgres.transactions import short_transaction
 
 __all__ = ["TABLES_PER_TRANSACTION", "StagingCatalogue"]
 
 TABLES_PER_TRANSACTION = 64
 """How many tables one transaction creates or drops: Postgres's table of locks is finite."""
+
+DROP_SECONDS = 10
+"""How long to wait for a lock on a staging table that is to be dropped."""
 
 
 class StagingStatements(SqlFile, file="staging_tables.sql"):
@@ -70,3 +78,30 @@ class StagingCatalogue:
             self._sql.drop_tables.replace("{tables}", ", ".join(names[first : first + TABLES_PER_TRANSACTION]))
             for first in range(0, len(names), TABLES_PER_TRANSACTION)
         ]
+
+    def drop(self, engine: Engine, table: str) -> None:
+        """Drop a staging table, or log that it is left: to a maintainer, and to later loads.
+
+        An executor that hangs or is cut off may hold a lock on it, and it may belong to another role.
+
+        Raises:
+            DBAPIError: the database cannot be reached.
+        """
+        try:
+            with short_transaction(engine) as connection:
+                drops = self.drops(connection, table)
+            for drop in drops:
+                with short_transaction(engine) as connection:
+                    connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{DROP_SECONDS}s"})
+                    connection.exec_driver_sql(drop)
+        except DBAPIError as error:
+            if is_outage(error):
+                raise
+            _log.warning(
+                "the staging table %s cannot be dropped (%s); `txbox maintain`, or a later load, will try again",
+                table,
+                error.orig,
+            )
+
+
+_log = logging.getLogger("txbox.maintenance")

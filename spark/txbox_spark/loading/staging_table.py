@@ -14,14 +14,11 @@ from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
 from txbox import InvalidConfiguration
 from txbox.maintenance.staging_tables import TABLES_PER_TRANSACTION, StagingCatalogue
-from txbox.postgres.server import SERVER
 from txbox.postgres.sql import quote, unescaped
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import is_outage
 from txbox.postgres.transactions import short_transaction
 from txbox_spark.loading.ledger import Run
 from txbox_spark.merging.fresh_event import quote_text, staged_columns
@@ -31,9 +28,6 @@ from txbox_spark.runtime.retries import retry_outages
 
 MAX_PARTITIONS = 1_000
 """A query of a partitioned table is planned with each of its partitions."""
-
-DROP_SECONDS = 10
-"""How long to wait for a lock on a staging table that is to be dropped."""
 
 
 class StagingStatements(SqlFile, file="staging_table.sql"):
@@ -100,7 +94,7 @@ class StagingTables:
         with short_transaction(self._engine) as connection:
             found = self._catalogue.of_run(connection, run_id)
         for table in found:
-            self._drop(table)
+            self._catalogue.drop(self._engine, table)
 
     def sweep(self, abandoned_seconds: float) -> tuple[str, ...]:
         """Drop the staging tables of runs without a recent heartbeat, and return their names."""
@@ -108,25 +102,8 @@ class StagingTables:
             found = self._catalogue.abandoned(connection, abandoned_seconds)
         for table in found:
             _log.info("dropping the abandoned staging table %s", table)
-            self._drop(table)
+            self._catalogue.drop(self._engine, table)
         return tuple(found)
-
-    def _drop(self, table: str) -> None:
-        """Drop a staging table, or leave it to a later sweep.
-
-        An executor that hangs or is cut off may hold a lock on it, and it may belong to another role.
-        """
-        try:
-            with short_transaction(self._engine) as connection:
-                drops = self._catalogue.drops(connection, table)
-            for drop in drops:
-                with short_transaction(self._engine) as connection:
-                    connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{DROP_SECONDS}s"})
-                    connection.exec_driver_sql(drop)
-        except DBAPIError as error:
-            if is_outage(error):
-                raise
-            _log.warning("the staging table %s cannot be dropped (%s); a later load will try again", table, error.orig)
 
     @cached_property
     def _schema(self) -> str:
