@@ -1,0 +1,108 @@
+"""The memory and the processor time of a process and of those below it, sampled while it runs. Linux only."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+DRIVER, JVM, WORKERS, TOGETHER = "driver's Python", "JVM", "Python workers", "together"
+SAMPLE_SECONDS = 0.25
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    """One process at a moment.
+
+    Attributes:
+        number: its PID.
+        kind: the first one, a JVM, or a Python below a JVM.
+        megabytes: in memory; a page that several processes share, as forked ones do, counts in parts (PSS).
+        cpu_seconds: processor time so far, without its children's.
+    """
+
+    number: int
+    kind: str
+    megabytes: float
+    cpu_seconds: float
+
+
+class Samples:
+    """What was seen of a tree of processes.
+
+    Attributes:
+        peaks: megabytes, by kind: those of all processes of a kind at the same moment, and of all kinds.
+    """
+
+    def __init__(self) -> None:
+        self.peaks: dict[str, float] = {}
+        self._cpu_seconds: dict[int, float] = {}
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of all processes, as far as they were seen."""
+        return sum(self._cpu_seconds.values())
+
+    def add(self, processes: list[Process]) -> None:
+        """Add what was seen at one moment."""
+        now = {TOGETHER: sum(one.megabytes for one in processes)}
+        for one in processes:
+            now[one.kind] = now.get(one.kind, 0.0) + one.megabytes
+            self._cpu_seconds[one.number] = one.cpu_seconds
+        for kind, megabytes in now.items():
+            self.peaks[kind] = max(self.peaks.get(kind, 0.0), megabytes)
+
+
+@contextmanager
+def sampled(root: int) -> Iterator[Samples]:
+    """Sample a process and those below it until the block ends."""
+    samples, ended = Samples(), threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_SECONDS):
+            samples.add(tree(root))
+
+    sampler = threading.Thread(target=sample, name="memory", daemon=True)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        sampler.join()
+
+
+def tree(root: int) -> list[Process]:
+    """Return this process, the JVMs below it, and the Pythons below those."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has ended
+                name, parent, _ = _stat(int(folder.name))
+                children.setdefault(parent, []).append((int(folder.name), name))
+    found: list[Process] = []
+    waiting = [(root, DRIVER)]
+    while waiting:
+        number, kind = waiting.pop()
+        with suppress(OSError):
+            if kind:
+                found.append(Process(number, kind, _megabytes(number), _stat(number)[2]))
+        for child, name in children.get(number, ()):
+            waiting.append((child, JVM if name == "java" else WORKERS if kind in (JVM, WORKERS) else ""))
+    return found
+
+
+def _stat(number: int) -> tuple[str, int, float]:
+    """Return a process's name, its parent, and its processor time in seconds."""
+    name, _, rest = Path(f"/proc/{number}/stat").read_text().partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return name, int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _megabytes(number: int) -> float:
+    for line in Path(f"/proc/{number}/smaps_rollup").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "Pss":
+            return int(value.split()[0]) / 1024
+    return 0.0  # it has ended, and was not waited for
