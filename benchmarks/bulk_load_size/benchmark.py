@@ -49,7 +49,8 @@ class SizedLoads:
     @cached_property
     def events(self) -> SizedEvents:
         """The files."""
-        return SizedEvents.make(self.folder, self.run.options["rows"])
+        options = self.run.options
+        return SizedEvents.make(self.folder, options["rows"], options["row_bytes"])
 
     def load(self, writer: str, rows: int) -> Mapping[str, Sample]:
         """Load so many rows; return how long a million took, and the peaks of memory."""
@@ -171,6 +172,7 @@ BENCHMARK = Benchmark(
     options={
         "rounds": Option("how often each is measured", 1, 1),
         "rows": Option("of the loads", (1_000_000, 5_000_000), (1_000_000, 5_000_000, 10_000_000, 20_000_000)),
+        "row_bytes": Option("of a row, about: more than its id and its numbers is a text", 60, 60),
     },
     tables=tables,
     settings={"shared_buffers": "2GB", "max_wal_size": "8GB", "checkpoint_timeout": "15min"},

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import psycopg
@@ -19,6 +19,8 @@ DUPLICATE_SHARE, PROCESSED_SHARE = 0.10, 0.20
 
 _HEX = numpy.frombuffer(b"0123456789abcdef", dtype=numpy.uint8)
 _DASHES = (8, 13, 18, 23)
+_LEAST_BYTES = 60
+"""Of a row without a payload: its id, and three numbers of 8 bytes."""
 
 
 class _File(NamedTuple):
@@ -42,13 +44,16 @@ class SizedEvents(NamedTuple):
     files: Sequence[_File]
 
     @classmethod
-    def make(cls, folder: Path, sizes: Sequence[int]) -> "SizedEvents":
-        """Make files from which loads of these sizes are taken: random ids (UUIDs of version 4) in no order."""
+    def make(cls, folder: Path, sizes: Sequence[int], row_bytes: int) -> "SizedEvents":
+        """Make files from which loads of these sizes are taken: random ids (UUIDs of version 4) in no order.
+
+        Rows that are to have more than their id and their numbers have a text beside those.
+        """
         rows = math.gcd(*sizes)
         files, before = [], None
         for number in range(max(sizes) // rows):
             random = numpy.random.default_rng([1, number])
-            new = _events(random, max(1, round(rows * (1 - DUPLICATE_SHARE))))
+            new = _events(random, max(1, round(rows * (1 - DUPLICATE_SHARE))), row_bytes)
             known = round(new.num_rows * PROCESSED_SHARE)
             repeated = (before or new).take(random.integers(0, (before or new).num_rows, rows - new.num_rows))
             file = _File(
@@ -94,9 +99,9 @@ class SizedEvents(NamedTuple):
             raise WrongResult(f"{what}: the balances and the ids in the inbox come to {found}, not to {expected}")
 
 
-def _events(random: numpy.random.Generator, count: int) -> pyarrow.Table:
+def _events(random: numpy.random.Generator, count: int, row_bytes: int) -> pyarrow.Table:
     occurred = random.integers(1_600_000_000, 1_700_000_000, count) * 1_000_000
-    return pyarrow.table(
+    table = pyarrow.table(
         {
             "event_id": _uuids(random, count),
             "account_id": pyarrow.array(random.integers(1, ACCOUNTS + 1, count)),
@@ -104,13 +109,25 @@ def _events(random: numpy.random.Generator, count: int) -> pyarrow.Table:
             "occurred_at": pyarrow.array(occurred, pyarrow.timestamp("us", tz="UTC")),
         }
     )
+    if row_bytes <= _LEAST_BYTES:
+        return table
+    return table.append_column("payload", _texts(_digits(random, count, row_bytes - _LEAST_BYTES)))
 
 
 def _uuids(random: numpy.random.Generator, count: int) -> pyarrow.Array:
-    """Make UUIDs of version 4 as texts, all at once: 20 million of them one by one take a minute."""
+    """Make UUIDs of version 4, all at once: 20 million of them one by one take a minute."""
     text = numpy.full((count, 36), ord("-"), dtype=numpy.uint8)
-    digits = [place for place in range(36) if place not in _DASHES]
-    text[:, digits] = _HEX[random.integers(0, 16, (count, 32), dtype=numpy.uint8)]
+    text[:, [place for place in range(36) if place not in _DASHES]] = _digits(random, count, 32)
     text[:, 14] = ord("4")
-    offsets = numpy.arange(0, 36 * count + 1, 36, dtype=numpy.int32)
-    return pyarrow.StringArray.from_buffers(count, pyarrow.py_buffer(offsets), pyarrow.py_buffer(text))
+    return _texts(text)
+
+
+def _digits(random: numpy.random.Generator, count: int, width: int) -> Any:
+    return _HEX[random.integers(0, 16, (count, width), dtype=numpy.uint8)]
+
+
+def _texts(characters: Any) -> pyarrow.Array:
+    """Return texts, whose characters are the rows of a matrix."""
+    count, width = characters.shape
+    offsets = numpy.arange(0, width * count + 1, width, dtype=numpy.int64)
+    return pyarrow.LargeStringArray.from_buffers(count, pyarrow.py_buffer(offsets), pyarrow.py_buffer(characters))
