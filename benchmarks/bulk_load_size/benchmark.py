@@ -1,6 +1,7 @@
 """The benchmark of large bulk loads: time for a million rows, and memory, must not grow with the number of rows."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,13 +16,13 @@ import psycopg
 
 from benchmarks.bulk_load.benchmark import APPLY
 from benchmarks.bulk_load_size.events import SizedEvents
-from benchmarks.bulk_load_size.processes import DRIVER, JVM, TOGETHER, WORKERS, Samples, sampled
+from benchmarks.bulk_load_size.processes import DISK, DRIVER, JVM, TOGETHER, WORKERS, Samples, sampled
 from benchmarks.shared.database import SCHEMA, SUBSCRIBER, conninfo
 from benchmarks.shared.measurements import Row, Sample, Table, WrongResult
 from benchmarks.shared.program import Benchmark, Option, Run
 
 MILLION = 1_000_000
-KINDS = (DRIVER, JVM, WORKERS, TOGETHER)
+KINDS = (DRIVER, JVM, WORKERS, TOGETHER, DISK)
 DATABASE, FIRST, LAST = "database", "first million", "last million"
 
 DESCRIPTION = """\
@@ -79,14 +80,16 @@ class SizedLoads:
 
     def _run(self, writer: str, paths: Sequence[str]) -> tuple[dict[str, Any], Samples]:
         """Run the command; return its report, and what was seen of its processes."""
-        effect, output, errors = (self.folder / one for one in ("apply.sql", "report.json", "errors.txt"))
+        names = ("apply.sql", "report.json", "errors.txt", "local")
+        effect, output, errors, local = (self.folder / one for one in names)
         effect.write_text(APPLY)
         command = [sys.executable, "-m", "txbox_cli", "bulk-load", *paths, "--subscriber", SUBSCRIBER]
         command += ["--message-id", "event_id", "--apply", str(effect), "--url", self.run.url, "--schema", SCHEMA]
         command += ["--writer", writer, "--master", "local[2]", "--json"]
         with output.open("w") as stdout, errors.open("w") as stderr:
-            process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
-            with process, sampled(process.pid) as samples:
+            environment = {**os.environ, "SPARK_LOCAL_DIRS": str(local)}
+            process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
+            with process, sampled(process.pid, local) as samples:
                 status = process.wait()
         if status:
             raise WrongResult(f"txbox bulk-load has ended with status {status}: {errors.read_text()}")

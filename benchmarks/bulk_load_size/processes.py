@@ -1,4 +1,4 @@
-"""The memory and the processor time of a process and of those below it, sampled while it runs. Linux only."""
+"""The memory of a process and of those below it, and what else they use, sampled while it runs. Linux only."""
 
 import os
 import threading
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 DRIVER, JVM, WORKERS, TOGETHER = "driver's Python", "JVM", "Python workers", "together"
+DISK = "Spark's disk"
 SAMPLE_SECONDS = 0.25
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -33,7 +34,7 @@ class Samples:
     """What was seen of a tree of processes.
 
     Attributes:
-        peaks: megabytes, by kind: those of all processes of a kind at the same moment, and of all kinds.
+        peaks: megabytes, by kind: those of all processes of a kind at the same moment, and of all kinds; and on disk.
     """
 
     def __init__(self) -> None:
@@ -45,9 +46,9 @@ class Samples:
         """Processor time of all processes, as far as they were seen."""
         return sum(self._cpu_seconds.values())
 
-    def add(self, processes: list[Process]) -> None:
-        """Add what was seen at one moment."""
-        now = {TOGETHER: sum(one.megabytes for one in processes)}
+    def add(self, processes: list[Process], disk: float) -> None:
+        """Add what was seen at one moment; ``disk`` is in megabytes."""
+        now = {TOGETHER: sum(one.megabytes for one in processes), DISK: disk}
         for one in processes:
             now[one.kind] = now.get(one.kind, 0.0) + one.megabytes
             self._cpu_seconds[one.number] = one.cpu_seconds
@@ -56,13 +57,13 @@ class Samples:
 
 
 @contextmanager
-def sampled(root: int) -> Iterator[Samples]:
-    """Sample a process and those below it until the block ends."""
+def sampled(root: int, folder: Path) -> Iterator[Samples]:
+    """Sample a process and those below it, and the files in a folder, until the block ends."""
     samples, ended = Samples(), threading.Event()
 
     def sample() -> None:
         while not ended.wait(SAMPLE_SECONDS):
-            samples.add(tree(root))
+            samples.add(tree(root), _on_disk(folder))
 
     sampler = threading.Thread(target=sample, name="memory", daemon=True)
     sampler.start()
@@ -106,3 +107,13 @@ def _megabytes(number: int) -> float:
         if name == "Pss":
             return int(value.split()[0]) / 1024
     return 0.0  # it has ended, and was not waited for
+
+
+def _on_disk(folder: Path) -> float:
+    """Return the megabytes of the files below a folder."""
+    found = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it has been removed
+                found += Path(parent, name).stat().st_blocks * 512
+    return found / 2**20
