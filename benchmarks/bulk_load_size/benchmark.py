@@ -16,14 +16,23 @@ import psycopg
 
 from benchmarks.bulk_load.benchmark import APPLY
 from benchmarks.bulk_load_size.events import SizedEvents
-from benchmarks.bulk_load_size.processes import DISK, DRIVER, JVM, TOGETHER, WORKERS, Samples, sampled
+from benchmarks.bulk_load_size.processes import (
+    DISK,
+    DRIVER,
+    JVM,
+    TOGETHER,
+    WORKERS,
+    Samples,
+    sampled,
+    server_cpu_seconds,
+)
 from benchmarks.shared.database import SCHEMA, SUBSCRIBER, conninfo
 from benchmarks.shared.measurements import Row, Sample, Table, WrongResult
 from benchmarks.shared.program import Benchmark, Option, Run
 
 MILLION = 1_000_000
 KINDS = (DRIVER, JVM, WORKERS, TOGETHER, DISK)
-DATABASE, FIRST, LAST = "database", "first million", "last million"
+DATABASE, FIRST, LAST, PROCESSOR = "database", "first million", "last million", "processor time"
 
 DESCRIPTION = """\
 Load files of several sizes by `txbox bulk-load`, each in a process of its own, with Spark's
@@ -57,9 +66,10 @@ class SizedLoads:
         """Load so many rows; return how long a million took, and the peaks of memory."""
         database, key = self.run.database, name(writer, rows)
         self.events.reset(database, rows)
-        began = time.perf_counter()
+        began, server = time.perf_counter(), server_cpu_seconds(database.backend)
         report, samples = self._run(writer, [str(file.path) for file in self.events.of(rows)])
         wall = time.perf_counter() - began
+        server_after = server_cpu_seconds(database.backend)
         self.events.check(database, rows, key)
         if report["read"] != rows:
             raise WrongResult(f"{key}: {report['read']:,} rows were read")
@@ -67,7 +77,6 @@ class SizedLoads:
         details = {
             **seconds,
             "wall": wall,
-            "cpu_us": samples.cpu_seconds * 1e6 / rows,
             "chunks": report["chunks"],
             **self._pace(report["run_id"]),
         }
@@ -75,6 +84,9 @@ class SizedLoads:
         found = {key: Sample(sum(seconds.values()) * MILLION / rows, details)}
         found |= {part(writer, rows, kind): Sample(samples.peaks[kind]) for kind in KINDS if samples.peaks.get(kind)}
         found[part(writer, rows, DATABASE)] = Sample(size)
+        if server is not None and server_after is not None:
+            parts = {"spark": samples.cpu_seconds * MILLION / rows, "server": (server_after - server) * MILLION / rows}
+            found[part(writer, rows, PROCESSOR)] = Sample(sum(parts.values()), parts)
         found |= {part(writer, rows, one): Sample(details[one]) for one in (FIRST, LAST) if one in details}
         return found
 
@@ -155,6 +167,8 @@ def tables(run: Run) -> list[Table]:
         for rows in sizes:
             to = None if rows == least else name(writer, least)
             times.append(Row(name(writer, rows), partial(this.load, writer, rows), to, unit="s", ours=True))
+            to = None if rows == least else part(writer, least, PROCESSOR)
+            times.append(Row(part(writer, rows, PROCESSOR), None, to, unit="s", ours=True))
             for one in (FIRST, LAST):
                 to = part(writer, rows, FIRST) if one == LAST else None
                 times.append(Row(part(writer, rows, one), None, to, unit="s", ours=True))

@@ -94,6 +94,27 @@ def tree(root: int) -> list[Process]:
     return found
 
 
+def server_cpu_seconds(backend: int) -> float | None:
+    """Return the processor time of a Postgres server so far; None: it is not on this machine.
+
+    ``backend`` is the PID of one of its processes. What has ended counts as its parent's.
+    """
+    try:
+        name, postmaster, _ = _stat(backend)
+        if name != "postgres":
+            return None
+        ended = Path(f"/proc/{postmaster}/stat").read_text().rpartition(")")[2].split()[13:15]
+    except OSError:
+        return None
+    seconds = sum(map(int, ended)) / _TICKS
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                _, parent, own = _stat(int(folder.name))
+                seconds += own if parent == postmaster else 0
+    return seconds
+
+
 def _stat(number: int) -> tuple[str, int, float]:
     """Return a process's name, its parent, and its processor time in seconds."""
     name, _, rest = Path(f"/proc/{number}/stat").read_text().partition("(")[2].rpartition(")")
