@@ -1,8 +1,6 @@
 """The benchmark of large bulk loads: time for a million rows, and memory, must not grow with the number of rows."""
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +21,7 @@ from benchmarks.bulk_load_size.processes import (
     TOGETHER,
     WORKERS,
     Samples,
-    sampled,
+    measured,
     server_cpu_seconds,
 )
 from benchmarks.shared.database import SCHEMA, SUBSCRIBER, conninfo
@@ -99,10 +97,7 @@ class SizedLoads:
         command += ["--message-id", "event_id", "--apply", str(effect), "--url", self.run.url, "--schema", SCHEMA]
         command += ["--writer", writer, "--master", "local[2]", "--json"]
         with output.open("w") as stdout, errors.open("w") as stderr:
-            environment = {**os.environ, "SPARK_LOCAL_DIRS": str(local)}
-            process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
-            with process, sampled(process.pid, local) as samples:
-                status = process.wait()
+            status, samples = measured(command, local, stdout, stderr)
         if status:
             raise WrongResult(f"txbox bulk-load has ended with status {status}: {errors.read_text()}")
         report: dict[str, Any] = json.loads(output.read_text())

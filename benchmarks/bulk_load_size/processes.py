@@ -1,11 +1,19 @@
-"""The memory of a process and of those below it, and what else they use, sampled while it runs. Linux only."""
+"""The memory of a process and of those below it, and what else they use, sampled while it runs. Linux only.
+
+As a program, it runs a command and says how much memory it took::
+
+    python benchmarks/bulk_load_size/processes.py txbox bulk-load s3a://lake/orders/ …
+"""
 
 import os
+import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 DRIVER, JVM, WORKERS, TOGETHER = "driver's Python", "JVM", "Python workers", "together"
 DISK = "Spark's disk"
@@ -94,6 +102,27 @@ def tree(root: int) -> list[Process]:
     return found
 
 
+def measured(
+    command: Sequence[str], folder: Path, stdout: IO[str] | None = None, stderr: IO[str] | None = None
+) -> tuple[int, Samples]:
+    """Run a command to its end; return its exit status, and what was seen of it.
+
+    Args:
+        command: the program and its arguments.
+        folder: where Spark has its files, on disk.
+        stdout, stderr: for what the command prints; None: where this process prints.
+    """
+    environment = {**os.environ, "SPARK_LOCAL_DIRS": str(folder)}
+    process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
+    with process, sampled(process.pid, folder) as samples:
+        try:
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+    return status, samples
+
+
 def server_cpu_seconds(backend: int) -> float | None:
     """Return the processor time of a Postgres server so far; None: it is not on this machine.
 
@@ -138,3 +167,16 @@ def _on_disk(folder: Path) -> float:
             with suppress(OSError):  # it has been removed
                 found += Path(parent, name).stat().st_blocks * 512
     return found / 2**20
+
+
+def main() -> int:
+    """Run the command that the arguments are, and print the peak of each kind of process; return its exit status."""
+    with tempfile.TemporaryDirectory(prefix="txbox-local-") as folder:
+        status, samples = measured(sys.argv[1:], Path(folder))
+    for kind, megabytes in samples.peaks.items():
+        print(f"{kind:16} {megabytes:8,.0f} MB at the peak", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -25,7 +25,8 @@ TRACING_KEYS = {"no tracing", "null", "10 % sampled"}
 MEMORY_KEYS = {f"{form}, {when}" for form in ("effect", "batch_handler") for when in ("after 1 %", "at the end")}
 DEADLOCKS_KEYS = {"message, 1 thread"}
 SIZE = ("--rows", "20000,40000", "--only", "copy")
-SIZE_PARTS = ("", ": driver's Python", ": JVM", ": Python workers", ": together", ": database")
+SIZE_PARTS = ("", ": processor time", ": driver's Python", ": JVM", ": Python workers", ": together")
+SIZE_PARTS += (": Spark's disk", ": database")
 SIZE_KEYS = {f"copy, {rows} M rows{part}" for rows in ("0.02", "0.04") for part in SIZE_PARTS}
 
 
