@@ -17,6 +17,9 @@ ACCOUNTS = 100_000
 DUPLICATE_SHARE, PROCESSED_SHARE = 0.10, 0.20
 """Of a file's rows, those whose id a row of the file before has; of its other ids, those in the inbox before."""
 
+ROW_GROUP_BYTES = 64 << 20
+"""Of a Parquet file, about: Spark has a row group's column in memory, and writes groups of 128 MB."""
+
 _HEX = numpy.frombuffer(b"0123456789abcdef", dtype=numpy.uint8)
 _DASHES = (8, 13, 18, 23)
 _LEAST_BYTES = 60
@@ -62,7 +65,8 @@ class SizedEvents(NamedTuple):
                 new.num_rows,
                 pyarrow.compute.sum(new["cents"].slice(known)).as_py(),
             )
-            parquet.write_table(pyarrow.concat_tables([new, repeated]).take(random.permutation(rows)), file.path)
+            table = pyarrow.concat_tables([new, repeated]).take(random.permutation(rows))
+            parquet.write_table(table, file.path, row_group_size=max(1, ROW_GROUP_BYTES // row_bytes))
             options = csv.WriteOptions(include_header=False)
             csv.write_csv(new.select(["event_id"]).slice(0, known), file.processed, options)
             files.append(file)
