@@ -17,6 +17,7 @@ SUBJECTS = (
     "ledger",
     "deadlocks",
     "bulk_load",
+    "bulk_load_size",
     "spark_write",
     "audit",
     "retention",

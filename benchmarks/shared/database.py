@@ -75,6 +75,11 @@ class Database:
             self.execute(f"VACUUM ANALYZE {SCHEMA}.{name}")
         self.checkpoint()
 
+    @property
+    def backend(self) -> int:
+        """The PID of the server process that this works with."""
+        return self._connection.info.backend_pid
+
     def checkpoint(self) -> None:
         """Have nothing pending that a measurement would pay for, if the user may."""
         try:

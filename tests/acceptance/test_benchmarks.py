@@ -24,6 +24,10 @@ RELAY_KEYS |= {"producers at 1,000/s, relay"}
 TRACING_KEYS = {"no tracing", "null", "10 % sampled"}
 MEMORY_KEYS = {f"{form}, {when}" for form in ("effect", "batch_handler") for when in ("after 1 %", "at the end")}
 DEADLOCKS_KEYS = {"message, 1 thread"}
+SIZE = ("--rows", "20000,40000", "--only", "copy")
+SIZE_PARTS = ("", ": processor time", ": driver's Python", ": JVM", ": Python workers", ": together")
+SIZE_PARTS += (": Spark's disk", ": database")
+SIZE_KEYS = {f"copy, {rows} M rows{part}" for rows in ("0.02", "0.04") for part in SIZE_PARTS}
 
 
 @pytest.mark.slow
@@ -36,6 +40,7 @@ DEADLOCKS_KEYS = {"message, 1 thread"}
         pytest.param("ledger", LEDGER, LEDGER_KEYS, id="ledger"),
         pytest.param("tracing", ("--seconds", "1"), TRACING_KEYS, id="tracing"),
         pytest.param("memory", ("--messages", "20000"), MEMORY_KEYS, id="memory"),
+        pytest.param("bulk_load_size", SIZE, SIZE_KEYS, id="bulk_load_size"),
         pytest.param("deadlocks", ("--seconds", "5", "--only", "message, 1"), DEADLOCKS_KEYS, id="deadlocks"),
     ],
 )
