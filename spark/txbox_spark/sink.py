@@ -172,7 +172,7 @@ def inbox_sink(
             on_batch(batch_id, replace(report, writer_reason=reason))
 
     def resumed(batch: DataFrame, source: str, run_id: str) -> BulkLoadReport | None:
-        """Finish the run of an earlier attempt at the batch; None: it is forgotten, for the batch has other rows now."""
+        """Finish the run of an earlier attempt at the batch; None: it cannot be, and is forgotten."""
         try:
             return load_events(batch, valid, chosen.writer, EventSource(source, b""), run_id, on_progress)
         except BulkLoadFailed as error:

@@ -29,7 +29,8 @@ WRITE_OPTIONS = (
 )  # fmt: skip
 READ_OPTIONS = ("url", "table", "subscriber", "schema", "prefix", "partitions")
 
-OF_STREAMS = ("checkpointlocation", "queryname")
+CHECKPOINT = "checkpointlocation"
+OF_STREAMS = (CHECKPOINT, "queryname")
 """Options of Spark itself, which every sink of a stream is given, too."""
 
 
@@ -39,6 +40,7 @@ class WriteOptions:
 
     load: ValidLoadOptions
     fails_on_rejected: bool  # rows that cannot be loaded end the write
+    checkpoint: str | None = None  # where a stream keeps how far it is, if that is an option of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         column_types=_types(options["types"]) if "types" in options else None,
         **others,
     )
-    return WriteOptions(load, on_rejected == FAIL)
+    checkpoint = next((value for name, value in given.items() if name.lower() == CHECKPOINT), None)
+    return WriteOptions(load, on_rejected == FAIL, checkpoint)
 
 
 def read_options(given: Mapping[str, str], tables: tuple[str, ...]) -> ReadOptions:

@@ -28,7 +28,7 @@ from support.waiting import wait_until
 from txbox import Inbox, SchemaMissing
 from txbox.instrumentation import BulkLoaded
 from txbox.instrumentation import Event as TxboxEvent
-from txbox_spark import BulkLoadReport, JobProgress, SparkSetupError, require_jdbc_driver
+from txbox_spark import BulkLoadReport, SparkSetupError, require_jdbc_driver
 from txbox_spark.loading.writer import FEW
 from txbox_spark.sink import BatchFailed, inbox_sink
 

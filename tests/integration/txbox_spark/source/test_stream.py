@@ -82,3 +82,4 @@ def test_a_batch_that_fails_ends_the_query_and_comes_again(
     books.run("DELETE FROM forbidden")
     landing.run("checkpoint", APPLY_ALLOWED)
     books.require_applied(events)
+    assert books.rows("SELECT error, finished_at IS NOT NULL FROM bulk_load") == [(None, True)]
