@@ -29,7 +29,7 @@ def events(numbers: range) -> list[Event]:
     return [{"event_id": f"e{number:05}", "account": number % 7, "amount": number % 11 - 5} for number in numbers]
 
 
-RESTARTS = int(os.environ.get("R", "24"))
+RESTARTS = 24
 
 GATED: Event = {"event_id": "gate", "account": 3, "amount": 1000}
 REFUSED: Event = {"event_id": "e00301 refused", "account": 3, "amount": 1000}
@@ -158,6 +158,7 @@ def test_a_stream_that_is_restarted_again_and_again(engine: Engine, start: Start
         path.write_text("".join(f"{json.dumps(row)}\n" for row in more), encoding="utf-8")
     settings = {"writer": writer, "chunk_rows": 20, "parallelism": 2}
     moments = random.Random(24)
+    left: set[tuple[Any, ...]] = set()
     for restart in range(RESTARTS):
         before = len(rows(engine, "SELECT FROM effect"))
         victim = start(checkpoint=f"checkpoint-{restart // 3}", **settings)
@@ -171,7 +172,10 @@ def test_a_stream_that_is_restarted_again_and_again(engine: Engine, start: Start
             break
         time.sleep(moments.uniform(0, 1.5))
         kill(victim)
+        left |= set(rows(engine, "SELECT run_id FROM bulk_load WHERE finished_at IS NULL"))
     last = start(checkpoint="checkpoint-last", **settings)
     last.communicate(timeout=600)
     assert last.returncode == 0
     assert_applied_once(engine, expected)
+    assert restart >= RESTARTS // 2, "otherwise it was done too soon"
+    assert len(left) >= RESTARTS // 4, "otherwise it was never killed within a batch"
