@@ -76,10 +76,11 @@ def bulk_load(
     return report
 
 
-def emit_loaded(hooks: Iterable[Hook], report: BulkLoadReport, source: str) -> None:
+def emit_loaded(hooks: Iterable[Hook], report: BulkLoadReport, source: str, batch_id: int | None = None) -> None:
     """Tell hooks what a load came to."""
     counts = {name: getattr(report, name) for name in OUTCOMES}
-    emit(tuple(hooks), BulkLoaded(report.subscriber_id, source, counts, sum(report.seconds.values())))
+    seconds = sum(report.seconds.values())
+    emit(tuple(hooks), BulkLoaded(report.subscriber_id, source, counts, seconds, report.run_id, batch_id))
 
 
 def load_events(

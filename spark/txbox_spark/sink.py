@@ -7,14 +7,16 @@
     batch n ──▶ bulk load "stream QUERY batch n" ──▶ on_batch ──▶ Spark commits n to the checkpoint
                           │
                           └── killed, or failed: the next start of the query gives the same rows again,
-                              in batches cut as before or otherwise; the inbox rejects what was applied
+                              in batches cut as before: their run is resumed; or otherwise: the inbox
+                              rejects what was applied
 
 foreachBatch gives each batch at least once. With the inbox each event is applied once, whatever the batch's number and
 bounds: a query may go on from its checkpoint, from an older one, or begin again without any.
 
 The ledger holds the batch that is being loaded. A batch is forgotten when it is loaded. One that was killed or has
-failed stays, with its error, until the same query begins a batch again; if it never does, until a sink of the same
-subscriber begins one after ``abandoned_seconds``.
+failed stays, with its error, until the same query begins a batch again. If that is the same batch, with the same ids,
+its run is resumed: chunks that are done, with the rejected rows that they have kept, are left out. If the query never
+does, the batch stays until a sink of the same subscriber begins one after ``abandoned_seconds``.
 
 To stop a query in a batch, Spark interrupts the batch's calls of Java. The batch ends with an error, is not committed
 to the checkpoint, and comes again when the query starts again. Spark recognizes such an error by its text, with a
@@ -31,16 +33,16 @@ from typing import Unpack
 
 from sqlalchemy import NullPool
 
-from txbox import TxboxError
+from txbox import InvalidConfiguration, TxboxError
 from txbox.instrumentation import Hook
 from txbox.postgres.engines import open_engine
 from txbox_spark.bulk_load import emit_loaded, load_events
 from txbox_spark.loading.context import BulkLoadFailed
-from txbox_spark.loading.ledger import LoadLedger
+from txbox_spark.loading.ledger import LoadLedger, RunNotFound
 from txbox_spark.loading.writer import FEW, WriterChoice
 from txbox_spark.options import AUTO, LoadOptions, ValidLoadOptions
 from txbox_spark.reading.sources import EventSource
-from txbox_spark.report import BulkLoadReport
+from txbox_spark.report import BulkLoadReport, OnProgress
 from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.lazy_imports import DataFrame, spark_errors
 
@@ -77,7 +79,11 @@ class BatchInterrupted(TxboxError):
 
 
 def inbox_sink(
-    *, on_batch: OnBatch | None = None, hooks: Iterable[Hook] = (), **options: Unpack[LoadOptions]
+    *,
+    on_batch: OnBatch | None = None,
+    on_progress: OnProgress | None = None,
+    hooks: Iterable[Hook] = (),
+    **options: Unpack[LoadOptions],
 ) -> Callable[[DataFrame, int], None]:
     """Make the function that ``DataStreamWriter.foreachBatch`` calls: every event of the stream is applied once.
 
@@ -98,6 +104,7 @@ def inbox_sink(
     Args:
         on_batch: called with each batch's number and report, but for batches without rows. After a restart it may be
             called with the same number again. What it raises ends the query.
+        on_progress: called with the progress of each batch, from a thread of its own.
         hooks: get ``txbox.instrumentation.BulkLoaded`` after each batch, but for those without rows.
         options: those of ``txbox_spark.options.LoadOptions``; ``url``, ``subscriber_id``, ``message_id`` and ``apply``
             are required.
@@ -131,20 +138,27 @@ def inbox_sink(
         refuse_connect(batch, "inbox_sink", 'write the stream with format txbox: stream.writeStream.format("txbox")')
         # Spark sets it in the thread that runs the query; the same after a restart from the same checkpoint.
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or unnamed
+        source = f"stream {query} batch {batch_id}"
+        begun = None
         if clean != query:
             ledger.check()
+            begun = ledger.run_of_source(valid.subscriber_id, source)
             # A query runs one batch at a time: older ones of it are not being worked on.
             own = f"^stream {re.escape(query)} batch [0-9]+$"
-            forgotten = ledger.forget_abandoned(valid.subscriber_id, own, _ANY_BATCH, valid.abandoned_seconds)
+            forgotten = ledger.forget_abandoned(valid.subscriber_id, own, _ANY_BATCH, valid.abandoned_seconds, begun)
             for abandoned in forgotten:
                 _log.info("an abandoned batch of a stream is forgotten: bulk load %s", abandoned)
         clean = None
         try:
-            report = load_events(batch, valid, chosen.writer, EventSource(f"stream {query} batch {batch_id}", b""))
+            report = None if begun is None else resumed(batch, source, begun)
+            if report is None:
+                begun = None
+                report = load_events(batch, valid, chosen.writer, EventSource(source, b""), None, on_progress)
         except BulkLoadFailed as error:
             failed = BatchFailed(batch_id, error.run_id, error.why, done=error.done, chunks=error.chunks)
             raise failed from error
-        if chosen.writer == AUTO and report.writer_reason != FEW.reason:  # which says nothing of the executors
+        # What few events, or an earlier attempt, were loaded with says nothing of the executors.
+        if chosen.writer == AUTO and begun is None and report.writer_reason != FEW.reason:
             chosen = WriterChoice(report.writer, report.writer_reason)
         ledger.forget(report.run_id)
         clean = query
@@ -152,10 +166,23 @@ def inbox_sink(
             sample = "; ".join(report.rejected_sample)
             _log.warning("%s: %d of %d rows rejected: %s", report.source, report.rejected, report.read, sample)
         if report.read:
-            emit_loaded(hooks, report, f"stream {query}")
+            emit_loaded(hooks, report, f"stream {query}", batch_id)
         if report.read and on_batch is not None:
             reason = report.writer_reason if chosen.writer == AUTO else chosen.reason
             on_batch(batch_id, replace(report, writer_reason=reason))
+
+    def resumed(batch: DataFrame, source: str, run_id: str) -> BulkLoadReport | None:
+        """Finish the run of an earlier attempt at the batch; None: it cannot be, and is forgotten."""
+        try:
+            return load_events(batch, valid, chosen.writer, EventSource(source, b""), run_id, on_progress)
+        except BulkLoadFailed as error:
+            if error.resumable:
+                raise
+        except (InvalidConfiguration, RunNotFound):
+            pass
+        _log.info("%s: bulk load %s cannot be resumed, and another one begins", source, run_id)
+        ledger.forget(run_id)
+        return None
 
     return sink
 

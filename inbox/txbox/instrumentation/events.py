@@ -186,10 +186,14 @@ class BulkLoaded(Event):
         source: "bulk load", or the stream without the number of the batch.
         counts: rows by what became of them, named as in ``BulkLoadReport``; they add up to those that were read.
         seconds: how long its last attempt took.
+        run_id: of the ledger.
+        batch_id: Spark's number of the batch, as in the progress of the query; None: a bulk load.
     """
 
     counts: Mapping[str, int]
     seconds: float
+    run_id: str | None = None
+    batch_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

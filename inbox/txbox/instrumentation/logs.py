@@ -96,7 +96,8 @@ def _log_event(event: Event) -> None:
             log.info("%s: removed %d rows in %.1f s, %.0f per second", event.source, event.removed, event.seconds, rate)
         case BulkLoaded():
             counted = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in event.counts.items() if count)
-            log.info("%s from %s: %s, in %.1f s", name, event.source, counted or "no rows", event.seconds)
+            source = event.source if event.batch_id is None else f"{event.source} batch {event.batch_id}"
+            log.info("%s from %s: %s, in %.1f s", name, source, counted or "no rows", event.seconds)
         case PublisherOverdue():
             line = "%s: the publisher of %s was given %d messages, and has not returned for %g s"
             log.error(line, name, event.source, event.messages, event.seconds)

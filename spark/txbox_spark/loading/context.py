@@ -37,6 +37,7 @@ class BulkLoadFailed(TxboxError):
         why: the cause.
         done: chunks that are merged.
         chunks: how many there are.
+        resumable: whether the run may be resumed; otherwise another one has to begin.
     """
 
     def __init__(self, run_id: str, why: str, *, done: int, chunks: int, resumable: bool = True) -> None:
@@ -44,6 +45,7 @@ class BulkLoadFailed(TxboxError):
         self.why = why
         self.done = done
         self.chunks = chunks
+        self.resumable = resumable
         advice = f"; when the cause is fixed, resume run {run_id}" if resumable else ""
         super().__init__(
             f"{why} ({done} of {chunks} chunks are merged, and of the others nothing is committed{advice})"
@@ -150,12 +152,13 @@ class LoadContext:
             TxboxError: the same, before there is a run.
         """
         started = time.monotonic()
+        loaded = f"of {self.source}" if run is None else f"{run.run_id} of {self.source}"
         span = self.span = self.tracing.internal(f"txbox.bulk_load {name}", {})
         try:
             with (
                 span.current(),
                 small_plans(self.spark),
-                job_group(self.spark.sparkContext, f"txbox bulk load of {self.source}: {name}") as group,
+                job_group(self.spark.sparkContext, f"txbox bulk load {loaded}: {name}") as group,
             ):
                 run_id = None if run is None else run.run_id
                 with nullcontext() if name == "merge" else self.reporter.spark_stage(name, run_id, group):

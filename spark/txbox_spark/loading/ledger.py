@@ -99,6 +99,7 @@ class LedgerStatements(SqlFile, file="ledger.sql"):
     failure: str
     finish_run: str
     forget_run: str
+    run_of_source: str
     forget_abandoned: str
     merged_chunks: str
     totals: str
@@ -187,8 +188,14 @@ class LoadLedger:
         """Forget a run and its chunks."""
         self._execute(self._sql.forget_run, run_id=run_id)
 
+    @retry_outages
+    def run_of_source(self, subscriber_id: str, source: str) -> str | None:
+        """Return the last run of a subscriber's source; None if there is none."""
+        found = self._execute(self._sql.run_of_source, subscriber_id=subscriber_id, source=source)
+        return next((run_id for (run_id,) in found), None)
+
     def forget_abandoned(
-        self, subscriber_id: str, own_sources: str, other_sources: str, abandoned_seconds: float
+        self, subscriber_id: str, own_sources: str, other_sources: str, abandoned_seconds: float, kept: str | None
     ) -> tuple[str, ...]:
         """Forget abandoned runs of a subscriber, with their chunks, and return their ids.
 
@@ -197,6 +204,7 @@ class LoadLedger:
             own_sources: a regular expression: sources that only the caller loads, so that none is being worked on.
             other_sources: a regular expression: sources that another process may be loading.
             abandoned_seconds: how old the heartbeat of those must be.
+            kept: a run that is going to be resumed.
         """
         found = self._execute(
             self._sql.forget_abandoned,
@@ -204,6 +212,7 @@ class LoadLedger:
             own_sources=own_sources,
             other_sources=other_sources,
             abandoned_seconds=abandoned_seconds,
+            kept=kept,
         )
         return tuple(run_id for (run_id,) in found)
 

@@ -67,15 +67,24 @@ WHERE run_id = %(run_id)s
 WITH chunks AS (DELETE FROM {{bulk_load_chunk}} WHERE run_id = %(run_id)s)
 DELETE FROM {{bulk_load}} WHERE run_id = %(run_id)s
 
+-- name: run_of_source
+-- The last run of a source.
+-- parameters: subscriber_id text, source text
+-- returns: run_id; no row if there is none
+SELECT run_id FROM {{bulk_load}} WHERE subscriber_id = %(subscriber_id)s AND source = %(source)s
+ORDER BY heartbeat_at DESC LIMIT 1
+
 -- name: forget_abandoned
 -- Delete runs that are not worked on any more, and chunks without a run: a task may outlive its driver, and merge a
 -- chunk after the run was deleted.
 -- parameters: subscriber_id text, own_sources text (a pattern: sources that only the caller loads), other_sources text
---   (a pattern: sources that another process may be loading), abandoned_seconds double precision (for the latter)
+--   (a pattern: sources that another process may be loading), abandoned_seconds double precision (for the latter),
+--   kept text (a run that is going to be resumed; null: none)
 -- returns: run_id
 WITH abandoned AS (
   DELETE FROM {{bulk_load}}
   WHERE subscriber_id = %(subscriber_id)s
+    AND run_id IS DISTINCT FROM %(kept)s
     AND (
       source ~ %(own_sources)s
       OR source ~ %(other_sources)s AND heartbeat_at < now() - make_interval(secs => %(abandoned_seconds)s)

@@ -70,6 +70,7 @@ class PieceMerger:
     events: ArrowEvents  # how rows become events
     source: str  # what the ledger says is loaded
     fails_on_rejected: bool  # a piece with rows that cannot be loaded is not merged, and ends the write
+    checkpoint: str | None = None  # of a stream, if it is known
 
     def merge(self, batches: "Iterator[pyarrow.RecordBatch]") -> tuple[int, ...]:
         """Merge the rows of one attempt at a task, and return the numbers of its pieces in the ledger.
@@ -80,7 +81,7 @@ class PieceMerger:
         # A session for each piece: what the caller's statements leave in one must not reach the next piece.
         engine = guard(open_engine(self.url, poolclass=NullPool))
         sizer = MergeSizer(self.plan.lock_seconds, PIECE_ROWS // FIRST_ROWS)
-        ledger = RunLedger(engine, self.plan, self.source)
+        ledger = RunLedger(engine, self.plan, self.source, self.checkpoint)
         ledger.begin()
         numbers = []
         for piece in self._pieces(batches, sizer):

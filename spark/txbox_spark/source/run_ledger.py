@@ -31,8 +31,14 @@ from txbox_spark.runtime.retries import retry_outages
 FRAME, STREAM = "a DataFrame, by format txbox", "a stream, by format txbox"
 """What the ledger says is loaded."""
 
-DIGEST = hashlib.sha256(b"format txbox").digest()
-"""No bulk load has it, so none resumes such a run."""
+
+def digest_of(checkpoint: str | None) -> bytes:
+    """Return the digest of the runs of a query, by its checkpoint; None: of any other write.
+
+    No bulk load has it, so none resumes such a run.
+    """
+    name = b"format txbox" if checkpoint is None else b"format txbox\0" + checkpoint.encode()
+    return hashlib.sha256(name).digest()
 
 
 class WriteFailed(TxboxError):
@@ -45,6 +51,7 @@ class RunStatements(SqlFile, file="run_ledger.sql"):
     begin_run: str
     ended: str
     abort_run: str
+    abort_batch: str
     lock_run: str
     drop_lost_pieces: str
     settle_pieces: str
@@ -59,6 +66,7 @@ class RunLedger:
     engine: Engine
     plan: MergePlan
     source: str  # FRAME or STREAM
+    checkpoint: str | None = None  # of a stream, if it is known
 
     @property
     def _sql(self) -> RunStatements:
@@ -75,7 +83,8 @@ class RunLedger:
     def begin(self) -> None:
         """Begin the run, or record that it is being worked on."""
         plan = self.plan
-        values = {"run_id": plan.run_id, "subscriber_id": plan.subscriber_id, "source": self.source, "digest": DIGEST}
+        digest = digest_of(self.checkpoint)
+        values = {"run_id": plan.run_id, "subscriber_id": plan.subscriber_id, "source": self.source, "digest": digest}
         self._execute(self._sql.begin_run, values)
 
     def refuse_ended(self, connection: Connection) -> None:
@@ -94,6 +103,15 @@ class RunLedger:
         """Record that the write has ended without success."""
         self.begin()
         self._execute(self._sql.abort_run, {"run_id": self.plan.run_id, "error": error})
+
+    def abort_batch(self, error: str) -> None:
+        """Record that a batch of the stream has ended without success, if none of its tasks tells its run.
+
+        It is found by the checkpoint: a query runs one batch at a time.
+        """
+        if self.checkpoint is not None:
+            query = {"subscriber_id": self.plan.subscriber_id, "digest": digest_of(self.checkpoint)}
+            self._execute(self._sql.abort_batch, {**query, "error": error})
 
     def finish(self, pieces: Collection[int]) -> BulkLoadReport:
         """Record that the write has ended, of which these pieces count, and return the report."""
@@ -124,11 +142,15 @@ class RunLedger:
         )
 
     def forget_batches(self) -> None:
-        """Forget the batches of streams of the subscriber but this one."""
+        """Forget the batches of streams of the subscriber but this one.
+
+        Of its own query, those too that were left open: a query runs one batch at a time.
+        """
         values = {
             "run_id": self.plan.run_id,
             "subscriber_id": self.plan.subscriber_id,
             "source": self.source,
+            "digest": None if self.checkpoint is None else digest_of(self.checkpoint),
             "abandoned_seconds": ABANDONED_SECONDS,
         }
         self._execute(self._sql.forget_batches, values)

@@ -24,6 +24,13 @@ SELECT error, finished_at IS NOT NULL AS finished FROM {{bulk_load}} WHERE run_i
 UPDATE {{bulk_load}} SET error = coalesce(error, %(error)s), heartbeat_at = now()
 WHERE run_id = %(run_id)s AND finished_at IS NULL
 
+-- name: abort_batch
+-- Record why the batches of a query have ended that are open, unless a task has said so.
+-- parameters: subscriber_id text, digest bytea (of the query), error text
+-- returns: nothing
+UPDATE {{bulk_load}} SET error = coalesce(error, %(error)s), heartbeat_at = now()
+WHERE subscriber_id = %(subscriber_id)s AND digest = %(digest)s AND finished_at IS NULL
+
 -- name: lock_run
 -- Wait for transactions of the run, which hold the lock shared: tasks that are run twice may outlive their twins.
 -- parameters: stalled text (longest wait), run_lock bigint
@@ -72,13 +79,15 @@ FROM (
 WHERE run.run_id = %(run_id)s
 
 -- name: forget_batches
--- Delete the batches of streams of a subscriber but the last: those that are finished, or were left long ago.
--- parameters: run_id text (the last), subscriber_id text, source text, abandoned_seconds double precision
+-- Delete the batches of streams of a subscriber but the last: those that are finished, those of the same query, and
+-- those that were left long ago.
+-- parameters: run_id text (the last), subscriber_id text, source text, digest bytea (of the query; null: not known),
+--   abandoned_seconds double precision
 -- returns: nothing
 WITH forgotten AS (
   DELETE FROM {{bulk_load}}
   WHERE subscriber_id = %(subscriber_id)s AND source = %(source)s AND run_id <> %(run_id)s
-    AND (finished_at IS NOT NULL OR heartbeat_at < now() - make_interval(secs => %(abandoned_seconds)s))
+    AND (finished_at IS NOT NULL OR digest = %(digest)s OR heartbeat_at < now() - make_interval(secs => %(abandoned_seconds)s))
   RETURNING run_id
 )
 DELETE FROM {{bulk_load_chunk}} AS chunk USING forgotten WHERE chunk.run_id = forgotten.run_id

@@ -1,6 +1,8 @@
 """The options of format txbox: texts, as Spark gives them to a data source, read and validated."""
 
+import os
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -29,7 +31,8 @@ WRITE_OPTIONS = (
 )  # fmt: skip
 READ_OPTIONS = ("url", "table", "subscriber", "schema", "prefix", "partitions")
 
-OF_STREAMS = ("checkpointlocation", "queryname")
+CHECKPOINT = "checkpointlocation"
+OF_STREAMS = (CHECKPOINT, "queryname")
 """Options of Spark itself, which every sink of a stream is given, too."""
 
 
@@ -39,6 +42,8 @@ class WriteOptions:
 
     load: ValidLoadOptions
     fails_on_rejected: bool  # rows that cannot be loaded end the write
+    checkpoint: str | None = None
+    """Where a stream keeps how far it is, if that is an option of it, as no other stream has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,8 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         column_types=_types(options["types"]) if "types" in options else None,
         **others,
     )
-    return WriteOptions(load, on_rejected == FAIL)
+    checkpoint = next((value for name, value in given.items() if name.lower() == CHECKPOINT), None)
+    return WriteOptions(load, on_rejected == FAIL, None if checkpoint is None else _place(checkpoint))
 
 
 def read_options(given: Mapping[str, str], tables: tuple[str, ...]) -> ReadOptions:
@@ -147,6 +153,14 @@ def _function(module: str, name: str) -> Callable[..., object]:
     if not callable(found):
         raise InvalidConfiguration(f"format {FORMAT}: apply: {module}:{name} is no function")
     return found  # type: ignore[no-any-return]
+
+
+def _place(checkpoint: str) -> str:
+    """Return a checkpoint's place, with the name of this machine if it may be one of its own files."""
+    scheme, colon, path = checkpoint.partition(":")
+    if colon and scheme != "file":
+        return checkpoint
+    return f"{socket.gethostname()}:{os.path.abspath(path if colon else checkpoint)}"  # noqa: PTH100 - no link is followed
 
 
 def _types(text: str) -> dict[str, str]:

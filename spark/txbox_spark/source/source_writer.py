@@ -63,7 +63,8 @@ class InboxWriter(DataSourceArrowWriter):
             most_rejected=0 if options.fails_on_rejected else None,
         )
         url = load.database.render_as_string(hide_password=False)
-        self._task = PieceMerger(url, plan, events, source, options.fails_on_rejected)
+        checkpoint = options.checkpoint if source == STREAM else None
+        self._task = PieceMerger(url, plan, events, source, options.fails_on_rejected, checkpoint)
         self._ledger().check()
 
     def write(self, iterator: "Iterator[pyarrow.RecordBatch]") -> MergedPieces:
@@ -88,7 +89,8 @@ class InboxWriter(DataSourceArrowWriter):
         plan = self._task.plan
         if run_id is not None:
             plan = replace(plan, run_id=run_id)
-        return RunLedger(open_engine(self._task.url, poolclass=NullPool), plan, self._task.source)
+        engine = open_engine(self._task.url, poolclass=NullPool)
+        return RunLedger(engine, plan, self._task.source, self._task.checkpoint)
 
     def _finish(self, ledger: RunLedger, messages: Sequence[WriterCommitMessage | None], what: str) -> None:
         with explained("every piece is merged, but the end of the write cannot be recorded"):
@@ -112,9 +114,11 @@ class InboxStreamWriter(InboxWriter, DataSourceStreamWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's
         """Record that a batch has failed; a task whose piece failed has said why."""
-        for run_id in {one.run_id for one in _merged(messages)}:
-            with explained("the failure cannot be recorded"):
-                self._ledger(run_id).abort(f"batch {batchId} of a stream: {ABORTED}")
+        error = f"batch {batchId} of a stream: {ABORTED}"
+        with explained("the failure cannot be recorded"):
+            for run_id in {one.run_id for one in _merged(messages)}:
+                self._ledger(run_id).abort(error)
+            self._ledger().abort_batch(error)
 
 
 def _merged(messages: Sequence[WriterCommitMessage | None]) -> list[MergedPieces]:

@@ -31,9 +31,13 @@ def events(numbers: range) -> list[Event]:
 
 RESTARTS = 24
 
+GATED: Event = {"event_id": "gate", "account": 3, "amount": 1000}
+REFUSED: Event = {"event_id": "e00301 refused", "account": 3, "amount": 1000}
+"""In one of the first chunks of its batch, and the gate in the last."""
+
 FILES: list[list[Event]] = [
     [*events(range(400)), *events(range(100))],
-    [*events(range(300, 700)), {"event_id": "gate", "account": 3, "amount": 1000}],
+    [*events(range(300, 700)), GATED, REFUSED],
     events(range(600, 1000)),
 ]
 
@@ -42,7 +46,7 @@ FILES: list[list[Event]] = [
 def landing(tmp_path: Path, engine: Engine) -> Path:
     """The files, and the tables that they change."""
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE effect (event_id text NOT NULL)")
+        connection.exec_driver_sql("CREATE TABLE effect (event_id text CHECK (event_id !~ 'refused'))")
         connection.exec_driver_sql("CREATE TABLE account (account_id int PRIMARY KEY, balance bigint NOT NULL)")
         connection.exec_driver_sql("INSERT INTO account SELECT n, 0 FROM generate_series(0, 6) AS n")
     folder = tmp_path / "landing"
@@ -55,12 +59,12 @@ def landing(tmp_path: Path, engine: Engine) -> Path:
 
 
 @pytest.fixture
-def start(schema_url: str, landing: Path, tmp_path: Path) -> Iterator[Start]:
+def start(fresh_database: str, landing: Path, tmp_path: Path) -> Iterator[Start]:
     """Start the query's process, and see that none outlives the test."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(*, checkpoint: str = "checkpoint", **settings: Any) -> "subprocess.Popen[str]":
-        place = {"url": schema_url, "landing": str(landing), "checkpoint": str(tmp_path / checkpoint)}
+        place = {"url": fresh_database, "landing": str(landing), "checkpoint": str(tmp_path / checkpoint)}
         processes.append(sink_process.start(**place, **settings))
         return processes[-1]
 
@@ -82,7 +86,7 @@ def rows(engine: Engine, sql: str) -> list[tuple[Any, ...]]:
 
 
 def assert_applied_once(engine: Engine, expected: list[Event]) -> None:
-    first = {event["event_id"]: event for event in expected}
+    first = {event["event_id"]: event for event in expected if event != REFUSED}
     balances = Counter(dict.fromkeys(range(7), 0))
     for event in first.values():
         balances[event["account"]] += event["amount"]
@@ -103,7 +107,7 @@ def assert_applied_once(engine: Engine, expected: list[Event]) -> None:
     ],
 )
 def test_killed_in_a_batch(engine: Engine, start: Start, writer: str, checkpoint: str) -> None:
-    settings = {"writer": writer, "chunk_rows": 100, "parallelism": 2}
+    settings = {"writer": writer, "chunk_rows": 100, "parallelism": 2, "rejected_to": "table:kept"}
     waiting = f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = {GATE} AND NOT granted"
     with engine.connect() as gate:
         gate.exec_driver_sql("SELECT pg_advisory_lock(%s)", (GATE,))
@@ -120,6 +124,7 @@ def test_killed_in_a_batch(engine: Engine, start: Start, writer: str, checkpoint
     ((left_behind, source),) = rows(engine, "SELECT run_id, source FROM bulk_load")
     assert source.endswith(" batch 1")
     applied_before = len(rows(engine, "SELECT FROM effect"))
+    assert len(rows(engine, "SELECT FROM kept")) == 1
 
     process = start(checkpoint=checkpoint, **settings)
     said, _ = process.communicate(timeout=120)
@@ -129,7 +134,9 @@ def test_killed_in_a_batch(engine: Engine, start: Start, writer: str, checkpoint
     kept = checkpoint == "checkpoint"
     assert [report["batch"] for report in reports] == ([1, 2] if kept else [0, 1, 2])
     assert [report["read"] for report in reports] == [len(file) for file in (FILES[1:] if kept else FILES)]
-    assert sum(report["applied"] for report in reports) == 1001 - applied_before
+    # The same batch of the same query is resumed, and its report is of both attempts.
+    assert len(rows(engine, "SELECT FROM kept")) == (1 if kept else 2)
+    assert sum(report["applied"] for report in reports) == (601 if kept else 1001 - applied_before)
     # A query that begins anew is another one for Spark: what the old one left is swept when it is old.
     staging = (
         "SELECT FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relname ~ '^bulk_load_staging'"
@@ -151,6 +158,7 @@ def test_a_stream_that_is_restarted_again_and_again(engine: Engine, start: Start
         path.write_text("".join(f"{json.dumps(row)}\n" for row in more), encoding="utf-8")
     settings = {"writer": writer, "chunk_rows": 20, "parallelism": 2}
     moments = random.Random(24)
+    left: set[tuple[Any, ...]] = set()
     for restart in range(RESTARTS):
         before = len(rows(engine, "SELECT FROM effect"))
         victim = start(checkpoint=f"checkpoint-{restart // 3}", **settings)
@@ -164,7 +172,10 @@ def test_a_stream_that_is_restarted_again_and_again(engine: Engine, start: Start
             break
         time.sleep(moments.uniform(0, 1.5))
         kill(victim)
+        left |= set(rows(engine, "SELECT run_id FROM bulk_load WHERE finished_at IS NULL"))
     last = start(checkpoint="checkpoint-last", **settings)
     last.communicate(timeout=600)
     assert last.returncode == 0
     assert_applied_once(engine, expected)
+    assert restart >= RESTARTS // 2, "otherwise it was done too soon"
+    assert len(left) >= RESTARTS // 4, "otherwise it was never killed within a batch"

@@ -12,8 +12,15 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
 from sqlalchemy import Engine
 
 from support.spark.bulk_loads import COPY_FIRST
@@ -226,6 +233,58 @@ def test_rejected_rows_are_counted_logged_kept_and_told(stream: Stream, caplog: 
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "batch 0: 2 of 7 rows rejected: " in line
     assert "77" in line
+
+
+def test_the_progress_of_the_query_and_our_event_are_of_one_batch(stream: Stream) -> None:
+    """What Spark's listeners are told of a batch comes after what ours are."""
+    loaded: dict[tuple[str, int | None], BulkLoaded] = {}
+    seen: list[tuple[StreamingQueryProgress, BulkLoaded | None]] = []
+    stages: set[str] = set()
+
+    def hook(event: TxboxEvent) -> None:
+        assert isinstance(event, BulkLoaded)
+        loaded[event.source, event.batch_id] = event
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+            pass
+
+        def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+            progress = event.progress
+            seen.append((progress, loaded.get((f"stream {progress.id}", progress.batchId))))
+
+        def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+            pass
+
+    listener = Listener()
+    stream.spark.streams.addListener(listener)
+    try:
+        stream.drop(events(range(30)))
+        stream.drop([*events(range(20, 50)), {"event_id": None, "account": 1, "amount": 77}])
+        observed = stream.read().observe("rows", functions.count("*").alias("rows"))
+        stream.run(stream.sink(hooks=[hook], on_progress=lambda one: stages.add(one.stage)), observed)
+        wait_until(lambda: len([one for one in seen if one[0].numInputRows]) == 2, "the listener is told of both")
+    finally:
+        stream.spark.streams.removeListener(listener)
+    (first, ours), (second, then) = [one for one in seen if one[0].numInputRows]
+    assert ours is not None
+    assert then is not None
+    assert (ours.counts["applied"], ours.counts["rejected"]) == (30, 0)
+    assert (then.counts["applied"], then.counts["rejected"], then.counts["already_processed"]) == (20, 1, 10)
+    assert [ours.run_id, then.run_id] == [report.run_id for _, report in stream.reports]
+    assert stages == {"survey", "merge"}
+    # What Spark itself knows: a batch is computed more than once, and what becomes of its rows is not told to it.
+    assert (first.sink.description, first.sink.numOutputRows) == ("ForeachBatchSink", -1)
+    assert (first.numInputRows > 30, first.observedMetrics["rows"].rows) == (True, 30)
+    assert (second.numInputRows > 31, second.observedMetrics["rows"].rows) == (True, 31)
+    assert f"txbox bulk load {then.run_id} of {then.source} batch 1: merge" in job_descriptions(stream.spark)
+
+
+def job_descriptions(spark: SparkSession) -> set[str]:
+    """What Spark's pages and its listeners call the jobs."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)  # type: ignore[attr-defined]
+    found = (jobs.apply(number).description() for number in range(jobs.size()))
+    return {str(one.get()) for one in found if one.isDefined()}
 
 
 # --- restarts --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from txbox_spark.merging.merge_plan import MergePlan
 from txbox_spark.report import BulkLoadReport
 from txbox_spark.source.arrow_events import ArrowEvents
 from txbox_spark.source.piece_merger import FIRST_ROWS, PieceMerger
-from txbox_spark.source.run_ledger import FRAME, RunLedger, WriteFailed
+from txbox_spark.source.run_ledger import FRAME, STREAM, RunLedger, WriteFailed
 
 SOURCE = StructType(
     [
@@ -198,3 +198,26 @@ def test_texts_that_postgres_cannot_keep_are_rejected() -> None:
         ("not UTF-8 in column said", '{"id":"3"}'),
         ("not UTF-8 in the message id", '{"said":"naïve"}'),
     ]
+
+
+def test_a_batch_of_a_stream_that_no_task_tells_of_is_aborted_and_forgotten_with_its_query(
+    engine: Engine, books: Books
+) -> None:
+    """The executors died before any piece was merged, or the driver did; and another query has a batch under way."""
+    plan = Write(engine).plan
+
+    def batch(checkpoint: str | None) -> RunLedger:
+        return RunLedger(engine, replace(plan, run_id=secrets.token_hex(6)), STREAM, checkpoint)
+
+    left, lost, other, unknown, last = map(batch, ("a", "a", "b", None, "a"))
+    for one in (left, lost, other, unknown):
+        one.begin()
+    batch("a").abort_batch("the executors are gone")
+    batch(None).abort_batch("nothing is known of them")
+    errors = dict(books.rows("SELECT run_id, error FROM bulk_load"))
+    gone = "the executors are gone"
+    assert [errors[one.plan.run_id] for one in (left, lost, other, unknown)] == [gone, gone, None, None]
+    last.finish([])
+    last.forget_batches()
+    kept = {run_id for (run_id,) in books.rows("SELECT run_id FROM bulk_load")}
+    assert kept == {one.plan.run_id for one in (other, unknown, last)}

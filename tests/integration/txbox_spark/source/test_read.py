@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import Engine
 
 from support.spark.bulk_loads import APPLY, COLUMNS, SUBSCRIBER, Books, purchases
+from txbox.maintenance.rotation import Generations, InboxConversion
 
 LETTER = """
 INSERT INTO dead_letter (subscriber_id, message_id, reason, error, attempts, source, body, body_hash, headers, envelope)
@@ -39,6 +40,24 @@ def test_the_inbox_is_read_by_several_tasks(spark: SparkSession, schema_url: str
     archive = spark.createDataFrame([(ids[0],), ("new",)], "event_id string")
     missing = archive.join(mine, archive.event_id == mine.message_id, "left_anti").collect()
     assert [row[0] for row in missing] == ["new"]
+
+
+def test_an_inbox_that_rotates_is_written_and_read_as_one_table(
+    spark: SparkSession, engine: Engine, schema_url: str, books: Books
+) -> None:
+    events = purchases(120)
+    books.record(one[0] for one in events[:40])
+    InboxConversion(engine).forward()
+    given = {"url": schema_url, "subscriber": SUBSCRIBER, "message_id": "event_id", "apply": APPLY}
+    for first, last in ((20, 80), (60, 120)):
+        assert Generations(engine).rotate()
+        source = spark.createDataFrame(events[first:last], COLUMNS)
+        source.write.format("txbox").mode("append").options(**given).save()
+    assert len(books.rows("SELECT FROM pg_partition_tree('processed_message') WHERE isleaf")) == 3
+    books.require_applied(events[40:], recorded=[one[0] for one in events[:40]])
+    for frame in (read(spark, schema_url, "inbox"), read(spark, schema_url, "inbox", partitions="3")):
+        assert sorted(row[0] for row in frame.select("message_id").collect()) == sorted(one[0] for one in events)
+        assert frame.where("processed_at IS NULL").count() == 0
 
 
 def test_times_and_bodies_are_as_in_postgres(spark: SparkSession, engine: Engine, schema_url: str) -> None:

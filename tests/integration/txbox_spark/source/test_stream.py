@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 
 from support.spark.bulk_loads import APPLY, APPLY_ALLOWED, COLUMNS, SUBSCRIBER, Books, Purchase, purchases
 
@@ -29,12 +29,13 @@ class Landing:
         os.utime(made, (1_800_000_000 + number,) * 2)  # Spark reads them by their times
         made.rename(self._folder / "landing" / f"{number}.json")
 
-    def run(self, checkpoint: str, apply: str = APPLY) -> None:
-        """Run a query until it has read what is there."""
+    def run(self, checkpoint: str, apply: str = APPLY) -> list[tuple[int, int, int]]:
+        """Run a query until it has read what is there; of each batch, what Spark counts as read, written, observed."""
         stream = self._spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1)
         given = {"url": self._url, "subscriber": SUBSCRIBER, "message_id": "event_id", "apply": apply}
         query = (
             stream.json(str(self._folder / "landing"))
+            .observe("rows", functions.count("*").alias("rows"))
             .writeStream.format("txbox")
             .options(**given)
             .option("checkpointLocation", str(self._folder / checkpoint))
@@ -43,6 +44,8 @@ class Landing:
             .start()
         )
         query.awaitTermination()
+        progress = [one for one in query.recentProgress if one.numInputRows]
+        return [(one.numInputRows, one.sink.numOutputRows, one.observedMetrics["rows"].rows) for one in progress]
 
 
 def test_each_event_of_a_stream_is_applied_once(
@@ -52,7 +55,7 @@ def test_each_event_of_a_stream_is_applied_once(
     landing = Landing(spark, schema_url, tmp_path)
     landing.drop(events[:100])
     landing.drop([*events[50:200], (None, 1, 1)])
-    landing.run("checkpoint")
+    assert landing.run("checkpoint") == [(100, 100, 100), (151, 151, 151)], "Spark counts duplicates and rejected rows"
     books.require_applied(events[:200])
     landing.drop(events[150:])
     landing.run("checkpoint")
@@ -82,3 +85,4 @@ def test_a_batch_that_fails_ends_the_query_and_comes_again(
     books.run("DELETE FROM forbidden")
     landing.run("checkpoint", APPLY_ALLOWED)
     books.require_applied(events)
+    assert books.rows("SELECT error, finished_at IS NOT NULL FROM bulk_load") == [(None, True)]

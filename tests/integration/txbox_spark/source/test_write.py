@@ -1,13 +1,17 @@
 """A DataFrame through format txbox, with real Spark and Postgres: each event is applied once, and counts add up."""
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import Engine
+from sqlalchemy.schema import DropSchema
 
+from support.postgres.tables import make_tables
 from support.spark.bulk_loads import APPLY, APPLY_ALLOWED, COLUMNS, SUBSCRIBER, Books, Purchase, purchases
 
 COUNTS = ("read", "rejected", "duplicate_in_source", "already_processed", "parked", "expired", "applied")
@@ -53,6 +57,28 @@ def test_each_event_is_applied_once(spark: SparkSession, schema_url: str, books:
     books.require_applied(events[700:], recorded=[one[0] for one in before])
     again = loads(books)[0]
     assert (again["rows_read"], again["rows_rejected"], again["applied"]) == (len(source), 4, 0)
+
+
+def test_tables_in_another_schema_under_a_prefix(
+    spark: SparkSession, engine: Engine, schema_url: str, books: Books
+) -> None:
+    schema, prefix = f"{books.rows('SELECT current_schema()')[0][0]}_Odd", "Odd'%_"
+    make_tables(engine, schema, prefix)
+    events = purchases(60)
+    elsewhere = {"schema": schema, "prefix": prefix}
+    try:
+        write(frame(spark, [*events, *events[:20]]), schema_url, **elsewhere)
+        write(frame(spark, events[:30]), schema_url, **elsewhere)
+        assert books.effects() == Counter(events)
+        assert books.inbox() == [], "the tables of the search path are others"
+        read = spark.read.format("txbox").options(url=schema_url, **elsewhere)
+        inbox = read.option("table", "inbox").option("partitions", "2").load()
+        assert sorted(row[0] for row in inbox.select("message_id").collect()) == sorted(one[0] for one in events)
+        runs = read.option("table", "loads").load().select("read", "applied").collect()
+        assert sorted(map(tuple, runs)) == [(30, 0), (80, 60)]
+    finally:
+        with engine.begin() as connection:
+            connection.execute(DropSchema(schema, cascade=True))
 
 
 def test_duplicates_are_known_as_such_where_each_partition_is_sorted(

@@ -76,6 +76,11 @@ LINES: list[tuple[events.Event, int, str]] = [
         "billing from bulk load: 1,000 applied, 7 already processed, in 2.0 s",
     ),
     (
+        events.BulkLoaded("billing", "stream 0b7f", {"applied": 1}, 2.0, "4c1d", 17),
+        logging.INFO,
+        "billing from stream 0b7f batch 17: 1 applied, in 2.0 s",
+    ),
+    (
         events.Audited(*WHO, {"sent": 1_000, "missing": 0}, True, 1.5),
         logging.INFO,
         "audit of billing from queue: balanced; 1,000 sent",
