@@ -17,9 +17,9 @@ from support.program import COMMAND, txbox
 from support.spark.archives import MIDNIGHT, ODD_IDS, ago, same, tell_story
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(900)]  # each run starts a JVM
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]  # each run starts a JVM
 
-KILLS = 4
+KILLS = 3
 MORE = """
 INSERT INTO outbox_sent (message_id, position, destination, headers, body, published_at, sent_at)
 SELECT 'more ' || n, 10000 + n, 'queue 0', '{}', 'x', at, at FROM generate_series(1, 20000) AS n
