@@ -275,8 +275,10 @@ def test_the_progress_of_the_query_and_our_event_are_of_one_batch(stream: Stream
     assert stages == {"survey", "merge"}
     # What Spark itself knows: a batch is computed more than once, and what becomes of its rows is not told to it.
     assert (first.sink.description, first.sink.numOutputRows) == ("ForeachBatchSink", -1)
-    assert (first.numInputRows > 30, first.observedMetrics["rows"].rows) == (True, 30)
-    assert (second.numInputRows > 31, second.observedMetrics["rows"].rows) == (True, 31)
+    assert first.numInputRows > 30
+    assert second.numInputRows > 31
+    if stream.spark.version >= "4.3":  # before, what is computed twice is observed twice (SPARK-37487, SPARK-58183)
+        assert (first.observedMetrics["rows"].rows, second.observedMetrics["rows"].rows) == (30, 31)
     assert f"txbox bulk load {then.run_id} of {then.source} batch 1: merge" in job_descriptions(stream.spark)
 
 
