@@ -40,8 +40,8 @@ SELECT to_regclass('pg_catalog.pg_stat_progress_copy')::text
 -- name: waiting_copies
 -- COPYs of a run that have begun a while ago and wait for their client.
 -- parameters: run_lock bigint, stalled text (how long ago they have begun, at least)
--- returns: pid, bytes that it has received
-SELECT activity.pid, progress.bytes_processed
+-- returns: pid, received (bytes)
+SELECT activity.pid, progress.bytes_processed AS received
 FROM pg_locks AS lock
 JOIN pg_stat_activity AS activity ON activity.pid = lock.pid
 JOIN pg_stat_progress_copy AS progress ON progress.pid = lock.pid

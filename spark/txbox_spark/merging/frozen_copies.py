@@ -46,7 +46,7 @@ def _copies(engine: Engine, plan: MergePlan) -> dict[int, int]:
     with short_transaction(engine) as connection:
         if connection.exec_driver_sql(plan.sql.any_progress).scalar_one() is None:
             return {}
-        return dict(connection.exec_driver_sql(plan.sql.waiting_copies, values).tuples().all())
+        return {row.pid: row.received for row in connection.exec_driver_sql(plan.sql.waiting_copies, values)}
 
 
 _log = logging.getLogger("txbox.spark")
