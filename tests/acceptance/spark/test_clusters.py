@@ -139,8 +139,7 @@ def test_a_certificate_that_executors_do_not_have_is_named(
     _, folder = tls
     (folder / "local.pem").write_bytes((folder / ROOT).read_bytes())  # the driver works in this folder
     url = make_url(secure_url).update_query_dict({"sslrootcert": "local.pem"}).render_as_string(hide_password=False)
-    for writer in ("copy", "jdbc"):
-        assert "local.pem" in driver.refused(**request(url, writer=writer))
+    assert "local.pem" in driver.refused(**request(url, writer="jdbc"))
     assert rows(engine, "SELECT FROM effect") == []
 
 
@@ -420,38 +419,37 @@ def test_a_host_that_is_frozen_within_a_copy_does_not_keep_its_chunk(
 
 
 @pytest.fixture
-def small_disks(tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Make the disks of executors as large as a size says; before, they are full."""
+def full_disks(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Executors' disks without room, but for some lines; the call makes room."""
     places = [tmp_path / f"{host}-local" for host in HOSTS]
-    for place in places:
-        place.mkdir()
-        if subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)], capture_output=True
-        ).returncode:
-            pytest.skip("no file system of its own can be mounted: it takes root")
+    mounted = []
     try:
-        yield (
-            lambda size: (
-                [subprocess.run(["mount", "-o", f"remount,size={size}", str(one)], check=True) for one in places]
-                and None
-            )
-        )
-    finally:
         for place in places:
+            place.mkdir()
+            mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)]
+            if subprocess.run(mount, capture_output=True, check=False).returncode:
+                pytest.skip("a file system of its own cannot be mounted: it takes root")
+            mounted.append(place)
+
+        def make_room() -> None:
+            for place in places:
+                subprocess.run(["mount", "-o", "remount,size=200m", str(place)], check=True)
+
+        yield make_room
+    finally:
+        for place in mounted:
             subprocess.run(["umount", "-l", str(place)], check=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writer", ["copy"])
 def test_a_load_whose_executors_have_full_disks_says_so_and_is_resumed(
-    small_disks: Callable[[str], None], engine: Engine, fresh_database: str, tmp_path: Path, writer: str
+    full_disks: Callable[[], None], engine: Engine, fresh_database: str, tmp_path: Path
 ) -> None:
-    settings = {"spark__io__compression__codec": "snappy", "spark__task__maxFailures": "2"}
-    with spark_cluster(tmp_path) as cluster, cluster.driver(**settings) as driver:
-        error = driver.refused(**request(fresh_database, writer=writer))
+    with spark_cluster(tmp_path) as cluster, cluster.driver(spark__task__maxFailures="2") as driver:
+        error = driver.refused(**request(fresh_database, writer="copy"))
         assert "No space left on device" in error
-        small_disks("200m")
+        full_disks()
         ((run_id,),) = rows(engine, "SELECT run_id FROM bulk_load")
-        report = driver.load(**request(fresh_database, writer=writer, resume=run_id))
+        report = driver.load(**request(fresh_database, writer="copy", resume=run_id))
         assert report["run_id"] == run_id
     assert_exact(engine, report)
