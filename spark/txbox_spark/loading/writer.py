@@ -10,6 +10,7 @@ from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import COPY, JDBC
 from txbox_spark.rejects.remarks import Remarks
+from txbox_spark.runtime.explanations import describe_spark_error
 from txbox_spark.runtime.java import SparkSetupError
 from txbox_spark.runtime.jobs import is_local
 from txbox_spark.runtime.lazy_imports import SparkSession
@@ -141,7 +142,7 @@ def _trouble(spark: SparkSession, address: str, connections: int) -> _Trouble | 
     try:
         answers = context.parallelize(range(tasks), tasks).map(look).collect()
     except Exception as error:  # noqa: BLE001 - executors may have no Python at all
-        return _Trouble(f"the executors run no Python: {str(error).splitlines()[0]}", _OTHER_PYTHON)
+        return _Trouble(f"the executors run no Python: {describe_spark_error(str(error))}", _OTHER_PYTHON)
     for host, module, trouble in answers:
         if trouble is not None:
             remedy = _SHIP_TXBOX if (module or "").split(".")[0] in _OURS else _OTHER_PYTHON

@@ -420,13 +420,13 @@ def test_a_host_that_is_frozen_within_a_copy_does_not_keep_its_chunk(
 
 @pytest.fixture
 def full_disks(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Executors' disks without room, but for some lines; the call makes room."""
+    """Executors' disks with room for the ids of the events and not for the events; the call makes room."""
     places = [tmp_path / f"{host}-local" for host in HOSTS]
     mounted = []
     try:
         for place in places:
             place.mkdir()
-            mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)]
+            mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)]
             if subprocess.run(mount, capture_output=True, check=False).returncode:
                 pytest.skip("a file system of its own cannot be mounted: it takes root")
             mounted.append(place)
@@ -445,7 +445,8 @@ def full_disks(tmp_path: Path) -> Iterator[Callable[[], None]]:
 def test_a_load_whose_executors_have_full_disks_says_so_and_is_resumed(
     full_disks: Callable[[], None], engine: Engine, fresh_database: str, tmp_path: Path
 ) -> None:
-    with spark_cluster(tmp_path) as cluster, cluster.driver(spark__task__maxFailures="2") as driver:
+    large = {"spark__shuffle__compress": "false", "spark__files__useFetchCache": "false"}
+    with spark_cluster(tmp_path) as cluster, cluster.driver(**large) as driver:
         error = driver.refused(**request(fresh_database, writer="copy"))
         assert "No space left on device" in error
         full_disks()
