@@ -114,15 +114,24 @@ def emptied(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("writer", ["copy", "jdbc"])
-def test_driver_and_executors_check_the_certificate_of_postgres(
+def test_driver_and_executors_check_the_certificate_of_postgres_in_few_connections(
     driver: Driver, engine: Engine, secure_url: str, writer: str
 ) -> None:
-    """The proxy takes nothing but TLS, and nothing else leads to the URL's port."""
-    report = driver.load(**request(secure_url, writer=writer))
+    """Spark runs four tasks at once, and two may connect: those that ask for the writer, and those that load.
+
+    The proxy takes nothing but TLS, and nothing else leads to the URL's port.
+    """
+    asked = {"writer": "auto" if writer == "copy" else writer, "parallelism": 2, "chunk_rows": 500}
+    with connections_counted(engine, driver, secure_url) as most:
+        report = driver.load(**request(secure_url, **asked), python=sys.executable)
     assert report["writer"] == writer
     assert_exact(engine, report)
+    merging = 2 if writer == "jdbc" else 0  # the driver merges what executors have staged
+    assert 1 <= most["executors"] <= 2, most
+    assert 1 <= most["driver"] <= BESIDE_CHUNKS + merging, most
 
 
+@pytest.mark.slow
 def test_format_txbox_checks_the_certificate_of_postgres(driver: Driver, engine: Engine, secure_url: str) -> None:
     driver.load(
         rows=2_000,
@@ -133,13 +142,14 @@ def test_format_txbox_checks_the_certificate_of_postgres(driver: Driver, engine:
     assert sorted(rows(engine, "SELECT event_id FROM effect")) == [(one,) for one in ids]
 
 
+@pytest.mark.slow
 def test_a_certificate_that_executors_do_not_have_is_named(
     driver: Driver, engine: Engine, secure_url: str, tls: tuple[str, Path]
 ) -> None:
     _, folder = tls
     (folder / "local.pem").write_bytes((folder / ROOT).read_bytes())  # the driver works in this folder
     url = make_url(secure_url).update_query_dict({"sslrootcert": "local.pem"}).render_as_string(hide_password=False)
-    assert "local.pem" in driver.refused(**request(url, writer="jdbc"))
+    assert "local.pem" in driver.refused(**request(url, writer="jdbc"), python=sys.executable)
     assert rows(engine, "SELECT FROM effect") == []
 
 
@@ -156,8 +166,6 @@ def test_copy_is_refused_where_executors_lack_psycopg_and_jdbc_needs_none(
     assert rows(engine, "SELECT FROM bulk_load") == [], "it is refused before a run begins"
     report = driver.load(**request(secure_url, writer="jdbc"), python=without)
     assert_exact(engine, report)
-    # What later tests of this driver run tasks in.
-    assert driver.load(**request(secure_url, writer="copy"), python=sys.executable)["applied"] == 0
 
 
 def python_of_dependencies(folder: Path) -> Path:
@@ -232,7 +240,7 @@ def test_the_wheel_and_an_environment_reach_the_executors_by_spark_submit(
 
 
 @contextmanager
-def connections_counted(engine: Engine, driver: Driver) -> Iterator[dict[str, int]]:
+def connections_counted(engine: Engine, driver: Driver, url: str) -> Iterator[dict[str, int]]:
     """Count the connections that the driver and the executors have at most, until the block ends.
 
     Each of them lasts for a while: its session sleeps when it begins.
@@ -245,7 +253,7 @@ def connections_counted(engine: Engine, driver: Driver) -> Iterator[dict[str, in
     )
     most = {"driver": 0, "executors": 0}
     ended = threading.Event()
-    port, own = engine.url.port, os.getpid()
+    port, own = make_url(url).port, os.getpid()
 
     def side(pid: int) -> str:
         return "driver" if pid in (driver.pid, *drivers) else "executors"
@@ -270,21 +278,7 @@ def connections_counted(engine: Engine, driver: Driver) -> Iterator[dict[str, in
         ended.set()
         counting.join()
         with suppress(Exception):
-            execute(engine, "DROP EVENT TRIGGER last_a_while")
-
-
-def test_a_load_has_as_many_connections_as_its_parallelism_and_a_few(
-    driver: Driver, engine: Engine, fresh_database: str
-) -> None:
-    """Spark runs four tasks at once, and two may connect: those that ask for the writer, and those that load."""
-    for writer in ("auto", "jdbc"):
-        with connections_counted(engine, driver) as most:
-            report = driver.load(**request(fresh_database, writer=writer, parallelism=2, chunk_rows=500))
-        assert_exact(engine, report)
-        merging = 2 if writer == "jdbc" else 0  # the driver merges what executors have staged
-        assert 1 <= most["executors"] <= 2, most
-        assert 1 <= most["driver"] <= BESIDE_CHUNKS + merging, most
-        emptied(engine)
+            execute(engine, "DROP EVENT TRIGGER last_a_while", "DROP FUNCTION last_a_while")
 
 
 @pytest.mark.slow
@@ -303,7 +297,7 @@ def test_executors_that_come_while_tasks_wait_open_no_more_connections(
     }
     with cluster.driver(**dynamic) as driver:
         for _ in range(2):  # the second time, executors have gone meanwhile
-            with connections_counted(engine, driver) as most:
+            with connections_counted(engine, driver, fresh_database) as most:
                 report = driver.load(**request(fresh_database, writer="copy", parallelism=3, chunk_rows=500))
             assert_exact(engine, report)
             assert 1 <= most["executors"] <= 3, most
