@@ -73,9 +73,12 @@ def tls(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield url, folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def driver(cluster: Cluster, tls: tuple[str, Path]) -> Iterator[Driver]:
-    """A driver whose executors get the root certificate with ``spark.files``: into the folder that they work in."""
+    """A driver whose executors get the root certificate with ``spark.files``: into the folder that they work in.
+
+    Other drivers get no executors before it has ended.
+    """
     _, folder = tls
     with cluster.driver(cwd=folder, spark__files=str(folder / ROOT)) as driver:
         yield driver
@@ -110,62 +113,106 @@ def emptied(engine: Engine) -> None:
     execute(engine, "DELETE FROM processed_message WHERE right(message_id, 1) <> '0'")
 
 
-# --- TLS -------------------------------------------------------------------------------------------------------------
+@contextmanager
+def connections_counted(engine: Engine, driver: Driver, url: str) -> Iterator[dict[str, int]]:
+    """Count the connections that the driver and the executors have at most, until the block ends.
 
-
-@pytest.mark.parametrize("writer", ["copy", "jdbc"])
-def test_driver_and_executors_check_the_certificate_of_postgres_in_few_connections(
-    driver: Driver, engine: Engine, secure_url: str, writer: str
-) -> None:
-    """Spark runs four tasks at once, and two may connect: those that ask for the writer, and those that load.
-
-    The proxy takes nothing but TLS, and nothing else leads to the URL's port.
+    Each of them lasts for a while: its session sleeps when it begins.
     """
-    asked = {"writer": "auto" if writer == "copy" else writer, "parallelism": 2, "chunk_rows": 500}
-    with connections_counted(engine, driver, secure_url) as most:
-        report = driver.load(**request(secure_url, **asked), python=sys.executable)
-    assert report["writer"] == writer
-    assert_exact(engine, report)
-    merging = 2 if writer == "jdbc" else 0  # the driver merges what executors have staged
-    assert 1 <= most["executors"] <= 2, most
-    assert 1 <= most["driver"] <= BESIDE_CHUNKS + merging, most
-
-
-@pytest.mark.slow
-def test_format_txbox_checks_the_certificate_of_postgres(driver: Driver, engine: Engine, secure_url: str) -> None:
-    driver.load(
-        rows=2_000,
-        distinct=2_000,
-        format={"url": secure_url, "apply": "INSERT INTO effect SELECT event_id FROM fresh_event"},
+    execute(
+        engine,
+        "CREATE FUNCTION last_a_while() RETURNS event_trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(0.5); END $$",
+        "CREATE EVENT TRIGGER last_a_while ON login EXECUTE FUNCTION last_a_while()",
     )
-    ids = sorted(f"e{number:07}" for number in range(2_000) if number % 97 < 96 and number % 10)
-    assert sorted(rows(engine, "SELECT event_id FROM effect")) == [(one,) for one in ids]
+    most = {"driver": 0, "executors": 0}
+    ended = threading.Event()
+    port, own = make_url(url).port, os.getpid()
+
+    def side(pid: int) -> str:
+        return "driver" if pid in (driver.pid, *drivers) else "executors"
+
+    drivers = {one.pid for one in psutil.Process(driver.pid).children(recursive=True)}
+
+    def count() -> None:
+        while not ended.is_set():
+            found = [
+                side(one.pid)
+                for one in psutil.net_connections("tcp")
+                if one.raddr and one.raddr.port == port and one.pid not in (None, own) and one.status == "ESTABLISHED"
+            ]
+            for each in most:
+                most[each] = max(most[each], found.count(each))
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        yield most
+    finally:
+        ended.set()
+        counting.join()
+        with suppress(Exception):
+            execute(engine, "DROP EVENT TRIGGER last_a_while", "DROP FUNCTION last_a_while")
 
 
-@pytest.mark.slow
-def test_a_certificate_that_executors_do_not_have_is_named(
-    driver: Driver, engine: Engine, secure_url: str, tls: tuple[str, Path]
-) -> None:
-    _, folder = tls
-    (folder / "local.pem").write_bytes((folder / ROOT).read_bytes())  # the driver works in this folder
-    url = make_url(secure_url).update_query_dict({"sslrootcert": "local.pem"}).render_as_string(hide_password=False)
-    assert "local.pem" in driver.refused(**request(url, writer="jdbc"), python=sys.executable)
-    assert rows(engine, "SELECT FROM effect") == []
+# --- TLS, and packages -----------------------------------------------------------------------------------------------
+
+
+class TestWithOneDriver:
+    """Its executors have the root certificate, and other drivers get none meanwhile."""
+
+    @pytest.mark.parametrize("writer", ["copy", "jdbc"])
+    def test_driver_and_executors_check_the_certificate_of_postgres_in_few_connections(
+        self, driver: Driver, engine: Engine, secure_url: str, writer: str
+    ) -> None:
+        """Spark runs four tasks at once, and two may connect: those that ask for the writer, and those that load.
+
+        The proxy takes nothing but TLS, and nothing else leads to the URL's port.
+        """
+        asked = {"writer": "auto" if writer == "copy" else writer, "parallelism": 2, "chunk_rows": 500}
+        with connections_counted(engine, driver, secure_url) as most:
+            report = driver.load(**request(secure_url, **asked), python=sys.executable)
+        assert report["writer"] == writer
+        assert_exact(engine, report)
+        merging = 2 if writer == "jdbc" else 0  # the driver merges what executors have staged
+        assert 1 <= most["executors"] <= 2, most
+        assert 1 <= most["driver"] <= BESIDE_CHUNKS + merging, most
+
+    @pytest.mark.slow
+    def test_format_txbox_checks_the_certificate_of_postgres(
+        self, driver: Driver, engine: Engine, secure_url: str
+    ) -> None:
+        driver.load(
+            rows=2_000,
+            distinct=2_000,
+            format={"url": secure_url, "apply": "INSERT INTO effect SELECT event_id FROM fresh_event"},
+        )
+        ids = sorted(f"e{number:07}" for number in range(2_000) if number % 97 < 96 and number % 10)
+        assert sorted(rows(engine, "SELECT event_id FROM effect")) == [(one,) for one in ids]
+
+    @pytest.mark.slow
+    def test_a_certificate_that_executors_do_not_have_is_named(
+        self, driver: Driver, engine: Engine, secure_url: str, tls: tuple[str, Path]
+    ) -> None:
+        _, folder = tls
+        (folder / "local.pem").write_bytes((folder / ROOT).read_bytes())  # the driver works in this folder
+        url = make_url(secure_url).update_query_dict({"sslrootcert": "local.pem"}).render_as_string(hide_password=False)
+        assert "local.pem" in driver.refused(**request(url, writer="jdbc"), python=sys.executable)
+        assert rows(engine, "SELECT FROM effect") == []
+
+    def test_copy_is_refused_where_executors_lack_psycopg_and_jdbc_needs_none(
+        self, driver: Driver, engine: Engine, secure_url: str, tmp_path: Path
+    ) -> None:
+        without = python_without(tmp_path, "psycopg")
+        error = driver.refused(**request(secure_url, writer="copy"), python=without)
+        assert error.startswith("SparkSetupError: writer copy cannot run: executor ")
+        assert " has no psycopg; give the executors a Python that has txbox[spark]: --archives " in error
+        assert rows(engine, "SELECT FROM bulk_load") == [], "it is refused before a run begins"
+        report = driver.load(**request(secure_url, writer="jdbc"), python=without)
+        assert_exact(engine, report)
 
 
 # --- what executors lack ---------------------------------------------------------------------------------------------
-
-
-def test_copy_is_refused_where_executors_lack_psycopg_and_jdbc_needs_none(
-    driver: Driver, engine: Engine, secure_url: str, tmp_path: Path
-) -> None:
-    without = python_without(tmp_path, "psycopg")
-    error = driver.refused(**request(secure_url, writer="copy"), python=without)
-    assert error.startswith("SparkSetupError: writer copy cannot run: executor ")
-    assert " has no psycopg; give the executors a Python that has txbox[spark]: --archives " in error
-    assert rows(engine, "SELECT FROM bulk_load") == [], "it is refused before a run begins"
-    report = driver.load(**request(secure_url, writer="jdbc"), python=without)
-    assert_exact(engine, report)
 
 
 def python_of_dependencies(folder: Path) -> Path:
@@ -239,48 +286,6 @@ def test_the_wheel_and_an_environment_reach_the_executors_by_spark_submit(
 # --- connections -----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def connections_counted(engine: Engine, driver: Driver, url: str) -> Iterator[dict[str, int]]:
-    """Count the connections that the driver and the executors have at most, until the block ends.
-
-    Each of them lasts for a while: its session sleeps when it begins.
-    """
-    execute(
-        engine,
-        "CREATE FUNCTION last_a_while() RETURNS event_trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN PERFORM pg_sleep(0.5); END $$",
-        "CREATE EVENT TRIGGER last_a_while ON login EXECUTE FUNCTION last_a_while()",
-    )
-    most = {"driver": 0, "executors": 0}
-    ended = threading.Event()
-    port, own = make_url(url).port, os.getpid()
-
-    def side(pid: int) -> str:
-        return "driver" if pid in (driver.pid, *drivers) else "executors"
-
-    drivers = {one.pid for one in psutil.Process(driver.pid).children(recursive=True)}
-
-    def count() -> None:
-        while not ended.is_set():
-            found = [
-                side(one.pid)
-                for one in psutil.net_connections("tcp")
-                if one.raddr and one.raddr.port == port and one.pid not in (None, own) and one.status == "ESTABLISHED"
-            ]
-            for each in most:
-                most[each] = max(most[each], found.count(each))
-
-    counting = threading.Thread(target=count)
-    counting.start()
-    try:
-        yield most
-    finally:
-        ended.set()
-        counting.join()
-        with suppress(Exception):
-            execute(engine, "DROP EVENT TRIGGER last_a_while", "DROP FUNCTION last_a_while")
-
-
 @pytest.mark.slow
 def test_executors_that_come_while_tasks_wait_open_no_more_connections(
     cluster: Cluster, engine: Engine, fresh_database: str
@@ -292,7 +297,7 @@ def test_executors_that_come_while_tasks_wait_open_no_more_connections(
         "spark__dynamicAllocation__maxExecutors": str(len(HOSTS)),
         "spark__dynamicAllocation__executorIdleTimeout": "2s",
         "spark__dynamicAllocation__shuffleTracking__timeout": "5s",
-        "spark__dynamicAllocation__schedulerBacklogTimeout": "100ms",
+        "spark__dynamicAllocation__schedulerBacklogTimeout": "1s",
         "spark__scheduler__minRegisteredResourcesRatio": "0",
     }
     with cluster.driver(**dynamic) as driver:
