@@ -364,6 +364,7 @@ def goes_on(engine: Engine, executor: psutil.Process) -> None:
     wait_until(lambda: not rows(engine, others), "no session of the load is left", timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.chaos
 def test_a_host_that_is_frozen_in_a_merge_is_given_up_and_nothing_is_doubled_when_it_goes_on(
     cluster: Cluster, engine: Engine, fresh_database: str, gate: Connection
