@@ -22,6 +22,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
@@ -38,17 +39,19 @@ from txbox.tracing import Tracing
 from txbox_spark.loading.context import LoadContext
 from txbox_spark.loading.ledger import LoadLedger, Run, Totals
 from txbox_spark.loading.writer import RowCounts
-from txbox_spark.merging.chunk_merger import begin_chunk, claim_chunk, merge_chunk, settle_processed_chunk
+from txbox_spark.merging.chunk_merger import ChunkHeld, begin_chunk, claim_chunk, merge_chunk, settle_processed_chunk
 from txbox_spark.merging.chunk_ranges import chunk_groups, chunk_range, partition_by_chunk
 from txbox_spark.merging.chunk_stream import ChunkStream
 from txbox_spark.merging.event_copier import copy_events
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.merging.fresh_event import FRESH_EVENT, create_fresh
+from txbox_spark.merging.frozen_copies import end_frozen_copies
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan, MergeStatements, TriedIds
 from txbox_spark.merging.merge_sizer import MergeSizer
 from txbox_spark.reading.columns import MESSAGE_ID
 from txbox_spark.reading.row_order import ANY, ROW_ORDER, is_latest
 from txbox_spark.rejects.remarks import Remarks
+from txbox_spark.runtime.jobs import is_local
 from txbox_spark.runtime.lazy_imports import DataFrame, pyarrow, sql
 from txbox_spark.runtime.retries import retry_outages
 
@@ -74,8 +77,7 @@ class CopyWriter:
     def write(self, run: Run) -> list[FailedChunk]:
         """Merge every chunk that is not merged yet; return those that failed."""
         context = self._context
-        slots = context.spark.sparkContext.defaultParallelism
-        tasks = context.parallelism if context.parallelism < slots else slots * TASKS_PER_SLOT
+        tasks = _tasks(context)
         task = CopyTask(context.options.database.render_as_string(hide_password=False), context.plan(run), run.bounds)
         if context.are_few(run.rows):
             return self._write_few(run, task)
@@ -130,6 +132,17 @@ class CopyWriter:
 
     def clean_up(self, run: Run) -> None:
         """Leave the database as it is: this writer makes no tables."""
+
+
+def _tasks(context: LoadContext) -> int:
+    """Return how many tasks merge; as many as ``parallelism``, where that was asked for: each has a connection."""
+    spark = context.spark.sparkContext
+    slots = spark.defaultParallelism
+    if context.parallelism < slots:
+        return context.parallelism
+    # On a cluster executors may come while tasks wait, so what Spark runs at once now is no bound.
+    asked = None if is_local(spark) else context.options.parallelism
+    return slots * TASKS_PER_SLOT if asked is None else min(asked, slots * TASKS_PER_SLOT)
 
 
 @retry_outages
@@ -269,10 +282,17 @@ class CopyTask:
             sizer.merged(1 + last - chunk, time.monotonic() - merged.locked_at)
         except (SQLAlchemyError, psycopg.Error, TxboxError) as raised:
             failed = FailedChunk.of(chunk, raised)
+            if isinstance(raised, ChunkHeld):
+                self._end_frozen_copies(engine)
             if not failed.transient:
                 ledger.record_failure(self.plan.run_id, failed.error)
             return failed
         return None
+
+    def _end_frozen_copies(self, engine: Engine) -> None:
+        """Have the next attempt not wait for a client that is frozen."""
+        with suppress(SQLAlchemyError):  # an outage is the next attempt's matter
+            end_frozen_copies(engine, self.plan)
 
     def _takes_another(
         self, connection: Connection, first: int, last: int, stream: ChunkStream, sizer: MergeSizer

@@ -50,6 +50,10 @@ from txbox_spark.survey import rejected_causes
 BATCH_ROWS = 10_000
 """Rows in one call of Spark's JDBC writer; the driver rewrites them to multi-row inserts."""
 
+STAGING_IDLE_SECONDS = 3600.0
+"""How long a task that stages may send nothing, in its one transaction: a frozen host would keep its locks for ever,
+and its snapshot, which holds VACUUM back. A source may take long for a batch of rows."""
+
 CANCEL_SECONDS = 2.0
 """How long a request to cancel a statement may take."""
 
@@ -144,10 +148,11 @@ def _stage(context: LoadContext, run: Run, columns: Sequence[EventColumn]) -> st
     with short_transaction(engine) as connection:
         # Behind a pooler nothing may be prepared; our connections detect it, the JDBC driver does not.
         prepare = getattr(connection.connection.driver_connection, "prepare_threshold", None) is not None
+    idle_seconds = STAGING_IDLE_SECONDS if prepare else None
     try:
         (
             frame.write.format("jdbc")
-            .options(**jdbc_options(context.options.database, prepare=prepare))
+            .options(**jdbc_options(context.options.database, prepare=prepare, idle_seconds=idle_seconds))
             # Strings are sent without a type, so that Postgres reads each as its column's type: uuid, jsonb, int[] …
             .option("stringtype", "unspecified")
             .option("reWriteBatchedInserts", "true")

@@ -23,7 +23,7 @@ from txbox_spark.loading.copy_writer import CopyWriter
 from txbox_spark.loading.jdbc_writer import JdbcWriter
 from txbox_spark.loading.ledger import Run, heartbeat
 from txbox_spark.loading.run_resumer import resume_run
-from txbox_spark.loading.writer import FEW, StagingLost, Writer, WriterChoice, choose_writer
+from txbox_spark.loading.writer import FEW, StagingLost, Writer, WriterChoice, choose_writer, require_packages
 from txbox_spark.merging.chunk_ranges import chunk_bounds
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import AUTO, COPY, JDBC, TABLE
@@ -58,6 +58,8 @@ def load(context: LoadContext, writer_name: str, resume: str | None) -> BulkLoad
         if writer_name not in (AUTO, run.writer):
             raise InvalidConfiguration(f"run {resume} was begun with writer {run.writer}; resume it with that one")
         choice = WriterChoice(run.writer, f"run {run.run_id} was begun with it")
+        if choice.writer == COPY and not context.are_few(run.rows):
+            require_packages(context.spark)
         writer = _writer(context, choice.writer)
         run = resume_run(context, run, count_rejected=writer.survey_counts_rejected)
     if not run.finished:
@@ -69,12 +71,16 @@ def choose(context: LoadContext, writer_name: str) -> tuple[WriterChoice, Survey
     """Return the writer of a load that begins, and what a survey has found if the events are few.
 
     Raises:
-        SparkSetupError: it is writer jdbc, and Spark lacks its driver.
+        SparkSetupError: it is writer jdbc, and Spark lacks its driver; or writer copy is asked for, and the executors
+            lack its packages.
     """
     choice = WriterChoice(writer_name, "asked for")
     few = _survey_few(context) if writer_name != JDBC and context.options.max_rejected is None else None
     if writer_name == AUTO:
-        choice = FEW if few is not None else choose_writer(context.spark, context.options.database)
+        asked = context.spark, context.options.database, context.parallelism
+        choice = FEW if few is not None else choose_writer(*asked)
+    elif writer_name == COPY and few is None:
+        require_packages(context.spark)
     if choice.writer == JDBC:
         require_jdbc_driver(context.spark)
     return choice, few

@@ -10,6 +10,9 @@ from txbox_spark.loading.ledger import Run, Totals
 from txbox_spark.merging.failed_chunk import FailedChunk
 from txbox_spark.options import COPY, JDBC
 from txbox_spark.rejects.remarks import Remarks
+from txbox_spark.runtime.explanations import describe_spark_error
+from txbox_spark.runtime.java import SparkSetupError
+from txbox_spark.runtime.jobs import is_local
 from txbox_spark.runtime.lazy_imports import SparkSession
 
 CONNECT_SECONDS = 5
@@ -65,12 +68,52 @@ FEW = WriterChoice(COPY, "few events are merged without the executors")
 """The choice for events that ``survey_few`` has found to be few; it says nothing of the executors."""
 
 
-def choose_writer(spark: SparkSession, url: URL) -> WriterChoice:
-    """Choose copy where the executors have the packages and reach Postgres, otherwise jdbc."""
-    address = url.render_as_string(hide_password=False)
+def choose_writer(spark: SparkSession, url: URL, connections: int) -> WriterChoice:
+    """Choose copy where the executors have the packages and reach Postgres, otherwise jdbc.
+
+    ``connections`` is how many the executors may open for it at once.
+    """
+    trouble = _trouble(spark, url.render_as_string(hide_password=False), connections)
+    return WriterChoice(COPY, "the executors have psycopg and reach Postgres") if trouble is None else trouble.choice
+
+
+def require_packages(spark: SparkSession) -> None:
+    """Check, before the first task of writer copy, that the executors can import what it needs.
+
+    Without it, each task fails as often as Spark tries it, and the error is a page of Java. Whether they reach Postgres
+    is not asked: an outage may be over when the tasks begin.
+
+    Raises:
+        SparkSetupError: they cannot; the message says what is missing, and how to bring it.
+    """
+    context = spark.sparkContext
+    if is_local(context):  # tasks run in the Python that calls this, unless told otherwise
+        return
+    asked = f"{context.applicationId} {context.pythonExec}"
+    if asked in _have_packages:  # a stream asks for each batch
+        return
+    if (trouble := _trouble(spark, "", 0)) is not None:
+        raise SparkSetupError(f"writer copy cannot run: {trouble.choice.reason}; {trouble.remedy}, or take writer jdbc")
+    _have_packages.add(asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """Why executors cannot run writer copy."""
+
+    reason: str
+    remedy: str
+
+    @property
+    def choice(self) -> WriterChoice:
+        return WriterChoice(JDBC, self.reason)
+
+
+def _trouble(spark: SparkSession, address: str, connections: int) -> _Trouble | None:
+    """Ask as many tasks as run at once for the packages, and as many of them as may connect, for a connection."""
 
     # Nested, so that it is sent whole: an executor without txbox could not import it.
-    def look(_: int) -> tuple[str, str | None]:
+    def look(number: int) -> tuple[str, str | None, str | None]:
         import socket
 
         host = socket.gethostname()
@@ -80,16 +123,18 @@ def choose_writer(spark: SparkSession, url: URL) -> WriterChoice:
 
             import txbox.postgres.engines
             import txbox_spark.loading.copy_writer  # noqa: F401
-
+        except ImportError as error:
+            return host, error.name, f"has no {error.name}"
+        if number >= connections:
+            return host, None, None
+        try:
             engine = txbox.postgres.engines.open_engine(
                 address, poolclass=sqlalchemy.pool.NullPool, connect_args={"connect_timeout": seconds}
             )
             with engine.connect():
-                return host, None
-        except ImportError as error:
-            return host, f"has no {error.name}"
+                return host, None, None
         except Exception as error:  # noqa: BLE001 - whatever it is, this executor cannot
-            return host, f"does not reach Postgres: {' '.join(str(getattr(error, 'orig', error)).split())}"
+            return host, None, f"does not reach Postgres: {' '.join(str(getattr(error, 'orig', error)).split())}"
 
     seconds = CONNECT_SECONDS
     context = spark.sparkContext
@@ -97,8 +142,20 @@ def choose_writer(spark: SparkSession, url: URL) -> WriterChoice:
     try:
         answers = context.parallelize(range(tasks), tasks).map(look).collect()
     except Exception as error:  # noqa: BLE001 - executors may have no Python at all
-        return WriterChoice(JDBC, f"the executors run no Python: {str(error).splitlines()[0]}")
-    for host, trouble in answers:
+        return _Trouble(f"the executors run no Python: {describe_spark_error(str(error))}", _OTHER_PYTHON)
+    for host, module, trouble in answers:
         if trouble is not None:
-            return WriterChoice(JDBC, f"executor {host} {trouble}")
-    return WriterChoice(COPY, "the executors have psycopg and reach Postgres")
+            remedy = _SHIP_TXBOX if (module or "").split(".")[0] in _OURS else _OTHER_PYTHON
+            return _Trouble(f"executor {host} {trouble}", remedy)
+    return None
+
+
+_have_packages: set[str] = set()
+"""Applications, and the Python of their executors, that were found to have the packages."""
+
+_OURS = ("txbox", "txbox_spark")
+_OTHER_PYTHON = (
+    "give the executors a Python that has txbox[spark]: --archives environment.tar.gz#environment and "
+    "spark.pyspark.python=./environment/bin/python"
+)
+_SHIP_TXBOX = "send them the wheel, named .zip, for Spark ignores a .whl: --py-files txbox.zip"

@@ -31,6 +31,31 @@ SELECT pg_advisory_xact_lock_shared(%(run_lock)s)::text
 -- returns: nothing; the count of rows is 0 if the chunk is merged
 INSERT INTO {{bulk_load_chunk}} (run_id, chunk) VALUES (%(run_id)s, %(chunk)s) ON CONFLICT DO NOTHING
 
+-- name: any_progress
+-- Whether this Postgres tells the progress of COPYs: from 14 on.
+-- parameters: none
+-- returns: a name, or null
+SELECT to_regclass('pg_catalog.pg_stat_progress_copy')::text
+
+-- name: waiting_copies
+-- COPYs of a run that have begun a while ago and wait for their client.
+-- parameters: run_lock bigint, stalled text (how long ago they have begun, at least)
+-- returns: pid, received (bytes)
+SELECT activity.pid, progress.bytes_processed AS received
+FROM pg_locks AS lock
+JOIN pg_stat_activity AS activity ON activity.pid = lock.pid
+JOIN pg_stat_progress_copy AS progress ON progress.pid = lock.pid
+WHERE lock.locktype = 'advisory' AND lock.objsubid = 1 AND lock.granted
+  AND lock.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (lock.classid::bigint << 32 | lock.objid::bigint) = %(run_lock)s
+  AND activity.wait_event = 'ClientRead' AND activity.query_start < now() - %(stalled)s::interval
+
+-- name: end_session
+-- End a session of the same role.
+-- parameters: pid int
+-- returns: whether it was there
+SELECT pg_terminate_backend(%(pid)s)
+
 -- name: settle_chunk
 -- Record what a chunk came to, in the transaction that merges it.
 -- parameters: rows_read bigint, rows_rejected bigint, already_processed bigint, applied bigint, parked bigint,

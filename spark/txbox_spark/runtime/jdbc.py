@@ -24,12 +24,14 @@ JDBC_DRIVER_CLASS = "org.postgresql.Driver"
 DEFAULT_PORT = "5432"
 
 
-def jdbc_options(url: URL, *, prepare: bool = True) -> dict[str, str]:
+def jdbc_options(url: URL, *, prepare: bool = True, idle_seconds: float | None = None) -> dict[str, str]:
     """Translate a database URL into options of Spark's JDBC reader and writer.
 
     Args:
         url: the database, as SQLAlchemy and psycopg take it.
         prepare: the driver may keep prepared statements, if the URL does not say that it may not.
+        idle_seconds: how long a transaction may be idle before the server ends its session, if the URL's ``options`` do
+            not say otherwise; None: what the server says. A pooler may refuse it.
 
     Returns:
         ``url``, ``driver``, ``user`` and, where there are any, ``password`` and ``sslpassword``. Secrets are never part
@@ -50,7 +52,17 @@ def jdbc_options(url: URL, *, prepare: bool = True) -> dict[str, str]:
         raise InvalidConfiguration(f"a database named {database!r} cannot be reached over JDBC; rename it")
     if not prepare:
         parameters["prepare_threshold"] = "None"
+    if idle_seconds is not None:  # of two settings of one name the last one counts
+        bound = f"-c idle_in_transaction_session_timeout={round(idle_seconds * 1000)}"
+        parameters["options"] = f"{bound} {parameters.get('options', '')}".strip()
+    trusts_system = parameters.get("sslrootcert") == "system"  # to libpq the authorities of the system, and no file
+    if trusts_system:
+        del parameters["sslrootcert"]
+        if parameters.setdefault("sslmode", "verify-full") != "verify-full":
+            raise InvalidConfiguration("the database URL has sslrootcert=system, which goes with sslmode=verify-full")
     query = "&".join(f"{name}={quote(value, safe='')}" for name, value in _translated(parameters).items())
+    if trusts_system:  # those that Java trusts
+        query += "&sslfactory=org.postgresql.ssl.DefaultJavaSSLFactory"
     options["url"] = f"jdbc:postgresql://{addresses}/{quote(database, safe='')}" + (f"?{query}" if query else "")
     return options
 

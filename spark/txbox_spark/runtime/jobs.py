@@ -12,6 +12,11 @@ CALL_ATTEMPTS = 3
 """How often Java is called if it does not answer."""
 
 
+def is_local(context: SparkContext) -> bool:
+    """Whether tasks run in the driver's own JVM, and not on executors (as those of ``local-cluster`` do)."""
+    return str(context.master).partition("[")[0] == "local"
+
+
 @contextmanager
 def job_group(context: SparkContext, description: str) -> Iterator[str]:
     """Give the jobs of this thread a group of their own, and its name; they are cancelled if the block raises."""

@@ -46,8 +46,11 @@ class Cluster:
     folder: Path
 
     @contextlib.contextmanager
-    def driver(self, **settings: str) -> "Iterator[Driver]":
-        """Start a driver with these settings of Spark, dots as double underscores; end it with the block."""
+    def driver(self, *, cwd: Path | None = None, **settings: str) -> "Iterator[Driver]":
+        """Start a driver with these settings of Spark, dots as double underscores; end it with the block.
+
+        ``cwd`` is the folder that it works in.
+        """
         logs = self.folder / f"events-{len(list(self.folder.glob('events-*')))}"
         logs.mkdir()
         asked = {
@@ -75,6 +78,7 @@ class Cluster:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            cwd=cwd,
         )
         try:
             driver = Driver(process, logs)
@@ -97,24 +101,38 @@ class Driver:
 
         Args:
             request: ``rows`` and ``distinct`` of ``generate``; ``python``, what executors run tasks in from now on; and
-                what goes to ``bulk_load``.
+                what goes to ``bulk_load``; with ``format``, options of format txbox, to a write by that.
         """
         stdin = self._pipe(self._process.stdin)
         stdin.write(f"{json.dumps(request)}\n")
         stdin.flush()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def answer(self) -> dict[str, Any]:
         """Wait for the report."""
+        answer = self._answer()
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
         line = self._pipe(self._process.stdout).readline()
         assert line, "the driver has ended"
         answer: dict[str, Any] = json.loads(line)
-        assert "error" not in answer, answer["error"]
         return answer
 
     def load(self, **request: Any) -> dict[str, Any]:
         """Load events, and return the report."""
         self.ask(**request)
         return self.answer()
+
+    def refused(self, **request: Any) -> str:
+        """Load events, which must fail, and return the error."""
+        self.ask(**request)
+        return str(self._answer()["error"])
 
     def stop(self) -> None:
         """Let it end, so that its event log is complete."""
@@ -178,6 +196,25 @@ def spark_cluster(folder: Path) -> Iterator[Cluster]:
         _end(processes)
 
 
+def spark_submit(
+    cluster: Cluster, *arguments: str, env: dict[str, str], cwd: Path
+) -> "subprocess.CompletedProcess[str]":
+    """Run spark-submit, and return what it has said."""
+    program = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    confs = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m"}
+    given = [part for name, value in confs.items() for part in ("--conf", f"{name}={value}")]
+    return subprocess.run(
+        [str(program), "--master", cluster.url, *given, *arguments],
+        env={**_environment("127.0.0.1"), **env},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+
+
 def client_of(engine: Engine, backend: int) -> psutil.Process:
     """Return the process whose connection a server process of Postgres serves."""
     with engine.connect() as connection:
@@ -195,6 +232,16 @@ def host_of(process: psutil.Process) -> str:
     """Return the host of the executor that a process is, or works for."""
     arguments = executor_of(process).cmdline()
     return arguments[arguments.index("--hostname") + 1]
+
+
+def processes_of(cluster: Cluster, host: str) -> list[psutil.Process]:
+    """Return what runs on a host: its worker, the executors, and their Python."""
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            arguments = one.cmdline()
+            if WORKER in arguments and host in arguments and cluster.url in arguments:
+                return [one, *one.children(recursive=True)]
+    raise AssertionError(f"nothing runs on {host}")
 
 
 def executor_of(process: psutil.Process) -> psutil.Process:
@@ -253,6 +300,11 @@ def main() -> None:
             "repeat('x', 500) AS payload",
         )
         try:
+            if options := request.pop("format", None):
+                given = {"subscriber": "billing", "message_id": "event_id", **options}
+                events.write.format("txbox").mode("append").options(**given).save()
+                _say({})
+                continue
             report = bulk_load(events, subscriber_id="billing", message_id="event_id", **request)
             _say(report.as_dict())
         except Exception as error:  # noqa: BLE001 - the test is told

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -19,6 +20,7 @@ from txbox_spark.loading.ledger import LoadLedger
 from txbox_spark.merging.chunk_merger import ChunkHeld, EffectsHeld, begin_chunk, merge_chunk
 from txbox_spark.merging.effects.effect_runner import Apply
 from txbox_spark.merging.fresh_event import create_fresh
+from txbox_spark.merging.frozen_copies import end_frozen_copies
 from txbox_spark.merging.merge_plan import ChunkCounts, MergePlan
 from txbox_spark.reading.columns import EventColumn
 from txbox_spark.runtime.retries import is_transient
@@ -157,3 +159,38 @@ def test_a_statement_whose_client_is_gone_is_ended(merge: Merge, books: Books, e
     assert merging.result(60) == 1
     if engine.dialect.server_version_info >= (14,):  # type: ignore[operator]
         assert books.rows("SELECT s FROM seen") == [("10s",)]
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_a_copy_whose_client_is_frozen_is_ended_and_a_slow_one_is_not(engine: Engine, alive: bool) -> None:
+    """No time-out of Postgres reaches a server process that reads a COPY."""
+    plan = MergePlan(FIRST, "billing", COLUMNS, WRITE, None, "", stalled_seconds=1.0)
+    guarded, ended = guard(engine), threading.Event()
+
+    def copy() -> None:
+        with short_transaction(guarded) as connection:
+            assert begin_chunk(connection, plan, 0)
+            connection.exec_driver_sql(create_fresh(COLUMNS))
+            driver = connection.connection.driver_connection
+            with driver.cursor() as cursor, cursor.copy("COPY pg_temp.fresh_event FROM STDIN") as copying:
+                copying.write(f"event of {FIRST}\t1\t5\n" * 10_000)  # more than psycopg holds back
+                while not ended.wait(0.1):
+                    if alive:
+                        copying.write(f"event of {FIRST}\t1\t5\n" * 1_000)
+
+    with ThreadPoolExecutor(1) as pool:
+        copied = pool.submit(copy)
+        try:
+            claimed = "SELECT FROM pg_stat_progress_copy WHERE bytes_processed > 0"
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                wait_until(lambda: connection.exec_driver_sql(claimed).rowcount, "it copies")
+                began = "SELECT FROM pg_stat_activity WHERE query ~ '^COPY' AND query_start < now() - interval '1.5 s'"
+                wait_until(lambda: connection.exec_driver_sql(began).rowcount, "its time is over, and it is there")
+            assert end_frozen_copies(engine, plan) == (0 if alive else 1)
+        finally:
+            ended.set()
+        if alive:
+            copied.result(60)
+        else:
+            with pytest.raises((DBAPIError, psycopg.OperationalError)):
+                copied.result(60)

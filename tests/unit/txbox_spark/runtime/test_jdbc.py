@@ -42,6 +42,11 @@ def test_secrets_are_not_part_of_the_url(place: str) -> None:
         ("options=-csearch_path%3Dbilling", "options=-csearch_path%3Dbilling"),
         ("options=-c%20a%3Db%2Bc", "options=-c%20a%3Db%2Bc"),
         ("sslmode=verify-full&sslrootcert=/etc/ca%26.pem", "sslmode=verify-full&sslrootcert=%2Fetc%2Fca%26.pem"),
+        (
+            "sslmode=verify-full&sslrootcert=system",
+            "sslmode=verify-full&sslfactory=org.postgresql.ssl.DefaultJavaSSLFactory",
+        ),
+        ("sslrootcert=system", "sslmode=verify-full&sslfactory=org.postgresql.ssl.DefaultJavaSSLFactory"),
         ("sslcert=/c&sslkey=/k", "sslcert=%2Fc&sslkey=%2Fk"),
         ("target_session_attrs=any", "targetServerType=any"),
         ("target_session_attrs=primary", "targetServerType=primary"),
@@ -63,6 +68,13 @@ def test_secrets_are_not_part_of_the_url(place: str) -> None:
 )
 def test_parameters_are_translated(given: str, translated: str) -> None:
     assert jdbc_url(f"postgresql://alice@db/shop?{given}") == f"jdbc:postgresql://db:5432/shop?{translated}"
+
+
+def test_an_idle_transaction_is_bounded_unless_the_url_says_otherwise() -> None:
+    bounded = jdbc_options(make_url("postgresql://alice@db/shop"), idle_seconds=60)["url"]
+    assert bounded.endswith("?options=-c%20idle_in_transaction_session_timeout%3D60000")
+    theirs = make_url("postgresql://alice@db/shop?options=-cidle_in_transaction_session_timeout%3D5")
+    assert jdbc_options(theirs, idle_seconds=60)["url"].endswith("60000%20-cidle_in_transaction_session_timeout%3D5")
 
 
 def test_what_only_tunes_libpq_is_left_out() -> None:
@@ -100,6 +112,7 @@ def test_the_database_is_encoded_and_is_the_users_if_none_is_named() -> None:
         ("postgresql://alice@/shop?host=a/b", "is no host"),
         ("postgresql://db/shop", "names no user"),
         ("postgresql://alice@db/shop?sslcrl=/crl", "has sslcrl"),
+        ("postgresql://alice@db/shop?sslmode=require&sslrootcert=system", "goes with sslmode=verify-full"),
         ("postgresql://alice@db/shop?service=x", "has service"),
         ("postgresql://alice@db/shop?target_session_attrs=other", "target_session_attrs=other"),
         ("postgresql://alice@db/shop?connect_timeout=soon", "connect_timeout=soon"),
