@@ -19,12 +19,12 @@ from sqlalchemy import Connection, Engine, make_url
 from support.postgres.tls_postgres import ROOT, behind_tls
 from support.spark.cluster_loads import (
     APPLY,
-    GATE,
     SPECULATING,
     assert_exact,
     at_the_gate,
     execute,
     failed_tasks,
+    holding_gate,
     open_gate,
     opened,
     python_without,
@@ -101,10 +101,8 @@ def secure_url(tls: tuple[str, Path], fresh_database: str) -> str:
 @pytest.fixture
 def gate(engine: Engine) -> Iterator[Connection]:
     """A session that holds the gate."""
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f"SELECT pg_advisory_lock({GATE})")
+    with holding_gate(engine) as connection:
         yield connection
-        connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
 
 
 def emptied(engine: Engine) -> None:

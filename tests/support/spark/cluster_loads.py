@@ -2,6 +2,8 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,15 @@ def at_the_gate(engine: Engine, count: int = 1) -> list[int]:
         lambda: pids if len(pids := rows(engine, waiting)) >= count else [], f"{count} at the gate", timeout=120
     )
     return [pid for (pid,) in found]
+
+
+@contextmanager
+def holding_gate(engine: Engine) -> Iterator[Connection]:
+    """A session that holds the gate until it is opened, or the block ends."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"SELECT pg_advisory_lock({GATE})")
+        yield connection
+        connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
 
 
 def open_gate(gate: Connection) -> None:

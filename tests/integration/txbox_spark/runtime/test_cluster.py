@@ -18,6 +18,7 @@ from support.spark.cluster_loads import (
     at_the_gate,
     execute,
     failed_tasks,
+    holding_gate,
     open_gate,
     opened,
     python_without,
@@ -49,10 +50,8 @@ def engine(fresh_database: str) -> Iterator[Engine]:
 @pytest.fixture
 def gate(engine: Engine) -> Iterator[Connection]:
     """A session that holds the gate."""
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f"SELECT pg_advisory_lock({GATE})")
+    with holding_gate(engine) as connection:
         yield connection
-        connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
 
 
 def wait_before_the_first_claim(engine: Engine) -> None:
