@@ -6,6 +6,13 @@
 -- returns: nothing
 INSERT INTO {{archive}} (location, archive_id) VALUES (%(location)s, %(archive_id)s) ON CONFLICT DO NOTHING
 
+-- name: abandon
+-- Forget an archive that was begun and has nothing yet: its folder cannot be used.
+-- parameters: location text, archive_id text
+-- returns: nothing
+DELETE FROM {{archive}}
+WHERE location = %(location)s AND archive_id = %(archive_id)s AND archived_upto IS NULL AND pending IS NULL
+
 -- name: read
 -- Where an archive is.
 -- parameters: location text
