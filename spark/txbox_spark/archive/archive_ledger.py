@@ -73,7 +73,13 @@ class ArchiveLedger:
         """
         tables = self.sql.tables
         with short_transaction(self._engine) as connection:
-            for table in (tables.archive, tables.processed_message, tables.message_lease, tables.outbox_sent):
+            for table in (
+                tables.archive,
+                tables.processed_message,
+                tables.message_lease,
+                tables.dead_letter,
+                tables.outbox_sent,
+            ):
                 check_table(connection, table)
 
     def begin(self) -> ArchiveState:
@@ -132,14 +138,15 @@ class ArchiveLedger:
             if waited_for:
                 time.sleep(POLL_SECONDS)
 
-    def count_sent(self, first: datetime, beyond: datetime) -> list[tuple[datetime, int]]:
-        """Return hours in which something was sent, in order, each with the number of rows."""
-        hours = []
+    def count_sent(self, first: datetime, beyond: datetime) -> tuple[list[tuple[datetime, int]], int]:
+        """Return hours in which something was sent, in order, each with its rows; and the bytes of the widest row."""
+        hours, widest = [], 0
         for row in self._count(self.sql.count_sent, first, beyond):
             hour = moment(row.hour)
             assert hour is not None  # noqa: S101 - it is not before the year 1
             hours.append((hour, row.rows))
-        return hours
+            widest = max(widest, row.widest)
+        return hours, widest
 
     def count_processed(self, first: datetime, beyond: datetime) -> dict[str, int]:
         """Return how many messages were processed on each day on which some were."""

@@ -53,7 +53,10 @@ SENT_ROWS = 100_000
 
 FETCHED_SENT = 500
 FETCHED_IDS = 10_000
-"""Rows that a task holds at a time: fewer where there are bodies."""
+"""Rows that a task holds at a time, at most: fewer where there are bodies."""
+
+FETCHED_BYTES = 8 << 20
+"""How much a task holds at a time of what was sent, if the widest row is no wider."""
 
 FORGOTTEN_RUN = timedelta(days=2)
 """What a run has left that was killed goes after so long; one that is at work is younger."""
@@ -182,7 +185,7 @@ def release(location: str, *, url: str | URL, schema: str | None = None, prefix:
 
 
 def _begin(folder: ArchiveFolder, ledger: ArchiveLedger) -> ArchiveState:
-    """Return where the archive is; it begins, if it has not, unless its folder is refused: nothing is held back then."""
+    """Return where the archive is; it begins, if it has not. A folder that is refused holds nothing back."""
     ledger.check()
     state = ledger.read()
     if state is not None:
@@ -251,14 +254,15 @@ class _Rows:
 
     def write_sent(self, folder: ArchiveFolder, run: str) -> dict[str, ArchivedDay]:
         """Write what was sent: each task reads some hours of one day."""
-        hours = self._ledger.count_sent(self._first, self._beyond)
+        hours, widest = self._ledger.count_sent(self._first, self._beyond)
         expected: dict[str, int] = {}
         for hour, rows in hours:
             expected[hour.date().isoformat()] = expected.get(hour.date().isoformat(), 0) + rows
         if not hours:
             return {}
-        frame = self._read(self._ledger.sql.rows_sent, _hour_ranges(hours, self._beyond), FETCHED_SENT)
-        return self._write(frame, folder, run, SENT, expected)
+        held = max(1, FETCHED_BYTES // max(1, widest))
+        frame = self._read(self._ledger.sql.rows_sent, _hour_ranges(hours, self._beyond), min(FETCHED_SENT, held))
+        return self._write(frame, folder, run, SENT, expected, held)
 
     def write_processed(self, folder: ArchiveFolder, run: str) -> dict[str, ArchivedDay]:
         """Write what was processed: each task reads a range of ids; then rows are put together by day."""
@@ -267,7 +271,7 @@ class _Rows:
         time = f"processed_at >= {literal(self._first)} AND processed_at < {literal(self._beyond)}"
         ranges = [f"{one} AND {time}" for one in _key_ranges(bounds)]
         frame = self._read(self._ledger.sql.rows_processed, ranges, FETCHED_IDS).hint("rebalance", DAY)
-        return self._write(frame, folder, run, PROCESSED, expected)
+        return self._write(frame, folder, run, PROCESSED, expected, FETCHED_IDS)
 
     def _read(self, statement: str, ranges: Sequence[str], fetched: int) -> DataFrame:
         # Spark runs the statement in the transaction that reads, so a pool of connections keeps nothing of it.
@@ -278,13 +282,17 @@ class _Rows:
             return self._spark.read.jdbc(options.pop("url"), table, predicates=list(ranges), properties=options)
 
     def _write(
-        self, frame: DataFrame, folder: ArchiveFolder, run: str, kind: str, expected: Mapping[str, int]
+        self, frame: DataFrame, folder: ArchiveFolder, run: str, kind: str, expected: Mapping[str, int], held: int
     ) -> dict[str, ArchivedDay]:
-        """Write rows by day, and compare what was written with what Postgres has counted."""
+        """Write rows by day, and compare what was written with what Postgres has counted.
+
+        ``held`` is how many rows Parquet's writer may take before it looks at how much it holds: a hundred, by itself.
+        """
         target = folder.staged(run, kind)
         with explained(f"cannot write {target}"):
             with changed_settings(self._spark, _FILES):
-                frame.write.partitionBy(DAY).mode("errorifexists").parquet(target)
+                looks = {f"parquet.{part}.size.row.check.min": str(min(100, held)) for part in ("page", "block")}
+                frame.write.options(**looks).partitionBy(DAY).mode("errorifexists").parquet(target)
             names = [name.partition("=")[2] for name in folder.files(target)]
             if not names and not expected:
                 return {}

@@ -52,7 +52,7 @@ def test_days_that_are_over_go_into_the_folder_once(
     assert {row[0] for row in one.select("destination").distinct().collect()} == {"queue 1"}
 
 
-def test_an_inbox_in_generations(
+def test_an_inbox_in_generations_wide_bodies_and_settings_of_the_session(
     engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txbox_spark.reading.table_cuts.PARTITION_BYTES", 2_000)
@@ -60,6 +60,10 @@ def test_an_inbox_in_generations(
     assert Generations(engine).rotate()
     run(engine, "INSERT INTO processed_message (subscriber_id, message_id, processed_at, fingerprint) "
         f"VALUES ('billing', 'late', '{ago(2).isoformat()}', sha256('x'))")  # fmt: skip
+    run(engine, "INSERT INTO outbox_sent (message_id, position, destination, headers, body, published_at, sent_at) "
+        f"VALUES ('wide', 9000, 'q', '{{}}', repeat('x', 1 << 20)::bytea, now(), '{ago(2).isoformat()}')")  # fmt: skip
+    held, read = [], archiver._Rows._read
+    monkeypatch.setattr(archiver._Rows, "_read", lambda self, *given: held.append(given[-1]) or read(self, *given))
     theirs = {
         "spark.sql.session.timeZone": "America/New_York",
         "spark.sql.timestampType": "TIMESTAMP_NTZ",
@@ -70,6 +74,7 @@ def test_an_inbox_in_generations(
     }
     with changed_settings(spark, theirs):
         archive(spark, folder, url=schema_url)
+        assert held[0] == 7  # rows of a megabyte that a task has at a time; 500 of them would end the JVM
         assert ("sent_at", "timestamp") in read_archive(spark, folder).sent().dtypes
     same(engine, spark, folder)
 
