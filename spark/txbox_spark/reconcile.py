@@ -148,7 +148,8 @@ def reconcile(
     targets = {} if output is None else _targets(spark, output)
     inbox = _inbox(spark, database, subscriber_id, schema, prefix, partitions)
     if forgotten is not None:
-        inbox = _with_forgotten(inbox, read_archive(spark, forgotten).processed(subscriber_id))
+        redriven = _redriven(spark, database, subscriber_id, schema, prefix)
+        inbox = _with_forgotten(inbox, redriven, read_archive(spark, forgotten).processed(subscriber_id))
     with (
         small_plans(spark),
         job_group(spark.sparkContext, f"txbox reconcile: the inbox of {subscriber_id}") as group,
@@ -231,17 +232,31 @@ def _inbox(
     return frame.selectExpr(f"message_id AS {_PROCESSED}", _PROCESSED_AT, _STATE)
 
 
-def _with_forgotten(inbox: DataFrame, archived: DataFrame) -> DataFrame:
+def _redriven(spark: SparkSession, database: URL, subscriber_id: str, schema: str | None, prefix: str) -> DataFrame:
+    """Return what a subscriber was sent again, as rows of its inbox: neither processed by that, nor given up."""
+    letters = unescaped(quoted(tables(schema, prefix).dead_letter))
+    table = (
+        f"(SELECT message_id AS {_PROCESSED}, redriven_at AS {_PROCESSED_AT}, 'redriven' AS {_STATE} "  # noqa: S608 - quoted
+        f"FROM {letters} WHERE subscriber_id = {literal(subscriber_id)} AND redriven_at IS NOT NULL) AS redriven"
+    )
+    reader = {**jdbc_options(database), "fetchsize": str(FETCHED_ROWS)}
+    with explained("cannot read dead letters over JDBC"):
+        return spark.read.jdbc(reader.pop("url"), table, properties=reader)
+
+
+def _with_forgotten(inbox: DataFrame, redriven: DataFrame, archived: DataFrame) -> DataFrame:
     """Add what an inbox has forgotten, one row for each id.
 
-    What was parked when its day was archived is in the inbox as long as it waits, and when it was redriven, it was
-    archived as processed on a later day. Otherwise it was discarded.
+    What was parked when its day was archived is in the inbox as long as it waits. When it was redriven, its letter says
+    so, and it was archived as processed on a later day, or it is lost, or on its way. Otherwise it was discarded.
     """
     processed = sql.col("state") == "processed"
     state = sql.when(processed, "processed").otherwise("discarded").alias(_STATE)
     ids = sql.col("message_id").alias(_PROCESSED)
-    every = inbox.withColumn(_RANK, sql.lit(1)).unionByName(
-        archived.select(ids, _PROCESSED_AT, state).withColumn(_RANK, sql.lit(0))
+    every = (
+        inbox.withColumn(_RANK, sql.lit(2))
+        .unionByName(redriven.withColumn(_RANK, sql.lit(1)))
+        .unionByName(archived.select(ids, _PROCESSED_AT, state).withColumn(_RANK, sql.lit(0)))
     )
     best = sql.max(sql.struct(sql.col(_STATE) == "processed", _RANK, _PROCESSED_AT, _STATE)).alias("best")
     return every.groupBy(_PROCESSED).agg(best).select(_PROCESSED, f"best.{_PROCESSED_AT}", f"best.{_STATE}")

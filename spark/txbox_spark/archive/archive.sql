@@ -6,6 +6,13 @@
 -- returns: nothing
 INSERT INTO {{archive}} (location, archive_id) VALUES (%(location)s, %(archive_id)s) ON CONFLICT DO NOTHING
 
+-- name: abandon
+-- Forget an archive that was begun and has nothing yet: its folder cannot be used.
+-- parameters: location text, archive_id text
+-- returns: nothing
+DELETE FROM {{archive}}
+WHERE location = %(location)s AND archive_id = %(archive_id)s AND archived_upto IS NULL AND pending IS NULL
+
 -- name: read
 -- Where an archive is.
 -- parameters: location text
@@ -27,7 +34,8 @@ SELECT {{microseconds(settled.cutoff)}} FROM (
 -- they began, and those that are prepared. VACUUM writes nothing of ours.
 -- parameters: cutoff timestamptz
 -- returns: name (of a transaction), who (holds it)
-SELECT lock.virtualtransaction AS name, 'server process ' || lock.pid AS who
+SELECT lock.virtualtransaction AS name, 'server process ' || lock.pid
+  || CASE WHEN activity.xact_start IS NULL THEN ' (with pg_read_all_stats this role sees when it began)' ELSE '' END AS who
 FROM pg_locks AS lock JOIN pg_stat_activity AS activity ON activity.pid = lock.pid
 WHERE lock.locktype = 'virtualxid' AND lock.granted AND lock.pid <> pg_backend_pid()
   AND activity.datname = current_database() AND coalesce(activity.xact_start < %(cutoff)s, true)
@@ -47,11 +55,12 @@ SELECT transaction::text FROM pg_prepared_xacts
 WHERE database = current_database() AND transaction::text = ANY(%(names)s::text[])
 
 -- name: count_sent
--- What was sent in each hour.
+-- What was sent in each hour. The length of a body is known without reading it.
 -- parameters: first timestamptz, beyond timestamptz
--- returns: hour, rows
-SELECT {{microseconds(hours.hour)}} AS hour, rows FROM (
-  SELECT date_trunc('hour', sent_at AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' AS hour, count(*) AS rows
+-- returns: hour, rows, widest (bytes of the widest row)
+SELECT {{microseconds(hours.hour)}} AS hour, rows, widest FROM (
+  SELECT date_trunc('hour', sent_at AT TIME ZONE 'UTC') AT TIME ZONE 'UTC' AS hour, count(*) AS rows,
+    max(octet_length(body) + pg_column_size(headers)) AS widest
   FROM {{outbox_sent}} WHERE sent_at >= %(first)s AND sent_at < %(beyond)s GROUP BY hour
 ) AS hours ORDER BY hour
 

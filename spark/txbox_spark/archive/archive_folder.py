@@ -1,10 +1,12 @@
 """The folder of an archive, on any file system that Spark's Hadoop knows."""
 
 import json
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from txbox import InvalidConfiguration
 from txbox_spark.archive.stretch import DAY, KINDS, Stretch
 from txbox_spark.reading.errors import SourceError, explained
 from txbox_spark.runtime.lazy_imports import SparkSession
@@ -17,7 +19,16 @@ class ArchiveFolder:
     """The files of an archive: days are put in place as a whole, and a stretch's file says that its days are."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
-        """Name the folder; it need not be there. ``location`` becomes its whole address, whatever was given."""
+        """Name the folder; it need not be there. ``location`` becomes its whole address, whatever was given.
+
+        Raises:
+            InvalidConfiguration: Spark would take the name for a pattern.
+            SourceError: there is no such file system.
+        """
+        if found := _PATTERN.search(location):
+            raise InvalidConfiguration(
+                f"{location} has a {found[0]}, and Spark would take it for a pattern of folders; give another folder"
+            )
         self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other way to a file system
         configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
         with explained(f"cannot reach {location}"):
@@ -74,7 +85,7 @@ class ArchiveFolder:
             for day, one in stretch.days[kind].items():
                 source, target = (f"{place}/{DAY}={day}" for place in (self.staged(stretch.run, kind), self.path(kind)))
                 if self.files(target) != one.files:
-                    self._move(source, target)
+                    self._move(source, target, one.files)
                 if (found := self.files(target)) != one.files:
                     raise SourceError(
                         f"{target} does not have the files that were written for it: {len(found)} in place of "
@@ -102,12 +113,23 @@ class ArchiveFolder:
         with explained(f"cannot remove {folder}"):
             self._files.delete(self._path(folder), True)
 
-    def _move(self, source: str, target: str) -> None:
-        """Move a folder; that it is gone, or that the other one is there, is for the caller to look at."""
+    def _move(self, source: str, target: str, files: Mapping[str, int]) -> None:
+        """Move a folder; that it is gone, or that the other one is there, is for the caller to look at.
+
+        On S3 a move copies one file after the other: of one that was killed, some are there. The others are moved then.
+        """
         with explained(f"cannot move {source} to {target}"):
-            if self._files.exists(self._path(source)) and not self._files.exists(self._path(target)):
+            if not self._files.exists(self._path(source)):
+                return
+            if not self._files.exists(self._path(target)):
                 self._files.mkdirs(self._path(target).getParent())
                 self._files.rename(self._path(source), self._path(target))
+                return
+            left, there = self.files(source), self.files(target)
+            for name, size in files.items():
+                if left.get(name) == size != there.get(name):
+                    self._files.delete(self._path(f"{target}/{name}"), False)
+                    self._files.rename(self._path(f"{source}/{name}"), self._path(f"{target}/{name}"))
 
     def _read(self, path: str) -> Any:
         with explained(f"cannot read {path}"):
@@ -140,3 +162,7 @@ class ArchiveFolder:
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)
+
+
+_PATTERN = re.compile(r"[*?\[\]{}\\]")
+"""What Hadoop's patterns of paths are made of."""

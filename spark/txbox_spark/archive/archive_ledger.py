@@ -25,6 +25,7 @@ class ArchiveStatements(SqlFile, file="archive.sql", fragments_of=AuditStatement
     """The statements of archive.sql, for the tables of one schema, under one prefix."""
 
     begin: str
+    abandon: str
     read: str
     cutoff: str
     unsettled: str
@@ -64,16 +65,26 @@ class ArchiveLedger:
         self._engine = engine
         self._location = location
 
-    def begin(self) -> ArchiveState:
-        """Return where the archive is; it begins, if it has not.
+    def check(self) -> None:
+        """Check that the tables are there.
 
         Raises:
-            SchemaMissing: a table does not exist.
+            SchemaMissing: one is not.
         """
         tables = self.sql.tables
         with short_transaction(self._engine) as connection:
-            for table in (tables.archive, tables.processed_message, tables.message_lease, tables.outbox_sent):
+            for table in (
+                tables.archive,
+                tables.processed_message,
+                tables.message_lease,
+                tables.dead_letter,
+                tables.outbox_sent,
+            ):
                 check_table(connection, table)
+
+    def begin(self) -> ArchiveState:
+        """Return where the archive is; it begins, if it has not."""
+        with short_transaction(self._engine) as connection:
             given = {"location": self._location, "archive_id": secrets.token_hex(8)}
             connection.exec_driver_sql(self.sql.begin, given)
         state = self.read()
@@ -88,6 +99,10 @@ class ArchiveLedger:
             return None
         pending = None if row.pending is None else Stretch.from_json(row.pending)
         return ArchiveState(row.archive_id, moment(row.archived_upto), pending)
+
+    def abandon(self, archive_id: str) -> None:
+        """Forget an archive that has nothing yet, so that it does not hold back what is forgotten."""
+        self._change(self.sql.abandon, archive_id)
 
     def cutoff(self, settle: timedelta) -> datetime:
         """Return the end of the last day, in UTC, that is over for so long by the database's clock."""
@@ -123,14 +138,15 @@ class ArchiveLedger:
             if waited_for:
                 time.sleep(POLL_SECONDS)
 
-    def count_sent(self, first: datetime, beyond: datetime) -> list[tuple[datetime, int]]:
-        """Return hours in which something was sent, in order, each with the number of rows."""
-        hours = []
+    def count_sent(self, first: datetime, beyond: datetime) -> tuple[list[tuple[datetime, int]], int]:
+        """Return hours in which something was sent, in order, each with its rows; and the bytes of the widest row."""
+        hours, widest = [], 0
         for row in self._count(self.sql.count_sent, first, beyond):
             hour = moment(row.hour)
             assert hour is not None  # noqa: S101 - it is not before the year 1
             hours.append((hour, row.rows))
-        return hours
+            widest = max(widest, row.widest)
+        return hours, widest
 
     def count_processed(self, first: datetime, beyond: datetime) -> dict[str, int]:
         """Return how many messages were processed on each day on which some were."""

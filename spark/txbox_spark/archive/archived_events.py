@@ -12,9 +12,11 @@ from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, sql
 
 SENT_COLUMNS = (
     "message_id string, position bigint, destination string, key string, headers string, body binary, "
-    "published_at timestamp, sent_at timestamp"
+    "published_at timestamp_ltz, sent_at timestamp_ltz"
 )
-PROCESSED_COLUMNS = "subscriber_id string, message_id string, processed_at timestamp, state string, fingerprint binary"
+PROCESSED_COLUMNS = (
+    "subscriber_id string, message_id string, processed_at timestamp_ltz, state string, fingerprint binary"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from sqlalchemy import URL, NullPool
 
 from txbox import InvalidConfiguration
 from txbox.postgres.engines import open_engine
+from txbox.postgres.server import SERVER
 from txbox.postgres.sql import unescaped
 from txbox.postgres.urls import database_url
 from txbox_spark.archive.archive_folder import ArchiveFolder
@@ -37,7 +38,7 @@ from txbox_spark.reading.table_cuts import literal
 from txbox_spark.report import OnProgress
 from txbox_spark.runtime.connect import refuse_connect
 from txbox_spark.runtime.jdbc import jdbc_options
-from txbox_spark.runtime.jobs import job_group, small_plans
+from txbox_spark.runtime.jobs import changed_settings, job_group, small_plans
 from txbox_spark.runtime.lazy_imports import DataFrame, SparkSession, sql
 from txbox_spark.runtime.session import require_jdbc_driver
 
@@ -52,7 +53,10 @@ SENT_ROWS = 100_000
 
 FETCHED_SENT = 500
 FETCHED_IDS = 10_000
-"""Rows that a task holds at a time: fewer where there are bodies."""
+"""Rows that a task holds at a time, at most: fewer where there are bodies."""
+
+FETCHED_BYTES = 8 << 20
+"""How much a task holds at a time of what was sent, if the widest row is no wider."""
 
 FORGOTTEN_RUN = timedelta(days=2)
 """What a run has left that was killed goes after so long; one that is at work is younger."""
@@ -129,8 +133,7 @@ def archive(
     engine = open_engine(database, poolclass=NullPool)
     folder = ArchiveFolder(spark, location)
     ledger = ArchiveLedger(engine, schema, prefix, folder.location)
-    state = ledger.begin()
-    _check_folder(folder, state)
+    state = _begin(folder, ledger)
     finished_earlier = state.pending is not None
     if state.pending is not None:
         _finish(folder, ledger, state.pending)
@@ -181,6 +184,27 @@ def release(location: str, *, url: str | URL, schema: str | None = None, prefix:
     return sum(ArchiveLedger(engine, schema, prefix, name).release() for name in names) > 0
 
 
+def _begin(folder: ArchiveFolder, ledger: ArchiveLedger) -> ArchiveState:
+    """Return where the archive is; it begins, if it has not. A folder that is refused holds nothing back."""
+    ledger.check()
+    state = ledger.read()
+    if state is not None:
+        _check_folder(folder, state)
+        return state
+    if folder.read_identity() is not None or folder.stretches():
+        raise InvalidConfiguration(
+            f"{folder.location} is an archive that this database does not know: it was released, or is that of another "
+            "database, or of tables that were made anew; give another folder"
+        )
+    state = ledger.begin()
+    try:
+        _check_folder(folder, state)
+    except Exception:
+        ledger.abandon(state.archive_id)
+        raise
+    return state
+
+
 def _check_folder(folder: ArchiveFolder, state: ArchiveState) -> None:
     """Refuse a folder that is another archive's, or that does not have what Postgres says it has."""
     identity, stretches = folder.read_identity(), folder.stretches()
@@ -198,7 +222,8 @@ def _check_folder(folder: ArchiveFolder, state: ArchiveState) -> None:
         )
         raise InvalidConfiguration(
             f"{folder.location} has {has}, and the database says {says}. If the database was restored from a backup, "
-            "begin another folder; if files of the archive were lost, bring them back"
+            "begin another folder, and release this one (txbox archive FOLDER --release); if files of the archive were "
+            "lost, bring them back"
         )
     if identity is None:
         folder.write_identity(state.archive_id)
@@ -229,14 +254,15 @@ class _Rows:
 
     def write_sent(self, folder: ArchiveFolder, run: str) -> dict[str, ArchivedDay]:
         """Write what was sent: each task reads some hours of one day."""
-        hours = self._ledger.count_sent(self._first, self._beyond)
+        hours, widest = self._ledger.count_sent(self._first, self._beyond)
         expected: dict[str, int] = {}
         for hour, rows in hours:
-            expected[f"{hour:%Y-%m-%d}"] = expected.get(f"{hour:%Y-%m-%d}", 0) + rows
+            expected[hour.date().isoformat()] = expected.get(hour.date().isoformat(), 0) + rows
         if not hours:
             return {}
-        frame = self._read(self._ledger.sql.rows_sent, _hour_ranges(hours, self._beyond), FETCHED_SENT)
-        return self._write(frame, folder, run, SENT, expected)
+        held = max(1, FETCHED_BYTES // max(1, widest))
+        frame = self._read(self._ledger.sql.rows_sent, _hour_ranges(hours, self._beyond), min(FETCHED_SENT, held))
+        return self._write(frame, folder, run, SENT, expected, held)
 
     def write_processed(self, folder: ArchiveFolder, run: str) -> dict[str, ArchivedDay]:
         """Write what was processed: each task reads a range of ids; then rows are put together by day."""
@@ -245,21 +271,28 @@ class _Rows:
         time = f"processed_at >= {literal(self._first)} AND processed_at < {literal(self._beyond)}"
         ranges = [f"{one} AND {time}" for one in _key_ranges(bounds)]
         frame = self._read(self._ledger.sql.rows_processed, ranges, FETCHED_IDS).hint("rebalance", DAY)
-        return self._write(frame, folder, run, PROCESSED, expected)
+        return self._write(frame, folder, run, PROCESSED, expected, FETCHED_IDS)
 
     def _read(self, statement: str, ranges: Sequence[str], fetched: int) -> DataFrame:
-        options = {**jdbc_options(self._database), "fetchsize": str(fetched)}
+        # Spark runs the statement in the transaction that reads, so a pool of connections keeps nothing of it.
+        unlimited = unescaped(SERVER.no_time_limit)
+        options = {**jdbc_options(self._database), "fetchsize": str(fetched), "sessionInitStatement": unlimited}
         table = f"({unescaped(statement)}) AS archived"
         with explained("cannot read over JDBC what is to be archived"):
             return self._spark.read.jdbc(options.pop("url"), table, predicates=list(ranges), properties=options)
 
     def _write(
-        self, frame: DataFrame, folder: ArchiveFolder, run: str, kind: str, expected: Mapping[str, int]
+        self, frame: DataFrame, folder: ArchiveFolder, run: str, kind: str, expected: Mapping[str, int], held: int
     ) -> dict[str, ArchivedDay]:
-        """Write rows by day, and compare what was written with what Postgres has counted."""
+        """Write rows by day, and compare what was written with what Postgres has counted.
+
+        ``held`` is how many rows Parquet's writer may take before it looks at how much it holds: a hundred, by itself.
+        """
         target = folder.staged(run, kind)
         with explained(f"cannot write {target}"):
-            frame.write.partitionBy(DAY).mode("errorifexists").parquet(target)
+            with changed_settings(self._spark, _FILES):
+                looks = {f"parquet.{part}.size.row.check.min": str(min(100, held)) for part in ("page", "block")}
+                frame.write.options(**looks).partitionBy(DAY).mode("errorifexists").parquet(target)
             names = [name.partition("=")[2] for name in folder.files(target)]
             if not names and not expected:
                 return {}
@@ -299,6 +332,9 @@ def _key_ranges(bounds: Sequence[tuple[str, str]]) -> list[str]:
         for low, high in pairwise([None, *keys, None])
     ]
 
+
+_FILES = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""Times as Postgres has them, whatever the session's setting; Spark's default is a type that Parquet has given up."""
 
 _SETTLED = {SENT: "true", PROCESSED: "state = 'processed'"}
 """Which rows do not change any more: a parked message's row goes when it is redriven."""

@@ -73,12 +73,9 @@ def test_an_audit_reads_what_postgres_has_forgotten(engine: Engine, fresh_databa
     ended = txbox("archive", lake, "--url", fresh_database)
     ended.said(0)
     assert "20,0" in ended.out
-    for table, time_ in (("outbox_sent", "sent_at"), ("processed_message", "processed_at")):
-        run(
-            engine,
-            f"DELETE FROM {table} WHERE {time_} < '{MIDNIGHT.isoformat()}' AND {time_} > '{ago(500).isoformat()}'",
-        )
-    audit = ("audit", "--destination", "queue 0", "--subscriber", "billing", "--url", fresh_database)
+    run(engine, "DELETE FROM outbox_sent WHERE destination = 'queue 0'")  # only the archive has some of it
+    run(engine, f"DELETE FROM processed_message WHERE processed_at < '{MIDNIGHT.isoformat()}'")
+    audit = ("audit", "--destination", "queue 0", "--subscriber", "billing", "--shared", "--url", fresh_database)
     audited = txbox(*audit, "--archive", lake)
     audited.said(1)
     assert "not processed, in the archive: more 77" in audited.out

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,6 +121,7 @@ def audit(
     span = read_span("--in-flight", in_flight)
     outbox = database(url, schema, prefix)
     inbox = database(inbox_url or url, inbox_schema or schema, inbox_prefix if inbox_prefix is not None else prefix)
+    archived = None
     with ExitStack() as stack:
         recorded = stack.enter_context(inbox.engine())
         if alone:
@@ -143,17 +145,17 @@ def audit(
                 shared=shared,
                 limit=limit,
             )
+            if archive is not None:
+                with terminated_as_interrupt(), spark.session("txbox audit", master, jdbc_jar, conf) as session:
+                    archived, also = _compare_archive(
+                        session, archive, inbox_archive or archive, inbox, destinations or (), subscriber or "", limit
+                    )
+                report = replace(report, not_compared=tuple(name for name in report.not_compared if name not in also))
             if report.not_compared and not report.faults:
                 raise CommandFailed(_not_compared(report))
             reports = [report]
         if record:
             _record(recorded, inbox, reports)
-    archived = None
-    if archive is not None:
-        with terminated_as_interrupt(), spark.session("txbox audit", master, jdbc_jar, conf) as session:
-            archived = _compare_archive(
-                session, archive, inbox_archive or archive, inbox, destinations or (), subscriber or "", limit
-            )
     balanced = all(report.balanced for report in reports) and (archived is None or not _missing(archived))
     if as_json:
         one = {**reports[0].as_dict(), "balanced": balanced}
@@ -182,11 +184,13 @@ def _compare_archive(
     destinations: Sequence[str],
     subscriber: str,
     limit: int,
-) -> "Reconciliation":
+) -> "tuple[Reconciliation, set[str]]":
+    """Return what the archive has, against the inbox, and which of the destinations it has."""
     from txbox_spark import read_archive, reconcile
 
-    return reconcile(
-        read_archive(session, archive).sent(destinations),
+    sent = read_archive(session, archive).sent(destinations)
+    found = reconcile(
+        sent,
         url=inbox.url,
         subscriber_id=subscriber,
         message_id="message_id",
@@ -195,6 +199,7 @@ def _compare_archive(
         forgotten=inbox_archive,
         sample=limit,
     )
+    return found, {row[0] for row in sent.select("destination").distinct().collect()}
 
 
 def _print_archived(archive: str, found: "Reconciliation") -> None:

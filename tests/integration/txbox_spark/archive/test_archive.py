@@ -1,6 +1,7 @@
 """Days go from Postgres into a folder, each row once, whatever ends a run; then Postgres may forget them."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from txbox import DeadLetter, DeadLetters, InvalidConfiguration, Reason
 from txbox.maintenance import Maintainer, Retention
 from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox_spark import SourceError, archive, read_archive, reconcile
+from txbox_spark.archive import archiver
 from txbox_spark.archive.archive_folder import ArchiveFolder
 from txbox_spark.archive.archive_ledger import ArchiveLedger
 from txbox_spark.archive.archiver import release
+from txbox_spark.runtime.jobs import changed_settings
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_days_that_are_over_go_into_the_folder_once(
     assert {row[0] for row in one.select("destination").distinct().collect()} == {"queue 1"}
 
 
-def test_an_inbox_in_generations(
+def test_an_inbox_in_generations_wide_bodies_and_settings_of_the_session(
     engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txbox_spark.reading.table_cuts.PARTITION_BYTES", 2_000)
@@ -57,7 +60,22 @@ def test_an_inbox_in_generations(
     assert Generations(engine).rotate()
     run(engine, "INSERT INTO processed_message (subscriber_id, message_id, processed_at, fingerprint) "
         f"VALUES ('billing', 'late', '{ago(2).isoformat()}', sha256('x'))")  # fmt: skip
-    archive(spark, folder, url=schema_url)
+    run(engine, "INSERT INTO outbox_sent (message_id, position, destination, headers, body, published_at, sent_at) "
+        f"VALUES ('wide', 9000, 'q', '{{}}', repeat('x', 1 << 20)::bytea, now(), '{ago(2).isoformat()}')")  # fmt: skip
+    held, read = [], archiver._Rows._read
+    monkeypatch.setattr(archiver._Rows, "_read", lambda self, *given: held.append(given[-1]) or read(self, *given))
+    theirs = {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS",
+        "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.adaptive.enabled": "false",
+    }
+    with changed_settings(spark, theirs):
+        archive(spark, folder, url=schema_url)
+        assert held[0] == 7  # rows of a megabyte that a task has at a time; 500 of them would end the JVM
+        assert ("sent_at", "timestamp") in read_archive(spark, folder).sent().dtypes
     same(engine, spark, folder)
 
 
@@ -65,6 +83,7 @@ MOMENTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "before it is proposed": lambda patch: patch.setattr(ArchiveLedger, "propose", _dies),
     "after it is proposed": lambda patch: patch.setattr(ArchiveFolder, "put_in_place", _dies),
     "between two days": lambda patch: _dies_at_call(patch, ArchiveFolder, "_move", 3),
+    "while a day is copied": lambda patch: _dies_while_it_copies(patch),
     "before the file of days": lambda patch: patch.setattr(ArchiveFolder, "_write", _dies),
     "before it is finished": lambda patch: patch.setattr(ArchiveLedger, "finish", _dies),
 }
@@ -88,6 +107,23 @@ def _dies_at_call(patch: pytest.MonkeyPatch, owner: type, name: str, call: int) 
         return real(*arguments, **named)
 
     patch.setattr(owner, name, counted)
+
+
+def _dies_while_it_copies(patch: pytest.MonkeyPatch) -> None:
+    """As on S3, where a move copies one file after the other."""
+    patch.setattr(archiver, "SENT_ROWS", 1)  # so that a day has more than one
+    real = ArchiveFolder._move
+
+    def one_file(self: ArchiveFolder, source: str, target: str, files: Mapping[str, int]) -> None:
+        if len(files) < 2:
+            real(self, source, target, files)
+            return
+        there = Path(target.removeprefix("file:"))
+        there.mkdir(parents=True)
+        shutil.copy(Path(source.removeprefix("file:"), next(iter(files))), there)
+        raise Killed
+
+    patch.setattr(ArchiveFolder, "_move", one_file)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -143,11 +179,13 @@ def test_postgres_forgets_what_the_archive_has_and_nothing_else(
     engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str
 ) -> None:
     parked = DeadLetters(engine)
-    for name in ("waits", "given up"):
+    for name in ("sent again", "waits", "given up"):
         number = parked.park(DeadLetter("billing 0", name, Reason.FAILED, "no", 3, "queue", b"{}"))
         run(engine, f"UPDATE processed_message SET processed_at = '{ago(9).isoformat()}' WHERE message_id = '{name}'")
     archive(spark, folder, url=schema_url, upto=ago(8))
     parked.discard(number or 0, note="never")
+    run(engine, "UPDATE dead_letter SET redriven_at = now() WHERE message_id = 'sent again'")
+    run(engine, "DELETE FROM processed_message WHERE message_id = 'sent again'")
     run(engine, f"UPDATE dead_letter SET discarded_at = '{ago(8).isoformat()}' WHERE discarded_at IS NOT NULL")
     hours = timedelta(hours=2)
     retention = Retention(inbox={"*": hours}, leases=hours, sent=timedelta(seconds=1), letters=hours)
@@ -178,11 +216,20 @@ def test_postgres_forgets_what_the_archive_has_and_nothing_else(
     assert compared.processed == 8 * len(theirs)  # with those of today
     run(engine, "INSERT INTO outbox_sent (message_id, position, destination, headers, body, published_at) "
         "VALUES ('waits', 9001, 'q', '{}', '', now()), ('given up', 9002, 'q', '{}', '', now())")  # fmt: skip
-    letters = spark.createDataFrame([("waits",), ("given up",), ("lost",)], "message_id string")
+    names = [("sent again",), ("waits",), ("given up",), ("lost",)]
+    letters = spark.createDataFrame(names, "message_id string")
     judged = reconcile(letters, url=schema_url, subscriber_id="billing 0", message_id="message_id", forgotten=folder)
-    assert (judged.never_processed, judged.parked, judged.discarded) == (3, 1, 1)
+    assert (judged.never_processed, judged.parked, judged.discarded) == (4, 1, 1)
     assert release(folder, url=schema_url)
     assert not release(folder, url=schema_url)
+    Path(folder).with_name("a file").touch()
+    refused = [(folder, InvalidConfiguration, "released"), (f"{folder}[1]", InvalidConfiguration, "pattern"),
+               (str(Path(folder).with_name("a file") / "lake"), SourceError, "cannot")]  # fmt: skip
+    for one, error, message in refused:
+        with pytest.raises(error, match=message):
+            archive(spark, one, url=schema_url)
+    with engine.connect() as connection:  # what is refused holds nothing back
+        assert connection.exec_driver_sql("SELECT count(*) FROM archive").scalar_one() == 0
 
 
 def test_a_folder_that_is_not_this_archive_is_refused(
