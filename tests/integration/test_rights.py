@@ -116,9 +116,10 @@ def test_for_an_archiver(engine: Engine) -> None:
     now = datetime.now(UTC)
     with granted(engine, ("txbox_archiver",), page) as (archiver,):
         ledger = ArchiveLedger(archiver, None, "", "lake")
+        ledger.check()
         state = ledger.begin()
         ledger.wait_until_settled(ledger.cutoff(timedelta(hours=1)), wait_seconds=60)
-        assert (ledger.count_sent(BEGINNING, now), ledger.count_processed(BEGINNING, now)) == ([], {})
+        assert (ledger.count_sent(BEGINNING, now), ledger.count_processed(BEGINNING, now)) == (([], 0), {})
         with archiver.connect() as connection:
             for statement in (ledger.sql.rows_sent, ledger.sql.rows_processed):
                 assert connection.exec_driver_sql(statement).all() == []
