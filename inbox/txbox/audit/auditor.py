@@ -103,7 +103,8 @@ def audit(
         hooks: called with the event.
 
     Raises:
-        InvalidConfiguration: no sent messages are kept, or an argument cannot work.
+        NothingKept: the outbox keeps no sent messages.
+        InvalidConfiguration: an argument cannot work.
         SchemaMissing: a table does not exist.
     """
     if isinstance(destinations, str) or not destinations:

@@ -21,7 +21,17 @@ from txbox.postgres.sqlstates import QUERY_CANCELED, SERIALIZATION_FAILURE, sqls
 from txbox.postgres.transactions import check_table, short_transaction
 from txbox.retries import retry
 
-__all__ = ["STATEMENT_TIMEOUT", "AuditStatements", "Database", "Range", "Recorded", "Sent", "known", "subscribers"]
+__all__ = [
+    "STATEMENT_TIMEOUT",
+    "AuditStatements",
+    "Database",
+    "NothingKept",
+    "Range",
+    "Recorded",
+    "Sent",
+    "known",
+    "subscribers",
+]
 
 STATEMENT_TIMEOUT = "10s"
 
@@ -30,6 +40,10 @@ COUNTED_WAITING = 100_000
 
 LETTERS = 2_000
 """Dead letters that are compared by one statement."""
+
+
+class NothingKept(InvalidConfiguration):
+    """An outbox keeps no sent messages, so there is nothing to compare with."""
 
 
 class AuditStatements(SqlFile, file="audit.sql", fragments_of=DeadLetterStatements):
@@ -151,7 +165,7 @@ class Sent(_Side):
         given = {**self._asked, "relays": self._relays, "counted": COUNTED_WAITING}
         row = self.database.read(self.database.sql.outbox_begin, given)[0]
         if row.kept_since is None:
-            raise InvalidConfiguration(
+            raise NothingKept(
                 "no sent messages are kept, so there is nothing to compare with: run the relay with --keep-sent "
                 "(Relay(keep_sent=…)), or audit the inbox alone"
             )

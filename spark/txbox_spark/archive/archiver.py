@@ -157,9 +157,12 @@ def archive(
         rows = _Rows(spark, database, ledger, first, beyond)
         days = {SENT: rows.write_sent(folder, run), PROCESSED: rows.write_processed(folder, run)}
     stretch = Stretch(state.archive_id, run, first, beyond, days)
+    if folder.read_identity() != state.archive_id:
+        raise InvalidConfiguration(f"another database has begun an archive at {folder.location} meanwhile")
     if not ledger.propose(stretch, since):
         folder.remove(folder.staged(run))
-        raise InvalidConfiguration(f"another run has added these days to {folder.location} meanwhile; nothing is lost")
+        why = "the archive was released" if ledger.read() is None else "another run has added these days"
+        raise InvalidConfiguration(f"{folder.location}: {why} meanwhile, so this run has added none; nothing is lost")
     _finish(folder, ledger, stretch)
     added = len({day for of_kind in days.values() for day in of_kind})
     return ArchiveReport(

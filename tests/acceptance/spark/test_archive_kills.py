@@ -1,4 +1,4 @@
-"""``txbox archive`` is killed again and again, at random moments; then it is finished, and audited."""
+"""``txbox archive`` is killed again and again, at random moments; then it is finished."""
 
 import os
 import random
@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from support.postgres.statements import run
 from support.program import COMMAND, txbox
-from support.spark.archives import MIDNIGHT, ODD_IDS, ago, same, tell_story
+from support.spark.archives import MIDNIGHT, same, tell_story
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]  # each run starts a JVM
@@ -63,26 +63,3 @@ def test_killed_at_random_moments(engine: Engine, spark: SparkSession, fresh_dat
             folder = tmp_path / f"lake {number + 1}"
     txbox("archive", str(folder), "--url", fresh_database).said(0)
     same(engine, spark, str(folder))
-
-
-def test_an_audit_reads_what_postgres_has_forgotten(engine: Engine, fresh_database: str, tmp_path: Path) -> None:
-    tell_story(engine)
-    run(engine, MORE)
-    lake = str(tmp_path / "lake")
-    run(engine, "DELETE FROM processed_message WHERE subscriber_id = 'billing' AND message_id = 'more 77'")
-    ended = txbox("archive", lake, "--url", fresh_database)
-    ended.said(0)
-    assert "20,0" in ended.out
-    run(engine, "DELETE FROM outbox_sent WHERE destination = 'queue 0'")  # only the archive has some of it
-    run(engine, f"DELETE FROM processed_message WHERE processed_at < '{MIDNIGHT.isoformat()}'")
-    audit = ("audit", "--destination", "queue 0", "--subscriber", "billing", "--shared", "--url", fresh_database)
-    audited = txbox(*audit, "--archive", lake)
-    audited.said(1)
-    assert "not processed, in the archive: more 77" in audited.out
-    assert "NOT BALANCED: 1 message of the archive" in audited.out
-    reconciled = txbox(
-        "reconcile", f"{lake}/sent/day={ago(40).date()}", "--subscriber", "billing 0", "--message-id", "message_id",
-        "--url", fresh_database, "--archive", lake, "--json",
-    )  # fmt: skip
-    assert reconciled.status == 1
-    assert f'"never_processed": {len(ODD_IDS) // 2}' in reconciled.out

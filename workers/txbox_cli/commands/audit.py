@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from sqlalchemy import Engine
 
-from txbox.audit import AuditReport, Finding, FindingKind, Stretch
+from txbox.audit import AuditReport, Finding, FindingKind, NothingKept, Stretch
 from txbox.audit import audit as compare
 from txbox.audit import audit_inbox as balance
 from txbox.audit.report import COUNTS
@@ -131,20 +132,25 @@ def audit(
                     f"no subscriber {subscriber} has left a trace here; `txbox status` shows those that have"
                 )
         else:
-            report = compare(
-                stack.enter_context(outbox.engine()),
-                destinations or (),
-                recorded,
-                subscriber or "",
-                outbox_schema=outbox.schema,
-                outbox_prefix=outbox.prefix,
-                inbox_schema=inbox.schema,
-                inbox_prefix=inbox.prefix,
-                since=begin,
-                in_flight=span,
-                shared=shared,
-                limit=limit,
-            )
+            try:
+                report = compare(
+                    stack.enter_context(outbox.engine()),
+                    destinations or (),
+                    recorded,
+                    subscriber or "",
+                    outbox_schema=outbox.schema,
+                    outbox_prefix=outbox.prefix,
+                    inbox_schema=inbox.schema,
+                    inbox_prefix=inbox.prefix,
+                    since=begin,
+                    in_flight=span,
+                    shared=shared,
+                    limit=limit,
+                )
+            except NothingKept:
+                if archive is None:
+                    raise
+                report = _nothing_kept(subscriber or "", destinations or ())
             if archive is not None:
                 with terminated_as_interrupt(), spark.session("txbox audit", master, jdbc_jar, conf) as session:
                     archived, also = _compare_archive(
@@ -174,6 +180,14 @@ def audit(
     if not reports:
         typer.echo("balanced: the inbox is empty")
     return 0 if balanced else 1
+
+
+def _nothing_kept(subscriber: str, destinations: Sequence[str]) -> AuditReport:
+    """Return the report of an outbox that keeps nothing: only an archive can say what it has sent."""
+    named = tuple(destinations)
+    return AuditReport(
+        subscriber, named, dict.fromkeys(COUNTS, 0), not_compared=named, compared_since=datetime.now(UTC)
+    )
 
 
 def _compare_archive(
