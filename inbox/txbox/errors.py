@@ -25,6 +25,7 @@
     ├── RightsMissing        this user may not do with a table what it has to
     ├── TableLocked          another session has locked a table, for longer than it is waited for
     ├── InvalidConfiguration an argument or a setting that cannot work
+    │   └── NothingKept          an outbox keeps no sent messages to audit
     ├── LetterNotFound       no dead letter of that number waits
     ├── OperationNotFound    no redrive or discard of that number is on record
     ├── OutOfOrder           a dead letter before this one has to be redriven first
@@ -58,6 +59,7 @@ __all__ = [
     "Mismatch",
     "NotInTransaction",
     "NotSendable",
+    "NothingKept",
     "OperationNotFound",
     "OutOfOrder",
     "ResultNotStored",
@@ -349,6 +351,10 @@ class TransactionTimedOut(TxboxError):
 
 class InvalidConfiguration(TxboxError):
     """An argument or a setting that cannot work; the message names it and what would work."""
+
+
+class NothingKept(InvalidConfiguration):
+    """An outbox keeps no sent messages, so an audit has nothing to compare with."""
 
 
 class LetterNotFound(TxboxError):

@@ -41,7 +41,7 @@ PUBLIC = {
     "txbox_local": "AcceptedMail LocalAws LocalPostgres LocalServerError LocalSmtp",
     "txbox.watermarks": "Advance WAIT_SECONDS Watermarks",
     "txbox.maintenance": "Maintainer MaintenanceReport PlannedTask Retention",
-    "txbox.audit": "AuditReport Finding FindingKind NothingKept Stretch audit audit_inbox",
+    "txbox.audit": "AuditReport Finding FindingKind Stretch audit audit_inbox",
     "txbox.instrumentation": """
         Audited BrokerLost BrokerRestored BulkLoaded Committed Contended DatabaseLost DatabaseRestored Drained Event
         HeartbeatFailed Hook HorizonRead Maintained Paused PublisherOverdue Received Relayed Resumed Retried

@@ -2,6 +2,5 @@
 
 from txbox.audit.auditor import audit, audit_inbox
 from txbox.audit.report import AuditReport, Finding, FindingKind, Stretch
-from txbox.audit.sides import NothingKept
 
-__all__ = ["AuditReport", "Finding", "FindingKind", "NothingKept", "Stretch", "audit", "audit_inbox"]
+__all__ = ["AuditReport", "Finding", "FindingKind", "Stretch", "audit", "audit_inbox"]

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txbox.backoff import Backoff
 from txbox.dead_letters.dead_letters import DeadLetterStatements
-from txbox.errors import InvalidConfiguration
+from txbox.errors import NothingKept
 from txbox.outbox.outbox import RELAY_SUBSCRIBER
 from txbox.postgres.engines import adopt, refuse_other_encodings
 from txbox.postgres.sql import moment
@@ -25,7 +25,6 @@ __all__ = [
     "STATEMENT_TIMEOUT",
     "AuditStatements",
     "Database",
-    "NothingKept",
     "Range",
     "Recorded",
     "Sent",
@@ -40,10 +39,6 @@ COUNTED_WAITING = 100_000
 
 LETTERS = 2_000
 """Dead letters that are compared by one statement."""
-
-
-class NothingKept(InvalidConfiguration):
-    """An outbox keeps no sent messages, so there is nothing to compare with."""
 
 
 class AuditStatements(SqlFile, file="audit.sql", fragments_of=DeadLetterStatements):

@@ -26,6 +26,7 @@ EXAMPLES = [
     errors.Mismatch("billing", ["m-2", "m-1"]),
     errors.Expired("billing", {"m-2": None, "m-1": datetime(2026, 4, 2, tzinfo=UTC)}, datetime(2026, 5, 2, tzinfo=UTC)),
     errors.NotInTransaction(),
+    errors.NothingKept("no sent messages are kept"),
     errors.OutOfOrder(7, 5, "ann"),
     errors.NotSendable("own:somewhere", "takes no key"),
     errors.OperationNotFound(7),
@@ -43,6 +44,7 @@ EXAMPLES = [
 
 ABOVE = {
     "MessageTooLarge": errors.NotSendable,
+    "NothingKept": errors.InvalidConfiguration,
     "StatementLeftOpen": errors.TransactionEnded,
     "TransactionAborted": errors.TransactionEnded,
 }

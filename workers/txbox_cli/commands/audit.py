@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from sqlalchemy import Engine
 
-from txbox.audit import AuditReport, Finding, FindingKind, NothingKept, Stretch
+from txbox.audit import AuditReport, Finding, FindingKind, Stretch
 from txbox.audit import audit as compare
 from txbox.audit import audit_inbox as balance
 from txbox.audit.report import COUNTS
+from txbox.errors import NothingKept
 from txbox.operator_actions import AUDIT, note_action
 from txbox_cli import spark
 from txbox_cli.errors import CommandFailed, UsageError
