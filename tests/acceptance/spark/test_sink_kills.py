@@ -145,6 +145,10 @@ def test_killed_in_a_batch(engine: Engine, start: Start, writer: str, checkpoint
     assert rows(engine, "SELECT run_id FROM bulk_load") == ([] if kept else [(left_behind,)])
 
 
+OPEN = "SELECT run_id FROM bulk_load WHERE finished_at IS NULL"
+"""Batches that are not at their end."""
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("writer", ["copy", "jdbc"])
@@ -170,12 +174,18 @@ def test_a_stream_that_is_restarted_again_and_again(engine: Engine, start: Start
         if victim.poll() is not None:  # it was done
             assert victim.returncode == 0
             break
-        time.sleep(moments.uniform(0, 1.5))
+        if restart % 2:  # within a batch, however short those are here; otherwise wherever it is
+            wait_until(
+                lambda: rows(engine, OPEN) or victim.poll() is not None,  # noqa: B023
+                "a batch that is under way",
+                timeout=120,
+            )
+        time.sleep(moments.uniform(0, 0.1 if restart % 2 else 1.5))
         kill(victim)
-        left |= set(rows(engine, "SELECT run_id FROM bulk_load WHERE finished_at IS NULL"))
+        left |= set(rows(engine, OPEN))
     last = start(checkpoint="checkpoint-last", **settings)
     last.communicate(timeout=600)
     assert last.returncode == 0
     assert_applied_once(engine, expected)
     assert restart >= RESTARTS // 2, "otherwise it was done too soon"
-    assert len(left) >= RESTARTS // 4, "otherwise it was never killed within a batch"
+    assert left, "otherwise it was never killed within a batch"
