@@ -158,6 +158,8 @@ def archive(
         days = {SENT: rows.write_sent(folder, run), PROCESSED: rows.write_processed(folder, run)}
     stretch = Stretch(state.archive_id, run, first, beyond, days)
     if folder.read_identity() != state.archive_id:
+        ledger.abandon(state.archive_id)  # it holds nothing back; the folder is theirs
+        folder.remove(folder.staged(run))
         raise InvalidConfiguration(f"another database has begun an archive at {folder.location} meanwhile")
     if not ledger.propose(stretch, since):
         folder.remove(folder.staged(run))

@@ -161,6 +161,18 @@ def test_of_two_runs_at_once_one_adds_the_days(
     same(engine, spark, folder)
 
 
+def test_of_two_databases_that_begin_one_folder_one_gives_way_and_holds_nothing_back(
+    engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = ArchiveFolder.write_identity
+    monkeypatch.setattr(ArchiveFolder, "write_identity", lambda self, _: write(self, "theirs"))
+    with pytest.raises(InvalidConfiguration, match="another database has begun"):
+        archive(spark, folder, url=schema_url)
+    assert not ArchiveFolder(spark, folder).runs()
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM archive").scalar_one() == 0
+
+
 def test_a_transaction_that_is_open_holds_its_day_back(
     engine: Engine, spark: SparkSession, schema_url: str, story: None, folder: str
 ) -> None:
