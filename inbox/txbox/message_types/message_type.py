@@ -77,7 +77,7 @@ class MessageType:
         """Return the JSON Schema of bodies of this type.
 
         Args:
-            published: of what ``Outbox.publish`` writes, in which defaults are always there; else of what is read.
+            published: of what ``Outbox.publish`` writes, with computed fields; else of what is read.
 
         Raises:
             InvalidConfiguration: pydantic has none for a part of it.
