@@ -1,7 +1,7 @@
 """What a handler has to be."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from sqlalchemy import Connection
@@ -45,7 +45,7 @@ Handler = (
 ledger alone, handler(message). With a ledger, one that names a parameter ``lease`` is given it. In place of the
 message, an object of the message type with which the parameter is annotated; and the message behind it."""
 
-BatchHandler = Callable[[Any, Sequence[Any]], object] | Callable[[Any, Sequence[Any], Sequence[Message]], object]
+BatchHandler = Callable[[Any, list[Any]], object] | Callable[[Any, list[Any], list[Message]], object]
 """batch_handler(session, messages): applies all the messages that are first, in one transaction. In place of messages,
 objects of a message type; and the messages behind them."""
 

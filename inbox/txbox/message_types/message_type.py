@@ -39,7 +39,7 @@ class MessageType:
         """
         self.of = of
         self.name = name_of(of)
-        if of in _BODY_ITSELF or Message in get_args(of) or isinstance(of, TypeVar | str):
+        if of in _BODY_ITSELF or Message in get_args(of) or isinstance(of, TypeVar | str | dict):
             raise InvalidConfiguration(
                 f"{self.name} is no message type: a pydantic model, a dataclass, a TypedDict, or a union of these is; "
                 "for the body as it came, take the Message, and its body or text"
@@ -96,7 +96,6 @@ def adapter_of(of: Any, name: str) -> Any:
     """Return pydantic's ``TypeAdapter`` for a type; raises as ``MessageType``."""
     try:
         from pydantic import TypeAdapter
-        from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
     except ImportError as error:
         raise InvalidConfiguration(
             f"message type {name} needs pydantic, which is not installed: pip install 'txbox[typed]'"
@@ -105,7 +104,7 @@ def adapter_of(of: Any, name: str) -> Any:
         adapter = TypeAdapter(of)
         if not adapter.pydantic_complete:  # a name in it is not defined yet; now, and not at the first message
             adapter.rebuild(raise_errors=True)
-    except (PydanticUserError, PydanticUndefinedAnnotation, NameError, TypeError) as error:
+    except Exception as error:  # types say by code of their own how they are read
         why = getattr(error, "message", None) or str(error)  # pydantic's text has a link, too
         raise InvalidConfiguration(f"{name} is no message type that pydantic can read: {why}") from error
     return adapter

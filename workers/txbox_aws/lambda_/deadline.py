@@ -13,7 +13,6 @@ handler that takes long would be handed back for ever.
 import functools
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from txbox.leases.lease import elapsed
@@ -117,7 +116,7 @@ def timed_batch(handler: BatchHandler, deadline: Deadline) -> BatchHandler:
     """Return a handler of batches that reports to the deadline how long it has taken for each message."""
 
     @functools.wraps(handler)
-    def run(session: Any, messages: Sequence[Any], *arguments: Any, **options: Any) -> object:
+    def run(session: Any, messages: list[Any], *arguments: Any, **options: Any) -> object:
         begun = elapsed()
         try:
             return handler(session, messages, *arguments, **options)
