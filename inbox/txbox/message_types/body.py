@@ -46,11 +46,12 @@ def written(body: Any) -> bytes:
             f"a body is bytes, text, or an object of a pydantic model or a dataclass, not {kind.__name__}; json.dumps "
             "makes text of most"
         )
+    adapter = _adapter(kind)
     from pydantic_core import PydanticSerializationError
 
     try:
         # A value that is not of its field's type is a warning by default, and a malformed message for its receiver.
-        text = _adapter(kind).dump_json(body, by_alias=True, warnings="error")
+        text = adapter.dump_json(body, by_alias=True, warnings="error")
     except PydanticSerializationError as error:
         raise TypeError(f"this {kind.__name__} cannot be a body: {str(error)[:MAX_WORDS_CHARACTERS]}") from error
     return bytes(text)

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from txbox import InvalidConfiguration, MalformedMessage, Message, TxboxError
 from txbox.message_types import MessageType
+from txbox.message_types.body import written
 
 
 class Purchase(BaseModel):
@@ -147,13 +148,14 @@ def test_without_pydantic_the_error_says_what_to_install(monkeypatch: pytest.Mon
     real = builtins.__import__
 
     def without(name: str, *arguments: Any) -> Any:
-        if name.partition(".")[0] == "pydantic":
+        if name.partition(".")[0] in ("pydantic", "pydantic_core"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InvalidConfiguration, match=r"Transfer needs pydantic.*pip install 'txbox\[typed\]'"):
-        MessageType(Transfer)
+    for needs in (MessageType, lambda kind: written(kind("a", Decimal(1)))):
+        with pytest.raises(InvalidConfiguration, match=r"Transfer needs pydantic.*pip install 'txbox\[typed\]'"):
+            needs(Transfer)
 
 
 def test_schemas_of_what_is_read_and_of_what_is_published() -> None:
