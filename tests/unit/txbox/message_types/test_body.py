@@ -73,7 +73,7 @@ def test_what_is_no_body_is_refused_by_its_type(body: Any) -> None:
 
 
 def test_a_value_that_is_not_of_its_fields_type_is_refused_and_not_sent() -> None:
-    with pytest.raises(TypeError, match=r"this Transfer cannot be a body:(?s:.)*field_name='amount'") as caught:
+    with pytest.raises(TypeError, match=r"this Transfer cannot be a body:(?s:.)*Expected `decimal`") as caught:
         written(Transfer("a" * 10_000, "x" * 10_000, date(2026, 1, 2)))  # type: ignore[arg-type]
     assert len(str(caught.value)) < 1_100
 
