@@ -12,6 +12,7 @@ Reading is apart from calling: what a body is read as is a matter of the message
 
 import functools
 import inspect
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
@@ -110,7 +111,7 @@ def _item(annotation: Any) -> Any:
     is_batch = (get_origin(annotation) or annotation) in _BATCHES
     if annotation in _UNSAID or (is_batch and not parts):
         return Any
-    if Message in parts:
+    if annotation is Message or Message in parts:
         return Message
     if is_batch:
         return parts[0]
@@ -127,7 +128,7 @@ def _annotation(handler: Any, parameter: inspect.Parameter) -> Any:
     try:
         return get_type_hints(holder, names, include_extras=True)["parameter"]
     except NameError as error:
-        if parameter.annotation in ("Message", "txbox.Message"):
+        if _MESSAGE_BY_NAME.fullmatch(str(parameter.annotation).strip("'\"")):
             return Message  # imported for the type checker only, as it may be
         raise InvalidConfiguration(
             f"its annotation {parameter.annotation!r} cannot be looked up ({error}); import it also at run time, and "
@@ -152,6 +153,7 @@ def _function_of(handler: Any) -> Any:
             return handler
 
 
+_MESSAGE_BY_NAME = re.compile(r"(?:[\w.]+\[)?(?:txbox\.)?Message\]?")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _UNSAID = (inspect.Parameter.empty, Any, object)
 _BATCHES = (Sequence, list, Collection, Iterable)

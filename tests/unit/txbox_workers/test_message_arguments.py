@@ -81,6 +81,13 @@ def test_a_handler_of_messages_is_given_messages_as_before(handler: Any) -> None
     assert made(handler) == ("", False)
 
 
+def test_message_may_be_imported_for_the_type_checker_only() -> None:
+    for annotation in ("Message", "'Message'", "txbox.Message", "Sequence[Message]"):
+        names: dict[str, Any] = {}
+        exec(f"def handler(session, message: {annotation}): ...", names)
+        assert made(names["handler"], batches="[" in annotation) == ("", False)
+
+
 @pytest.mark.parametrize(
     ("handler", "expected"),
     [
@@ -115,6 +122,12 @@ def test_batches() -> None:
 
 
 def hidden(session: Session, message: Hidden) -> None: ...
+def hidden_in_a_list(session, messages): ...  # type: ignore[no-untyped-def]
+
+
+hidden_in_a_list.__annotations__["messages"] = list["Hidden"]
+
+
 def of_text(session: Session, body: str) -> None: ...
 def of_session(session: Session, other: Session) -> None: ...
 def twice(session: Session, message: Message, again: Message) -> None: ...
@@ -127,6 +140,7 @@ def one_of_a_batch(session: Session, purchase: Purchase) -> None: ...
     ("handler", "text"),
     [
         (hidden, r"^Worker.handler, parameter message: its annotation 'Hidden' cannot be looked up .*TYPE_CHECKING"),
+        (hidden_in_a_list, "'Hidden' is not defined"),
         (of_text, "parameter body: str is no message type.* take the Message, and its body or text"),
         (of_session, "parameter other: Session is no message type that pydantic can read"),
         (twice, "parameter message: it takes the message, and again would be it again"),
