@@ -60,16 +60,19 @@ class MessageType:
         from pydantic_core import from_json
 
         body = message.body
-        try:
-            if b"NaN" in body or b"Infinity" in body:
+        words = ""
+        if b"NaN" in body or b"Infinity" in body:
+            try:
                 from_json(body, allow_inf_nan=False)
-            return self._adapter.validate_json(body)
+            except ValueError as error:
+                words = f"Invalid JSON: {error}"
+        try:
+            if not words:
+                return self._adapter.validate_json(body)
         except ValidationError as error:
             words = _words(error)
         except RecursionError:
             words = "it is nested too deeply"
-        except ValueError as error:
-            words = f"Invalid JSON: {error}"
         # Not from the validator's error, which quotes the body.
         raise MalformedMessage(f"the body of message {message.id} is no {self.name}: {words}") from None
 

@@ -93,7 +93,9 @@ def test_a_duplicate_is_a_duplicate_whatever_its_body(
         "c-1": Outcome.PROCESSED,
     }
     assert process(worker, delivered(Message("a", b"{"), receive_count=5)) == [("a-5", Outcome.DUPLICATE)]
-    assert business.letters() == {"b": "malformed"}
+    assert process(worker, delivered(Message("s", b"{"), receive_count=2)) == [("s-2", Outcome.DEAD)], "a suspect"
+    assert business.letters() == {"b": "malformed", "s": "malformed"}
+    assert business.failing() == {}
     assert business.applied() == once("ac")
 
 

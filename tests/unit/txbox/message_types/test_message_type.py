@@ -107,6 +107,15 @@ def test_what_cannot_be_read_is_malformed_in_the_validators_words(of: Any, body:
     assert caught.value.__suppress_context__, "a traceback does not show the validator's error, which has the values"
 
 
+def test_an_error_that_is_not_the_validators_is_not_the_messages() -> None:
+    class Rated(BaseModel):
+        rate: int = Field(default_factory=lambda: int("no rate today"))
+
+    with pytest.raises(ValueError, match="no rate today") as caught:
+        read(Rated, "{}")
+    assert not isinstance(caught.value, MalformedMessage)
+
+
 def test_the_validators_words_are_bounded() -> None:
     with pytest.raises(MalformedMessage, match=r"; 4.amount: Field required; 10 more$") as caught:
         read(list[Transfer], json.dumps([{}] * 10))
