@@ -9,8 +9,10 @@ def _short_pauses(short_pauses: None) -> None:
 @pytest.fixture(autouse=True)
 def _asyncio(request, monkeypatch):
     import os
+
     if os.environ.get("KIND") == "asyncio":
-        from support.workers import memory_worker, coroutine_worker, ledger_worker
+        from support.workers import coroutine_worker, ledger_worker, memory_worker
+
         monkeypatch.setattr(memory_worker, "Worker", coroutine_worker.CoroutineWorker)
         monkeypatch.setattr(ledger_worker, "Worker", coroutine_worker.CoroutineWorker)
         if hasattr(request.module, "Worker"):
