@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from txbox.errors import InvalidConfiguration
+
 MAX_KEY_CHARACTERS = 255
 
 # RFC 8941, section 3.3.3: a String. Many clients send the key without quotation marks, so that is taken, too.
@@ -46,7 +48,12 @@ def message_id(key: str, caller: str | None = None) -> str:
 
     A key has no blank, and neither has the name, in which what is no letter or digit is percent-encoded: so no key of
     one caller has the message id of another one's.
+
+    Raises:
+        InvalidConfiguration: the caller's name is empty.
     """
+    if caller == "":
+        raise InvalidConfiguration("a caller has a name, or None where all callers are one; not an empty text")
     return key if caller is None else f"{quote(caller, safe='')} {key}"
 
 

@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy import Engine
 from starlette.concurrency import run_in_threadpool
 
-from support.txbox.leases import dynamodb_store
+from support.txbox.leases import Store, acquired, dynamodb_store, postgres_store
 from support.web.service import Purchase, buy, served
 from txbox.errors import EffectUnknown
 from txbox.leases import Lease, Ledger, PostgresLedger
@@ -20,10 +20,15 @@ from txbox_http import Idempotency, IdempotencyMiddleware, UnderLease, everyone
 
 
 @pytest.fixture(params=["postgres", "dynamodb"])
-def ledger(request: pytest.FixtureRequest) -> Ledger:
+def store(request: pytest.FixtureRequest, engine: Engine, schema_url: str) -> Store:
     if request.param == "postgres":
-        return PostgresLedger("charging", engine=request.getfixturevalue("engine"))
-    return dynamodb_store(request.getfixturevalue("dynamodb")).ledger("charging")
+        return postgres_store(engine, schema_url)
+    return dynamodb_store(request.getfixturevalue("dynamodb"))
+
+
+@pytest.fixture
+def ledger(store: Store) -> Ledger:
+    return store.ledger("charging")
 
 
 class Bank:
@@ -110,6 +115,16 @@ def test_a_response_that_is_too_large_is_sent_once_and_its_effect_is_not_repeate
     assert (first.status_code, len(first.json())) == (201, 2_000_000)
     assert (again.status_code, again.headers["idempotent-replayed"]) == (204, "true")
     assert len(bank.charged) == 1
+
+
+def test_after_the_death_of_a_process_the_next_attempt_comes_with_the_end_of_its_lease_and_is_told(
+    store: Store, client: httpx2.Client, bank: Bank
+) -> None:
+    acquired(store.ledger("charging"), "k1", lease_seconds=600)  # by a process that dies then
+    assert buy(client, "k1").status_code == 409
+    store.expire("k1")
+    assert buy(client, "k1").status_code == 201
+    assert bank.charged == [("tea", 1)]
 
 
 def test_a_lease_that_was_lost_is_not_said_to_be_done(engine: Engine, bank: Bank, pool: ThreadPoolExecutor) -> None:
