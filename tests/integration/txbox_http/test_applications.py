@@ -178,6 +178,7 @@ def test_a_handler_that_ends_the_transaction_is_told_so_and_nothing_is_said_to_b
                 await session.commit()
             case "rollback":
                 await session.rollback()
+                await apply(session)  # in another transaction, which has not recorded the request
             case "COMMIT":
                 await session.execute(text("COMMIT"))
             case "swallow":
