@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from starlette.concurrency import run_in_threadpool
 
 from txbox.backoff import Backoff
+from txbox.coroutines import AsyncInbox
 from txbox.errors import InFlight, InvalidConfiguration, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
@@ -56,7 +57,7 @@ class InTransaction:
     def __init__(
         self,
         sessions: Sessions,
-        inbox: Inbox,
+        inbox: Inbox | AsyncInbox,
         *,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         processed: Processed | None = None,
@@ -78,10 +79,10 @@ class InTransaction:
                 f"InTransaction.sessions must be an async_sessionmaker or a sessionmaker, not {sessions!r}"
             )
         self._sessions = sessions
-        self._inbox = inbox
+        self._inbox = inbox.sync_inbox if isinstance(inbox, AsyncInbox) else inbox
         self._max_response_bytes = max_response_bytes
         self._processed = processed
-        self._statements = ResponseStatements.load(inbox.schema, inbox.prefix)
+        self._statements = ResponseStatements.load(self._inbox.schema, self._inbox.prefix)
 
     async def begin(self, keyed: KeyedRequest) -> "SessionWork":
         """Record a request; raises as ``Strength.begin``."""
@@ -132,7 +133,7 @@ class InTransaction:
         if bytes(fingerprint) != keyed.fingerprint:
             return key_reused(keyed.documentation)
         status, headers, body = response
-        return Answer(status, headers_of(headers), bytes(body)).replayed()
+        return Answer(status, headers_of(json.loads(headers)), bytes(body)).replayed()
 
     def keep(self, session: Session, keyed: KeyedRequest, answer: Answer) -> None:
         """Keep the response to a request, in the transaction that has recorded it."""

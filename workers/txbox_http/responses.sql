@@ -16,8 +16,8 @@ RETURNING 1
 -- What is known of a duplicate. A response counts only if the transaction has kept it that recorded the id: both have
 -- the time of that transaction's begin. One from before the id was forgotten does not.
 -- parameters: subscriber_id text, message_id text
--- returns: parked, and of the response: fingerprint, status, headers, body (or null)
-SELECT processed.dead_letter_id IS NOT NULL, kept.fingerprint, kept.status, kept.headers, kept.body
+-- returns: parked, and of the response: fingerprint, status, headers (JSON), body (or null)
+SELECT processed.dead_letter_id IS NOT NULL, kept.fingerprint, kept.status, kept.headers::text, kept.body
 FROM {{processed_message}} AS processed LEFT JOIN {{kept_response}} AS kept
   ON kept.subscriber_id = processed.subscriber_id AND kept.message_id = processed.message_id
   AND kept.kept_at = processed.processed_at

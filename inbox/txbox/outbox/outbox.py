@@ -20,9 +20,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
-
 from txbox.errors import InvalidConfiguration, NotSendable
 from txbox.message import HEADER_MESSAGE_ID, valid_message_id
 from txbox.outbox.lanes import lane_of
@@ -31,6 +28,7 @@ from txbox.outbox.notifier import notify_when_returned
 from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.engines import note_server, refuse_other_encodings
 from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.sqlstates import DATABASE_ERRORS
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 from txbox.tracing import NO_TRACING, Operation, Span, Tracing, error_type
 from txbox.wire.destinations import require_sendable
@@ -164,14 +162,14 @@ class Outbox:
                 in_transaction(connection_or_session)
         return [str(row["message_id"]) for row in rows]
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection_or_session: ConnectionOrSession) -> None:
         """Check that the outbox can be used over this connection.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
             SchemaMissing: the table does not exist.
         """
-        in_transaction(connection)
+        connection = in_transaction(connection_or_session)
         refuse_other_encodings(connection)
         check_table(connection, self._statements.tables.outbox_message)
 
@@ -182,7 +180,7 @@ class Outbox:
         except UnicodeEncodeError:
             refuse_other_encodings(connection)
             raise
-        except DBAPIError as error:
+        except DATABASE_ERRORS as error:
             if (missing := missing_schema(error, self._statements.name_of("outbox_message"))) is not None:
                 raise missing from error
             raise
