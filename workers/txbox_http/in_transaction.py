@@ -16,7 +16,7 @@ from typing import Any, cast
 import anyio
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 from starlette.concurrency import run_in_threadpool
 
 from txbox.backoff import Backoff
@@ -24,7 +24,7 @@ from txbox.coroutines import AsyncInbox
 from txbox.errors import InFlight, InvalidConfiguration, TransactionEnded
 from txbox.inbox import Inbox
 from txbox.postgres.driver_cursor import fetch_one
-from txbox.postgres.guards.transaction_guard import refuse_aborted
+from txbox.postgres.guards.transaction_guard import left_in_use, refuse_aborted
 from txbox.postgres.sql_files import SqlFile
 from txbox.postgres.sqlstates import is_retryable
 from txbox.postgres.transactions import missing_schema
@@ -136,9 +136,10 @@ class InTransaction:
         return Answer(status, headers_of(json.loads(headers)), bytes(body)).replayed()
 
     def keep(self, session: Session, keyed: KeyedRequest, answer: Answer) -> None:
-        """Keep the response to a request, in the transaction that has recorded it."""
+        """Keep the response to a request, in the transaction that has recorded it; raises ``TransactionEnded``."""
         kept = {"status": answer.status, "headers": json.dumps(kept_headers(answer.headers)), "body": answer.body}
-        self._fetch(session, self._statements.keep, keyed, fingerprint=keyed.fingerprint, **kept)
+        if self._fetch(session, self._statements.keep, keyed, fingerprint=keyed.fingerprint, **kept) is None:
+            raise TransactionEnded
 
     def _fetch(self, session: Session, statement: str, keyed: KeyedRequest, **values: Any) -> Any:
         ids = {"subscriber_id": self._inbox.subscriber_id, "message_id": keyed.message_id}
@@ -160,7 +161,6 @@ class SessionWork:
         self.subject = session
         self.max_response_bytes: int | None = max_response_bytes
         self._session: Session = session.sync_session if isinstance(session, AsyncSession) else session
-        self._transaction: SessionTransaction | None = None
         self._keep: tuple[InTransaction, KeyedRequest] | None = None
         self._is_ours = False
         self._is_closed = False
@@ -175,7 +175,6 @@ class SessionWork:
     def keep_with(self, strength: InTransaction, keyed: KeyedRequest) -> None:
         """Note that the request is recorded, and its answer is to be kept."""
         self._keep = (strength, keyed)
-        self._transaction = self._session.get_transaction()
 
     async def finish(self, answer: Answer, *, done: bool) -> None:
         """Commit, with the answer; or roll back. Raises what the commit raises, and then nothing is committed."""
@@ -193,15 +192,17 @@ class SessionWork:
             return
         self._is_closed = True
         with anyio.CancelScope(shield=True):
-            if isinstance(self.subject, AsyncSession):
-                await self.subject.close()
-            else:
-                await run_in_threadpool(self._session.close)
+            await self.call(self._close)
+
+    @staticmethod
+    def _close(session: Session) -> None:
+        transaction = session.get_transaction()
+        if transaction is not None and transaction.is_active and left_in_use(session.connection()):
+            session.invalidate()  # a ROLLBACK would wait for the stream that the handler has left open
+        session.close()
 
     def _commit(self, session: Session, answer: Answer) -> None:
         if self._keep is not None:
-            if session.get_transaction() is not self._transaction:
-                raise TransactionEnded
             refuse_aborted(session.connection())
             session.flush()
             strength, keyed = self._keep

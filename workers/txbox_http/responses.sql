@@ -2,12 +2,14 @@
 
 -- name: keep
 -- Keep the response to a request, in the transaction that has recorded it. A row that is there is older than the inbox's
--- memory of the id: its row in the inbox was forgotten, or this transaction could not have recorded it.
+-- memory of the id: its row in the inbox was forgotten, or this transaction could not have recorded it. If the handler has
+-- ended the transaction, this is another one, whose time no row in the inbox has: nothing is kept.
 -- parameters: subscriber_id text, message_id text, fingerprint bytea, status integer, headers text (JSON), body bytea
--- returns: kept (1)
+-- returns: 1; no row if this transaction has not recorded the id
 INSERT INTO {{kept_response}} AS kept (subscriber_id, message_id, fingerprint, status, headers, body)
-VALUES (%(subscriber_id)s::text, %(message_id)s::text, %(fingerprint)s::bytea, %(status)s::integer,
-  %(headers)s::text::jsonb, %(body)s::bytea)
+SELECT subscriber_id, message_id, %(fingerprint)s::bytea, %(status)s::integer, %(headers)s::text::jsonb, %(body)s::bytea
+FROM {{processed_message}}
+WHERE subscriber_id = %(subscriber_id)s::text AND message_id = %(message_id)s::text AND processed_at = now()
 ON CONFLICT (subscriber_id, message_id) DO UPDATE SET kept_at = excluded.kept_at, fingerprint = excluded.fingerprint,
   status = excluded.status, headers = excluded.headers, body = excluded.body
 RETURNING 1

@@ -1,15 +1,15 @@
 """What applications do: streams, background tasks, commits of their own; plain handlers of Starlette."""
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -19,9 +19,9 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from support.web.service import served
+from support.web.service import engine_for, served
 from support.workers.business import APPLY, Business
-from txbox import Inbox, TransactionEnded
+from txbox import Inbox, StatementLeftOpen, TransactionEnded
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
 
 Handler = Callable[[Idempotency, Request], Any]
@@ -37,13 +37,13 @@ def errors() -> list[BaseException]:
 
 @pytest.fixture
 def serve(schema_url: str, business: Business, errors: list[BaseException]) -> Serve:
-    """Serve one handler of Starlette: serve(handler, covers=..., sync=False, **options)."""
+    """Serve one handler of Starlette: serve(handler, covers=..., style="async", **options)."""
 
     @contextmanager
     def serve(
-        handler: Handler, *, covers: Any = None, around: Any = None, sync: bool = False, **options: Any
+        handler: Handler, *, covers: Any = None, around: Any = None, style: str = "async", **options: Any
     ) -> Iterator[httpx2.Client]:
-        engine: Any = (create_engine if sync else create_async_engine)(schema_url)
+        engine, sync = engine_for(schema_url, style), style == "sync"
         sessions: Any = (sessionmaker if sync else async_sessionmaker)(engine)
         inbox = Inbox("billing", wait_seconds=0.2)
         once = Idempotency(InTransaction(sessions, inbox), caller=everyone, **options)
@@ -57,7 +57,15 @@ def serve(schema_url: str, business: Business, errors: list[BaseException]) -> S
             async def endpoint(request: Request) -> Any:
                 return await handler(once, request)
 
-        app = Starlette(routes=[Route("/", endpoint, methods=["GET", "POST"])])
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            yield
+            if sync:
+                engine.dispose()
+            else:
+                await engine.dispose()
+
+        app = Starlette(routes=[Route("/", endpoint, methods=["GET", "POST"])], lifespan=lifespan)
         if around is not None:
             app.add_middleware(BaseHTTPMiddleware, dispatch=around)
         app.add_middleware(IdempotencyMiddleware, once, covers=covers)
@@ -73,10 +81,6 @@ def serve(schema_url: str, business: Business, errors: list[BaseException]) -> S
 
         with served(noting) as client:
             yield client
-        if sync:
-            engine.dispose()
-        else:
-            asyncio.run(engine.dispose())
 
     return serve
 
@@ -131,7 +135,7 @@ def test_a_function_finds_the_session_that_the_middleware_has_begun(serve: Serve
         session.execute(APPLY, {"id": "tea", "body": ""})
         return JSONResponse({}, 201)
 
-    with serve(handler, covers=posts_and_patches, sync=True) as client:
+    with serve(handler, covers=posts_and_patches, style="sync") as client:
         assert [client.post("/", **POST).status_code for _ in range(2)] == [201, 201]
     assert business.applied() == {"tea": 1}
 
@@ -166,9 +170,10 @@ def test_a_background_task_runs_after_the_commit_and_not_for_a_repeat(serve: Ser
     assert seen == [{"tea": 1}]
 
 
-@pytest.mark.parametrize("how", ["commit", "rollback", "COMMIT", "swallow"])
+@pytest.mark.parametrize("driver", ["async", "asyncpg"])
+@pytest.mark.parametrize("how", ["commit", "rollback", "COMMIT", "COMMIT AND CHAIN", "swallow"])
 def test_a_handler_that_ends_the_transaction_is_told_so_and_nothing_is_said_to_be_done(
-    serve: Serve, business: Business, how: str, errors: list[BaseException]
+    serve: Serve, business: Business, how: str, driver: str, errors: list[BaseException]
 ) -> None:
     async def handler(once: Idempotency, request: Request) -> Response:
         session = await once(request)
@@ -179,19 +184,38 @@ def test_a_handler_that_ends_the_transaction_is_told_so_and_nothing_is_said_to_b
             case "rollback":
                 await session.rollback()
                 await apply(session)  # in another transaction, which has not recorded the request
-            case "COMMIT":
-                await session.execute(text("COMMIT"))
+            case "COMMIT" | "COMMIT AND CHAIN":
+                await session.execute(text(how))
             case "swallow":
                 with pytest.raises(Exception, match="division"):
                     await session.execute(text("SELECT 1/0"))
         return Response(status_code=201)
 
-    with serve(handler) as client:
+    with serve(handler, style=driver) as client:
         assert client.post("/", **POST).status_code == 500
-    assert isinstance(errors.pop(), TransactionEnded)
+    # asyncpg does not tell that a transaction is aborted; there, the server refuses the next statement.
+    expected = DBAPIError if (driver, how) == ("asyncpg", "swallow") else TransactionEnded
+    assert isinstance(errors.pop(), expected)
     # SQL of the handler's own can commit what it has done; a repeat does not do it again.
-    assert business.applied() == ({"tea": 1} if how == "COMMIT" else {})
-    assert business.recorded() == ({"k1"} if how == "COMMIT" else set())
+    assert business.applied() == ({"tea": 1} if how.startswith("COMMIT") else {})
+    assert business.recorded() == ({"k1"} if how.startswith("COMMIT") else set())
+
+
+def test_a_stream_of_the_driver_that_a_handler_leaves_open_does_not_hold_the_service_up(
+    serve: Serve, business: Business, errors: list[BaseException]
+) -> None:
+    left_open: list[Any] = []
+
+    def handler(once: Idempotency, request: Request) -> Response:
+        session: Session = once.current(request)
+        left_open.append(session.connection().connection.cursor().stream("SELECT * FROM generate_series(1, 9)"))
+        next(left_open[-1])
+        return Response(status_code=201)
+
+    with serve(handler, covers=posts_and_patches, style="sync") as client:
+        assert client.post("/", **POST).status_code == 500
+    assert isinstance(errors.pop(), StatementLeftOpen)
+    assert business.recorded() == set()
 
 
 def test_a_savepoint_is_the_handlers_own(serve: Serve, business: Business) -> None:

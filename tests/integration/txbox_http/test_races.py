@@ -35,7 +35,7 @@ def gate() -> Iterator[Gate]:
     gate.free.set()
 
 
-@pytest.fixture(params=["async dependency", "sync middleware"])
+@pytest.fixture(params=["async dependency", "asyncpg dependency", "sync middleware"])
 def style(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -9,7 +9,7 @@ import httpx2
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +19,7 @@ from support.workers.business import ADD, APPLY
 from txbox import Inbox
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, posts_and_patches
 
-STYLES = ["async dependency", "async middleware", "sync dependency", "sync middleware"]
+STYLES = ["async dependency", "async middleware", "asyncpg dependency", "sync dependency", "sync middleware"]
 
 
 class Purchase(BaseModel):
@@ -50,6 +50,16 @@ def answer(purchase: Purchase, response: Response) -> dict[str, str]:
     return {"item": purchase.item * (2_000_000 if purchase.then == "large" else 1)}
 
 
+def engine_for(url: str, style: str, **options: Any) -> Any:
+    """Make the engine of a style."""
+    if style.startswith("asyncpg"):
+        place = make_url(url)
+        path = str(place.query["options"]).removeprefix("-csearch_path=")
+        url = place.set(drivername="postgresql+asyncpg", query={}).render_as_string(hide_password=False)
+        options["connect_args"] = {"server_settings": {"search_path": path}}
+    return (create_async_engine if style.startswith("async") else create_engine)(url, **options)
+
+
 def service(
     url: str,
     style: str = "async dependency",
@@ -61,7 +71,7 @@ def service(
 ) -> FastAPI:
     """Make the service: POST /purchases inserts into ``effect`` and adds to ``account``."""
     is_async, covers = style.startswith("async"), posts_and_patches if style.endswith("middleware") else None
-    engine: Any = (create_async_engine if is_async else create_engine)(url, isolation_level=level, pool_size=20)
+    engine = engine_for(url, style, isolation_level=level, pool_size=20)
     sessions: Any = (async_sessionmaker if is_async else sessionmaker)(engine)
     inbox = inbox or Inbox("billing", wait_seconds=0.2)
     once = Idempotency(InTransaction(sessions, inbox), **{"caller": caller_of, **options})
