@@ -177,7 +177,7 @@ class SessionWork:
         self._keep = (strength, keyed)
 
     async def finish(self, answer: Answer, *, done: bool) -> None:
-        """Commit, with the answer; or roll back. Raises what the commit raises, and then nothing is committed."""
+        """Commit, with the answer; or roll back. Raises what the commit raises, such as the loss of its answer."""
         if done:
             await self.call(self._commit, answer)
         await self.close()

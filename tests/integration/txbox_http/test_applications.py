@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from support.web.service import engine_for, served
 from support.workers.business import APPLY, Business
-from txbox import Inbox, StatementLeftOpen, TransactionEnded
+from txbox import Inbox, InvalidConfiguration, StatementLeftOpen, TransactionEnded
 from txbox_http import Idempotency, IdempotencyMiddleware, InTransaction, everyone, posts_and_patches
 
 Handler = Callable[[Idempotency, Request], Any]
@@ -95,7 +95,7 @@ def test_a_handler_of_starlette_begins_by_itself_before_or_after_it_reads_the_bo
     async def handler(once: Idempotency, request: Request) -> Response:
         if "late" in request.query_params:
             body = b"".join([part async for part in request.stream()])
-            session = await once(request)
+            session = await once.begin(request, "ada")
         else:
             session = await once(request)
             body = b"".join([part async for part in request.stream()])
@@ -110,6 +110,13 @@ def test_a_handler_of_starlette_begins_by_itself_before_or_after_it_reads_the_bo
             assert (first.status_code, first.content, again.content) == (201, post["content"], post["content"])
             assert again.headers["idempotent-replayed"] == "true"
     assert business.applied() == {"tea": 2}
+    assert business.recorded() == {"k1", "ada k2"}
+
+
+def test_without_the_middleware_the_application_is_told_what_is_missing() -> None:
+    once = Idempotency(InTransaction(sessionmaker(), Inbox("billing")), caller=everyone)
+    with pytest.raises(InvalidConfiguration, match=r"app.add_middleware\(IdempotencyMiddleware, once\)"):
+        once.current(Request({"type": "http", "headers": []}))
 
 
 def test_middlewares_of_the_application_may_stand_on_either_side(serve: Serve, business: Business) -> None:

@@ -11,6 +11,7 @@ from support.postgres.statements import run
 from support.web.service import STYLES, buy, served, service
 from support.workers.business import Business
 from txbox import Inbox
+from txbox.maintenance.rotation import Generations, InboxConversion
 from txbox.schema import tables
 
 
@@ -100,3 +101,15 @@ def test_a_message_that_waits_as_a_dead_letter_is_not_said_to_be_done(
     parked = buy(shop, "k1")
     assert (parked.status_code, parked.json()["type"].rpartition("#")[2]) == (409, "parked")
     assert business.applied() == Counter()
+
+
+def test_an_inbox_that_rotates_keeps_responses_all_the_same(
+    schema_url: str, engine: Engine, business: Business
+) -> None:
+    InboxConversion(engine).forward()
+    with served(service(schema_url)) as client:
+        first = buy(client, "k1")
+        assert Generations(engine).rotate()
+        again = buy(client, "k1")
+    assert (again.content, again.headers["idempotent-replayed"]) == (first.content, "true")
+    assert business.applied() == {"tea": 1}
