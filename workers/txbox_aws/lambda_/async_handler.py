@@ -39,7 +39,9 @@ def async_sqs_handler(
     An event at a time: a second thread waits.
 
     Args:
-        identify, envelope, margin_seconds: those of ``sqs_handler``.
+        identify: chooses a message's id, as for ``sqs_handler``.
+        envelope: how bodies are read.
+        margin_seconds: before the invocation's end, in which no handler is begun any more.
         options: those of ``txbox_workers.coroutines.AsyncProcessingOptions``.
 
     Returns:

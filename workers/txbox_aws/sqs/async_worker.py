@@ -44,7 +44,12 @@ class AsyncSqsWorker(AsyncWorker):
         """Put a worker together; nothing is connected before ``start`` or ``run``.
 
         Args:
-            queue_url, identify, envelope, wait_seconds, visibility_seconds, client: those of ``SqsWorker``.
+            queue_url: the queue's URL; its name ends in .fifo for a FIFO queue.
+            identify: chooses a message's id, as for ``SqsWorker``.
+            envelope: how bodies are read.
+            wait_seconds: of long polling, 0 to 20.
+            visibility_seconds: how long a delivery is ours without a heartbeat.
+            client: an SQS client of boto3 to use; None makes one from boto3's own settings.
             options: those of ``txbox_workers.coroutines.AsyncWorkerOptions``.
 
         Raises:
