@@ -278,7 +278,12 @@ class Sender:
         result.settlement = settle(
             rows, dispatched.sent, dispatched.refused, held=held, max_attempts=self._max_attempts
         )
-        for row in result.settlement.left:
+        self.leave(result.settlement.left, result)
+
+    @staticmethod
+    def leave(rows: Iterable[Row], result: ClaimResult) -> None:
+        """Put into a claim's result that these messages are still to be sent."""
+        for row in rows:
             if row.held:
                 result.due.add(row.lane)
             else:

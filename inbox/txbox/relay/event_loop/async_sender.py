@@ -200,6 +200,9 @@ class AsyncSender:
             elif not self._dispatcher.all_async and not self._dispatcher.is_async(found):
                 others.append((claim, ClaimResult(fresh=dict(claim.fresh), due=set(claim.due), is_async=False)))
             else:
+                # Keys that have come due may be all of one destination.
+                self._sender.leave(found[self._claim_messages :], own)
+                del found[self._claim_messages :]
                 size = sum(len(row.message.body) for row in found)
                 started.append(Delivery(claim, session, found, held, own, size))
         self._deliveries.update(started)
@@ -299,6 +302,10 @@ class AsyncSender:
         if not deliveries:
             return
         every = ClaimResult(settlement=BatchSettlement.merged(delivery.result.settlement for delivery in deliveries))
+        if every.settlement.again or every.settlement.behind or every.settlement.dead:
+            # If another relay has sent a refused message meanwhile, what is held behind it would wait for a repair.
+            for session in self._sessions:
+                session.check()
         with short_transaction(self._engine) as connection, driver_cursor(connection) as cursor:
             [answer] = begin_with(connection, self._sender.claim_step(connection))
             self._sender.check_server(connection, deliveries[0].claim, answer)
