@@ -48,7 +48,9 @@ PUBLIC = {
         RunwayRead Settled Stopped emit
     """,
     "txbox.backoff": "Backoff",
-    "txbox.relay": "AsyncFunctionPublisher AsyncPublisher FunctionPublisher OutboxMessage PartlySent Publisher Refused Relay",
+    "txbox.relay": """
+        AsyncFunctionPublisher AsyncPublisher FunctionPublisher OutboxMessage PartlySent Publisher Refused Relay
+    """,
     "txbox_aws.lambda_": "MARGIN_SECONDS sqs_handler",
     "txbox_workers.delivery": "Delivery Settlement Source",
     "txbox_aws.envelopes": "Envelope open_envelope",

@@ -129,7 +129,12 @@ class FunctionPublisher:
         """Take a function that sends one message, and returns when it has arrived. Several threads call it at once.
 
         If it raises ``BrokerError``, nothing can be sent for now; any other error refuses the message.
+
+        Raises:
+            InvalidConfiguration: it is a coroutine function, which would never be awaited.
         """
+        if inspect.iscoroutinefunction(function):
+            raise InvalidConfiguration("FunctionPublisher.function is a coroutine function: use AsyncFunctionPublisher")
         self._function = function
 
     def send(self, messages: Sequence[OutboxMessage]) -> Sequence[Refused]:
