@@ -126,8 +126,8 @@ class Relay(Service):
             senders: threads that send, each with a transaction of its own.
             max_senders: with those that are started while destinations hang, for the others to have theirs. None: eight
                 times as many as ``senders``, and no more than three quarters of the engine's pool.
-            concurrency: calls of async publishers under way at once, each for one destination; more than there are
-                destinations that may hang.
+            concurrency: calls of async publishers under way at once, each for one destination; half of them for
+                destinations that are new or cannot be reached.
             batch_size: messages of one transaction. A relay that is killed has up to so many sent again for each
                 sender.
             batch_bytes: bytes of the bodies of one transaction; a single message may have more.
