@@ -30,6 +30,7 @@ class Claim:
     due: frozenset[int] = frozenset()  # lanes with a held key whose time has come
     server: str = ""  # which run of which server has answered
     generation: int = 0  # of the scheduler's memory; see ``Scheduler``
+    answered: bool = True  # whether the destination has answered the last time; it may be a new one
 
     @property
     def lanes(self) -> frozenset[int]:

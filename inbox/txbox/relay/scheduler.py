@@ -257,7 +257,7 @@ class Scheduler:
 
     def _given(self, claim: Claim, now: float, health: Health, thread: int | None) -> Claim:
         self._in_progress[min(claim.lanes)] = InProgress(claim.destination, health, thread, now)
-        return replace(claim, server=self._server, generation=self._generation)
+        return replace(claim, server=self._server, generation=self._generation, answered=health < Health.NEW)
 
     def _count(self, now: float) -> None:
         self._share.count(

@@ -13,6 +13,7 @@ here but a check of the claims, after a time in which this process did not run.
 
 import asyncio
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +40,8 @@ CONCURRENCY = 500
 CLAIM_MESSAGES = 50
 """Messages of a claim, at most: what is sent again, of a destination, if the relay is killed."""
 
-CLAIM_SECONDS = 2.0
-"""After which a claim makes no further call, so that what it has sent is settled."""
+CLAIM_SECONDS = (1.0, 3.0)
+"""After a time between these, a claim makes no further call, so that what it has sent is settled: not all at once."""
 
 MOST_LANES = 2_000
 """Claimed at once. Each is a lock of Postgres's, which has 6,400 for all its sessions by default."""
@@ -248,7 +249,8 @@ class AsyncSender:
                 self._sender.sendable(delivery.rows, delivery.held),
                 delivery.dispatched,
                 check_claim=partial(self._stands, delivery),
-                seconds=CLAIM_SECONDS,
+                # A new destination has one call first: others wait for theirs.
+                seconds=random.uniform(*CLAIM_SECONDS) if delivery.claim.answered else 0.0,  # noqa: S311 - no secret
                 on_stuck=partial(self._on_stuck, delivery),
             )
         except (asyncio.CancelledError, ClaimLost):
