@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -119,7 +119,11 @@ class Dispatcher:
 
     def is_async(self, rows: Iterable[Row]) -> bool:
         """Return whether an async sender is to send these messages: some have an async publisher, and none another."""
-        kinds = {row.message.destination.partition(":")[0] for row in rows} & self._publishers.keys()
+        kinds: set[str] = set()
+        for destination in {row.message.destination for row in rows}:
+            with suppress(NotSendable):
+                kinds.add(scheme(destination))
+        kinds &= self._publishers.keys()
         return bool(kinds) and kinds <= self._async_kinds
 
     def dispatch(self, rows: Sequence[Row], *, check_claim: Callable[[], object]) -> DispatchResult:
