@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from integration.txbox.conftest import StartRelay
+from integration.txbox.conftest import BOTH_KINDS, StartRelay
 from support.postgres.tables import make_tables
 from support.postgres.transaction_pooler import TransactionPooler, transaction_pooler
 from support.txbox.outbox import OUTBOX, OWN
@@ -38,6 +38,7 @@ def test_the_pooler_of_these_tests_changes_servers_between_transactions(
     assert len({server(engine) for _ in range(6)}) == 6
 
 
+@BOTH_KINDS
 def test_messages_are_sent_in_order_through_a_pooler(
     pooled: tuple[TransactionPooler, Engine], start_relay: StartRelay, caplog: pytest.LogCaptureFixture
 ) -> None:
