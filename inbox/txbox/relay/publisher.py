@@ -184,10 +184,12 @@ class AsyncFunctionPublisher:
                     continue
                 try:
                     await self._function(message)
+                except asyncio.CancelledError:
+                    raise
                 except BrokerError as error:
                     outages.append(error)
                     unsent.append(message)
-                except Exception as error:  # noqa: BLE001 - it is the host's code
+                except BaseException as error:  # noqa: BLE001 - it is the host's code; SystemExit would end the loop
                     refused.append(Refused(message, describe(error)))
 
         async with asyncio.TaskGroup() as group:

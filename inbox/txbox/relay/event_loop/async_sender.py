@@ -208,7 +208,7 @@ class AsyncSender:
                 started.append(Delivery(claim, session, found, held, own, size))
         self._deliveries.update(started)
         self._bytes += sum(delivery.size for delivery in started)
-        self._loop.start([self._deliver(delivery) for delivery in started])
+        self._loop.start(partial(self._deliver, delivery) for delivery in started)
         session.release(lane for claim, _ in others for lane in claim.lanes)
         for claim, own in others:
             self._scheduler.finish(claim, own)

@@ -2,11 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Any
 
 from txbox.relay.publisher import AsyncPublisher
+
+CoroutineFunction = Callable[[], Coroutine[Any, Any, None]]
 
 
 class EventLoop:
@@ -18,9 +21,9 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: deque[CoroutineFunction] = deque()
         self._closed = False
         self._ready = threading.Event()
-        self._changing = threading.Lock()
 
     def run(self) -> None:
         """Run until ``close``. Raises what a publisher raises that cannot be entered."""
@@ -30,33 +33,35 @@ class EventLoop:
         """Wait until coroutines can be started, and return whether they can."""
         return self._ready.wait(seconds)
 
-    def start(self, coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Start coroutines, in their order."""
-        assert self._loop is not None  # noqa: S101 - it is ready
-        self._loop.call_soon_threadsafe(self._start, coroutines)
+    def start(self, functions: Iterable[CoroutineFunction]) -> None:
+        """Start coroutines, in their order; if the loop has failed, in the next one."""
+        self._waiting.extend(functions)
+        self._call(self._start_waiting)
 
     def cancel(self) -> None:
         """Cancel all coroutines that were started."""
-        with self._changing:
-            if self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._cancel)
+        self._call(self._cancel)
 
     def close(self) -> None:
         """End the loop, once no coroutine is left."""
-        with self._changing:
-            self._closed = True
-            if self._closing is not None and self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._closing.set)
+        self._closed = True
+        self._call(self._end)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # it is closed; what it would have done, the next one does at its start
+            if (loop := self._loop) is not None:
+                loop.call_soon_threadsafe(function)
 
     async def _main(self) -> None:
         async with AsyncExitStack() as entered:
             for publisher in self._publishers:
                 if isinstance(publisher, AbstractAsyncContextManager):
                     await entered.enter_async_context(publisher)
-            with self._changing:
-                if self._closed:
-                    return
-                self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+            self._closing = asyncio.Event()
+            self._loop = asyncio.get_running_loop()
+            self._start_waiting()
+            if self._closed:
+                self._end()
             self._ready.set()
             try:
                 await self._closing.wait()
@@ -65,12 +70,16 @@ class EventLoop:
             finally:
                 self._ready.clear()
 
-    def _start(self, coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-        for coroutine in coroutines:
-            task = asyncio.create_task(coroutine)
+    def _start_waiting(self) -> None:
+        while self._waiting:
+            task = asyncio.create_task(self._waiting.popleft()())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    def _end(self) -> None:
+        if self._closing is not None:
+            self._closing.set()

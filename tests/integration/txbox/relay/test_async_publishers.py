@@ -262,3 +262,22 @@ def test_a_settlement_that_fails_holds_up_no_other(
     wait_until(lambda: any("not this one" in str(lost.error) for lost in heard if isinstance(lost, DatabaseLost)))
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TRIGGER refuse ON outbox_message")
+
+
+def test_a_loop_that_a_publisher_ends_begins_again(
+    engine: Engine, start_both: StartBoth, left: Callable[[], list[str]]
+) -> None:
+    async def end() -> None:
+        raise SystemExit(1)
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if len(far.lives) == 1:
+            await asyncio.create_task(end())
+
+    far = AsyncRecorder(wait)
+    publish(engine, *numbered(3, to=FAR, key="a"))
+    relay = start_both(far)
+    wait_until(lambda: left() == [], "an empty outbox")
+    assert far.bodies == ["0", "1", "2"]
+    assert far.lives == ["entered", "left", "entered"]
+    assert relay.running
