@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
@@ -13,7 +14,7 @@ from support.txbox.publishers import RecordingPublisher
 from support.waiting import wait_until
 from txbox import Outgoing
 from txbox.backoff import Backoff
-from txbox.instrumentation import BrokerLost, DatabaseLost, Event, PublisherOverdue
+from txbox.instrumentation import BrokerLost, DatabaseLost, Event, PublisherOverdue, Relayed
 from txbox.relay import OutboxMessage, Refused, Relay, dispatcher
 
 FAR = "far:somewhere"
@@ -182,9 +183,45 @@ def test_a_call_that_blocks_the_loop_blocks_no_other_publisher_and_loses_no_clai
     publish(engine, *numbered(20))
     own.wait_for(20)
     assert relay.running
+    since = time.monotonic()
+    wait_until(lambda: time.monotonic() > since + 1.5, "a session that is silent for so long is ended by the server")
+    with engine.connect() as connection:
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        assert connection.exec_driver_sql(locks).scalar_one() >= 1, "its claim stands"
     freed.set()
     wait_until(lambda: left() == [], "an empty outbox")
-    assert far.bodies == ["0", "1", "2"], "the server has not ended a session that was asked for its claims"
+    assert far.bodies == ["0", "1", "2"]
+    assert not [event for event in heard if isinstance(event, DatabaseLost)], "no session has ended for its silence"
+
+
+def test_no_call_is_begun_while_it_is_not_known_whether_its_claim_stands(
+    engine: Engine, start_both: StartBoth, freed: threading.Event, left: Callable[[], list[str]]
+) -> None:
+    """The thread that asks for it hangs in a hook, longer than the server waits for it."""
+
+    async def wait(messages: Sequence[OutboxMessage]) -> None:
+        if messages[0].destination == "far:busy":
+            begun.append(messages[0].body)
+            await asyncio.sleep(0.7)
+
+    def hang(event: Event) -> None:
+        if isinstance(event, Relayed) and event.source == "far:quick":
+            freed.wait(30)
+
+    begun: list[bytes] = []
+    far, other = AsyncRecorder(wait), AsyncRecorder(lambda _: asyncio.sleep(0))
+    start_both(far, publish_timeout_seconds=1, hooks=[hang])
+    publish(engine, *numbered(1, to="far:busy", key="a"))
+    wait_until(lambda: left() == [], "it is no new destination any more")
+    publish(engine, *numbered(2, first=1, to="far:busy", key="a"), *numbered(1, to="far:quick"))
+    far.wait_for(3)
+    start_both(other, publish_timeout_seconds=1)
+    other.wait_for(2)
+    assert (begun, other.bodies) == ([b"0", b"1"], ["1", "2"])
+    freed.set()
+    publish(engine, *numbered(1, first=3, to="far:busy", key="a"))
+    wait_until(lambda: "3" in [*far.bodies, *other.bodies], "the next one")
+    assert b"2" not in begun
 
 
 def test_a_stop_cancels_what_has_not_ended_in_time_and_settles_only_what_was_confirmed(
@@ -259,6 +296,7 @@ def test_a_settlement_that_fails_holds_up_no_other(
     publish(engine, *[Outgoing(f"far:{where}", where) for where in ("bad", "a", "b", "c")])
     start_both(far, hooks=[heard.append])
     wait_until(lambda: left() == ["bad"], "the others are settled")
+    assert sorted(body for body in far.bodies if body != "bad") == ["a", "b", "c"], "and not sent again"
     wait_until(lambda: any("not this one" in str(lost.error) for lost in heard if isinstance(lost, DatabaseLost)))
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TRIGGER refuse ON outbox_message")
