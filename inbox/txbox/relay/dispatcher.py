@@ -119,6 +119,8 @@ class Dispatcher:
 
     def is_async(self, rows: Iterable[Row]) -> bool:
         """Return whether an async sender is to send these messages: some have an async publisher, and none another."""
+        if not self._async_kinds:
+            return False
         kinds: set[str] = set()
         for destination in {row.message.destination for row in rows}:
             with suppress(NotSendable):
