@@ -223,7 +223,7 @@ def tables(run: Run) -> list[Table]:
             [Row(ALONE, this.fixed_rate_alone), Row(BESIDE, None, ALONE, 0.9)],
             plotted=False,
         ),
-        Table("300 destinations that answer after 200 ms", slow, plotted=False),
+        Table("300 slow destinations", slow, plotted=False),
         Table("a relay's health", health, plotted=False),
     ]
 
