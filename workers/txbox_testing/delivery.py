@@ -1,0 +1,89 @@
+"""Deliver messages to a handler through a real worker, with a fault or without one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine
+
+from txbox import InvalidConfiguration, Message, Outcome, SqlEffect
+from txbox.instrumentation import Settled
+from txbox_testing.database import TrialDatabase
+from txbox_testing.faults import Fault
+from txbox_testing.stage import staged
+
+TIMEOUT_SECONDS = 10.0
+
+MAX_ATTEMPTS = 1
+"""Of ``deliver``: a handler that fails has its message parked at once, and its error is there to be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What became of the deliveries of some messages.
+
+    Attributes:
+        settled: the event of each delivery, in the order in which they were settled.
+    """
+
+    settled: tuple[Settled, ...]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes of all deliveries, in this order."""
+        return [each.outcome for each in self.settled]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the last delivery."""
+        return self.settled[-1].outcome
+
+    @property
+    def error(self) -> BaseException | None:
+        """The last error that a handler raised, or that kept a message from it; None if there was none."""
+        return next((each.error for each in reversed(self.settled) if each.error is not None), None)
+
+
+def deliver(
+    handler: Callable[..., Any] | SqlEffect,
+    *messages: Message,
+    engine: Engine,
+    fault: Fault | None = None,
+    batch: bool = False,
+    timeout: float = TIMEOUT_SECONDS,
+    **options: Any,
+) -> Delivered:
+    """Deliver messages to a handler through a real worker, until each is settled for good.
+
+    What is handed back comes again at once.
+
+    Args:
+        handler: ``handler(session, message)``, or a ``txbox.SqlEffect``; with ``batch``, ``handler(session, messages)``;
+            with ``inbox=None`` and a ``ledger``, ``handler(message)``.
+        messages: what to deliver, in this order.
+        engine: the database, with txbox's tables. With a fault, all its sessions may be ended.
+        fault: what is to befall them, such as ``crash_at("committed")``; None: nothing.
+        batch: whether the handler is called once for all of them.
+        timeout: seconds until they have to be settled.
+        options: of ``txbox_workers.worker.Worker``; ``inbox`` is ``Inbox("test")``, ``max_attempts`` is 1 by default.
+
+    Returns:
+        What became of each delivery.
+
+    Raises:
+        InvalidConfiguration: an option cannot work, or the fault could not happen to this handler.
+        NotSettled: they were not settled in time.
+    """
+    options = {"max_attempts": MAX_ATTEMPTS, **options}
+    inbox = options.get("inbox")
+    with (
+        TrialDatabase(engine, inbox.prefix if inbox is not None else "") as database,
+        staged(
+            handler, messages, engine=engine, database=database, timeout=timeout, batch=batch, options=options
+        ) as stage,
+    ):
+        if fault is None:
+            stage.settle()
+        elif not fault.run(stage):
+            raise InvalidConfiguration(f"{fault.name} cannot happen to this handler: it was settled without it")
+        return Delivered(tuple(stage.settled))

@@ -1,0 +1,197 @@
+"""Faults: what may befall a delivery.
+
+Each is had with a real worker, a real Postgres and a broker that delivers at least once::
+
+    received ─ leased ─ begun ─ statement … closed … ─ handled ─ COMMIT ─ completed ─ committed ─ acked
+       │         │        │         │          │           │    ↑      ↑      │           │         │
+       └─────────┴────────┴─────────┴──────────┴───────────┴────┼──────┼──────┴───────────┴─────────┴─ crash_at(place)
+                                                        lose_commit   lose_commit_answer    ↑
+                                                                                         lose_ack
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from txbox import InvalidConfiguration
+from txbox_testing.gate import Gate
+from txbox_testing.stage import Stage, through_proxy
+
+PLACES = {
+    "received": "the message is received, and nothing is done yet",
+    "leased": "its lease is acquired; only with a ledger",
+    "begun": "the handler is about to run; with an inbox, the message is recorded",
+    "statement": "the handler has run a statement, the first one or the one that is counted",
+    "closed": "the handler has given a connection back to its pool, on which it may have committed",
+    "handled": "the handler has returned; nothing is committed or completed yet",
+    "completed": "its lease is completed; only with a ledger",
+    "committed": "everything is committed, and not acked yet",
+    "acked": "the broker has forgotten the delivery",
+}
+"""The places of a worker at which a process may be killed, in their order."""
+
+BLOCKED_SECONDS = 0.3
+"""How long a second worker has, to run into what the first one holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that befalls a delivery, after which it is settled all the same.
+
+    Attributes:
+        name: as it is called, such as ``crash_at("handled")``.
+        title: what happens, in words.
+        run: makes it happen on a stage, and has everything settled; returns False if it could not happen.
+    """
+
+    name: str
+    title: str
+    run: Callable[[Stage], bool]
+
+
+def crash_at(place: str, passes: int = 1) -> Fault:
+    """Kill the worker when it passes a place.
+
+    Args:
+        place: one of ``PLACES``.
+        passes: 1 for the first time that it passes there, 2 for the second: ``crash_at("statement", 2)``.
+
+    Raises:
+        InvalidConfiguration: there is no such place.
+    """
+    if place not in PLACES:
+        raise InvalidConfiguration(f"there is no place {place!r}; there are: {', '.join(PLACES)}")
+
+    def run(stage: Stage) -> bool:
+        gate = Gate(place, passes)
+        life = stage.start(gate)
+        if not stage.reaches(gate):
+            return False
+        stage.kill(life)
+        stage.settle()
+        return True
+
+    counted = f", {passes}" if passes > 1 else ""
+    nth = f" (time {passes})" if passes > 1 else ""
+    return Fault(f'crash_at("{place}"{counted})', f"killed when {PLACES[place].partition(';')[0]}{nth}", run)
+
+
+def lose_commit() -> Fault:
+    """Lose the connection to Postgres before COMMIT arrives: nothing is committed."""
+    return Fault("lose_commit()", "the connection is lost before COMMIT arrives", lambda stage: _lose(stage, False))
+
+
+def lose_commit_answer() -> Fault:
+    """Lose the answer to COMMIT: everything is committed, and the worker cannot know."""
+    title = "Postgres has committed, and its answer is lost"
+    return Fault("lose_commit_answer()", title, lambda stage: _lose(stage, True))
+
+
+def _lose(stage: Stage, reaches_server: bool) -> bool:
+    with through_proxy(stage.engine) as proxy:
+        gate = Gate("begun")
+        life = stage.start(gate)
+        if stage.reaches(gate):  # from here on, the next COMMIT is that of the message
+            proxy.lose_next(reaches_server=reaches_server)
+            gate.release()
+            settled = stage.consumer(life).settled
+            stage.wait_until(lambda: bool(proxy.lost) and settled.is_set() or stage.broker.wait_until_empty(0))
+        stage.stop(life)
+        lost = bool(proxy.lost)
+    stage.settle()
+    return lost
+
+
+def lose_ack() -> Fault:
+    """Lose the ack of a delivery whose transaction has committed: the broker delivers it again."""
+
+    def run(stage: Stage) -> bool:
+        life = stage.start(loses_ack=True)
+        stage.await_settled()
+        stage.stop(life)
+        return True
+
+    return Fault("lose_ack()", "the ack is lost, and the broker delivers again", run)
+
+
+def duplicate(*, at_once: bool = False) -> Fault:
+    """Deliver every message twice.
+
+    Args:
+        at_once: to two workers at the same moment; False: the second time when the first is done.
+    """
+
+    def after(stage: Stage) -> bool:
+        life = stage.start()
+        stage.await_settled()
+        _send_again(stage)
+        stage.await_settled()
+        stage.stop(life)
+        return True
+
+    def together(stage: Stage) -> bool:
+        gates = Gate("received"), Gate("received")
+        first = stage.start(gates[0])
+        if not stage.reaches(gates[0]):
+            return False
+        _send_again(stage)
+        second = stage.start(gates[1])
+        happens = stage.reaches(gates[1])
+        for gate in gates:
+            gate.release()
+        stage.await_settled()
+        for life in (first, second):
+            stage.stop(life)
+        return happens
+
+    if at_once:
+        return Fault("duplicate(at_once=True)", "delivered twice, to two workers at the same moment", together)
+    return Fault("duplicate()", "delivered twice, one after the other", after)
+
+
+def delay() -> Fault:
+    """Let the visibility end while the handler is at work: another worker is given the message, too."""
+
+    def run(stage: Stage) -> bool:
+        gate = Gate("handled")
+        slow = stage.start(gate)
+        if not stage.reaches(gate):
+            return False
+        stage.broker.end_visibility()
+        other = stage.start()
+        stage.wait_until(stage.consumer(other).settled.is_set, BLOCKED_SECONDS)
+        gate.release()
+        stage.await_settled()
+        for life in (slow, other):
+            stage.stop(life)
+        return True
+
+    return Fault("delay()", "delivered to another worker, while the handler of the first is still at work", run)
+
+
+def overtake() -> Fault:
+    """Stop the worker before its handler, until another one has taken the message over and is done; then let it go on.
+
+    Postgres has ended its transaction by then, and its lease has run out.
+    """
+
+    def run(stage: Stage) -> bool:
+        gate = Gate("begun")
+        stopped = stage.start(gate)
+        if not stage.reaches(gate):
+            return False
+        stopped.stopped = True
+        stage.cut(stopped)
+        stage.broker.end_visibility()
+        stage.settle()
+        gate.release()
+        stopped.stopped = False
+        stage.wait_until(stage.consumer(stopped).settled.is_set, 5.0)
+        stage.stop(stopped)
+        return True
+
+    return Fault("overtake()", "stopped before its handler, overtaken by another worker, and then goes on", run)
+
+
+def _send_again(stage: Stage) -> None:
+    for message in stage.messages:
+        stage.broker.send(message)
