@@ -1,4 +1,4 @@
-"""A TCP proxy on 127.0.0.1 that loses what it is told to lose: for tests of outages.
+"""A TCP proxy on 127.0.0.1 that loses what it is told to lose: for tests of outages, and ``txbox_testing``.
 
 It understands nothing of what passes through; it looks for bytes, such as those of a COMMIT.
 """
@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 COMMIT = b"COMMIT\0"
@@ -130,8 +131,8 @@ class TcpProxy:
             pair = _Pair(client, server)
             with self._lock:
                 self._pairs.add(pair)
-            self._start(lambda pair=pair: self._pump(pair, self._requests))
-            self._start(lambda pair=pair: self._pump(pair, self._answers))
+            self._start(partial(self._pump, pair, self._requests))
+            self._start(partial(self._pump, pair, self._answers))
 
     def _pump(self, pair: "_Pair", pump: "Callable[[_Pair], None]") -> None:
         try:

@@ -4,7 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import psycopg
 from psycopg import sql
@@ -17,6 +17,9 @@ from txbox.schema import TABLE_NAMES
 Row = Mapping[str, Any]
 State = Mapping[str, list[Row]]
 """The rows of each table, by its name."""
+
+Differences = dict[str, tuple[list[str], list[str]]]
+"""Of each table that differs: the rows that are missing, and those that are too many."""
 
 COMPARED = frozenset({"outbox_message", "dead_letter", "aggregate_watermark"})
 """The tables of txbox in which an effect may be; the others hold how often something was tried, and where."""
@@ -55,9 +58,7 @@ class TrialDatabase:
 
     def __enter__(self) -> Self:
         self._connection = self._engine.connect()
-        driver = self._connection.connection.dbapi_connection
-        assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type checker: it is psycopg's
-        self._driver = driver
+        self._driver = cast("psycopg.Connection[tuple[Any, ...]]", self._connection.connection.dbapi_connection)
         self._kept = {table: self._copy_out(table) for table in self._tables()}
         return self
 
@@ -103,7 +104,7 @@ class TrialDatabase:
 
     def _tables(self) -> list[tuple[str, str]]:
         """Return the schema and the name of each."""
-        return self._driver.execute(self._statements.list_tables).fetchall()
+        return [(schema, name) for schema, name in self._driver.execute(self._statements.list_tables)]
 
     def _copy_out(self, table: tuple[str, str]) -> bytes:
         with self._driver.cursor() as cursor, cursor.copy(COPY_OUT.format(sql.Identifier(*table))) as copy:
@@ -123,9 +124,9 @@ def changing_columns(one: State, other: State) -> dict[str, frozenset[str]]:
     }
 
 
-def differences(expected: State, found: State, ignored: Mapping[str, frozenset[str]]) -> dict[str, tuple[list[str], list[str]]]:
-    """Compare states: the rows that are missing, and those that are too many, of each table that differs."""
-    result: dict[str, tuple[list[str], list[str]]] = {}
+def differences(expected: State, found: State, ignored: Mapping[str, frozenset[str]]) -> Differences:
+    """Compare states, without some columns of each table."""
+    result: Differences = {}
     for table in sorted(expected.keys() | found.keys()):
         leave_out = ignored.get(table, frozenset())
         wanted = _bag(expected.get(table, ()), leave_out)

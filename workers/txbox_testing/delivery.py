@@ -1,18 +1,15 @@
 """Deliver messages to a handler through a real worker, with a fault or without one."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine
 
-from txbox import InvalidConfiguration, Message, Outcome, SqlEffect
+from txbox import InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Settled
 from txbox_testing.database import TrialDatabase
-from txbox_testing.faults import Fault
-from txbox_testing.stage import staged
-
-TIMEOUT_SECONDS = 10.0
+from txbox_testing.faults import TIMEOUT_SECONDS, Fault
+from txbox_testing.stages.worker_stage import Handler, WorkerStage
 
 MAX_ATTEMPTS = 1
 """Of ``deliver``: a handler that fails has its message parked at once, and its error is there to be looked at."""
@@ -45,7 +42,7 @@ class Delivered:
 
 
 def deliver(
-    handler: Callable[..., Any] | SqlEffect,
+    handler: Handler,
     *messages: Message,
     engine: Engine,
     fault: Fault | None = None,
@@ -58,8 +55,8 @@ def deliver(
     What is handed back comes again at once.
 
     Args:
-        handler: ``handler(session, message)``, or a ``txbox.SqlEffect``; with ``batch``, ``handler(session, messages)``;
-            with ``inbox=None`` and a ``ledger``, ``handler(message)``.
+        handler: ``handler(session, message)``, or a ``txbox.SqlEffect``; with ``batch``,
+            ``handler(session, messages)``; with ``inbox=None`` and a ``ledger``, ``handler(message)``.
         messages: what to deliver, in this order.
         engine: the database, with txbox's tables. With a fault, all its sessions may be ended.
         fault: what is to befall them, such as ``crash_at("committed")``; None: nothing.
@@ -74,11 +71,13 @@ def deliver(
         InvalidConfiguration: an option cannot work, or the fault could not happen to this handler.
         NotSettled: they were not settled in time.
     """
+    if fault is not None and fault.of_relay:
+        raise InvalidConfiguration(f"{fault.name} befalls a relay, not a worker")
     options = {"max_attempts": MAX_ATTEMPTS, **options}
     inbox = options.get("inbox")
     with (
         TrialDatabase(engine, inbox.prefix if inbox is not None else "") as database,
-        staged(
+        WorkerStage(
             handler, messages, engine=engine, database=database, timeout=timeout, batch=batch, options=options
         ) as stage,
     ):

@@ -7,14 +7,18 @@ Each is had with a real worker, a real Postgres and a broker that delivers at le
        └─────────┴────────┴─────────┴──────────┴───────────┴────┼──────┼──────┴───────────┴─────────┴─ crash_at(place)
                                                         lose_commit   lose_commit_answer    ↑
                                                                                          lose_ack
+
+A relay has two places: claimed ─ sent.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from txbox import InvalidConfiguration
-from txbox_testing.gate import Gate
-from txbox_testing.stage import Stage, through_proxy
+from txbox_testing.stages.life import Gate
+from txbox_testing.stages.stage import Stage, through_proxy
+from txbox_testing.stages.worker_stage import WorkerStage
 
 PLACES = {
     "received": "the message is received, and nothing is done yet",
@@ -26,8 +30,18 @@ PLACES = {
     "completed": "its lease is completed; only with a ledger",
     "committed": "everything is committed, and not acked yet",
     "acked": "the broker has forgotten the delivery",
+    "claimed": "a relay has claimed messages, and sends nothing yet",
+    "sent": "a relay's publisher has returned; the outbox still has what it has sent",
 }
-"""The places of a worker at which a process may be killed, in their order."""
+"""The places of a worker, in their order, and of a relay, at which a process may be killed."""
+
+RELAY_PLACES = ("claimed", "sent")
+
+TIMEOUT_SECONDS = 10.0
+"""Until what is delivered, or published, has to be settled."""
+
+COMMIT_OF_HANDLER = b"CLOSE txbox_guard"
+"""What a worker sends with the COMMIT of a handler's transaction, and with no other; see ``guards/commit_guard.py``."""
 
 BLOCKED_SECONDS = 0.3
 """How long a second worker has, to run into what the first one holds."""
@@ -41,15 +55,17 @@ class Fault:
         name: as it is called, such as ``crash_at("handled")``.
         title: what happens, in words.
         run: makes it happen on a stage, and has everything settled; returns False if it could not happen.
+        of_relay: it befalls a relay; otherwise a worker.
     """
 
     name: str
     title: str
-    run: Callable[[Stage], bool]
+    run: Callable[[Any], bool]
+    of_relay: bool = False
 
 
 def crash_at(place: str, passes: int = 1) -> Fault:
-    """Kill the worker when it passes a place.
+    """Kill the worker, or the relay, when it passes a place.
 
     Args:
         place: one of ``PLACES``.
@@ -72,7 +88,8 @@ def crash_at(place: str, passes: int = 1) -> Fault:
 
     counted = f", {passes}" if passes > 1 else ""
     nth = f" (time {passes})" if passes > 1 else ""
-    return Fault(f'crash_at("{place}"{counted})', f"killed when {PLACES[place].partition(';')[0]}{nth}", run)
+    title = f"killed when {PLACES[place].partition(';')[0]}{nth}"
+    return Fault(f'crash_at("{place}"{counted})', title, run, of_relay=place in RELAY_PLACES)
 
 
 def lose_commit() -> Fault:
@@ -86,15 +103,15 @@ def lose_commit_answer() -> Fault:
     return Fault("lose_commit_answer()", title, lambda stage: _lose(stage, True))
 
 
-def _lose(stage: Stage, reaches_server: bool) -> bool:
+def _lose(stage: WorkerStage, reaches_server: bool) -> bool:
     with through_proxy(stage.engine) as proxy:
         gate = Gate("begun")
         life = stage.start(gate)
-        if stage.reaches(gate):  # from here on, the next COMMIT is that of the message
-            proxy.lose_next(reaches_server=reaches_server)
+        if stage.reaches(gate):
+            proxy.lose_next(COMMIT_OF_HANDLER, reaches_server=reaches_server)
             gate.release()
-            settled = stage.consumer(life).settled
-            stage.wait_until(lambda: bool(proxy.lost) and settled.is_set() or stage.broker.wait_until_empty(0))
+            stage.wait_until(lambda: bool(proxy.lost) or stage.is_done())
+            stage.await_settlement(life, stage.timeout)
         stage.stop(life)
         lost = bool(proxy.lost)
     stage.settle()
@@ -104,10 +121,9 @@ def _lose(stage: Stage, reaches_server: bool) -> bool:
 def lose_ack() -> Fault:
     """Lose the ack of a delivery whose transaction has committed: the broker delivers it again."""
 
-    def run(stage: Stage) -> bool:
-        life = stage.start(loses_ack=True)
-        stage.await_settled()
-        stage.stop(life)
+    def run(stage: WorkerStage) -> bool:
+        stage.loses_ack = True
+        stage.settle()
         return True
 
     return Fault("lose_ack()", "the ack is lost, and the broker delivers again", run)
@@ -120,28 +136,27 @@ def duplicate(*, at_once: bool = False) -> Fault:
         at_once: to two workers at the same moment; False: the second time when the first is done.
     """
 
-    def after(stage: Stage) -> bool:
-        life = stage.start()
-        stage.await_settled()
-        _send_again(stage)
-        stage.await_settled()
-        stage.stop(life)
+    def after(stage: WorkerStage) -> bool:
+        stage.settle()
+        stage.send_again()
+        stage.settle()
         return True
 
-    def together(stage: Stage) -> bool:
+    def together(stage: WorkerStage) -> bool:
         gates = Gate("received"), Gate("received")
-        first = stage.start(gates[0])
-        if not stage.reaches(gates[0]):
-            return False
-        _send_again(stage)
-        second = stage.start(gates[1])
-        happens = stage.reaches(gates[1])
+        lives = []
+        for gate in gates:
+            lives.append(stage.start(gate))
+            if not stage.reaches(gate):
+                return False
+            if gate is gates[0]:
+                stage.send_again()
         for gate in gates:
             gate.release()
-        stage.await_settled()
-        for life in (first, second):
+        stage.await_done()
+        for life in lives:
             stage.stop(life)
-        return happens
+        return True
 
     if at_once:
         return Fault("duplicate(at_once=True)", "delivered twice, to two workers at the same moment", together)
@@ -151,16 +166,16 @@ def duplicate(*, at_once: bool = False) -> Fault:
 def delay() -> Fault:
     """Let the visibility end while the handler is at work: another worker is given the message, too."""
 
-    def run(stage: Stage) -> bool:
+    def run(stage: WorkerStage) -> bool:
         gate = Gate("handled")
         slow = stage.start(gate)
         if not stage.reaches(gate):
             return False
-        stage.broker.end_visibility()
+        stage.redeliver()
         other = stage.start()
-        stage.wait_until(stage.consumer(other).settled.is_set, BLOCKED_SECONDS)
+        stage.await_settlement(other, BLOCKED_SECONDS)
         gate.release()
-        stage.await_settled()
+        stage.await_done()
         for life in (slow, other):
             stage.stop(life)
         return True
@@ -174,24 +189,19 @@ def overtake() -> Fault:
     Postgres has ended its transaction by then, and its lease has run out.
     """
 
-    def run(stage: Stage) -> bool:
+    def run(stage: WorkerStage) -> bool:
         gate = Gate("begun")
         stopped = stage.start(gate)
         if not stage.reaches(gate):
             return False
         stopped.stopped = True
-        stage.cut(stopped)
-        stage.broker.end_visibility()
+        stage.cut()
+        stage.redeliver()
         stage.settle()
         gate.release()
         stopped.stopped = False
-        stage.wait_until(stage.consumer(stopped).settled.is_set, 5.0)
+        stage.await_settlement(stopped, stage.timeout)
         stage.stop(stopped)
         return True
 
     return Fault("overtake()", "stopped before its handler, overtaken by another worker, and then goes on", run)
-
-
-def _send_again(stage: Stage) -> None:
-    for message in stage.messages:
-        stage.broker.send(message)

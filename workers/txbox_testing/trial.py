@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from txbox import Message, Outcome, SqlEffect
-from txbox_testing.database import State, TrialDatabase, changing_columns, differences
-from txbox_testing.delivery import TIMEOUT_SECONDS
+from txbox import Message, Outcome
+from txbox_testing.database import Differences, State, TrialDatabase, changing_columns, differences
 from txbox_testing.faults import (
+    TIMEOUT_SECONDS,
     Fault,
     crash_at,
     delay,
@@ -21,8 +21,9 @@ from txbox_testing.faults import (
     lose_commit_answer,
     overtake,
 )
-from txbox_testing.life import Life
-from txbox_testing.stage import NotSettled, Stage, described, plural, quiet, staged
+from txbox_testing.stages.life import Life
+from txbox_testing.stages.stage import NotSettled, quiet
+from txbox_testing.stages.worker_stage import Handler, WorkerStage
 
 MAX_ATTEMPTS = 5
 
@@ -109,7 +110,8 @@ class TrialReport:
         if self.ok:
             lines = [f"{self.handler} is idempotent: {plural(len(tried), 'point')} lead to the same state"]
         else:
-            lines = [f"{self.handler} is not idempotent: {len(self.failed)} of {len(tried)} points lead to another state"]
+            failed = f"{len(self.failed)} of {plural(len(tried), 'point')} lead to another state"
+            lines = [f"{self.handler} is not idempotent: {failed}"]
         for point in self.failed:
             lines.append(f"  {point.name}: {point.title}")
             lines += [f"      {difference}" for difference in point.differences]
@@ -130,7 +132,7 @@ Effects = Callable[[], Iterable[object]] | Iterable[object]
 
 
 def try_every_point(
-    handler: Callable[..., Any] | SqlEffect,
+    handler: Handler,
     *messages: Message,
     engine: Engine,
     effects: Effects = (),
@@ -192,7 +194,7 @@ class _Trial:
 
     def __init__(
         self,
-        handler: Callable[..., Any] | SqlEffect,
+        handler: Handler,
         messages: Sequence[Message],
         database: TrialDatabase,
         effects: Callable[[], list[str]],
@@ -213,9 +215,7 @@ class _Trial:
             known = "; it was processed before this trial" if failed[0].outcome is Outcome.DUPLICATE else ""
             raise ValueError(f"undisturbed, {failed[0].message_id} is {failed[0].outcome}{known}") from failed[0].error
         _, again, done_again, _ = self._run(_settle)
-        self.ignored = {
-            table: columns for table, columns in changing_columns(self._state, again).items() if columns
-        }
+        self.ignored = {table: columns for table, columns in changing_columns(self._state, again).items() if columns}
         if differences(self._state, again, self.ignored) or len(done_again) != len(self._done):
             raise ValueError(
                 "two undisturbed deliveries from the same rows lead to different states, so nothing can be compared: "
@@ -237,12 +237,12 @@ class _Trial:
             title = f"{title}: {stage.lives[0].statements[-1]}"
         return PointResult(fault.name, title, happened is not False, (*found, *effects), outcomes)
 
-    def _run(self, play: Callable[[Stage], bool]) -> tuple[Stage, State, list[str], bool | None]:
+    def _run(self, play: Callable[[WorkerStage], bool]) -> tuple[WorkerStage, State, list[str], bool | None]:
         """Have something happen from the rows of the beginning; return what there is after it."""
         self._database.restore()
         before = self._effects()
         happened: bool | None
-        with quiet(), staged(self._handler, self._messages, database=self._database, **self._arguments) as stage:
+        with quiet(), WorkerStage(self._handler, self._messages, database=self._database, **self._arguments) as stage:
             try:
                 happened = play(stage)
             except NotSettled:
@@ -252,7 +252,7 @@ class _Trial:
         return stage, state, done, happened
 
 
-def _settle(stage: Stage) -> bool:
+def _settle(stage: WorkerStage) -> bool:
     stage.settle()
     return True
 
@@ -264,7 +264,8 @@ def _faults_of(life: Life, options: dict[str, Any]) -> list[Fault]:
         for place, number in dict.fromkeys(life.places)
         if number <= (MOST_STATEMENTS if place in ("statement", "closed") else 1)
     ]
-    transactions = [] if options.get("inbox", True) is None else [lose_commit(), lose_commit_answer()]
+    guarded = options.get("inbox", True) is not None and ("begun", 1) in life.places
+    transactions = [lose_commit(), lose_commit_answer()] if guarded else []
     return [*crashes, *transactions, lose_ack(), duplicate(), duplicate(at_once=True), delay(), overtake()]
 
 
@@ -272,7 +273,7 @@ def _items_of(effects: Effects) -> Callable[[], list[str]]:
     return lambda: [repr(item) for item in (effects() if callable(effects) else effects)]
 
 
-def _lines(found: dict[str, tuple[list[str], list[str]]]) -> list[str]:
+def _lines(found: Differences) -> list[str]:
     lines = []
     for table, (missing, surplus) in found.items():
         parts = [f"{plural(len(missing), 'row')} missing: {described(missing)}"] if missing else []
@@ -289,3 +290,14 @@ def _effect_line(expected: list[str], done: list[str], count_only: bool) -> list
     parts = [f"{missing.total()} missing: {described(sorted(missing.elements()))}"] if missing else []
     parts += [f"{surplus.total()} too many: {described(sorted(surplus.elements()))}"] if surplus else []
     return [f"effects: {'; '.join(parts)}"] if parts else []
+
+
+def plural(number: int, what: str) -> str:
+    """Return a number with its noun: 1 row, 2 rows."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def described(values: Sequence[str], most: int = 3) -> str:
+    """Return values for a line of a report: a few of them, and how many more."""
+    rest = f" and {len(values) - most} more" if len(values) > most else ""
+    return "; ".join(values[:most]) + rest

@@ -4,8 +4,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 
 from txbox import BrokerError, Outcome
-from txbox_testing.gate import Killed
-from txbox_testing.life import Life
+from txbox_testing.stages.life import Killed, Life
 from txbox_workers.delivery import Delivery, Settlement
 from txbox_workers.memory_source import MemorySource
 

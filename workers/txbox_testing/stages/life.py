@@ -1,9 +1,9 @@
-"""A life: one run of a worker, from its start to its end or its death, and the places that it passes.
+"""A life: one run of a worker or a relay, from its start to its end or its death, and the places that it passes.
 
-A death is simulated, because the handlers and what they append to are in the process that runs the tests: the thread is
-held for good (``txbox_testing.gate``), no lease is renewed any more, the broker hears nothing, and Postgres ends
-every session of the database, as it does when the sockets of a killed process close. Between the places nothing is
-under way, so Postgres has then what it would have after SIGKILL.
+A death is simulated, because the handlers and what they append to are in the process that runs the tests: a gate holds
+the thread for good, no lease is renewed any more, the broker hears nothing, and Postgres ends every session of the
+database, as it does when the sockets of a killed process close. Between the places nothing is under way, so Postgres
+has then what it would have after SIGKILL; and none of the ``except`` and ``finally`` blocks of a handler has run.
 """
 
 import contextlib
@@ -19,9 +19,41 @@ from sqlalchemy import Connection, Engine, Pool, event
 
 from txbox import LedgerError
 from txbox.leases import Acquisition, Lease, LeaseState, Ledger
-from txbox_testing.gate import Gate, Killed
 
 STATEMENT_CHARACTERS = 60
+
+
+class Killed(BaseException):
+    """Ends the code of a handler that was held as killed, once its trial is over."""
+
+
+class Gate:
+    """Holds the first thread that comes to a place for the n-th time.
+
+    Args:
+        place: its name; see ``txbox_testing.faults.PLACES``.
+        passes: 1 holds the first one that comes there, 2 the second.
+    """
+
+    def __init__(self, place: str, passes: int = 1) -> None:
+        self.place = place
+        self.passes = passes
+        self.reached = threading.Event()
+        self._released = threading.Event()
+        self._kills = False
+
+    def hold(self) -> None:
+        """Wait until it is released; raises ``Killed`` if this thread is not to go on."""
+        self.reached.set()
+        self._released.wait()
+        if self._kills:
+            raise Killed
+
+    def release(self, *, kill: bool = False) -> None:
+        """Let the thread go on, or end its handler; a second call changes nothing."""
+        if not self._released.is_set():
+            self._kills = kill
+            self._released.set()
 
 
 class Life:
