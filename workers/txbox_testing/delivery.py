@@ -1,5 +1,6 @@
 """Deliver messages to a handler through a real worker, with a fault or without one."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from txbox import InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Settled
 from txbox_testing.database import TrialDatabase
 from txbox_testing.faults import TIMEOUT_SECONDS, Fault
+from txbox_testing.stages.stage import quiet
 from txbox_testing.stages.worker_stage import Handler, WorkerStage
 
 MAX_ATTEMPTS = 1
@@ -76,6 +78,7 @@ def deliver(
     options = {"max_attempts": MAX_ATTEMPTS, **options}
     inbox = options.get("inbox")
     with (
+        contextlib.nullcontext() if fault is None else quiet(),
         TrialDatabase(engine, inbox.prefix if inbox is not None else "") as database,
         WorkerStage(
             handler, messages, engine=engine, database=database, timeout=timeout, batch=batch, options=options

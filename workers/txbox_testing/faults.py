@@ -23,10 +23,10 @@ from txbox_testing.stages.worker_stage import WorkerStage
 PLACES = {
     "received": "the message is received, and nothing is done yet",
     "leased": "its lease is acquired; only with a ledger",
-    "begun": "the handler is about to run; with an inbox, the message is recorded",
-    "statement": "the handler has run a statement, the first one or the one that is counted",
-    "closed": "the handler has given a connection back to its pool, on which it may have committed",
-    "handled": "the handler has returned; nothing is committed or completed yet",
+    "begun": "the handler is about to run; with an inbox, its message is recorded",
+    "statement": "the handler has run a statement, with whatever engine of SQLAlchemy",
+    "closed": "the handler has given a connection back to its pool; it may have committed on it",
+    "handled": "the handler has returned; its transaction is not committed, or its lease not completed",
     "completed": "its lease is completed; only with a ledger",
     "committed": "everything is committed, and not acked yet",
     "acked": "the broker has forgotten the delivery",
@@ -87,8 +87,7 @@ def crash_at(place: str, passes: int = 1) -> Fault:
         return True
 
     counted = f", {passes}" if passes > 1 else ""
-    nth = f" (time {passes})" if passes > 1 else ""
-    title = f"killed when {PLACES[place].partition(';')[0]}{nth}"
+    title = f"killed when {PLACES[place].partition(';')[0]}{f', number {passes}' if passes > 1 else ''}"
     return Fault(f'crash_at("{place}"{counted})', title, run, of_relay=place in RELAY_PLACES)
 
 

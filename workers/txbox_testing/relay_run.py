@@ -1,5 +1,6 @@
 """Send what the outbox holds through a real relay, with a fault or without one."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from txbox.service import Service
 from txbox_testing.database import TrialDatabase
 from txbox_testing.faults import TIMEOUT_SECONDS, Fault
 from txbox_testing.stages.life import Killed, Life
-from txbox_testing.stages.stage import Stage
+from txbox_testing.stages.stage import Stage, quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,11 @@ def relay(
     if fault is not None and not fault.of_relay:
         raise InvalidConfiguration(f'{fault.name} cannot befall a relay; crash_at("claimed") and crash_at("sent") can')
     options = {"schema": schema, "prefix": prefix, **options}
-    with TrialDatabase(engine, prefix) as database, RelayStage(publishers, engine, database, timeout, options) as stage:
+    with (
+        contextlib.nullcontext() if fault is None else quiet(),
+        TrialDatabase(engine, prefix) as database,
+        RelayStage(publishers, engine, database, timeout, options) as stage,
+    ):
         if fault is None:
             stage.settle()
         elif not fault.run(stage):

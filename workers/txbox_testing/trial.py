@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +128,7 @@ class TrialReport:
         return "\n".join(lines)
 
 
-Effects = Callable[[], Iterable[object]] | Iterable[object]
+Effects = Callable[[], Iterable[object]] | Collection[object]
 
 
 def try_every_point(
@@ -136,6 +136,7 @@ def try_every_point(
     *messages: Message,
     engine: Engine,
     effects: Effects = (),
+    reset: Callable[[], object] | None = None,
     faults: Sequence[Fault] | None = None,
     batch: bool = False,
     timeout: float = TIMEOUT_SECONDS,
@@ -155,8 +156,10 @@ def try_every_point(
         handler: as for ``deliver``.
         messages: what is delivered, in this order.
         engine: the database, with txbox's tables, and all that the handler needs.
-        effects: what the handler does outside of this database, in a form that can be compared: a list that a fake
-            appends to, or a function that returns one. It may grow from point to point; only what is new counts.
+        effects: what the handler does outside of this database, by the text of each item: a list, a set or a dictionary
+            that a fake fills, which is emptied before each point; or a function that returns what there is. Of that,
+            what is new counts.
+        reset: called before each point, such as to empty a fake.
         faults: which; None: all that can happen to this handler.
         batch: whether the handler is called once for all messages.
         timeout: seconds in which the messages have to be settled, for each fault.
@@ -175,7 +178,7 @@ def try_every_point(
     inbox = options.get("inbox")
     with TrialDatabase(engine, inbox.prefix if inbox is not None else "") as database:
         arguments = {"engine": engine, "timeout": timeout, "batch": batch, "options": options}
-        trial = _Trial(handler, messages, database, _items_of(effects), arguments)
+        trial = _Trial(handler, messages, database, _Effects(effects, reset), arguments)
         life = trial.learn()
         chosen = _faults_of(life, options) if faults is None else faults
         points = tuple(trial.point(fault) for fault in chosen)
@@ -197,7 +200,7 @@ class _Trial:
         handler: Handler,
         messages: Sequence[Message],
         database: TrialDatabase,
-        effects: Callable[[], list[str]],
+        effects: "_Effects",
         arguments: dict[str, Any],
     ) -> None:
         self._handler = handler
@@ -240,7 +243,7 @@ class _Trial:
     def _run(self, play: Callable[[WorkerStage], bool]) -> tuple[WorkerStage, State, list[str], bool | None]:
         """Have something happen from the rows of the beginning; return what there is after it."""
         self._database.restore()
-        before = self._effects()
+        before = self._effects.begin()
         happened: bool | None
         with quiet(), WorkerStage(self._handler, self._messages, database=self._database, **self._arguments) as stage:
             try:
@@ -248,7 +251,7 @@ class _Trial:
             except NotSettled:
                 happened = None
             state = self._database.read()
-            done = sorted((Counter(self._effects()) - Counter(before)).elements())
+            done = sorted((self._effects.read() - before).elements())
         return stage, state, done, happened
 
 
@@ -269,8 +272,26 @@ def _faults_of(life: Life, options: dict[str, Any]) -> list[Fault]:
     return [*crashes, *transactions, lose_ack(), duplicate(), duplicate(at_once=True), delay(), overtake()]
 
 
-def _items_of(effects: Effects) -> Callable[[], list[str]]:
-    return lambda: [repr(item) for item in (effects() if callable(effects) else effects)]
+class _Effects:
+    """What handlers have done outside of the database."""
+
+    def __init__(self, effects: Effects, reset: Callable[[], object] | None) -> None:
+        self._effects = effects
+        self._reset = reset
+
+    def begin(self) -> Counter[str]:
+        """Empty what can be emptied, and return what is left."""
+        if self._reset is not None:
+            self._reset()
+        clear = getattr(self._effects, "clear", None)
+        if clear is not None:
+            clear()
+        return self.read()
+
+    def read(self) -> Counter[str]:
+        """Return what there is now, as text."""
+        found = self._effects() if callable(self._effects) else self._effects
+        return Counter(repr(item) for item in (found.items() if isinstance(found, Mapping) else found))
 
 
 def _lines(found: Differences) -> list[str]:
