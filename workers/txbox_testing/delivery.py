@@ -9,12 +9,12 @@ from sqlalchemy import Engine
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Settled
 from txbox_testing.database import TrialDatabase
-from txbox_testing.faults import TIMEOUT_SECONDS, Fault
+from txbox_testing.faults import FAULT_ATTEMPTS, TIMEOUT_SECONDS, Fault
 from txbox_testing.stages.stage import quiet
 from txbox_testing.stages.worker_stage import Handler, WorkerStage
 
 MAX_ATTEMPTS = 1
-"""Of ``deliver``: a handler that fails has its message parked at once, and its error is there to be looked at."""
+"""Without a fault: a handler that fails has its message parked at once, and its error is there to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ def deliver(
         fault: what is to befall them, such as ``crash_at("committed")``; None: nothing.
         batch: whether the handler is called once for all of them.
         timeout: seconds until they have to be settled.
-        options: of ``txbox_workers.worker.Worker``; ``inbox`` is ``Inbox("test")``, ``max_attempts`` is 1 by default.
+        options: of ``txbox_workers.worker.Worker``; ``inbox`` is ``Inbox("test")`` by default, and ``max_attempts`` is
+            1, or 5 with a fault.
 
     Returns:
         What became of each delivery.
@@ -75,7 +76,7 @@ def deliver(
     """
     if fault is not None and fault.of_relay:
         raise InvalidConfiguration(f"{fault.name} befalls a relay, not a worker")
-    options = {"max_attempts": MAX_ATTEMPTS, **options}
+    options = {"max_attempts": MAX_ATTEMPTS if fault is None else FAULT_ATTEMPTS, **options}
     inbox = options.get("inbox")
     with (
         contextlib.nullcontext() if fault is None else quiet(),

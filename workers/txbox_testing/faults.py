@@ -37,6 +37,9 @@ PLACES = {
 
 RELAY_PLACES = ("claimed", "sent")
 
+FAULT_ATTEMPTS = 5
+"""A worker that dies has used up an attempt, as has a handler whose transaction is gone."""
+
 TIMEOUT_SECONDS = 10.0
 """Until what is delivered, or published, has to be settled."""
 

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from txbox import Message, Outcome
 from txbox_testing.database import Differences, State, TrialDatabase, changing_columns, differences
 from txbox_testing.faults import (
+    FAULT_ATTEMPTS,
     TIMEOUT_SECONDS,
     Fault,
     crash_at,
@@ -24,8 +25,6 @@ from txbox_testing.faults import (
 from txbox_testing.stages.life import Life
 from txbox_testing.stages.stage import NotSettled, quiet
 from txbox_testing.stages.worker_stage import Handler, WorkerStage
-
-MAX_ATTEMPTS = 5
 
 MOST_STATEMENTS = 20
 """Of a handler, at which it is killed; those after them are left out."""
@@ -174,15 +173,17 @@ def try_every_point(
         InvalidConfiguration: an option cannot work, or the tables cannot be brought back.
     """
     begun = time.monotonic()
-    options = {"max_attempts": MAX_ATTEMPTS, **options}
+    options = {"max_attempts": FAULT_ATTEMPTS, **options}
     inbox = options.get("inbox")
     with TrialDatabase(engine, inbox.prefix if inbox is not None else "") as database:
         arguments = {"engine": engine, "timeout": timeout, "batch": batch, "options": options}
         trial = _Trial(handler, messages, database, _Effects(effects, reset), arguments)
-        life = trial.learn()
-        chosen = _faults_of(life, options) if faults is None else faults
-        points = tuple(trial.point(fault) for fault in chosen)
-        database.restore()
+        try:
+            life = trial.learn()
+            chosen = _faults_of(life, options) if faults is None else faults
+            points = tuple(trial.point(fault) for fault in chosen)
+        finally:
+            database.restore()
     name = getattr(handler, "__qualname__", type(handler).__name__).rpartition("<locals>.")[2]
     ignored = tuple(f"{table}.{column}" for table, columns in trial.ignored.items() for column in sorted(columns))
     leased = options.get("inbox", True) is None
