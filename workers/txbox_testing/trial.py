@@ -213,7 +213,9 @@ class _Trial:
 
     def learn(self) -> Life:
         """Deliver twice undisturbed, to learn what is right, and what differs by itself; return the first life."""
-        stage, self._state, self._done, _ = self._run(_settle)
+        stage, self._state, self._done, happened = self._run(_settle)
+        if not happened:
+            raise ValueError(f"undisturbed, it is not settled within {stage.timeout:g} s")
         failed = [each for each in stage.settled if each.outcome is not Outcome.PROCESSED]
         if failed:
             known = "; it was processed before this trial" if failed[0].outcome is Outcome.DUPLICATE else ""

@@ -150,7 +150,7 @@ def test_batches_effects_and_an_inbox_of_ones_own(engine: Engine) -> None:
     assert [point.happened for point in report.points] == [True, False], "no code of ours runs in it"
 
 
-def test_what_cannot_be_tried_is_refused(engine: Engine) -> None:
+def test_what_cannot_be_tried_is_refused(engine: Engine, own: Engine) -> None:
     def raises(session: Any, message: Message) -> None:
         raise RuntimeError("no such account")
 
@@ -165,6 +165,14 @@ def test_what_cannot_be_tried_is_refused(engine: Engine) -> None:
     numbers = iter(range(1, 9))
     with pytest.raises(ValueError, match=r"two undisturbed deliveries from the same rows.*booking: 1 row too many"):
         try_every_point(throws_a_die, PURCHASE, engine=engine)
+
+    def waits_for_itself(session: Any, message: Message) -> None:
+        session.execute(ADD)
+        with own.begin() as connection:
+            connection.execute(ADD)
+
+    with pytest.raises(ValueError, match=r"undisturbed, it is not settled within 0.5 s"):
+        try_every_point(waits_for_itself, PURCHASE, engine=engine, timeout=0.5)
 
     with engine.begin() as connection:
         Inbox("test").record(connection, PURCHASE.id)

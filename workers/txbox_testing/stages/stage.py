@@ -123,6 +123,8 @@ class Stage(ABC):
             self.wait_until(lambda: all(service.stopping for service in self._services.values()))
             for gate in [gate for life in self._services for gate in life.gates]:
                 gate.release(kill=True)
+            if self._services:
+                self._database.end_sessions()  # of a handler that waits in Postgres, too
             for stop in stops:
                 stop.join()
         self._services.clear()
