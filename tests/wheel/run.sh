@@ -44,7 +44,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
     info = next(name for name in names if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(info).decode())
     executable = wheel.getinfo("txbox_spark/runtime/java_home/bin/java").external_attr >> 16 & 0o111
-packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_dashboard", "txbox_local", "txbox_demo", "txbox_spark", "pyspark_txbox", "txbox_migrations"}
+packages = {"txbox", "txbox_workers", "txbox_aws", "txbox_cli", "txbox_dashboard", "txbox_local", "txbox_demo", "txbox_testing", "txbox_spark", "pyspark_txbox", "txbox_migrations"}
 roots = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
 assert roots == packages, f"packages: {roots}"
 for package in packages:
@@ -119,6 +119,34 @@ PYTHON
   kill "$exporter" && wait "$exporter" && return "$status"
 }
 
+# A host that has pytest and txbox, and uses nothing of the plugin.
+plugin_is_idle() {
+  "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
+    -c "$root/constraints.txt" pytest \
+    && mkdir -p "$work/idle" && cd "$work/idle" \
+    && echo 'def test_nothing(): pass' >test_nothing.py \
+    && cat >conftest.py <<'PYTHON' && "$bin/python" -m pytest -q
+import sys
+
+
+def pytest_sessionfinish():
+    assert "txbox_testing.plugin" in sys.modules
+    assert not {"txbox", "sqlalchemy", "psycopg"} & set(sys.modules)
+PYTHON
+}
+
+plugin_tries() {
+  "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
+    -c "$root/constraints.txt" pytest \
+    && mkdir -p "$work/trial" && cd "$work/trial" && cat >test_trial.py <<'PYTHON' && "$bin/python" -m pytest -q
+from txbox import Message
+
+
+def test_trial(txbox_trial):
+    assert txbox_trial(lambda session, message: None, Message("p-1", b"")).ok
+PYTHON
+}
+
 dashboard_starts() { imports txbox_dashboard && "$bin/txbox" dashboard --help; }
 
 step "the wheel is built" build
@@ -131,11 +159,14 @@ step "[] neither boto3, typer, rich, pydantic, moto nor pyspark is there" lacks 
 step "[] txbox names the extra" remedy "pip install 'txbox\[cli\]'" "$bin/txbox" status
 step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory_source"
 
+step "[] pytest finds the plugin, which imports nothing" plugin_is_idle
+
 step "[aws] installs" grown aws
 step "[aws] every module that uses boto3" \
   imports "txbox_aws.sqs, txbox_aws.lambda_, txbox_aws.publishers, txbox_aws.dynamodb, txbox_aws.step_functions"
 
 step "[cli,aws,embedded] installs" grown cli,aws,embedded
+step "[cli,aws,embedded] a trial, by the plugin" plugin_tries
 step "[cli,aws,embedded] txbox demo --purchases 200" "$bin/txbox" demo --purchases 200 --without-spark
 
 step "[cli] installs" environment cli

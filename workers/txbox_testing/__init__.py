@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         overtake,
     )
     from txbox_testing.relay_run import Relayed, relay
+    from txbox_testing.stages.stage import NotSettled
     from txbox_testing.trial import NotIdempotent, PointResult, TrialReport, try_every_point
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Delivered",
     "Fault",
     "NotIdempotent",
+    "NotSettled",
     "PointResult",
     "Relayed",
     "TrialReport",
@@ -46,6 +48,7 @@ _MODULES = {
     "faults": "PLACES Fault crash_at delay duplicate lose_ack lose_commit lose_commit_answer overtake",
     "delivery": "Delivered deliver",
     "relay_run": "Relayed relay",
+    "stages.stage": "NotSettled",
     "trial": "NotIdempotent PointResult TrialReport try_every_point",
 }
 

@@ -47,13 +47,14 @@ class TrialDatabase:
 
     Args:
         engine: of the tests; only its URL is used.
-        prefix: of txbox's tables.
+        schema: of txbox's tables; None: the search path.
+        prefix: of their names.
     """
 
-    def __init__(self, engine: Engine, prefix: str = "") -> None:
+    def __init__(self, engine: Engine, schema: str | None, prefix: str) -> None:
         url = engine.url.set(drivername="postgresql+psycopg")
         self._engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-        self._statements = TrialStatements.load()
+        self._statements = TrialStatements.load(schema, prefix)
         self._ours = {f"{prefix}{name}" for name in TABLE_NAMES} - {f"{prefix}{name}" for name in COMPARED}
 
     def __enter__(self) -> Self:
@@ -89,8 +90,8 @@ class TrialDatabase:
     def read(self) -> State:
         """Return what the tables hold, but for those in which txbox counts its tries."""
         state: dict[str, list[Row]] = {}
-        for schema, table in self._tables():
-            if table not in self._ours:
+        for schema, table, beside_inbox in self._listed():
+            if not (beside_inbox and table in self._ours):
                 shown = table if schema == "public" else f"{schema}.{table}"
                 rows = self._driver.execute(READ.format(sql.Identifier(schema, table)))
                 state[shown] = [row for (row,) in rows]
@@ -104,7 +105,11 @@ class TrialDatabase:
 
     def _tables(self) -> list[tuple[str, str]]:
         """Return the schema and the name of each."""
-        return [(schema, name) for schema, name in self._driver.execute(self._statements.list_tables)]
+        return [(schema, name) for schema, name, _ in self._listed()]
+
+    def _listed(self) -> list[tuple[str, str, bool]]:
+        asked = {"inbox": self._statements.name_of("processed_message")}
+        return cast("list[tuple[str, str, bool]]", self._driver.execute(self._statements.list_tables, asked).fetchall())
 
     def _copy_out(self, table: tuple[str, str]) -> bytes:
         with self._driver.cursor() as cursor, cursor.copy(COPY_OUT.format(sql.Identifier(*table))) as copy:
@@ -142,3 +147,9 @@ def _bag(rows: Iterable[Row], leave_out: frozenset[str]) -> Counter[str]:
 
 def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def where_txbox_is(options: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the schema and the prefix of txbox's tables, by the options of a worker."""
+    known = options.get("inbox") or options.get("ledger")
+    return getattr(known, "schema", None), getattr(known, "prefix", "")

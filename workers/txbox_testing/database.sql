@@ -2,12 +2,15 @@
 
 -- name: list_tables
 -- The tables that hold rows: partitions, not what is partitioned.
--- parameters: none
--- returns: schema, name, in a fixed order
-SELECT namespace.nspname AS schema, class.relname AS name
+-- parameters: inbox text (the name of txbox's inbox)
+-- returns: schema, name, beside_inbox (a boolean: it is in the inbox's schema), in a fixed order
+SELECT namespace.nspname AS schema, class.relname AS name,
+  COALESCE(class.relnamespace = (
+    SELECT inbox.relnamespace FROM pg_catalog.pg_class AS inbox WHERE inbox.oid = pg_catalog.to_regclass(%(inbox)s)
+  ), false) AS beside_inbox
 FROM pg_catalog.pg_class AS class JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
 WHERE class.relkind = 'r' AND class.relpersistence <> 't'
-  AND namespace.nspname <> 'information_schema' AND namespace.nspname NOT LIKE 'pg\_%%'
+  AND namespace.nspname <> 'information_schema' AND namespace.nspname !~ '^pg_'
 ORDER BY 1, 2
 
 -- name: end_sessions

@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 
 from txbox import InvalidConfiguration, Message, Outcome
 from txbox.instrumentation import Settled
-from txbox_testing.database import TrialDatabase
+from txbox_testing.database import TrialDatabase, where_txbox_is
 from txbox_testing.faults import FAULT_ATTEMPTS, TIMEOUT_SECONDS, Fault
 from txbox_testing.stages.stage import quiet
 from txbox_testing.stages.worker_stage import Handler, WorkerStage
@@ -77,10 +77,9 @@ def deliver(
     if fault is not None and fault.of_relay:
         raise InvalidConfiguration(f"{fault.name} befalls a relay, not a worker")
     options = {"max_attempts": MAX_ATTEMPTS if fault is None else FAULT_ATTEMPTS, **options}
-    inbox = options.get("inbox")
     with (
         contextlib.nullcontext() if fault is None else quiet(),
-        TrialDatabase(engine, inbox.prefix if inbox is not None else "") as database,
+        TrialDatabase(engine, *where_txbox_is(options)) as database,
         WorkerStage(
             handler, messages, engine=engine, database=database, timeout=timeout, batch=batch, options=options
         ) as stage,

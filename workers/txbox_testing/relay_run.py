@@ -66,7 +66,7 @@ def relay(
     options = {"schema": schema, "prefix": prefix, **options}
     with (
         contextlib.nullcontext() if fault is None else quiet(),
-        TrialDatabase(engine, prefix) as database,
+        TrialDatabase(engine, schema, prefix) as database,
         RelayStage(publishers, engine, database, timeout, options) as stage,
     ):
         if fault is None:

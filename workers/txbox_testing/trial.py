@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from txbox import Message, Outcome
-from txbox_testing.database import Differences, State, TrialDatabase, changing_columns, differences
+from txbox_testing.database import Differences, State, TrialDatabase, changing_columns, differences, where_txbox_is
 from txbox_testing.faults import (
     FAULT_ATTEMPTS,
     TIMEOUT_SECONDS,
@@ -174,8 +174,7 @@ def try_every_point(
     """
     begun = time.monotonic()
     options = {"max_attempts": FAULT_ATTEMPTS, **options}
-    inbox = options.get("inbox")
-    with TrialDatabase(engine, inbox.prefix if inbox is not None else "") as database:
+    with TrialDatabase(engine, *where_txbox_is(options)) as database:
         arguments = {"engine": engine, "timeout": timeout, "batch": batch, "options": options}
         trial = _Trial(handler, messages, database, _Effects(effects, reset), arguments)
         try:

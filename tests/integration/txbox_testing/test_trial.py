@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
+import txbox_migrations
 from txbox import Inbox, InvalidConfiguration, Message, Outbox, SqlEffect
 from txbox.leases import PostgresLedger
 from txbox_testing import NotIdempotent, TrialReport, crash_at, duplicate, try_every_point
@@ -180,6 +181,21 @@ def test_what_cannot_be_tried_is_refused(engine: Engine, own: Engine) -> None:
         try_every_point(apply, PURCHASE, engine=engine)
     with pytest.raises(InvalidConfiguration, match="there is no message"):
         try_every_point(apply, engine=engine)
+
+
+def test_a_table_of_yours_may_be_called_as_one_of_txbox_in_another_schema(engine: Engine, own: Engine) -> None:
+    txbox_migrations.downgrade_database(engine)
+    txbox_migrations.upgrade_database(engine, schema="messaging")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE paused (reason text)")
+
+    def handler(session: Any, message: Message) -> None:
+        with own.begin() as connection:
+            connection.execute(text("INSERT INTO paused VALUES ('own')"))
+
+    where, report = failed(handler, engine, inbox=Inbox("billing", schema="messaging"))
+    assert 'crash_at("handled")' in where
+    assert "paused: 1 row too many" in report
 
 
 def test_columns_that_always_differ_are_left_out_and_the_others_are_not(engine: Engine, own: Engine) -> None:
