@@ -67,6 +67,12 @@ class TrialDatabase:
         self._connection.close()
         self._engine.dispose()
 
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """The server's address and TCP port; None: it is reached by a Unix socket."""
+        info = self._driver.info
+        return (info.hostaddr, info.port) if info.hostaddr else None
+
     def restore(self) -> None:
         """Bring every table back to the rows that it had when this was entered.
 

@@ -95,7 +95,10 @@ def crash_at(place: str, passes: int = 1) -> Fault:
 
 
 def lose_commit() -> Fault:
-    """Lose the connection to Postgres before COMMIT arrives: nothing is committed."""
+    """Lose the connection to Postgres before COMMIT arrives: nothing is committed.
+
+    It cannot happen, nor can ``lose_commit_answer``, where Postgres is reached by a Unix socket or with TLS.
+    """
     return Fault("lose_commit()", "the connection is lost before COMMIT arrives", lambda stage: _lose(stage, False))
 
 
@@ -106,7 +109,10 @@ def lose_commit_answer() -> Fault:
 
 
 def _lose(stage: WorkerStage, reaches_server: bool) -> bool:
-    with through_proxy(stage.engine) as proxy:
+    if stage.database.address is None:
+        stage.settle()
+        return False
+    with through_proxy(stage.engine, stage.database.address) as proxy:
         gate = Gate("begun")
         life = stage.start(gate)
         if stage.reaches(gate):

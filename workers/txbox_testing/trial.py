@@ -117,6 +117,9 @@ class TrialReport:
         held = [point.name for point in tried if not point.differences]
         if not self.ok and held:
             lines.append(f"  the same state after: {', '.join(held)}")
+        if len(tried) < len(self.points):
+            untried = ", ".join(point.name for point in self.points if not point.happened)
+            lines.append(f"  could not happen to it: {untried}")
         if self.ignored:
             lines.append(f"  left out, as they always differ: {', '.join(self.ignored)}")
         found = [difference for point in self.failed for difference in point.differences]

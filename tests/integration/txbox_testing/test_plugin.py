@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 CONFTEST = """
 import pytest
@@ -101,13 +102,15 @@ def test_its_fixtures_work_in_two_processes_with_coroutines_and_without_a_warnin
     assert "5 passed" in run_pytest(tmp_path, "-n", "2")
 
 
-def test_a_named_server_is_taken_and_left_without_databases(
-    tmp_path: Path, fresh_database: str, admin_engine: object
+def test_a_named_server_is_taken_and_no_database_is_left_there(
+    tmp_path: Path, fresh_database: str, admin_engine: Engine
 ) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_project.py").write_text(PROJECT)
-    output = run_pytest(tmp_path, "-k", "coroutine", "--txbox-postgres", fresh_database)
-    assert "1 passed" in output
+    assert "1 passed" in run_pytest(tmp_path, "-k", "coroutine", "--txbox-postgres", fresh_database)
+    with admin_engine.connect() as connection:
+        left = connection.exec_driver_sql("SELECT datname FROM pg_database WHERE datname ~ '^txbox_test_'")
+        assert left.all() == []
 
 
 def test_a_project_that_does_not_use_it_imports_nothing_of_it(tmp_path: Path) -> None:

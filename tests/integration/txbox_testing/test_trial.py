@@ -149,6 +149,7 @@ def test_batches_effects_and_an_inbox_of_ones_own(engine: Engine) -> None:
     )
     report = try_every_point(effect, PURCHASE, engine=engine, faults=[crash_at("committed"), crash_at("handled")])
     assert [point.happened for point in report.points] == [True, False], "no code of ours runs in it"
+    assert 'could not happen to it: crash_at("handled")' in str(report)
 
 
 def test_what_cannot_be_tried_is_refused(engine: Engine, own: Engine) -> None:

@@ -29,6 +29,7 @@ class Stage(ABC):
 
     Attributes:
         engine: the database.
+        database: the same, seen by the trial.
         timeout: seconds that each step may take.
         lives: of its services, the first one first.
         events: what they have emitted.
@@ -39,7 +40,7 @@ class Stage(ABC):
         self.timeout = timeout
         self.lives: list[Life] = []
         self.events: list[Event] = []
-        self._database = database
+        self.database = database
         self._services: dict[Life, Service] = {}
         self._watching = contextlib.ExitStack()
 
@@ -85,7 +86,7 @@ class Stage(ABC):
 
     def cut(self) -> None:
         """End all sessions, and have the pools forget theirs, as those of a new process are empty."""
-        self._database.end_sessions()
+        self.database.end_sessions()
         self._dispose()
 
     def settle(self) -> None:
@@ -124,7 +125,7 @@ class Stage(ABC):
             for gate in [gate for life in self._services for gate in life.gates]:
                 gate.release(kill=True)
             if self._services:
-                self._database.end_sessions()  # of a handler that waits in Postgres, too
+                self.database.end_sessions()  # of a handler that waits in Postgres, too
             for stop in stops:
                 stop.join()
         self._services.clear()
@@ -148,12 +149,12 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def through_proxy(engine: Engine) -> Iterator[TcpProxy]:
+def through_proxy(engine: Engine, address: tuple[str, int]) -> Iterator[TcpProxy]:
     """While entered: new connections of an engine pass through a proxy, which can lose what they say."""
-    with TcpProxy(engine.url.host or "127.0.0.1", engine.url.port or 5432) as proxy:
+    with TcpProxy(*address) as proxy:
 
         def redirect(_dialect: Any, _record: Any, _arguments: Any, parameters: dict[str, Any]) -> None:
-            parameters.update(host="127.0.0.1", port=proxy.port)
+            parameters.update(hostaddr="127.0.0.1", port=proxy.port)  # the host stays: certificates are for it
 
         engine.dispose()
         event.listen(engine, "do_connect", redirect, insert=True)
