@@ -116,6 +116,18 @@ def test_a_receiver_that_knows_the_id_makes_up_for_it(engine: Engine, as_functio
     assert try_every_point(handler, PURCHASE, engine=engine, **how).ok
 
 
+def test_a_killed_handler_cleans_nothing_up(engine: Engine) -> None:
+    cleaned: list[str] = []
+
+    def handler(session: Any, message: Message) -> None:
+        try:
+            session.execute(ADD)
+        finally:
+            cleaned.append(message.id)
+
+    assert try_every_point(handler, PURCHASE, engine=engine, effects=cleaned, faults=[crash_at("statement")]).ok
+
+
 def test_under_a_lease_it_is_told_that_a_mail_may_have_been_sent(engine: Engine) -> None:
     ledger = PostgresLedger("mailing", engine=engine)
     mails: list[str] = []
