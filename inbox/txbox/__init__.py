@@ -18,6 +18,7 @@
         outbox.publish(session, queue_url, order.as_json(), key=order.customer)
 """
 
+from txbox.coroutines import AsyncInbox, AsyncOutbox
 from txbox.dead_letters import DeadLetter, DeadLetters, Reason
 from txbox.dead_letters.failures import Failures
 from txbox.effects import SqlEffect
@@ -59,6 +60,8 @@ from txbox.outcome import Outcome
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncInbox",
+    "AsyncOutbox",
     "BrokerError",
     "DeadLetter",
     "DeadLetters",

@@ -17,15 +17,18 @@ REPOSITORY = Path(__file__).parents[2]
 
 PUBLIC = {
     "txbox": """
+        AsyncInbox AsyncOutbox
         BrokerError DeadLetter DeadLetters EffectFailed EffectUnknown EntityMissing Expired Failures Identify InFlight
         Inbox InvalidConfiguration InvalidMessageId LeaseLost LedgerError LetterNotFound MalformedMessage Message
         MessageTooLarge Mismatch NotInTransaction NotSendable OperationNotFound OutOfOrder Outbox Outcome Outgoing
         Reason Recorded ResultNotStored RightsMissing SchemaMissing SqlEffect StatementLeftOpen TableLocked
         TransactionAborted TransactionEnded TransactionTimedOut TxboxError idempotent identify
     """,
+    "txbox.coroutines": "AsyncInbox AsyncOutbox AsyncWatermarks async_update_if_newer async_update_once",
     "txbox.testing": "kill_at",
     "txbox.leases": "Acquisition LEASE_SECONDS Lease LeaseState Ledger PostgresLedger idempotent",
     "txbox.pauses": "Pause find_named pause read_pauses resume",
+    "txbox.message_types": "Body MessageType",
     "txbox.horizon": "AgeJudge MIN_WINDOW PRODUCER_SLACK UnknownAge",
     "txbox.inbox": "Inbox Recorded",
     "txbox.outbox": "Outbox Outgoing RELAY_SUBSCRIBER",
@@ -96,9 +99,9 @@ PUBLIC = {
     "txbox.outbox.sent_messages": "CHUNK_MESSAGES ReplayChunk SentFilter SentMessage SentMessages",
     "txbox.schema": "CreateEarlier DropEarlier TABLE_NAMES Tables VIEW_NAME is_generation is_staging tables",
     "txbox.postgres.sqlstates": """
-        CONFLICTS DEADLOCK_DETECTED INSUFFICIENT_PRIVILEGE LOCK_NOT_AVAILABLE PREPARED_REMEDY QUERY_CANCELED
-        SERIALIZATION_FAILURE TIMED_OUT UNDEFINED_COLUMN UNDEFINED_TABLE UNIQUE_VIOLATION conflict_relation
-        is_lost_prepared_statement is_of_the_session is_outage is_retryable sqlstate
+        CONFLICTS DATABASE_ERRORS DEADLOCK_DETECTED INSUFFICIENT_PRIVILEGE LOCK_NOT_AVAILABLE PREPARED_REMEDY
+        QUERY_CANCELED SERIALIZATION_FAILURE TIMED_OUT UNDEFINED_COLUMN UNDEFINED_TABLE UNIQUE_VIOLATION
+        conflict_relation is_lost_prepared_statement is_of_the_session is_outage is_retryable sqlstate
     """,
     "txbox_migrations": """
         Difference LATEST MigrationError Severity VERSION_TABLE VersionChange current_version downgrade
@@ -138,7 +141,8 @@ def test_the_library_imports_nothing_that_a_service_did_not_ask_for() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(ended.stdout.split())
     assert "sqlalchemy" in loaded
-    assert loaded.isdisjoint({"boto3", "botocore", "pyspark", "typer", "rich", "moto", "txbox_workers", "txbox_spark"})
+    unasked = {"boto3", "botocore", "pydantic", "pyspark", "typer", "rich", "moto", "txbox_workers", "txbox_spark"}
+    assert loaded.isdisjoint(unasked)
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

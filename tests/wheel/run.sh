@@ -67,7 +67,8 @@ unwanted = [name for name in names if "test_" in name or "conftest" in name or n
 assert not unwanted, f"unwanted: {unwanted}"
 assert any(name.endswith("/licenses/LICENSE") for name in names), "no licence"
 extras = set(metadata.get_all("Provides-Extra"))
-assert extras == {"aws", "cli", "dashboard", "embedded", "spark", "prometheus", "otel", "all"}, f"extras: {extras}"
+known = "all asyncio asyncpg aws cli dashboard embedded otel prometheus spark typed"
+assert extras == set(known.split()), f"extras: {extras}"
 PYTHON
 }
 
@@ -121,11 +122,7 @@ PYTHON
 
 # A host that has pytest and txbox, and uses nothing of the plugin.
 plugin_is_idle() {
-  "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
-    -c "$root/constraints.txt" pytest \
-    && mkdir -p "$work/idle" && cd "$work/idle" \
-    && echo 'def test_nothing(): pass' >test_nothing.py \
-    && cat >conftest.py <<'PYTHON' && "$bin/python" -m pytest -q
+  mkdir -p "$work/idle" && echo 'def test_nothing(): pass' >"$work/idle/test_nothing.py" && cat >"$work/idle/conftest.py" <<'PYTHON' && pytest_passes "$work/idle"
 import sys
 
 
@@ -136,9 +133,7 @@ PYTHON
 }
 
 plugin_tries() {
-  "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
-    -c "$root/constraints.txt" pytest \
-    && mkdir -p "$work/trial" && cd "$work/trial" && cat >test_trial.py <<'PYTHON' && "$bin/python" -m pytest -q
+  mkdir -p "$work/trial" && cat >"$work/trial/test_trial.py" <<'PYTHON' && pytest_passes "$work/trial"
 from txbox import Message
 
 
@@ -147,10 +142,39 @@ def test_trial(txbox_trial):
 PYTHON
 }
 
+pytest_passes() {
+  "$python" -m pip --python "$bin/python" install --quiet --disable-pip-version-check --no-compile \
+    -c "$root/constraints.txt" pytest && "$bin/python" -m pytest -q --rootdir "$1" "$1"
+}
+
+typed_bodies() {
+  "$bin/python" -W error - <<'PYTHON'
+from dataclasses import dataclass
+
+from txbox import InvalidConfiguration, Message
+from txbox.message_types import MessageType
+from txbox.message_types.body import written
+
+
+@dataclass
+class Purchase:
+    cents: int
+
+
+try:
+    assert MessageType(Purchase).read(Message("m-1", written(Purchase(5)))) == Purchase(5)
+except InvalidConfiguration as error:
+    raise SystemExit(str(error)) from None
+PYTHON
+}
+
 dashboard_starts() { imports txbox_dashboard && "$bin/txbox" dashboard --help; }
 
 step "the wheel is built" build
 step "it holds typed packages, the data, the history, and no tests" contents
+
+step "[typed] installs" environment typed
+step "[typed] a message type reads a body, and writes one" typed_bodies
 
 step "[] installs" environment ""
 step "[] import txbox, txbox_migrations, txbox_workers, txbox.testing" \
@@ -158,6 +182,7 @@ step "[] import txbox, txbox_migrations, txbox_workers, txbox.testing" \
 step "[] neither boto3, typer, rich, pydantic, moto nor pyspark is there" lacks boto3 typer rich pydantic moto pyspark
 step "[] txbox names the extra" remedy "pip install 'txbox\[cli\]'" "$bin/txbox" status
 step "[] the worker and its memory source" imports "txbox_workers.worker, txbox_workers.memory_source"
+step "[] a message type names the extra" remedy "pip install 'txbox\[typed\]'" typed_bodies
 
 step "[] pytest finds the plugin, which imports nothing" plugin_is_idle
 

@@ -20,6 +20,7 @@ The wait is as long as that of any UPDATE for another one of the same row. A ser
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import psycopg
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -48,7 +49,8 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapped, Mapper, Session, mappe
 from txbox.entities.event_ids import EventId, check_kind, valid_event_id, valid_source
 from txbox.errors import EntityMissing, InvalidConfiguration, TxboxError
 from txbox.message import valid_message_id
-from txbox.postgres.transactions import ConnectionOrSession, in_transaction, refuse_autocommit
+from txbox.postgres.drivers.psycopg_connection import is_psycopg
+from txbox.postgres.transactions import ConnectionOrSession, in_transaction
 
 MAX_KEPT = 10_000
 """Ids of a row at most. Every update writes all of them anew; some hundreds are cheap."""
@@ -256,13 +258,13 @@ class _Row:
         )
 
     def _connection(self, connection_or_session: ConnectionOrSession) -> Connection:
+        if isinstance(connection_or_session, psycopg.Connection) or is_psycopg(connection_or_session):
+            raise TypeError("mapped classes need a Connection or Session of SQLAlchemy, not a connection of psycopg")
         if not isinstance(connection_or_session, Session | scoped_session):
             return in_transaction(connection_or_session)
         if connection_or_session.autoflush:  # as the session does before an UPDATE of its own
             connection_or_session.flush()
-        connection = connection_or_session.connection(bind_arguments={"mapper": self._mapper})
-        refuse_autocommit(connection)
-        return connection
+        return in_transaction(connection_or_session.connection(bind_arguments={"mapper": self._mapper}))
 
     def _forget_values(self, connection_or_session: ConnectionOrSession) -> None:
         """Have the session's object of this row read it again.

@@ -46,13 +46,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import Expired, InvalidConfiguration
 from txbox.message import earliest, time_of_id
+from txbox.postgres.driver_cursor import run
 from txbox.postgres.sql import moment
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import INSUFFICIENT_PRIVILEGE, sqlstate
+from txbox.postgres.sqlstates import DATABASE_ERRORS, INSUFFICIENT_PRIVILEGE, sqlstate
 from txbox.postgres.transactions import check_table, missing_schema
 
 MIN_WINDOW = timedelta(hours=1)
@@ -125,8 +125,8 @@ class AgeJudge:
         times = [None if at is None else (at - _EPOCH) // _MICROSECOND for at in sent_at.values()]
         parameters = {"subscriber_id": self._subscriber_id, "message_ids": list(sent_at), "sent_at": times}
         try:
-            rows = connection.exec_driver_sql(self._statements.behind_horizon, parameters).fetchall()
-        except DBAPIError as error:
+            rows = run(connection, self._statements.behind_horizon, parameters).fetchall()
+        except DATABASE_ERRORS as error:
             if (missing := missing_schema(error, self._statements.name_of("inbox_horizon"))) is not None:
                 raise missing from error
             raise
@@ -144,8 +144,8 @@ class AgeJudge:
         """
         parameters = {"subscriber_id": self._subscriber_id, "message_ids": sorted(message_ids)}
         try:
-            connection.exec_driver_sql(self._statements.take_back, parameters)
-        except DBAPIError as error:
+            run(connection, self._statements.take_back, parameters)
+        except DATABASE_ERRORS as error:
             if not ends or sqlstate(error) != INSUFFICIENT_PRIVILEGE:
                 raise
 

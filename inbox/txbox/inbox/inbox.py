@@ -31,19 +31,17 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-import psycopg
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import Expired, InFlight, Mismatch
 from txbox.horizon import AgeJudge, UnknownAge
 from txbox.message import fingerprint, valid_message_id, valid_subscriber_id
-from txbox.postgres.driver_cursor import fetch_one
+from txbox.postgres.driver_cursor import fetch_one, run
 from txbox.postgres.engines import note_server, refuse_other_encodings
 from txbox.postgres.round_trip import Answer, Statement, Step, StepFailed, row_of, rows_of, run_steps
 from txbox.postgres.sql import array_literal
 from txbox.postgres.sql_files import SqlFile
-from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
+from txbox.postgres.sqlstates import DATABASE_ERRORS, LOCK_NOT_AVAILABLE, UNDEFINED_TABLE, sqlstate
 from txbox.postgres.transactions import (
     ConnectionOrSession,
     check_table,
@@ -346,9 +344,9 @@ class Inbox:
         Ids that other transactions have recorded are left alone. Returns how many were taken back.
         """
         connection = in_transaction(connection_or_session)
-        return connection.exec_driver_sql(self._statements.unrecord, self._of(sorted(ids))).rowcount
+        return int(run(connection, self._statements.unrecord, self._of(sorted(ids))).rowcount)
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection_or_session: ConnectionOrSession) -> None:
         """Check, before any message is taken, that the inbox can be used over this connection.
 
         Raises:
@@ -356,7 +354,7 @@ class Inbox:
             SchemaMissing: the table does not exist.
             InvalidConfiguration: the database is not UTF-8.
         """
-        in_transaction(connection)
+        connection = in_transaction(connection_or_session)
         refuse_other_encodings(connection)
         check_table(connection, self._statements.tables.processed_message)
         check_table(connection, self._statements.tables.processed_earlier)
@@ -378,7 +376,7 @@ class Inbox:
         except UnicodeEncodeError:
             refuse_other_encodings(connection)
             raise
-        except (DBAPIError, psycopg.Error) as error:
+        except DATABASE_ERRORS as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 raise InFlight(self.subscriber_id, ids) from error
             # An inbox of an older version has no view.
@@ -395,14 +393,14 @@ class Inbox:
 
     def _require_generation(self, connection: Connection, generation: int) -> None:
         """Raise a serialization failure if the inbox was rotated after the snapshot of this transaction."""
-        found = connection.exec_driver_sql(self._statements.require_generation, {"generation": generation}).fetchone()
+        found = run(connection, self._statements.require_generation, {"generation": generation}).fetchone()
         if found is None:
-            connection.exec_driver_sql(self._statements.refuse_snapshot)
+            run(connection, self._statements.refuse_snapshot)
 
     def _differing(self, connection: Connection, digests: Mapping[str, bytes]) -> frozenset[str]:
         # A second statement, for duplicates only: at READ COMMITTED the snapshot of the first may be older than the
         # commit it ran into. A row without a fingerprint was recorded without fingerprints: nothing to compare.
-        rows = connection.exec_driver_sql(self._statements.fingerprints, self._of(list(digests))).fetchall()
+        rows = run(connection, self._statements.fingerprints, self._of(list(digests))).fetchall()
         return frozenset(
             message_id for message_id, kept in rows if kept is not None and bytes(kept) != digests[message_id]
         )

@@ -14,6 +14,9 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Pool, event
 
+from txbox.postgres.drivers.greenlets import in_greenlet
+from txbox.postgres.drivers.psycopg_connection import is_psycopg
+
 CHANNEL = "txbox_outbox"
 """What relays listen on."""
 
@@ -23,25 +26,28 @@ NOTIFY_SECONDS = 0.25
 
 def notify_when_returned(connection: Connection) -> None:
     """Have relays notified when this connection goes back to its pool; costs nothing now."""
-    if connection.dialect.is_async:
+    if is_psycopg(connection):  # its pool, if there is one, is not ours to listen to
         return
     pool = connection.engine.pool
     if pool not in _notifiers:
         with _lock:
             if pool not in _notifiers:
-                _notifiers[pool] = notifier = _Notifier()
+                _notifiers[pool] = notifier = _Notifier(connection.dialect.is_async)
                 event.listen(pool, "checkin", notifier.returned)
     connection.info[_PUBLISHED] = True
 
 
 class _Notifier:
-    def __init__(self) -> None:
+    def __init__(self, is_async: bool) -> None:
+        self._is_async = is_async
         self._lock = threading.Lock()
         self._notified_at = -NOTIFY_SECONDS
 
     def returned(self, dbapi_connection: Any, record: Any) -> None:
         """Notify, if the connection has published since it was taken; if that fails, the pool replaces it."""
         if not record.info.pop(_PUBLISHED, False) or dbapi_connection is None:
+            return
+        if self._is_async and not in_greenlet():  # an event loop has no time for it now: it is being closed
             return
         now = time.monotonic()
         with self._lock:

@@ -20,17 +20,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
-
 from txbox.errors import InvalidConfiguration, NotSendable
 from txbox.message import HEADER_MESSAGE_ID, valid_message_id
+from txbox.message_types.body import Body, written
 from txbox.outbox.lanes import lane_of
 from txbox.outbox.message_ids import new_message_id
 from txbox.outbox.notifier import notify_when_returned
 from txbox.postgres.driver_cursor import fetch_one
 from txbox.postgres.engines import note_server, refuse_other_encodings
 from txbox.postgres.sql_files import SqlFile
+from txbox.postgres.sqlstates import DATABASE_ERRORS
 from txbox.postgres.transactions import ConnectionOrSession, check_table, in_transaction, missing_schema
 from txbox.tracing import NO_TRACING, Operation, Span, Tracing, error_type
 from txbox.wire.destinations import require_sendable
@@ -54,7 +53,8 @@ class Outgoing:
 
     Attributes:
         destination: a queue's URL, a topic's or an event bus's ARN, or ``scheme:rest``; see ``txbox.wire``.
-        body: the payload; text is sent as UTF-8.
+        body: the payload: bytes; text, which is sent as UTF-8; or an object of a pydantic model or a dataclass, which
+            is sent as JSON (needs pydantic, from ``txbox[typed]``).
         key: messages of one key and destination are sent in the order in which they were published.
         headers: what travels beside the payload.
         message_id: what makes it the same message when it is sent again; None has one made.
@@ -63,7 +63,7 @@ class Outgoing:
     """
 
     destination: str
-    body: bytes | str
+    body: Body
     key: str | None = None
     headers: Mapping[str, str] | None = None
     message_id: str | None = None
@@ -117,7 +117,7 @@ class Outbox:
         self,
         connection_or_session: ConnectionOrSession,
         destination: str,
-        body: bytes | str,
+        body: Body,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         message_id: str | None = None,
@@ -137,6 +137,7 @@ class Outbox:
         Raises:
             NotInTransaction: the connection is in autocommit mode.
             NotSendable: the destination cannot take this message. ``MessageTooLarge``: it has too many bytes.
+            TypeError: the body is of another type, or a field of it has a value that is not of its type.
             InvalidMessageId: the id cannot be kept.
             SchemaMissing: the outbox's table does not exist.
         """
@@ -164,14 +165,14 @@ class Outbox:
                 in_transaction(connection_or_session)
         return [str(row["message_id"]) for row in rows]
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection_or_session: ConnectionOrSession) -> None:
         """Check that the outbox can be used over this connection.
 
         Raises:
             NotInTransaction: the connection is in autocommit mode.
             SchemaMissing: the table does not exist.
         """
-        in_transaction(connection)
+        connection = in_transaction(connection_or_session)
         refuse_other_encodings(connection)
         check_table(connection, self._statements.tables.outbox_message)
 
@@ -182,7 +183,7 @@ class Outbox:
         except UnicodeEncodeError:
             refuse_other_encodings(connection)
             raise
-        except DBAPIError as error:
+        except DATABASE_ERRORS as error:
             if (missing := missing_schema(error, self._statements.name_of("outbox_message"))) is not None:
                 raise missing from error
             raise
@@ -222,12 +223,7 @@ def _row(message: Outgoing, tracing: Tracing, spans: list[Span]) -> dict[str, An
         raise TypeError(f"a destination is text, not {type(destination).__name__}")
     if key is not None and not isinstance(key, str):
         raise TypeError(f"a key is text, not {type(key).__name__}: {key!r}")
-    if isinstance(message.body, str):
-        body = message.body.encode()
-    elif isinstance(message.body, bytes | bytearray | memoryview):
-        body = bytes(message.body)
-    else:
-        raise TypeError(f"a body is bytes or text, not {type(message.body).__name__}; json.dumps makes text of most")
+    body = written(message.body)
     if not isinstance(message.headers, Mapping | None):
         raise TypeError(f"headers are text by name, not {type(message.headers).__name__}")
     message_id = new_message_id() if message.message_id is None else valid_message_id(message.message_id)

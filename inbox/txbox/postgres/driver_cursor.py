@@ -1,39 +1,64 @@
-"""The driver's cursor: one row for a statement of ours, in the caller's transaction, without SQLAlchemy's result.
+"""The driver's cursor: our statements in the caller's transaction, over whatever driver and connection that has.
 
-SQLAlchemy takes 40 us of the client to make a result of a text and describe its columns: as much as psycopg takes for
-an INSERT. Where the host listens to statements, or logs them, or its transaction is not begun, or stands no more,
-SQLAlchemy runs the statement as any other.
+Statements are written for psycopg, with ``%(name)s`` for parameters; what another driver wants is in ``drivers``. For
+a statement with one row there is a short way, without SQLAlchemy's result: it takes 40 us of the client to make a
+result of a text and describe its columns, as much as psycopg takes for an INSERT. Where the host listens to statements,
+or logs them, or its transaction is not begun, or stands no more, SQLAlchemy runs the statement as any other.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection
+
+from txbox.postgres.drivers.asyncpg_statements import translated
+from txbox.postgres.drivers.psycopg_connection import is_psycopg
+
+NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
+
+
+def run(connection: Connection, sql: str, parameters: Mapping[str, Any] = NO_PARAMETERS) -> Any:
+    """Run a statement in the caller's transaction, and return its result as SQLAlchemy has it.
+
+    Args:
+        connection: in a transaction, or about to begin one.
+        sql: a statement, with ``%(name)s`` for its parameters.
+        parameters: their values, by name.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError, and whatever else ``Connection.exec_driver_sql`` raises; psycopg.Error on a
+            connection of psycopg's own.
+    """
+    if _is_asyncpg(connection):
+        return connection.exec_driver_sql(*translated(sql, parameters))
+    return connection.exec_driver_sql(sql, dict(parameters))
 
 
 def fetch_one(connection: Connection, sql: str, parameters: Mapping[str, Any]) -> Any:
     """Run a statement in the caller's transaction, and return its first row; None if it returns none.
 
-    Args:
-        connection: in a transaction, or about to begin one.
-        sql: a statement that returns rows, with ``%(name)s`` for its parameters.
-        parameters: their values, by name.
-
-    Raises:
-        sqlalchemy.exc.DBAPIError, and whatever else ``Connection.exec_driver_sql`` raises: in the same cases.
+    The arguments, and what is raised, are those of ``run``.
     """
-    if _is_observed(connection) or not _is_begun(connection):
-        return connection.exec_driver_sql(sql, dict(parameters)).fetchone()
+    if is_psycopg(connection) or _is_observed(connection) or not _is_begun(connection):
+        return run(connection, sql, parameters).fetchone()
+    values: Any = parameters
+    if _is_asyncpg(connection):
+        sql, values = translated(sql, parameters)
     cursor = connection.connection.cursor()
     try:
-        cursor.execute(sql, parameters)
+        cursor.execute(sql, values)
         row = cursor.fetchone()
     except BaseException as error:  # noqa: BLE001 - SQLAlchemy raises it again
         of_driver = isinstance(error, connection.dialect.loaded_dbapi.Error)
         # Wraps it, calls listeners for errors, and invalidates a connection that is lost, as for its own statements.
-        connection._handle_dbapi_exception(error, sql if of_driver else None, dict(parameters), cursor, None)  # noqa: SLF001 - no other way
+        connection._handle_dbapi_exception(error, sql if of_driver else None, values, cursor, None)  # noqa: SLF001 - no other way
     cursor.close()
     return row
+
+
+def _is_asyncpg(connection: Connection) -> bool:
+    return connection.dialect.driver == "asyncpg"
 
 
 def _is_observed(connection: Connection) -> bool:

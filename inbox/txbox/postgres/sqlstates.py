@@ -5,11 +5,13 @@ Codes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 
 import re
 
+import psycopg
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 __all__ = [
     "CONFLICTS",
+    "DATABASE_ERRORS",
     "DEADLOCK_DETECTED",
     "INSUFFICIENT_PRIVILEGE",
     "LOCK_NOT_AVAILABLE",
@@ -27,6 +29,9 @@ __all__ = [
     "is_retryable",
     "sqlstate",
 ]
+
+DATABASE_ERRORS = (DBAPIError, psycopg.Error)
+"""What a statement raises: of SQLAlchemy's connection, or of psycopg's own."""
 
 SERIALIZATION_FAILURE = "40001"
 DEADLOCK_DETECTED = "40P01"

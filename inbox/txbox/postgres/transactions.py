@@ -3,19 +3,23 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import psycopg
 from sqlalchemy import Connection, Engine, Table
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, MissingGreenlet
 from sqlalchemy.orm import Session, scoped_session
 
 from txbox.errors import InvalidConfiguration, NotInTransaction, RightsMissing, SchemaMissing, TableLocked
+from txbox.postgres.driver_cursor import run
+from txbox.postgres.drivers.greenlets import in_greenlet, run_in_greenlet
+from txbox.postgres.drivers.psycopg_connection import PsycopgConnection, is_psycopg
 from txbox.postgres.engines import discard_if_session_broken
 from txbox.postgres.round_trip import StepFailed
 from txbox.postgres.server import SERVER
 from txbox.postgres.sql import quote, quoted, read_nothing, unescaped
 from txbox.postgres.sqlstates import (
+    DATABASE_ERRORS,
     INSUFFICIENT_PRIVILEGE,
     LOCK_NOT_AVAILABLE,
     UNDEFINED_COLUMN,
@@ -23,25 +27,81 @@ from txbox.postgres.sqlstates import (
     sqlstate,
 )
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
 T = TypeVar("T")
 
-ConnectionOrSession = Connection | Session | scoped_session[Any]
+ConnectionOrSession = Connection | Session | scoped_session[Any] | psycopg.Connection[Any]
 """What holds the caller's transaction."""
+
+AsyncConnectionOrSession: TypeAlias = (
+    "AsyncConnection | AsyncSession | async_scoped_session[Any] | psycopg.AsyncConnection[Any]"
+)
+"""The same, for coroutines."""
 
 
 def in_transaction(connection_or_session: ConnectionOrSession) -> Connection:
-    """Return the connection, or refuse one that commits every statement by itself."""
-    if isinstance(connection_or_session, Session | scoped_session):
-        connection = connection_or_session.connection()
-    elif isinstance(connection_or_session, Connection):
-        connection = connection_or_session
+    """Return the connection, or refuse one that commits every statement by itself.
+
+    One of psycopg's own is returned as a ``PsycopgConnection``, which has as much of SQLAlchemy's as ``driver_cursor``
+    and ``engines`` need.
+    """
+    given: Any = connection_or_session
+    connection: Any
+    if isinstance(given, Session | scoped_session):
+        try:
+            connection = given.connection()
+        except MissingGreenlet as error:
+            raise _for_coroutines(given) from error
+    elif isinstance(given, psycopg.Connection):
+        connection = PsycopgConnection(given)
+    elif isinstance(given, Connection | PsycopgConnection):
+        connection = given
+    elif _is_async(given):
+        raise _for_coroutines(given)
     else:
         raise TypeError(
-            "an SQLAlchemy Connection or Session is needed (for an AsyncSession: await session.run_sync(...)), "
-            f"not {type(connection_or_session).__name__}"
+            f"a Connection or Session of SQLAlchemy, or a connection of psycopg, is needed, not {type(given).__name__}"
         )
+    if connection.dialect.is_async and not in_greenlet():
+        raise _for_coroutines(given)
     refuse_autocommit(connection)
-    return connection
+    return cast(Connection, connection)
+
+
+async def run_on(connection_or_session: Any, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run a function of ours on what holds a coroutine's transaction, and return what it returns.
+
+    Args:
+        connection_or_session: an AsyncConnection or AsyncSession of SQLAlchemy, over whatever driver, or an
+            AsyncConnection of psycopg.
+        work: is given the connection or session as a function would be, and then the other arguments.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if isinstance(connection_or_session, psycopg.AsyncConnection):
+        return await run_in_greenlet(work, PsycopgConnection(connection_or_session), *args, **kwargs)
+    if not _is_async(connection_or_session):
+        raise TypeError(
+            "an AsyncConnection or AsyncSession of SQLAlchemy, or an AsyncConnection of psycopg, is needed, not "
+            f"{type(connection_or_session).__name__}: for that, take the class without Async in its name"
+        )
+    done: T = await connection_or_session.run_sync(work, *args, **kwargs)
+    return done
+
+
+def _is_async(connection_or_session: object) -> bool:
+    # Without importing sqlalchemy.ext.asyncio, which a service without coroutines has no use for.
+    return hasattr(connection_or_session, "run_sync") or isinstance(connection_or_session, psycopg.AsyncConnection)
+
+
+def _for_coroutines(connection_or_session: object) -> TypeError:
+    return TypeError(
+        f"{type(connection_or_session).__name__} is one for coroutines: take AsyncInbox, AsyncOutbox or "
+        "AsyncWatermarks, and await their methods"
+    )
 
 
 @contextmanager
@@ -78,8 +138,8 @@ def unless_locked(connection: Connection, what: str, work: Callable[[], T]) -> T
     try:
         driver = connection.connection.dbapi_connection
         if driver is not None and driver.autocommit:
-            connection.exec_driver_sql("BEGIN")
-        connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": NO_WAIT})
+            run(connection, "BEGIN")
+        run(connection, SERVER.bound_wait, {"lock_timeout": NO_WAIT})
         done = work()
         connection.commit()
     except DBAPIError as error:
@@ -122,8 +182,8 @@ def check_table(connection: Connection, table: Table) -> None:
     """
     try:
         with bounded_wait(connection, table):
-            connection.exec_driver_sql(read_nothing(table))
-    except DBAPIError as error:
+            run(connection, read_nothing(table))
+    except DATABASE_ERRORS as error:
         if (missing := missing_schema(error, unescaped(quoted(table)))) is not None:
             raise missing from error
         if sqlstate(error) == INSUFFICIENT_PRIVILEGE:
@@ -138,22 +198,22 @@ def bounded_wait(connection: Connection, table: Table) -> Iterator[None]:
     Raises:
         TableLocked: another session has locked the table, or a row of it.
     """
-    unbounded = connection.exec_driver_sql(SERVER.lock_timeout).scalar_one() == "0"
+    unbounded = run(connection, SERVER.lock_timeout).scalar_one() == "0"
     if unbounded:
-        connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": f"{LOCK_SECONDS * 1000:.0f}ms"})
+        run(connection, SERVER.bound_wait, {"lock_timeout": f"{LOCK_SECONDS * 1000:.0f}ms"})
     try:
         yield
-    except DBAPIError as error:
+    except DATABASE_ERRORS as error:
         if sqlstate(error) == LOCK_NOT_AVAILABLE:
             raise TableLocked(unescaped(quoted(table))) from error
         raise
     if unbounded:
-        connection.exec_driver_sql(SERVER.bound_wait, {"lock_timeout": "0"})
+        run(connection, SERVER.bound_wait, {"lock_timeout": "0"})
 
 
-def _rights_missing(error: DBAPIError, table: Table) -> RightsMissing:
+def _rights_missing(error: DBAPIError | psycopg.Error, table: Table) -> RightsMissing:
     # The server names what was refused, in any language: the table, or the schema around it.
-    if table.schema is not None and table.name not in str(error.orig):
+    if table.schema is not None and table.name not in str(getattr(error, "orig", error)):
         return RightsMissing(f"SCHEMA {unescaped(quote(table.schema))}", "USAGE")
     return RightsMissing(unescaped(quoted(table)), "SELECT")
 
@@ -176,7 +236,11 @@ def valid_lock_timeout(wait_seconds: float, argument: str) -> str:
 def refuse_autocommit(connection: Connection) -> None:
     """Raise ``NotInTransaction`` if the connection commits every statement by itself."""
     dbapi_connection = connection.connection.dbapi_connection
-    if dbapi_connection is not None and dbapi_connection.autocommit:  # every driver for Postgres has it
+    if is_psycopg(connection):
+        by_itself = cast(Any, connection).commits_by_itself
+    else:
+        by_itself = dbapi_connection is not None and dbapi_connection.autocommit
+    if by_itself:  # every driver for Postgres has it
         raise NotInTransaction
 
 

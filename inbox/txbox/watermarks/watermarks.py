@@ -33,13 +33,12 @@ from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import ColumnClause, Connection
-from sqlalchemy.exc import DBAPIError
 
 from txbox.errors import InFlight, InvalidConfiguration
 from txbox.message import valid_subscriber_id, valid_text
-from txbox.postgres.driver_cursor import fetch_one
+from txbox.postgres.driver_cursor import fetch_one, run
 from txbox.postgres.sql import array_literal
-from txbox.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from txbox.postgres.sqlstates import DATABASE_ERRORS, LOCK_NOT_AVAILABLE, sqlstate
 from txbox.postgres.transactions import ConnectionOrSession, in_transaction, missing_schema, valid_lock_timeout
 from txbox.watermarks.advance import Advance, decide
 from txbox.watermarks.statements import WatermarkStatements
@@ -141,14 +140,14 @@ class Watermarks:
             return Advance.APPLIED
         key = {"subscriber_id": self.subscriber_id, **event}
         if placed:
-            connection.exec_driver_sql(sql.drop_placeholder, key)
+            run(connection, sql.drop_placeholder, key)
             if sequence < first:
                 raise _below_first((kind, name), sequence, first)
             seen = first - 1
         elif seen is None or seen < sequence:
             # The statement has locked a row that may be newer than its snapshot: whether the event is ahead or stale,
             # only another statement can see.
-            seen = connection.exec_driver_sql(sql.read_sequence, key).scalar_one()
+            seen = run(connection, sql.read_sequence, key).scalar_one()
         return Advance.STALE if sequence <= seen else Advance.GAP
 
     def advance_many(
@@ -210,7 +209,7 @@ class Watermarks:
         if moves:
             befores, afters = zip(*moves.values(), strict=True)
             settled = {**_arrays(moves), "befores": list(befores), "afters": list(afters)}
-            connection.exec_driver_sql(sql.settle_many, {"subscriber_id": self.subscriber_id, **settled})
+            run(connection, sql.settle_many, {"subscriber_id": self.subscriber_id, **settled})
         if below is not None:
             raise below
         return answers
@@ -279,13 +278,13 @@ class Watermarks:
         common = {"subscriber_id": self.subscriber_id, "lock_timeout": self._lock_timeout}
         try:
             return fetch_one(connection, statement, {**common, **values})
-        except DBAPIError as error:
+        except DATABASE_ERRORS as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE and aggregates is not None:
                 raise InFlight(self.subscriber_id, aggregates) from error
             # Or it is the relation of advance_from that is not there, or lacks a column.
             missing = missing_schema(error, self._statements.name_of("aggregate_watermark"))
             name = self._statements.tables.aggregate_watermark.name
-            if missing is not None and name in str(error.orig).splitlines()[0]:
+            if missing is not None and name in str(getattr(error, "orig", error)).splitlines()[0]:
                 raise missing from error
             raise
 

@@ -13,10 +13,8 @@ handler that takes long would be handed back for ever.
 import functools
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from txbox import Message
 from txbox.leases.lease import elapsed
 from txbox_workers.handlers import BatchHandler, Handler
 
@@ -118,10 +116,10 @@ def timed_batch(handler: BatchHandler, deadline: Deadline) -> BatchHandler:
     """Return a handler of batches that reports to the deadline how long it has taken for each message."""
 
     @functools.wraps(handler)
-    def run(session: Any, messages: Sequence[Message], **options: Any) -> object:
+    def run(session: Any, messages: list[Any], *arguments: Any, **options: Any) -> object:
         begun = elapsed()
         try:
-            return handler(session, messages, **options)
+            return handler(session, messages, *arguments, **options)
         finally:
             deadline.has_run((elapsed() - begun) / len(messages))
 

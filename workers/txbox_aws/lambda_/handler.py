@@ -24,6 +24,7 @@ from txbox.backoff import Backoff
 from txbox.instrumentation import Event, Hook, Received, Settled, emit
 from txbox.instrumentation.logs import log_event
 from txbox.leases.lease import elapsed
+from txbox.message_types import MessageType
 from txbox.retries import retry
 from txbox_aws.envelopes import Envelope
 from txbox_aws.lambda_.deadline import MARGIN_SECONDS, Deadline, seconds_left, timed, timed_batch
@@ -113,6 +114,11 @@ class _Function:
         self._hooks: tuple[Hook, ...] = (log_event, *options.hooks)
         self._has_hooks = bool(options.hooks)
         self._processors: dict[str, Processor] = {}
+
+    @property
+    def message_type(self) -> MessageType | None:
+        """What the handler's messages are read as; None: it takes the messages themselves."""
+        return self._options.arguments.message_type
 
     def handle(self, event: Any, context: Any = None) -> PartialBatchResponse:
         """Process an event; see ``sqs_handler``."""

@@ -58,7 +58,7 @@ from txbox_workers.options import ValidOptions
 from txbox_workers.processing.context import ProcessorContext
 from txbox_workers.processing.deadlocks import Stopping
 from txbox_workers.processing.handler_transactions import HandlerTransactions, Parked
-from txbox_workers.processing.outage_errors import DatabaseUnavailable, unavailable
+from txbox_workers.processing.outage_errors import DatabaseUnavailable, is_interruption, unavailable
 from txbox_workers.processing.parker import Parker
 from txbox_workers.processing.processor import Processor, in_flight
 from txbox_workers.processing.transaction_limits import limited
@@ -83,6 +83,7 @@ class LedgerProcessor(Processor):
         )
         self._handler: Callable[..., object] = options.handler
         self._wants_lease = has_lease_parameter(options.handler)
+        self._arguments = options.arguments
         letters, inbox = options.dead_letters, options.inbox
         self._transactions = None if inbox is None else HandlerTransactions(options, context)
         if inbox is not None and options.engine is not None:
@@ -180,8 +181,9 @@ class LedgerProcessor(Processor):
                 raise delivery.problem
             if self._transactions is not None:
                 return self._transactions.run_one(delivery, lease=lease)
+            arguments = self._arguments.read(delivery.message)
             lease.begin_work()
-            refuse_unfinished(self._handler(delivery.message, **({"lease": lease} if self._wants_lease else {})))
+            refuse_unfinished(self._handler(*arguments, **({"lease": lease} if self._wants_lease else {})))
         except BaseException as error:
             attempt.error = error
             raise
@@ -191,9 +193,9 @@ class LedgerProcessor(Processor):
         """Settle a delivery whose work has raised; return how the attempt has ended."""
         delivery = attempt.delivery
         release = release_after(lease, error)
+        if is_interruption(error):
+            return release
         match error:
-            case KeyboardInterrupt():
-                return release
             case DatabaseUnavailable():
                 return Release(AttemptEnd.NOT_COUNTED if lease.begun else AttemptEnd.NOT_MADE)
             case InFlight() | Stopping() | LedgerError(permanent=False) | LeaseLost():

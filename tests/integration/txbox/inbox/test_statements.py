@@ -1,6 +1,5 @@
 """What the inbox sends to the server, where to, and what it leaves alone."""
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -87,22 +86,3 @@ def test_a_caller_who_waits_less_is_made_to_wait_longer_for_this_statement_only(
         first.rollback()
         assert waiting.result(30) is True
         assert lock_timeout(second) == "1ms"
-
-
-def test_an_async_session_works_through_run_sync(engine: Engine, schema_url: str, inbox: Inbox) -> None:
-    pytest.importorskip("greenlet", reason="SQLAlchemy's asyncio needs greenlet")
-    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-
-    async def record_twice() -> list[bool]:
-        async_engine = create_async_engine(schema_url)
-        answers = []
-        for _ in range(2):
-            async with AsyncSession(async_engine) as session, session.begin():
-                with pytest.raises(TypeError, match=r"await session\.run_sync"):
-                    inbox.record(session, "m-1")  # type: ignore[arg-type]
-                answers.append(await session.run_sync(inbox.record, "m-1"))
-        await async_engine.dispose()
-        return answers
-
-    assert asyncio.run(record_twice()) == [True, False]
-    assert recorded(engine) == [("billing", "m-1")]

@@ -99,5 +99,5 @@ def test_ids_that_cannot_be_kept_are_refused(message_id: str) -> None:
 
 
 def test_what_is_no_connection_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"an SQLAlchemy Connection or Session is needed"):
+    with pytest.raises(TypeError, match="a Connection or Session of SQLAlchemy"):
         update_once(NOWHERE, Account, "ann", "m-1", {})

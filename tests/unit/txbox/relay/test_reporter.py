@@ -18,6 +18,7 @@ class Connection:
     def __init__(self) -> None:
         self.reports: list[dict[str, Any]] = []
         self.broken = False
+        self.dialect = SimpleNamespace(driver="psycopg")
         self.server = SimpleNamespace(backend_pid=7)
         driver = SimpleNamespace(pgconn=self.server, autocommit=True)
         self.connection = SimpleNamespace(driver_connection=driver, dbapi_connection=driver)

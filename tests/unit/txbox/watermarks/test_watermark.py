@@ -147,7 +147,7 @@ def test_a_relation_without_names_is_refused(wrong: dict[str, Any], argument: st
 
 
 def test_the_longest_names_are_accepted_before_anything_is_asked_of_the_database() -> None:
-    with pytest.raises(TypeError, match="Connection or Session is needed"):
+    with pytest.raises(TypeError, match="a Connection or Session of SQLAlchemy"):
         Watermarks("s" * 200).advance(None, "t" * 200, "i" * 1_000, 2**63 - 1)  # type: ignore[arg-type]
 
 

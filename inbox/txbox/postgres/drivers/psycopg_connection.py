@@ -1,0 +1,89 @@
+"""psycopg's own connections, for code without SQLAlchemy: as much of one of SQLAlchemy's as our statements need.
+
+The transaction is the caller's, as with SQLAlchemy, and so is the cursor's factory: ours are plain ones, which return
+tuples. Errors are psycopg's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+
+from txbox.postgres.drivers.greenlets import wait_for
+
+
+class Rows:
+    """What a statement has returned."""
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]], rowcount: int) -> None:
+        self._rows = rows
+        self.rowcount = rowcount
+
+    def fetchone(self) -> Any:
+        """Return the first row; None if there is none."""
+        return self._rows[0] if self._rows else None
+
+    def fetchall(self) -> Sequence[Any]:
+        """Return all rows."""
+        return self._rows
+
+    def scalar_one(self) -> Any:
+        """Return the one value of the one row."""
+        ((value,),) = self._rows
+        return value
+
+
+class PsycopgConnection:
+    """A connection of psycopg, in a transaction of the caller's: sync, or async in a greenlet.
+
+    Attributes:
+        connection: itself: what SQLAlchemy's connection has there has the driver's connection.
+        dbapi_connection: psycopg's.
+        driver_connection: the same.
+        dialect: how statements are written for it.
+    """
+
+    def __init__(self, driver: "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]") -> None:
+        self.dbapi_connection = self.driver_connection = driver
+        self.connection = self
+
+    dialect = psycopg_dialect()  # type: ignore[no-untyped-call]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What is remembered of the connection."""
+        return _info.setdefault(self.driver_connection, {})
+
+    @property
+    def commits_by_itself(self) -> bool:
+        """Whether each statement is a transaction of its own."""
+        driver = self.driver_connection
+        # A block `with connection.transaction()` begins one in autocommit mode, too.
+        return driver.autocommit and driver.pgconn.transaction_status == TransactionStatus.IDLE
+
+    def exec_driver_sql(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+        """Run a statement, and return its rows."""
+        driver = self.driver_connection
+        if isinstance(driver, psycopg.AsyncConnection):
+            return wait_for(_run_async(driver, sql, parameters))
+        with psycopg.Cursor(driver, row_factory=tuple_row) as cursor:
+            cursor.execute(sql.encode(), parameters)
+            return Rows(cursor.fetchall() if cursor.description else (), cursor.rowcount)
+
+
+def is_psycopg(connection: object) -> bool:
+    """Whether a connection is psycopg's own, although it goes by the name of SQLAlchemy's."""
+    return isinstance(connection, PsycopgConnection)
+
+
+async def _run_async(driver: "psycopg.AsyncConnection[Any]", sql: str, parameters: Mapping[str, Any] | None) -> Rows:
+    async with psycopg.AsyncCursor(driver, row_factory=tuple_row) as cursor:
+        await cursor.execute(sql.encode(), parameters)
+        return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
+
+
+_info: "WeakKeyDictionary[Any, dict[str, Any]]" = WeakKeyDictionary()
